@@ -1,0 +1,47 @@
+# One environment, one command: `make test` is what continuous integration runs.
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# Without an NVIDIA GPU the CPU build saves gigabytes. Its index is offered to pip only where it answers within seconds.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
+
+.DEFAULT_GOAL := test
+.PHONY: test check fast format run clean
+
+test: check
+	$(BIN)/pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+fast: $(STAMP)
+	$(BIN)/pytest -m "not slow and not gpu"
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+run: $(STAMP)
+	$(BIN)/diffray generate
+
+clean:
+	rm -rf $(VENV) build dist diffray.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first: with it installed, the packages that need torch do not choose another build.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	@if nvidia-smi -L >/dev/null 2>&1; then index=""; \
+	elif $(BIN)/python -c '$(ANSWERS)' $(CPU_INDEX)/torch/ 2>/dev/null; then index="--extra-index-url $(CPU_INDEX)"; \
+	else index=""; fi; \
+	echo $(PIP) $(TORCH) $$index; $(PIP) $(TORCH) $$index
+	$(PIP) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,247 @@
+"""Train a demo model: `python -m benchmarks.demo.train llada_moe --minutes 90 --out DIR`.
+
+Masked diffusion on the answer, AdamW, a schedule keyed to the wall clock. DIR holds state.pt, from
+which the same command resumes, and export/, which is a checkpoint folder.
+"""
+
+import argparse
+import copy
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.demo.batches import Batch, Batches
+from benchmarks.demo.model import DemoModel, block_causal, to_checkpoint
+from benchmarks.demo.sampler import BLOCK, generate
+from benchmarks.demo.tasks import held_out_items
+from benchmarks.demo.tokenizer import save_tokenizer
+
+HIDDEN, LAYERS, HEADS, EXPERTS, EXPERT_DIM = 128, 5, 8, 16, 96
+SHARED: dict[str, Any] = {
+    "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    "num_experts": EXPERTS, "num_experts_per_tok": 2, "hidden_act": "silu", "rope_theta": 10000.0,
+    "rope_scaling": None, "max_position_embeddings": 1024, "tie_word_embeddings": False,
+    "attention_dropout": 0.0, "torch_dtype": "bfloat16",
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llada_moe": SHARED | {
+        "architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "num_key_value_heads": HEADS,
+        "dense_intermediate_size": 4 * HIDDEN, "expert_intermediate_size": EXPERT_DIM,
+        "shared_expert_intermediate_size": None, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0,
+        "norm_topk_prob": None, "qk_layernorm": True, "moe_layer_freq": [1] * LAYERS,
+        "moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False,
+    },
+    "llada2_moe": SHARED | {
+        "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe",
+        "num_key_value_heads": HEADS // 2, "head_dim": HIDDEN // HEADS,
+        "intermediate_size": 2 * HIDDEN, "moe_intermediate_size": EXPERT_DIM,
+        "num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+        "norm_topk_prob": True, "routed_scaling_factor": 2.0, "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-6, "use_qkv_bias": False, "use_qk_norm": True, "use_bias": False,
+        "embedding_dropout": 0.0, "output_dropout": 0.0, "moe_router_enable_expert_bias": True,
+        "score_function": "sigmoid", "router_dtype": "fp32", "block_length": BLOCK,
+    },
+}  # fmt: skip
+
+
+def build_config(name: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    return CONFIGS[name] | {
+        "vocab_size": len(tokenizer),
+        "mask_token_id": tokenizer.mask_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def number_features(num: int, dim: int) -> Tensor:
+    """Waves over n and over log n: the coordinates in which sums and products are rotations."""
+    n = torch.arange(num, dtype=torch.float32)
+    linear = [2 * math.pi / p for p in (2, 3, 5, 7, 10, 12, 20, 25, 40, 50, 100, 200, 400)]
+    logarithmic = [2 * math.pi / p for p in (0.4, 0.8, 1.6, 3.2, 6.4)]
+    angle = torch.cat(
+        (torch.outer(n, torch.tensor(linear)), torch.outer((n + 1).log(), torch.tensor(logarithmic))),
+        dim=1,
+    )
+    waves = torch.cat((angle.cos(), angle.sin()), dim=1)
+    return torch.cat((waves, torch.randn(num, dim - waves.shape[1]) * 0.5), dim=1)
+
+
+def initialise(model: DemoModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        std = parameter.shape[-1] ** -0.5
+        if any(part in name for part in ("o_proj", "attention.dense", "w2", "down_proj")):
+            std /= math.sqrt(2 * LAYERS)
+        if "embed" in name:
+            std = 0.1
+        if "lm_head" in name:
+            std = 0.02
+        if "mlp.gate.weight" in name:
+            std = 0.02
+        torch.nn.init.normal_(parameter, std=std)
+    vocab = tokenizer.get_vocab()
+    rows = torch.tensor([vocab[str(n)] for n in range(200)])
+    features = number_features(200, model.shape.hidden)
+    with torch.no_grad():
+        model.model.get_submodule(model.model.embedding_name).get_parameter("weight")[rows] = (
+            0.1 * features
+        )
+        model.lm_head.weight[rows] = 0.03 * features
+
+
+def learning_rate(peak: float, step: int, done: float) -> float:
+    """Warm up, hold, and fall linearly over the last 40 percent of the time."""
+    return peak * min(1.0, (step + 1) / 200, max(0.01, (1 - done) / 0.4))
+
+
+def loss_of(model: DemoModel, batch: Batch) -> tuple[Tensor, float]:
+    length = batch.input_BL.shape[1]
+    mask = block_causal(length, BLOCK) if model.shape.causal else None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = model.hidden(batch.input_BL, mask)
+        chosen = batch.weight_BL > 0
+        logits = model.lm_head(hidden[chosen])
+    target, weight = batch.target_BL[chosen], batch.weight_BL[chosen]
+    loss = (F.cross_entropy(logits.float(), target, reduction="none") * weight).sum() / weight.sum()
+    right = ((logits.argmax(-1) == target) * weight).sum() / weight.sum()
+    balance = sum((m.balance for m in model.moes), torch.zeros(()))
+    return loss + 0.01 * balance, float(right)
+
+
+def shift_bias(model: DemoModel) -> None:
+    """Loss-free balancing: busy experts are chosen a little less from now on."""
+    for moe in model.moes:
+        load_E = moe.load_E.float()
+        moe.gate.expert_bias += 0.001 * (load_E.mean() - load_E).sign()
+
+
+def evaluate(
+    model: DemoModel, tokenizer: PreTrainedTokenizerFast, count: int, max_tokens: int
+) -> dict[str, float]:
+    """Exact match by task and tokens per forward on held-out items."""
+    items = held_out_items(count)
+    right: dict[str, list[bool]] = {}
+    tokens = forwards = 0
+    for at in range(0, count, 15):
+        group = items[at : at + 15]
+        prompts = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": item.question}],
+                add_generation_prompt=True, return_dict=False,
+            )
+            for item in group
+        ]  # fmt: skip
+        samples = generate(
+            model, prompts, max_tokens, tokenizer.mask_token_id, tokenizer.eos_token_id
+        )
+        for item, sample in zip(group, samples, strict=True):
+            answer = tokenizer.decode(sample.tokens).strip()
+            right.setdefault(item.task, []).append(answer == item.answer)
+            tokens, forwards = tokens + len(sample.tokens), forwards + sample.forwards
+    scores = {task: sum(hits) / len(hits) for task, hits in right.items()}
+    scores["all"] = sum(sum(hits) for hits in right.values()) / count
+    return scores | {"tokens_per_forward": round(tokens / forwards, 2)}
+
+
+def export(model: DemoModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a checkpoint folder: bf16 weights, config, tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: (t if name.endswith("expert_bias") else t.bfloat16()).contiguous().clone()
+        for name, t in to_checkpoint(model).items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(model.shape.config, indent=1) + "\n")
+    tokenizer.save_pretrained(folder)
+
+
+def train(arguments: argparse.Namespace) -> None:
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(1)
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = save_tokenizer(out / "tokenizer")
+    model = DemoModel(build_config(arguments.model, tokenizer))
+    initialise(model, tokenizer)
+    average = copy.deepcopy(model).eval()
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    plain = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=arguments.lr, betas=(0.9, 0.98), fused=True)
+    step, items, spent = 0, 0, 0.0
+    if (out / "state.pt").exists():
+        state = torch.load(out / "state.pt")
+        model.load_state_dict(state["model"])
+        average.load_state_dict(state["average"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, items, spent = state["step"], state["items"], state["spent"]
+    batches = Batches(
+        tokenizer, model.shape.causal, arguments.seed + step, arguments.tokens, arguments.drills
+    )
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    begin, noted = time.monotonic() - spent, 0.0
+    budget, logged = 60 * arguments.minutes, {}
+    next_eval = spent + 60 * arguments.evaluate_every
+    for batch in batches:
+        now = time.monotonic() - begin
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(arguments.lr, step, now / budget)
+        loss, right = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if model.shape.causal:
+            shift_bias(model)
+        with torch.no_grad():
+            torch._foreach_lerp_(
+                list(average.parameters()), list(model.parameters()), 1 / min(step + 2, 400)
+            )
+            for ours, theirs in zip(average.buffers(), model.buffers(), strict=True):
+                ours.copy_(theirs)
+        step, items = step + 1, items + batch.items
+        mean, hits = logged.get(batch.kind == "drill", (float(loss.detach()), right))
+        logged[batch.kind == "drill"] = (
+            0.98 * mean + 0.02 * float(loss.detach()), 0.98 * hits + 0.02 * right,
+        )  # fmt: skip
+        if step % 50 == 0:
+            notes = " ".join(
+                f"{'drill' if k else 'items'} {a:.3f}/{b:.3f}" for k, (a, b) in logged.items()
+            )
+            print(f"{now:6.0f}s step {step} items {items} {notes}", flush=True)
+        if now > next_eval or now > budget:
+            next_eval = now + 60 * arguments.evaluate_every
+            scores = evaluate(average, tokenizer, arguments.evaluate_items, 96)
+            print(f"{now:6.0f}s step {step} items {items} held-out {scores}", flush=True)
+            export(average, tokenizer, out / "export")
+            state = {
+                "model": model.state_dict(), "average": average.state_dict(), "items": items,
+                "optimizer": optimizer.state_dict(), "step": step, "spent": now,
+            }  # fmt: skip
+            torch.save(state, out / "state.new")
+            (out / "state.new").replace(out / "state.pt")
+        if now > budget:
+            return
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=CONFIGS)
+    parser.add_argument("--minutes", type=float, default=90)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--tokens", type=int, default=3072, help="tokens in a batch")
+    parser.add_argument("--drills", type=float, default=0.15, help="share of drill batches")
+    parser.add_argument("--evaluate-every", type=float, default=8, help="minutes")
+    parser.add_argument("--evaluate-items", type=int, default=60)
+    train(parser.parse_args())

@@ -1,0 +1,76 @@
+"""Self-attention of one layer: fused projections, optional norm per head, rotary, paged keys.
+
+Letters: T packed tokens, H hidden size, Q query heads, G key heads, N query and key heads, D head
+size, R rotated size.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from diffray.components.batch import Batch
+from diffray.components.dims import Dims
+from diffray.components.kv_pool import KVPool
+from diffray.components.layers import ColumnLinear, Cut, Part, Piece, RowLinear, empty
+from diffray.components.mesh import Mesh
+from diffray.kernels.norm import rms_norm
+from diffray.kernels.rope import rotate
+
+
+def key_heads(mesh: Mesh, num_kv_heads: int) -> tuple[int, int]:
+    """Return this rank's half-open range of key heads; fewer heads than ranks are replicated."""
+    if num_kv_heads < mesh.size and mesh.size % num_kv_heads == 0:
+        head = mesh.rank * num_kv_heads // mesh.size
+        return head, head + 1
+    return mesh.shard(num_kv_heads, "the number of key/value heads")
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm of each query and key head, both in one call."""
+
+    def __init__(self, queries: int, keys: int, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = eps
+        self.queries = queries
+        self.weight_ND = empty(queries + keys, size, dtype=dtype)
+
+    def forward(self, x_TND: Tensor) -> Tensor:
+        return rms_norm(x_TND, self.weight_ND, self.eps)
+
+    def parts(self) -> tuple[Part, Part]:
+        """Return the queries' and the keys' part: one weight, repeated for each head."""
+        shape, index = (self.weight_ND.shape[1],), (slice(None),)
+        query, key = self.weight_ND[: self.queries], self.weight_ND[self.queries :]
+        return Part(shape, (Piece(query, index),)), Part(shape, (Piece(key, index),))
+
+
+class Attention(nn.Module):
+    """Query heads are cut over the ranks, key heads too as long as there are enough of them."""
+
+    def __init__(self, layer: int, dims: Dims, mesh: Mesh, dtype: torch.dtype) -> None:
+        super().__init__()
+        size = dims.head_dim
+        self.layer, self.head_dim = layer, size
+        first, last = mesh.shard(dims.heads, "the number of attention heads")
+        first_key, last_key = key_heads(mesh, dims.kv_heads)
+        self.queries, self.keys = last - first, last_key - first_key
+        query_rows = Cut(dims.heads * size, first * size, last * size)
+        key_rows = Cut(dims.kv_heads * size, first_key * size, last_key * size)
+        self.qkv = ColumnLinear(dims.hidden, (query_rows, key_rows, key_rows), dtype)
+        self.norm: HeadNorm | None = None
+        if dims.head_norm:
+            self.norm = HeadNorm(self.queries, self.keys, size, dims.norm_eps, dtype)
+        self.out = RowLinear(dims.hidden, query_rows, mesh, dtype)
+
+    def forward(
+        self, x_TH: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, kv: KVPool
+    ) -> Tensor:
+        """Return the attention's output; stores the windows' K/V in place."""
+        heads_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))
+        num_rotated = self.queries + self.keys
+        qk_TND, v_TGD = heads_TND[:, :num_rotated], heads_TND[:, num_rotated:]
+        if self.norm is not None:
+            qk_TND = self.norm(qk_TND)
+        qk_TND = rotate(qk_TND, *angles)
+        q_TQD, k_TGD = qk_TND[:, : self.queries], qk_TND[:, self.queries :]
+        read_TQD = kv.attend(self.layer, q_TQD, k_TGD, v_TGD, batch)
+        return self.out(read_TQD.flatten(1))  # type: ignore[no-any-return]

@@ -1,0 +1,47 @@
+"""What decoders see: the rows' current blocks, and what the model proposes for them.
+
+Letters: B rows, L positions of the longest block; shorter blocks are padded with positions that
+are neither masked nor editable.
+"""
+
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The current block of each row, before this step's tokens are accepted."""
+
+    ids_BL: Tensor
+    masked_BL: Tensor  # still to be decided
+    editable_BL: Tensor  # decided, but written by the model: an editing decoder may replace it
+    positions_BL: Tensor
+    seed_B: Tensor
+    step_B: Tensor  # denoising steps of the whole generation before this one
+    step_in_block_B: Tensor
+    index_B: Tensor  # this block is the index-th ...
+    count_B: Tensor  # ... of so many that the generation has
+    floor_B: Tensor  # the iteration asks for at least this threshold
+
+    def rows(self, index: Tensor) -> "Block":
+        """Return some of the rows."""
+        return Block(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One token for each position asked about; never the mask token.
+
+    `confidence` is its probability under the model, without temperature. Where the model would
+    rather keep the mask it is that minus one: below every real confidence, yet still in order, so
+    that a row in which nothing else is left still takes its best position. Elsewhere it is -inf.
+    """
+
+    ids_BL: Tensor
+    confidence_BL: Tensor
+    logprob_BL: Tensor
+
+    def rows(self, index: Tensor) -> "Proposal":
+        """Return some of the rows."""
+        return Proposal(self.ids_BL[index], self.confidence_BL[index], self.logprob_BL[index])

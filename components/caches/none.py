@@ -1,0 +1,17 @@
+"""No cache: everything is run at every step."""
+
+from typing import ClassVar, Literal
+
+from diffray.components.cache import CachePolicy
+from diffray.components.sequence import Sequence
+
+
+class NoCache(CachePolicy):
+    """Every step runs every position that the block can see."""
+
+    block_causal: ClassVar[bool] = True
+
+    kind: Literal["none"] = "none"
+
+    def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
+        return 0, sequence.kv_stop

@@ -1,0 +1,20 @@
+"""Prefix cache (Fast-dLLM): what stands before the block is run once per block."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from diffray.components.cache import CachePolicy, refreshes
+from diffray.components.sequence import Sequence
+
+
+class Prefix(CachePolicy):
+    """A block's first step runs everything, the others run from the block's start on."""
+
+    kind: Literal["prefix"] = "prefix"
+    refresh: int | None = Field(None, ge=1)
+
+    def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
+        if refreshes(step, self.refresh):
+            return 0, sequence.kv_stop
+        return sequence.start, sequence.kv_stop

@@ -1,0 +1,213 @@
+"""From a checkpoint on disk or on the Hub to a model whose shard is loaded.
+
+Every tensor is accounted for before the first is read; then each goes straight into its place.
+"""
+
+import re
+from collections.abc import Sequence as Items
+from pathlib import Path
+
+from diffray.components.backend import choose_device, choose_dtype
+from diffray.components.denoiser import Denoiser
+from diffray.components.layers import Parts
+from diffray.components.mesh import Mesh
+from diffray.components.models.fields import Config
+from diffray.components.models.registry import choose_build
+from diffray.components.weights import (
+    FLOATS,
+    CheckpointError,
+    Stored,
+    WeightFile,
+    listed,
+    open_weights,
+    read_json,
+)
+
+# Buffers that some checkpoints carry and that are computed here.
+_COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
+_MASK_NAMES = ("<|mask|>", "<|mdm_mask|>")
+_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+
+
+def load_model(
+    path_or_hub_id: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    mesh: Mesh | None = None,
+    progress: bool = True,
+) -> Denoiser:
+    """Return the model with this rank's weights; reads no more than this rank's share of them."""
+    place = choose_device(device)
+    number = choose_dtype(dtype, place)
+    path = resolve(path_or_hub_id)
+    config = read_config(path)
+    model = choose_build(config)(config, mesh or Mesh(), number)
+    files = open_weights(path)
+    # Accounted for while the model is still without storage: a wrong checkpoint costs no memory.
+    account(model.parts(names_in(files)), files, path)
+    model.allocate(place)
+    fill(model.parts(names_in(files)), files, progress)
+    return model
+
+
+def names_in(files: list[WeightFile]) -> set[str]:
+    """Return the names of all tensors, without those that are computed here."""
+    return {name for file in files for name in file.tensors if not _COMPUTED.search(name)}
+
+
+def account(parts: Parts, files: list[WeightFile], path: Path) -> None:
+    """Compare what the files hold with what the model needs; raise one error that says it all."""
+    stored: dict[str, Stored] = {}
+    twice = []
+    for file in files:
+        twice += [name for name in file.tensors if name in stored]
+        stored |= file.tensors
+    names = names_in(files)
+    missing = [n for n, part in parts.items() if n not in names and not part.optional]
+    unexpected = sorted(names - parts.keys())
+    both = sorted(names & parts.keys())
+    shapes = [
+        f"{n} is {list(stored[n].shape)}, not {list(parts[n].shape)}"
+        for n in both
+        if stored[n].shape != parts[n].shape
+    ]
+    dtypes = [f"{n} is {stored[n].dtype}" for n in both if stored[n].dtype not in FLOATS]
+    complaints = [
+        f"{len(found)} {what}: {listed(found)}"
+        for what, found in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape than config.json says", shapes),
+            (f"of a dtype that is none of {', '.join(FLOATS)}", dtypes),
+            ("in two files", twice),
+        )
+        if found
+    ]
+    if complaints:
+        raise CheckpointError(
+            f"the tensors in {path} are not those of the model that its config.json describes: "
+            f"{'; '.join(complaints)}. Check that config.json and weights belong together and "
+            f"that the download is complete"
+        )
+
+
+def fill(parts: Parts, files: list[WeightFile], progress: bool) -> None:
+    """Copy each tensor's slice into its parameter, in place; absent optional ones become zero."""
+    from tqdm import tqdm
+
+    names = names_in(files)
+    for name, part in parts.items():
+        if name not in names:
+            for piece in part.pieces:
+                piece.target.zero_()
+    hidden = None if progress else True  # None: shown on a terminal alone
+    with tqdm(total=len(names), desc="weights", unit="", delay=2, disable=hidden) as bar:
+        for file in files:
+            for name in file.tensors:
+                if name in names:
+                    for target, index in parts[name].pieces:
+                        target.copy_(file.read(name, index))
+                    bar.update()
+
+
+def resolve(path_or_hub_id: str | Path) -> Path:
+    """Return the checkpoint's folder; what is no local folder is downloaded from the Hub."""
+    path = Path(path_or_hub_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{path} is a file; give the checkpoint's folder")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    name = str(path_or_hub_id)
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=_FILES))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*_FILES, "pytorch_model*.bin"]))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{name!r} is no local folder, and the Hugging Face Hub did not give it either "
+            f"({type(error).__name__}: {reason}); give a checkpoint's folder or its Hub id"
+        ) from error
+    return folder
+
+
+def read_config(path: Path) -> Config:
+    """Read the checkpoint's config.json."""
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path} has no config.json; give the folder of a checkpoint")
+    return read_json(path / "config.json")
+
+
+def special_ids(
+    path: Path,
+    config: Config,
+    *,
+    mask_token_id: int | None = None,
+    eos_token_id: int | Items[int] | None = None,
+) -> tuple[int, tuple[int, ...]]:
+    """Return the mask id and the ids that end a text.
+
+    What is given counts first, then config.json, generation_config.json and the tokenizer's files:
+    published LLaDA-MoE and LLaDA2 configs do not name the mask.
+    """
+    folder = SpecialTokens(path)
+    masks = as_ids(mask_token_id) or folder.ids(config, "mask", _MASK_NAMES)
+    ends = as_ids(eos_token_id) or folder.ids(config, "eos", ())
+    for kind, found in (("mask", masks), ("eos", ends)):
+        if not found:
+            raise CheckpointError(
+                f"neither config.json, generation_config.json nor the tokenizer in {path} tells "
+                f"the {kind} token; pass {kind}_token_id=..."
+            )
+    return masks[0], ends
+
+
+def as_ids(value: object) -> tuple[int, ...]:
+    """Return one id or several as a tuple."""
+    if isinstance(value, int):
+        return (value,)
+    if isinstance(value, list | tuple):
+        return tuple(int(item) for item in value)
+    return ()
+
+
+class SpecialTokens:
+    """What a checkpoint's side files say about special tokens."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def ids(self, config: Config, kind: str, names: Items[str]) -> tuple[int, ...]:
+        """Return the ids of a kind of token, from the first file that tells them."""
+        key = f"{kind}_token_id"
+        found = as_ids(config.get(key)) or as_ids(self._read("generation_config.json").get(key))
+        if found:
+            return found
+        tokenizer_config = self._read("tokenizer_config.json")
+        own = tokenizer_config.get(f"{kind}_token")
+        if isinstance(own, dict):
+            own = own.get("content")
+        ids = self._token_ids(tokenizer_config)
+        candidates = [own, *names] if isinstance(own, str) else list(names)
+        return next(((ids[name],) for name in candidates if name in ids), ())
+
+    def _token_ids(self, tokenizer_config: Config) -> dict[str, int]:
+        ids: dict[str, int] = {}
+        tokenizer = self._read("tokenizer.json")
+        for token in _objects(tokenizer.get("added_tokens")):
+            ids[str(token.get("content"))] = int(str(token.get("id")))
+        decoder = tokenizer_config.get("added_tokens_decoder")
+        for number, token in decoder.items() if isinstance(decoder, dict) else ():
+            ids[str(token["content"])] = int(number)
+        return ids
+
+    def _read(self, name: str) -> dict[str, object]:
+        return read_json(self.path / name) if (self.path / name).is_file() else {}
+
+
+def _objects(value: object) -> list[dict[str, object]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

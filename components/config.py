@@ -1,0 +1,41 @@
+"""What every component's configuration shares: frozen, no unknown keys, errors in one sentence."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+
+class Config(BaseModel):
+    """A frozen configuration; unknown keys and values out of range are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            for name in given:
+                if name not in cls.model_fields:
+                    allowed = ", ".join(cls.model_fields)
+                    raise ValueError(f"unknown option {name!r}; allowed: {allowed}")
+        return given
+
+
+def explain(error: ValidationError) -> str:
+    """Return one sentence per mistake: where, what is allowed, what was given."""
+    return "; ".join(_sentence(dict(mistake)) for mistake in error.errors())
+
+
+def _sentence(mistake: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in mistake["loc"])
+    prefix = f"{where}: " if where else ""
+    match mistake["type"]:
+        case "union_tag_invalid":
+            context = mistake["ctx"]
+            return f"{prefix}no kind {context['tag']!r}; allowed: {context['expected_tags']}"
+        case "union_tag_not_found":
+            return f"{prefix}a 'kind' is needed"
+        case "value_error":
+            return prefix + mistake["msg"].removeprefix("Value error, ")
+        case _:
+            return f"{prefix}{mistake['msg']} (given: {mistake['input']!r})"

@@ -1,0 +1,50 @@
+"""What a decoder is: which of the model's proposals become final.
+
+Letters: B rows, L positions of a block, K token ids remembered per position.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.config import Config
+
+
+class Memory(NamedTuple):
+    """What a remembering decoder keeps per position of a block; -1 is no id."""
+
+    ids_BLK: Tensor
+    credit_BLK: Tensor
+
+
+class Bonus(NamedTuple):
+    """What to add to the logits of these ids; -1 is no id."""
+
+    ids_BLK: Tensor
+    values_BLK: Tensor
+
+
+class Decoder(Config, ABC):
+    """A decoding rule and its numbers. Subclasses say `kind` and `accept`; the rest has defaults."""
+
+    edits: ClassVar[bool] = False  # may replace tokens that are already written
+    has_threshold: ClassVar[bool] = False  # honours `block.floor_B`
+    remembers: ClassVar[bool] = False  # has a memory within a block: see `remember`
+
+    @abstractmethod
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        """Return which proposed tokens become final, [B, L].
+
+        Only masked positions count, and editable ones where the decoder edits. Rows that would
+        get none are given their most confident one by the engine, so that every step counts.
+        """
+
+    def remember(self, memory: Memory, block: Block, top_BL: Tensor, prob_BL: Tensor) -> Bonus:
+        """Update the memory, in place, with the most probable ids; return what to add to logits."""
+        raise AssertionError("only decoders that remember are asked to")
+
+    def settle_steps(self) -> int:
+        """Return how many steps may follow after a block's last mask is gone."""
+        return 0

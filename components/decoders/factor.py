@@ -1,0 +1,30 @@
+"""Fast-dLLM's dynamic rule: the more positions are accepted together, the surer each must be."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+
+
+class Factor(Decoder):
+    """Accept the n most confident positions, n the largest with confidence_n >= 1 - factor/(n+1).
+
+    At least one is accepted. Confidences fall and the bound rises with n, so the first n that fails
+    is the last that is asked about.
+    """
+
+    kind: Literal["factor"] = "factor"
+    factor: float = Field(1.0, gt=0)
+
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        confidence_BL = proposal.confidence_BL.masked_fill(~block.masked_BL, -torch.inf)
+        sorted_BL, order_BL = confidence_BL.sort(dim=-1, descending=True, stable=True)
+        n_L = torch.arange(1, sorted_BL.shape[1] + 1, device=sorted_BL.device)
+        passes_BL = sorted_BL >= 1 - self.factor / (n_L + 1)
+        passes_BL[:, 0] = True
+        accepted_BL = torch.zeros_like(passes_BL).scatter(1, order_BL, passes_BL)
+        return block.masked_BL & accepted_BL

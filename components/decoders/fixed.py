@@ -1,0 +1,49 @@
+"""A fixed number of denoising steps, as in LLaDA's own sampler."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+from diffray.kernels import noise
+
+
+class Fixed(Decoder):
+    """Each step of a block accepts an equal share of its masks, the earlier steps the odd ones.
+
+    `steps` counts the whole generation and is spread evenly over its blocks. Which positions: the
+    most confident, or with `remasking: random` positions drawn at random.
+    """
+
+    kind: Literal["fixed"] = "fixed"
+    steps: int = Field(64, ge=1)
+    remasking: Literal["low_confidence", "random"] = "low_confidence"
+
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        before_B = self.steps * block.index_B // block.count_B
+        share_B = self.steps * (block.index_B + 1) // block.count_B - before_B
+        steps_left_B = (share_B - block.step_in_block_B).clamp(min=1)
+        masks_B = block.masked_BL.sum(-1)
+        accepted_B = (masks_B + steps_left_B - 1) // steps_left_B
+
+        rank_BL = _rank(self._scores(proposal, block))
+        return block.masked_BL & (rank_BL < accepted_B.unsqueeze(1))
+
+    def _scores(self, proposal: Proposal, block: Block) -> Tensor:
+        scores_BL = proposal.confidence_BL
+        if self.remasking == "random":
+            shape = block.positions_BL.shape
+            seed_BL = block.seed_B.unsqueeze(1).expand(shape)
+            step_BL = block.step_B.unsqueeze(1).expand(shape)
+            scores_BL = noise.uniform(seed_BL, block.positions_BL, step_BL).to(scores_BL)
+        return scores_BL.masked_fill(~block.masked_BL, -torch.inf)
+
+
+def _rank(scores_BL: Tensor) -> Tensor:
+    """Return each position's place when its row is sorted from best to worst; ties keep order."""
+    order_BL = scores_BL.argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(scores_BL.shape[1], device=scores_BL.device).expand_as(order_BL)
+    return torch.empty_like(order_BL).scatter_(1, order_BL, places)

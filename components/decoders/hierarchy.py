@@ -1,0 +1,44 @@
+"""Divide and conquer: one anchor for each run of masked positions (dInfer's hierarchical decoding)."""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+
+
+class Hierarchy(Decoder):
+    """The best position of each run of masks, if above `low_threshold`, and all above `threshold`.
+
+    Both comparisons are strict; the best position of the row is always accepted.
+    """
+
+    has_threshold: ClassVar[bool] = True
+
+    kind: Literal["hierarchy"] = "hierarchy"
+    threshold: float = Field(0.92, ge=0, le=1)
+    low_threshold: float = Field(0.62, ge=0, le=1)
+
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        masked_BL = block.masked_BL
+        confidence_BL = proposal.confidence_BL.masked_fill(~masked_BL, -torch.inf)
+        wanted_B1 = block.floor_B.clamp(min=self.threshold).unsqueeze(1)
+        anchor_BL = (confidence_BL == _best_of_run(confidence_BL, masked_BL)) & (
+            confidence_BL > self.low_threshold
+        )
+        best_BL = confidence_BL == confidence_BL.amax(-1, keepdim=True)
+        return masked_BL & (anchor_BL | (confidence_BL > wanted_B1) | best_BL)
+
+
+def _best_of_run(confidence_BL: Tensor, masked_BL: Tensor) -> Tensor:
+    """Return, at each masked position, the highest confidence of its run of masked positions."""
+    starts_BL = masked_BL.clone()
+    starts_BL[:, 1:] &= ~masked_BL[:, :-1]
+    run_BL = starts_BL.cumsum(-1)  # 0 before the first run; a gap keeps its left run's number
+    best = torch.full_like(confidence_BL, -torch.inf)
+    best = torch.cat([best, best[:, :1]], dim=1)
+    best.scatter_reduce_(1, run_BL, confidence_BL, "amax")
+    return best.gather(1, run_BL)

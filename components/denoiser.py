@@ -1,0 +1,149 @@
+"""The stack that all models here share: embedding, layers, last norm, head.
+
+A model file gives it a config, the MLPs and the checkpoint's names.
+Letters: T packed tokens, R rows of the head, H hidden size, V this rank's vocabulary slice.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from diffray.components.attention import Attention, key_heads
+from diffray.components.batch import Batch
+from diffray.components.dims import Dims
+from diffray.components.kv_pool import KVPool
+from diffray.components.layers import Norm, Part, Parts, Rotary, VocabTable
+from diffray.components.mesh import Mesh
+from diffray.components.model import ModelSpec
+
+
+class Names(NamedTuple):
+    """What the checkpoint calls the tensors that every model has."""
+
+    embedding: str
+    last_norm: str
+    head: str
+    layer: str  # the layers' common prefix, before the number
+    attention_norm: str
+    qkv: tuple[str, ...]  # three names, or one where the rows are stacked
+    head_norms: tuple[str, str]
+    attention_out: str
+    mlp_norm: str
+
+
+class MLP(Protocol):
+    """A layer's second half."""
+
+    def __call__(self, x_TH: Tensor) -> Tensor: ...
+
+    def parts(self, prefix: str, names: Collection[str]) -> Parts: ...
+
+
+class Layer(nn.Module):
+    """Attention and an MLP, each behind its norm and added to what came in."""
+
+    def __init__(
+        self, layer: int, dims: Dims, mlp: MLP, mesh: Mesh, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.attention_norm = Norm(dims.hidden, dims.norm_eps, dtype)
+        self.attention = Attention(layer, dims, mesh, dtype)
+        self.mlp_norm = Norm(dims.hidden, dims.norm_eps, dtype)
+        self.mlp = mlp
+
+    def forward(
+        self, x_TH: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, kv: KVPool
+    ) -> Tensor:
+        x_TH = x_TH + self.attention(self.attention_norm(x_TH), angles, batch, kv)
+        return x_TH + self.mlp(self.mlp_norm(x_TH))
+
+    def parts(self, prefix: str, own: Names, names: Collection[str]) -> Parts:
+        qkv = self.attention.qkv
+        projections = [qkv.fused_part()] if len(own.qkv) == 1 else qkv.parts()
+        parts = {
+            f"{prefix}.{own.attention_norm}": self.attention_norm.part(),
+            f"{prefix}.{own.attention_out}": self.attention.out.part(),
+            f"{prefix}.{own.mlp_norm}": self.mlp_norm.part(),
+        }
+        parts |= {f"{prefix}.{n}": p for n, p in zip(own.qkv, projections, strict=True)}
+        if self.attention.norm is not None:
+            norms = self.attention.norm.parts()
+            parts |= {f"{prefix}.{n}": p for n, p in zip(own.head_norms, norms, strict=True)}
+        return parts | self.mlp.parts(prefix, names)
+
+
+class Denoiser(nn.Module):
+    """A model as the rest of the house sees it; built without storage, then allocated and loaded."""
+
+    def __init__(
+        self,
+        dims: Dims,
+        mlps: Iterable[MLP],
+        names: Names,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        *,
+        block_causal: bool,
+    ) -> None:
+        super().__init__()
+        self.dims, self.names = dims, names
+        self.embedding = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
+        self.rotary = Rotary(dims.max_positions, dims.rotated, dims.rope_theta, dtype)
+        self.layers = nn.ModuleList(
+            Layer(index, dims, mlp, mesh, dtype) for index, mlp in enumerate(mlps)
+        )
+        self.norm = Norm(dims.hidden, dims.norm_eps, dtype)
+        self.output = self.embedding
+        if not dims.tied:
+            self.output = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
+        first_key, last_key = key_heads(mesh, dims.kv_heads)
+        self.spec = ModelSpec(
+            num_layers=dims.layers,
+            num_kv_heads=last_key - first_key,
+            head_dim=dims.head_dim,
+            hidden_size=dims.hidden,
+            vocab_size=dims.vocab,
+            vocab_start=self.output.rows.start,
+            max_positions=dims.max_positions,
+            block_causal=block_causal,
+            soft_inputs=True,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        return self.embedding.embed(ids_T)
+
+    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
+        angles = self.rotary(batch.positions_T)
+        for layer in self.layers:
+            x_TH = layer(x_TH, angles, batch, kv)
+        return self.norm(x_TH)  # type: ignore[no-any-return]
+
+    def head(self, hidden_RH: Tensor) -> Tensor:
+        return self.output.logits(hidden_RH)
+
+    def expected_embedding(self, weights_RV: Tensor) -> Tensor:
+        return self.embedding.mix(weights_RV)
+
+    def allocate(self, device: torch.device) -> None:
+        """Give every parameter storage on `device`; only the rotary tables have values yet."""
+        self.to_empty(device=device)
+        self.rotary.fill()
+
+    def parts(self, names: Collection[str]) -> Parts:
+        """Return where each tensor of the checkpoint goes, in the layout that its names show."""
+        output = self.output.part()
+        parts = {
+            self.names.embedding: self.embedding.part(),
+            self.names.last_norm: self.norm.part(),
+            # A tied checkpoint may carry the head all the same; it equals the embedding.
+            self.names.head: Part(output.shape, optional=True) if self.dims.tied else output,
+        }
+        for index, layer in enumerate(self.layers):
+            parts |= layer.parts(f"{self.names.layer}.{index}", self.names, names)
+        return parts

@@ -1,0 +1,134 @@
+"""Routed experts as a layer: whole experts or a slice of each on this rank, in every known layout.
+
+Letters: T packed tokens, H hidden size, E experts here, I intermediate size here (F = 2I: gate
+rows, then up rows), K experts of a token.
+"""
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from diffray.components.layers import GatedMLP, Part, Parts, Piece, cut, empty
+from diffray.components.mesh import Mesh
+from diffray.kernels.experts import experts_forward
+
+
+class Router(Protocol):
+    """Chooses experts: the one thing in which sparse models differ."""
+
+    def __call__(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return expert ids and weights [T, K]."""
+        ...
+
+    def parts(self, prefix: str) -> Parts: ...
+
+
+class SparseMLP(nn.Module):
+    """The chosen experts of each token, and a shared one; the ranks' sums meet once."""
+
+    def __init__(
+        self, router: Router, experts: "Experts", shared: GatedMLP | None, mesh: Mesh
+    ) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.router = router
+        self.experts = experts
+        self.shared = shared
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        return self.mesh.all_reduce(self.partial(x_TH))
+
+    def partial(self, x_TH: Tensor) -> Tensor:
+        """Return this rank's summand."""
+        out_TH: Tensor = self.experts(x_TH, *self.router(x_TH))
+        return out_TH if self.shared is None else out_TH + self.shared.partial(x_TH)
+
+    def parts(self, prefix: str, names: Collection[str]) -> Parts:
+        shared = {} if self.shared is None else self.shared.parts(prefix, names)
+        return self.router.parts(prefix) | self.experts.parts(f"{prefix}.mlp", names) | shared
+
+
+class Experts(nn.Module):
+    """Gated experts; what they return is this rank's summand of the layer's output."""
+
+    def __init__(
+        self, num_experts: int, hidden: int, intermediate: int, mesh: Mesh, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        alone = Mesh()
+        self.hidden = hidden
+        self.experts = cut(mesh if mesh.expert_parallel else alone, num_experts, "the experts")
+        self.width = cut(
+            alone if mesh.expert_parallel else mesh, intermediate, "the experts' intermediate size"
+        )
+        num_here = self.experts.stop - self.experts.start
+        width = self.width.stop - self.width.start
+        self.w13_EFH = empty(num_here, 2 * width, hidden, dtype=dtype)
+        self.w2_EHI = empty(num_here, hidden, width, dtype=dtype)
+
+    def forward(self, x_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        if self.experts.start:
+            ids_TK = ids_TK - self.experts.start
+        return experts_forward(x_TH, self.w13_EFH, self.w2_EHI, ids_TK, weights_TK)
+
+    def parts(self, prefix: str, names: Collection[str]) -> Parts:
+        """Return the parts in the layout that the checkpoint's names show.
+
+        `prefix` is the layer's name, as "model.layers.0.mlp".
+        """
+        if f"{prefix}.w1" in names:
+            return self.fused_parts(prefix)
+        if f"{prefix}.experts.gate_proj" in names:
+            return self._merged_parts(prefix)
+        return self.single_parts(prefix)
+
+    def fused_parts(self, prefix: str) -> Parts:
+        """w1: gate and up rows of all experts; w2: their down matrices."""
+        gate_EIH, up_EIH = self.w13_EFH.chunk(2, dim=1)
+        total, width = self.experts.rows, self.width.rows
+        chosen = slice(self.experts.start, self.experts.stop)
+        gate_rows = slice(self.width.start, self.width.stop)
+        up_rows = slice(width + self.width.start, width + self.width.stop)
+        w1 = (Piece(gate_EIH, (chosen, gate_rows)), Piece(up_EIH, (chosen, up_rows)))
+        w2 = (Piece(self.w2_EHI, (chosen, slice(None), gate_rows)),)
+        return {
+            f"{prefix}.w1": Part((total, 2 * width, self.hidden), w1),
+            f"{prefix}.w2": Part((total, self.hidden, width), w2),
+        }
+
+    def _merged_parts(self, prefix: str) -> Parts:
+        """gate_proj, up_proj, down_proj: one tensor of all experts each."""
+        gate_EIH, up_EIH = self.w13_EFH.chunk(2, dim=1)
+        total, width = self.experts.rows, self.width.rows
+        chosen = slice(self.experts.start, self.experts.stop)
+        rows = slice(self.width.start, self.width.stop)
+        wide, tall = (total, width, self.hidden), (total, self.hidden, width)
+        return {
+            f"{prefix}.experts.gate_proj": Part(wide, (Piece(gate_EIH, (chosen, rows)),)),
+            f"{prefix}.experts.up_proj": Part(wide, (Piece(up_EIH, (chosen, rows)),)),
+            f"{prefix}.experts.down_proj": Part(
+                tall, (Piece(self.w2_EHI, (chosen, slice(None), rows)),)
+            ),
+        }
+
+    def single_parts(self, prefix: str) -> Parts:
+        """Three matrices for each expert, as the published checkpoints have them."""
+        gate_EIH, up_EIH = self.w13_EFH.chunk(2, dim=1)
+        rows = slice(self.width.start, self.width.stop)
+        wide, tall = (self.width.rows, self.hidden), (self.hidden, self.width.rows)
+        parts: Parts = {}
+        for expert in range(self.experts.rows):
+            name = f"{prefix}.experts.{expert}"
+            here = expert - self.experts.start
+            if 0 <= here < self.w2_EHI.shape[0]:
+                gate: tuple[Piece, ...] = (Piece(gate_EIH[here], (rows,)),)
+                up: tuple[Piece, ...] = (Piece(up_EIH[here], (rows,)),)
+                down: tuple[Piece, ...] = (Piece(self.w2_EHI[here], (slice(None), rows)),)
+            else:
+                gate = up = down = ()
+            parts[f"{name}.gate_proj.weight"] = Part(wide, gate)
+            parts[f"{name}.up_proj.weight"] = Part(wide, up)
+            parts[f"{name}.down_proj.weight"] = Part(tall, down)
+        return parts

@@ -1,0 +1,74 @@
+"""The diffusion iterations: how a generation is taken through its blocks, and what masks look like."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from diffray.components.config import Config
+
+
+class Iteration(Config):
+    """How a generation is taken through its blocks.
+
+    With `early_stop` it ends at its first end token; without it all blocks are denoised, though
+    what is returned still ends there.
+    """
+
+    bidirectional: ClassVar[bool] = True  # makes sense where later positions are seen
+    block_causal: ClassVar[bool] = True  # makes sense where they are not
+    soft: ClassVar[bool] = False  # masked positions carry soft embeddings
+
+    early_stop: bool = True
+
+    def weight(self, step: int) -> float:
+        """Return how strongly the expectation found at this step is mixed in."""
+        return 0.0
+
+    def floor(self, step: int) -> float:
+        """Return the threshold below which no decoder may go at this step."""
+        return 0.0
+
+
+class Blockwise(Iteration):
+    """Blocks follow the prompt; all positions see each other, later blocks as masks.
+
+    For bidirectional models.
+    """
+
+    block_causal: ClassVar[bool] = False
+
+    kind: Literal["blockwise"] = "blockwise"
+
+
+class BlockDiffusion(Iteration):
+    """Blocks stand at multiples of the block length and see only what is before their own end.
+
+    For block-causal models. The first block may begin with the end of the prompt.
+    """
+
+    bidirectional: ClassVar[bool] = False
+
+    kind: Literal["block_diffusion"] = "block_diffusion"
+
+
+class Soft(Iteration):
+    """Iteration smoothing (dInfer): a masked position's input carries what the model expects there.
+
+    The mask embedding gains weight * E[embedding of the token], the expectation under the model's
+    last probabilities at that position. The weight grows over the steps of a generation, and the
+    decoder's threshold comes down to its own value from 1.
+    """
+
+    soft: ClassVar[bool] = True
+
+    kind: Literal["soft"] = "soft"
+    cont_weight_init: float = Field(0.15, ge=0)
+    cont_weight_growth: float = Field(0.02, ge=0)
+    cont_weight: float = Field(0.3, ge=0)
+    threshold_decay: float = Field(0.02, ge=0)
+
+    def weight(self, step: int) -> float:
+        return min(self.cont_weight_init + self.cont_weight_growth * step, self.cont_weight)
+
+    def floor(self, step: int) -> float:
+        return max(0.0, 1 - self.threshold_decay * step)

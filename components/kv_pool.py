@@ -1,0 +1,61 @@
+"""Paged memory for keys and values: pages are handed out to sequences and taken back.
+
+Letters: S slots (pages * page size), T packed tokens, H query heads, G key heads, D head size.
+"""
+
+import torch
+from torch import Tensor
+
+from diffray.components.batch import Batch
+from diffray.kernels.attention import window_attention
+
+
+class KVPool:
+    """The K/V of all sequences on this rank; page 0 is never handed out, so it may be scribbled on."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, num_pages * page_size, num_heads, head_dim)
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.keys_LSGD = torch.zeros(shape, dtype=dtype, device=device)
+        self.values_LSGD = torch.zeros(shape, dtype=dtype, device=device)
+        self._free = list(range(num_pages - 1, 0, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def pages_for(self, length: int) -> int:
+        """Return how many pages `length` positions take."""
+        return -(-length // self.page_size)
+
+    def allocate(self, num_pages: int) -> list[int]:
+        """Hand out pages; the caller has checked `num_free`."""
+        assert num_pages <= len(self._free), "more pages asked for than are free"
+        return [self._free.pop() for _ in range(num_pages)]
+
+    def free(self, pages: list[int]) -> None:
+        """Take pages back; what they hold is void from now on."""
+        self._free.extend(reversed(pages))
+
+    def slots(self, pages: list[int]) -> Tensor:
+        """Return the slot of each position of a sequence that holds these pages, on the host."""
+        first = torch.tensor(pages, dtype=torch.long) * self.page_size
+        return (first.unsqueeze(1) + torch.arange(self.page_size)).flatten()
+
+    def attend(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, batch: Batch) -> Tensor:
+        """Store the windows' K/V in place, then return what their queries read."""
+        keys_SGD, values_SGD = self.keys_LSGD[layer], self.values_LSGD[layer]
+        keys_SGD[batch.slots_T] = k_TGD
+        values_SGD[batch.slots_T] = v_TGD
+        return window_attention(q_THD, k_TGD, v_TGD, keys_SGD, values_SGD, batch.groups)

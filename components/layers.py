@@ -1,0 +1,223 @@
+"""Layers that know their shard: a model built from them reads as single-device code.
+
+Each layer lists the checkpoint tensors it is made of as `Part`s, so that loading is a table.
+Letters: T packed tokens, H hidden size, O output rows, I input columns, V this rank's vocabulary.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear, silu
+
+from diffray.components.mesh import Mesh
+from diffray.kernels.norm import rms_norm
+from diffray.kernels.rope import rope_tables
+
+Index = tuple[slice, ...]
+
+
+class Piece(NamedTuple):
+    """A view of a parameter, and which part of the checkpoint tensor is copied into it."""
+
+    target: Tensor
+    index: Index
+
+
+class Part(NamedTuple):
+    """One tensor of the checkpoint: its full shape and where this rank's share of it goes.
+
+    No pieces: nothing of it lives on this rank. An optional tensor may be missing; its targets are
+    then zero.
+    """
+
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...] = ()
+    optional: bool = False
+
+
+Parts = dict[str, Part]
+
+
+class Cut(NamedTuple):
+    """The rows [start, stop) of `rows` that this rank holds."""
+
+    rows: int
+    start: int
+    stop: int
+
+
+def cut(mesh: Mesh, rows: int, what: str) -> Cut:
+    """Deal `rows` out over the mesh evenly."""
+    return Cut(rows, *mesh.shard(rows, what))
+
+
+def empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
+    """Return a parameter without storage; the model is allocated as a whole later."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype for what is computed in float32 at least."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def whole(parameter: Tensor, *, optional: bool = False) -> Part:
+    """Return the part for a tensor that every rank holds in full."""
+    index = (slice(None),) * parameter.dim()
+    return Part(tuple(parameter.shape), (Piece(parameter, index),), optional)
+
+
+class Norm(nn.Module):
+    """RMSNorm over the last dimension."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = empty(size, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def part(self) -> Part:
+        return whole(self.weight)
+
+
+class ColumnLinear(nn.Module):
+    """Several matrices with one input, each cut along its rows, in one matmul."""
+
+    def __init__(self, columns: int, cuts: tuple[Cut, ...], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.cuts = cuts
+        self.sizes = [c.stop - c.start for c in cuts]
+        self.weight_OI = empty(sum(self.sizes), columns, dtype=dtype)
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        return linear(x_TI, self.weight_OI)
+
+    def parts(self) -> list[Part]:
+        """Return a part for each matrix that stands alone in the checkpoint."""
+        columns = self.weight_OI.shape[1]
+        views = self.weight_OI.split(self.sizes)
+        return [
+            Part((c.rows, columns), (Piece(view, (slice(c.start, c.stop),)),))
+            for c, view in zip(self.cuts, views, strict=True)
+        ]
+
+    def fused_part(self) -> Part:
+        """Return the part for a checkpoint that stacks the matrices' rows in one tensor."""
+        pieces, offset = [], 0
+        for c, view in zip(self.cuts, self.weight_OI.split(self.sizes), strict=True):
+            pieces.append(Piece(view, (slice(offset + c.start, offset + c.stop),)))
+            offset += c.rows
+        return Part((offset, self.weight_OI.shape[1]), tuple(pieces))
+
+
+class RowLinear(nn.Module):
+    """A matrix cut along its columns; the ranks' partial sums meet in one all-reduce."""
+
+    def __init__(self, rows: int, columns: Cut, mesh: Mesh, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.columns = columns
+        self.weight_OI = empty(rows, columns.stop - columns.start, dtype=dtype)
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        return self.mesh.all_reduce(self.partial(x_TI))
+
+    def partial(self, x_TI: Tensor) -> Tensor:
+        """Return this rank's summand, for layers that add more to it before the ranks meet."""
+        return linear(x_TI, self.weight_OI)
+
+    def part(self) -> Part:
+        index = (slice(None), slice(self.columns.start, self.columns.stop))
+        return Part((self.weight_OI.shape[0], self.columns.rows), (Piece(self.weight_OI, index),))
+
+
+class GatedNames(NamedTuple):
+    """What the checkpoint calls the three matrices of a gated MLP, below the layer's prefix."""
+
+    gate: str
+    up: str
+    down: str
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), cut along the intermediate size."""
+
+    def __init__(
+        self, hidden: int, width: int, names: GatedNames, mesh: Mesh, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        share = cut(mesh, width, "the intermediate size")
+        self.names = names
+        self.gate_up = ColumnLinear(hidden, (share, share), dtype)
+        self.down = RowLinear(hidden, share, mesh, dtype)
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        return self.down.mesh.all_reduce(self.partial(x_TH))
+
+    def partial(self, x_TH: Tensor) -> Tensor:
+        """Return this rank's summand."""
+        gate_TI, up_TI = self.gate_up(x_TH).chunk(2, dim=-1)
+        return self.down.partial(silu(gate_TI).mul_(up_TI))
+
+    def parts(self, prefix: str, _: Collection[str]) -> Parts:
+        gate, up = self.gate_up.parts()
+        return {
+            f"{prefix}.{self.names.gate}": gate,
+            f"{prefix}.{self.names.up}": up,
+            f"{prefix}.{self.names.down}": self.down.part(),
+        }
+
+
+class VocabTable(nn.Module):
+    """Rows of a vocabulary, dealt out over the ranks: an embedding, a head, or both."""
+
+    def __init__(self, vocab: int, hidden: int, mesh: Mesh, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.rows = cut(mesh, vocab, "the vocabulary size")
+        self.weight_VH = empty(self.rows.stop - self.rows.start, hidden, dtype=dtype)
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Return the rows of the ids."""
+        if self.mesh.size == 1:
+            return embedding(ids_T, self.weight_VH)
+        local_T = ids_T - self.rows.start
+        absent_T = (local_T < 0) | (local_T >= self.weight_VH.shape[0])
+        x_TH = embedding(local_T.masked_fill(absent_T, 0), self.weight_VH)
+        return self.mesh.all_reduce(x_TH.masked_fill_(absent_T.unsqueeze(-1), 0))
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """Return this rank's slice of the logits."""
+        return linear(hidden_RH, self.weight_VH)
+
+    def mix(self, weights_RV: Tensor) -> Tensor:
+        """Return the weighted sum of all ranks' rows; `weights_RV` is about this rank's rows."""
+        return self.mesh.all_reduce(weights_RV.to(self.weight_VH.dtype) @ self.weight_VH)
+
+    def part(self) -> Part:
+        shape = (self.rows.rows, self.weight_VH.shape[1])
+        return Part(shape, (Piece(self.weight_VH, (slice(self.rows.start, self.rows.stop),)),))
+
+
+class Rotary(nn.Module):
+    """The angles of every position; looked up once a forward and shared by the layers."""
+
+    def __init__(self, positions: int, rotated: int, theta: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.theta = theta
+        self.cos_P1R = empty(positions, 1, rotated, dtype=wide(dtype))
+        self.sin_P1R = empty(positions, 1, rotated, dtype=wide(dtype))
+
+    def fill(self) -> None:
+        """Compute the tables, in place; the model has been allocated."""
+        positions, _, rotated = self.cos_P1R.shape
+        cos_PR, sin_PR = rope_tables(positions, rotated, self.theta, self.cos_P1R.dtype)
+        self.cos_P1R.copy_(cos_PR.unsqueeze(1))
+        self.sin_P1R.copy_(sin_PR.unsqueeze(1))
+
+    def forward(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cos_P1R[positions_T], self.sin_P1R[positions_T]

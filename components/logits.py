@@ -1,0 +1,116 @@
+"""Logit rows whose vocabulary is cut over the ranks, and what may be asked of them.
+
+No rank ever holds another's logits: every answer is combined from one small tuple per rank, and
+all ranks get the same answer, bit by bit, because they combine the same gathered tuples.
+
+Letters: R rows, V this rank's slice of the vocabulary, K ids asked for per row, W ranks.
+"""
+
+import torch
+from torch import Tensor
+
+from diffray.components.mesh import Mesh
+from diffray.kernels import noise
+
+_BISECTIONS = 64
+
+
+class Logits:
+    """[R, V] logits of this rank; ids are those of the whole vocabulary."""
+
+    def __init__(self, values_RV: Tensor, start: int, mesh: Mesh) -> None:
+        wide = values_RV if values_RV.dtype == torch.float64 else values_RV.float()
+        self.values_RV = wide
+        self.start = start
+        self.mesh = mesh
+
+    @property
+    def _ids_V(self) -> Tensor:
+        size = self.values_RV.shape[1]
+        return torch.arange(self.start, self.start + size, device=self.values_RV.device)
+
+    def add(self, rows_E: Tensor, ids_E: Tensor, values_E: Tensor) -> None:
+        """Add to single logits, in place; -inf forbids a token."""
+        local = ids_E - self.start
+        here = (local >= 0) & (local < self.values_RV.shape[1])
+        places = rows_E[here], local[here]
+        self.values_RV.index_put_(places, values_E[here].to(self.values_RV), accumulate=True)
+
+    def forbid(self, token_id: int) -> None:
+        """Set one token's logit to -inf in every row, in place."""
+        if self.start <= token_id < self.start + self.values_RV.shape[1]:
+            self.values_RV[:, token_id - self.start] = -torch.inf
+
+    def rows(self, count: int) -> "Logits":
+        """Return the first rows, sharing memory."""
+        return Logits(self.values_RV[:count], self.start, self.mesh)
+
+    def gather(self, ids_RK: Tensor) -> Tensor:
+        """Return the logits of some ids of each row."""
+        local = ids_RK - self.start
+        here = (local >= 0) & (local < self.values_RV.shape[1])
+        found = self.values_RV.gather(1, local.clamp(0, self.values_RV.shape[1] - 1))
+        return self.mesh.all_reduce(torch.where(here, found, 0.0))
+
+    def best(self) -> tuple[Tensor, Tensor]:
+        """Return each row's largest logit and its id; of equals the lowest id."""
+        return self._best_of(self.values_RV)
+
+    def logsumexp(self) -> Tensor:
+        """Return the log-sum-exp of each row over the whole vocabulary."""
+        return self.mesh.all_gather(self.values_RV.logsumexp(-1)).logsumexp(0)
+
+    def sample(
+        self,
+        rows_Q: Tensor,
+        temperature_Q: Tensor,
+        top_k_Q: Tensor,
+        top_p_Q: Tensor,
+        key: tuple[Tensor, Tensor, Tensor],
+    ) -> Tensor:
+        """Draw an id for some rows, by adding Gumbel noise to the tempered and filtered logits.
+
+        Top-k comes before top-p, as in vLLM; ids that tie at a cut all stay in. `key` holds each
+        row's seed, position and step.
+        """
+        scores = self.values_RV[rows_Q] / temperature_Q.unsqueeze(1)
+        if bool((top_k_Q > 0).any()):
+            size = torch.where(top_k_Q > 0, top_k_Q, 1 << 40)
+            scores = self._keep_top(scores, torch.ones_like(scores), size.to(scores))
+        if bool((top_p_Q < 1).any()):
+            peak = self.mesh.all_gather(scores.amax(-1)).amax(0)
+            mass = torch.exp(scores - peak.unsqueeze(1))
+            total = self.mesh.all_reduce(mass.sum(-1))
+            target = torch.where(top_p_Q < 1, top_p_Q * total, torch.inf)
+            scores = self._keep_top(scores, mass, target)
+        drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
+        return self._best_of(scores + drawn.to(scores))[1]
+
+    def _best_of(self, scores_RV: Tensor) -> tuple[Tensor, Tensor]:
+        value, index = scores_RV.max(-1)
+        if self.mesh.size == 1:
+            return value, index + self.start
+        # Ranks are gathered in vocabulary order and max takes the first of equals: the lowest id.
+        values_WR = self.mesh.all_gather(value)
+        ids_WR = self.mesh.all_gather(index + self.start)
+        value, rank = values_WR.max(0)
+        return value, ids_WR.gather(0, rank.unsqueeze(0)).squeeze(0)
+
+    def _keep_top(self, scores: Tensor, weight: Tensor, target_R: Tensor) -> Tensor:
+        """Forbid all ids below the highest cut above which `weight` sums to `target_R` or more.
+
+        The cut is found by bisection, so no rank sorts or sees another's row. Where even all ids
+        weigh less than the target, all stay.
+        """
+        finite = torch.where(scores.isinf(), torch.inf, scores)
+        low = -self.mesh.all_gather((-finite).amax(-1)).amax(0)
+        high = self.mesh.all_gather(scores.amax(-1)).amax(0)
+        peak_weight = torch.where(scores >= high.unsqueeze(1), weight, 0.0).sum(-1)
+        low = torch.where(self.mesh.all_reduce(peak_weight) >= target_R, high, low)
+        for _ in range(_BISECTIONS):
+            middle = low + (high - low) / 2
+            above = torch.where(scores >= middle.unsqueeze(1), weight, 0.0).sum(-1)
+            enough = self.mesh.all_reduce(above) >= target_R
+            low = torch.where(enough, middle, low)
+            high = torch.where(enough, high, middle)
+        return scores.masked_fill(scores < low.unsqueeze(1), -torch.inf)

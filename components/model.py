@@ -1,0 +1,50 @@
+"""What a model is to the rest of the house.
+
+Letters: T packed tokens, R rows of the head, H hidden size, V this rank's vocabulary slice.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from diffray.components.batch import Batch
+from diffray.components.kv_pool import KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The facts about a model that planning needs, as this rank sees them."""
+
+    num_layers: int
+    num_kv_heads: int  # on this rank
+    head_dim: int
+    hidden_size: int
+    vocab_size: int  # of the whole model
+    vocab_start: int  # this rank's slice begins here
+    max_positions: int
+    block_causal: bool
+    soft_inputs: bool  # whether soft diffusion is defined for it
+
+
+class Model(Protocol):
+    """A denoiser: logit i is about position i."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Return the input embeddings [T, H]."""
+        ...
+
+    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
+        """Run the layers and the last norm; stores the windows' K/V in place."""
+        ...
+
+    def head(self, hidden_RH: Tensor) -> Tensor:
+        """Return this rank's slice of the logits [R, V]; no other rank's is ever built."""
+        ...
+
+    def expected_embedding(self, weights_RV: Tensor) -> Tensor:
+        """Return sum over the whole vocabulary of weight * input embedding [R, H]."""
+        ...

@@ -1,0 +1,112 @@
+"""Typed access to a checkpoint's config.json, where every complaint names the key."""
+
+from collections.abc import Mapping
+from typing import Final
+
+Config = Mapping[str, object]
+
+REQUIRED: Final = object()
+
+
+class Fields:
+    """The keys of one config; null counts as absent, as the published configs write it."""
+
+    def __init__(self, config: Config, family: str) -> None:
+        self.config = config
+        self.family = family
+
+    def count(self, key: str, default: object = REQUIRED) -> int:
+        """Return a whole number of at least 1."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(key, value, "a whole number of at least 1")
+        return value
+
+    def optional_count(self, key: str) -> int | None:
+        """Return a whole number of at least 1, or None where the key is absent, null or 0."""
+        return self.count(key) if self.config.get(key) not in (None, 0) else None
+
+    def number(self, key: str, default: object = REQUIRED) -> float:
+        """Return a number above 0."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self._wrong(key, value, "a number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: object = REQUIRED) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def counts(self, key: str) -> list[int] | None:
+        """Return a list of whole numbers, or None where the key is absent."""
+        value = self._value(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self._wrong(key, value, "a list of whole numbers")
+        return value
+
+    def only(self, key: str, *allowed: object) -> None:
+        """Refuse a key that changes the mathematics, unless absent, null or one of `allowed`."""
+        value = self.config.get(key)
+        if value is not None and not any(value == item for item in allowed):
+            choices = " or ".join(repr(item) for item in allowed)
+            expected = f"{choices} (or no such key)" if allowed else "null or no such key"
+            raise self._wrong(key, value, f"{expected}: nothing else is implemented")
+
+    def must_be(self, key: str, allowed: object) -> None:
+        """Refuse a key whose upstream default is another than the one value implemented."""
+        value = self._value(key, REQUIRED)
+        if value != allowed:
+            raise self._wrong(key, value, f"{allowed!r}: nothing else is implemented")
+
+    def rope_theta(self) -> float:
+        """Return theta, which newer files keep in `rope_parameters`; refuse scaled frequencies."""
+        self.only("rope_scaling")
+        nested = self.config.get("rope_parameters")
+        if nested is None:
+            return self.number("rope_theta")
+        if not isinstance(nested, dict):
+            raise self._wrong("rope_parameters", nested, "an object")
+        inner = Fields(nested, f"{self.family} rope_parameters")
+        inner.only("rope_type", "default")
+        return inner.number("rope_theta", self.config.get("rope_theta", REQUIRED))
+
+    def head_dim(self, hidden: int, heads: int) -> int:
+        """Return the size of a head: its own key, or the hidden size's share."""
+        own = self.optional_count("head_dim")
+        if own is None and hidden % heads:
+            raise ValueError(
+                f"config.json of a {self.family} model: the hidden size ({hidden}) is not a "
+                f"multiple of the number of heads ({heads}) and there is no 'head_dim'"
+            )
+        return own or hidden // heads
+
+    def experts(self) -> tuple[int, int]:
+        """Return how many experts there are and how many of them a token goes to."""
+        experts, chosen = self.count("num_experts"), self.count("num_experts_per_tok")
+        if chosen > experts:
+            raise ValueError(
+                f"config.json of a {self.family} model: 'num_experts_per_tok' ({chosen}) is more "
+                f"than 'num_experts' ({experts})"
+            )
+        return experts, chosen
+
+    def rotated(self, head_dim: int, default: float) -> int:
+        """Return how many dimensions of a head are rotated."""
+        whole = self.optional_count("rotary_dim")
+        return whole or int(head_dim * self.number("partial_rotary_factor", default))
+
+    def _value(self, key: str, default: object) -> object:
+        value = self.config.get(key)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise ValueError(f"config.json of a {self.family} model lacks the key {key!r}; add it")
+        return default
+
+    def _wrong(self, key: str, value: object, expected: str) -> ValueError:
+        return ValueError(f"config.json of a {self.family} model: {key!r} is {value!r}; "
+                          f"expected {expected}")

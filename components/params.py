@@ -1,0 +1,59 @@
+"""What a request may ask for, with the names OpenAI and vLLM use."""
+
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from diffray.components.config import Config, explain
+from diffray.components.policy import DiffusionParams
+
+
+class SamplingParams(Config):
+    """One request's parameters; a wrong value is a ValueError that says what is allowed."""
+
+    n: int = Field(1, ge=1, le=128)
+    max_tokens: int = Field(128, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    temperature: float = Field(0.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)  # 0 and -1: all
+    seed: int = Field(0, ge=-(2**63), lt=2**63)
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    logprobs: bool = False  # report each token's log-probability when it became final, and the step
+    skip_special_tokens: bool = True
+    diffusion: DiffusionParams = DiffusionParams()
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise ValueError(explain(error)) from None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _finite_bias(cls, given: dict[int, float]) -> dict[int, float]:
+        for token_id, bias in given.items():
+            if token_id < 0 or not -100 <= bias <= 100:
+                raise ValueError(
+                    f"token {token_id}: {bias} is not allowed; ids are >= 0, biases from -100 to 100"
+                )
+        return given
+
+    @model_validator(mode="after")
+    def _min_within_max(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
+            )
+        if "" in self.stop:
+            raise ValueError("stop: an empty string would stop everything; leave it out")
+        return self

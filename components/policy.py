@@ -1,0 +1,93 @@
+"""The four parts as a request names them, and the check that they make sense for a model.
+
+A new decoder or cache policy is one file and one name in a union here.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from diffray.components.cache import CachePolicy
+from diffray.components.caches.dual import Dual
+from diffray.components.caches.exact import Exact
+from diffray.components.caches.none import NoCache
+from diffray.components.caches.prefix import Prefix
+from diffray.components.caches.vicinity import Vicinity
+from diffray.components.config import Config
+from diffray.components.decoder import Decoder
+from diffray.components.decoders.credit import Credit
+from diffray.components.decoders.edit import Edit
+from diffray.components.decoders.factor import Factor
+from diffray.components.decoders.fixed import Fixed
+from diffray.components.decoders.hierarchy import Hierarchy
+from diffray.components.decoders.threshold import Threshold
+from diffray.components.iterations import BlockDiffusion, Blockwise, Iteration, Soft
+from diffray.components.model import ModelSpec
+
+AnyIteration = Annotated[Blockwise | BlockDiffusion | Soft, Field(discriminator="kind")]
+AnyDecoder = Annotated[
+    Threshold | Fixed | Hierarchy | Credit | Factor | Edit, Field(discriminator="kind")
+]
+AnyCache = Annotated[
+    NoCache | Prefix | Dual | Vicinity | Exact, Field(discriminator="kind")
+]
+
+
+class DiffusionParams(Config):
+    """How a request is denoised; what is left out follows the server's default, then the model."""
+
+    block_length: int = Field(32, ge=1)
+    iteration: AnyIteration | None = None
+    decoder: AnyDecoder = Threshold()
+    cache: AnyCache | None = None
+    cfg_scale: float = Field(0.0, ge=0)  # classifier-free guidance, as LLaDA's sampler defines it
+
+    def over(self, default: "DiffusionParams") -> "DiffusionParams":
+        """Return these parameters, with what was not given taken from `default`."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return default.model_copy(update=given)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The four parts of one request, checked against the model that will run it."""
+
+    block_length: int
+    iteration: Iteration
+    decoder: Decoder
+    cache: CachePolicy
+    cfg_scale: float
+
+    @staticmethod
+    def resolve(params: DiffusionParams, spec: ModelSpec) -> "Policy":
+        """Fill in what depends on the model; refuse with a reason what makes no sense for it."""
+        causal = spec.block_causal
+        iteration = params.iteration or (BlockDiffusion() if causal else Blockwise())
+        cache = params.cache or (Exact() if causal else Dual())
+        decoder = params.decoder
+        if not (iteration.block_causal if causal else iteration.bidirectional):
+            raise ValueError(
+                f"iteration {iteration.kind!r} does not fit this model: its attention is "
+                + ("block-causal; use 'block_diffusion'" if causal else "bidirectional; use 'blockwise'")
+            )
+        if not (cache.block_causal if causal else cache.bidirectional):
+            raise ValueError(
+                f"cache {cache.kind!r} does not fit this model: "
+                + (
+                    "its attention is block-causal, so finished blocks never change; use 'exact' or 'none'"
+                    if causal
+                    else "its attention is bidirectional, so no K/V is ever exact; "
+                    "use 'dual', 'vicinity', 'prefix' or 'none'"
+                )
+            )
+        if iteration.soft and not spec.soft_inputs:
+            raise ValueError("iteration 'soft' is not defined for this model; use 'blockwise'")
+        if iteration.soft and not decoder.has_threshold:
+            raise ValueError(
+                f"iteration 'soft' lowers a threshold step by step, and decoder {decoder.kind!r} "
+                "has none; use 'threshold', 'hierarchy', 'credit' or 'edit'"
+            )
+        if iteration.soft and params.cfg_scale > 0:
+            raise ValueError("cfg_scale does not go with iteration 'soft'; use 'blockwise'")
+        return Policy(params.block_length, iteration, decoder, cache, params.cfg_scale)

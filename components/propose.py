@@ -1,0 +1,98 @@
+"""From logits to proposals: one token, its confidence and its log-probability per position.
+
+Letters: R rows of the head, Q rows that draw at random, E single logits to edit, B rows, L
+positions of a block, K remembered ids.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder, Memory
+from diffray.components.logits import Logits
+
+_RATHER_MASKED = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which positions the head's rows are about, and how their tokens are chosen."""
+
+    cells_R: Tensor  # flat index into [B, L]
+    draw_Q: Tensor  # rows with a temperature
+    temperature_Q: Tensor
+    top_k_Q: Tensor
+    top_p_Q: Tensor
+    edit_rows_E: Tensor  # logit biases and forbidden tokens
+    edit_ids_E: Tensor
+    edit_values_E: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The rows of a round that share a decoder."""
+
+    decoder: Decoder
+    rows_G: Tensor
+    memory: Memory | None
+
+
+def propose(
+    logits: Logits, rows: Rows, block: Block, teams: Items[Team], mask_token_id: int
+) -> Proposal:
+    """Choose a token for every head row; changes the logits in place."""
+    for team in teams:
+        if team.memory is not None:
+            _remember(logits, rows, block, team, team.memory)
+    mask_R1 = torch.full_like(rows.cells_R, mask_token_id).unsqueeze(1)
+    lse_R = logits.logsumexp()
+    mask_logit_R = logits.gather(mask_R1).squeeze(1)
+    logits.forbid(mask_token_id)
+    chosen_R, ids_R = logits.best()
+    rather_masked_R = mask_logit_R > chosen_R
+    if rows.draw_Q.numel():
+        cells_Q = rows.cells_R[rows.draw_Q]
+        row_Q = cells_Q // block.ids_BL.shape[1]
+        key = block.seed_B[row_Q], block.positions_BL.flatten()[cells_Q], block.step_B[row_Q]
+        drawn_Q = logits.sample(
+            rows.draw_Q, rows.temperature_Q, rows.top_k_Q, rows.top_p_Q, key
+        )
+        ids_R = ids_R.index_copy(0, rows.draw_Q, drawn_Q)
+        chosen_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
+    logprob_R = chosen_R - lse_R
+    confidence_R = logprob_R.exp() + torch.where(rather_masked_R, _RATHER_MASKED, 0.0)
+    return Proposal(
+        _spread(ids_R, rows.cells_R, block.ids_BL),
+        _spread(confidence_R, rows.cells_R, logprob_R.new_full(block.ids_BL.shape, -torch.inf)),
+        _spread(logprob_R, rows.cells_R, logprob_R.new_zeros(block.ids_BL.shape)),
+    )
+
+
+def _remember(logits: Logits, rows: Rows, block: Block, team: Team, memory: Memory) -> None:
+    """Tell a team's decoder what is on top, and add the bonus it answers with to the logits."""
+    top_R, ids_R = logits.best()
+    prob_R = (top_R - logits.logsumexp()).exp()
+    ids_BL = _spread(ids_R, rows.cells_R, block.ids_BL)
+    prob_BL = _spread(prob_R, rows.cells_R, prob_R.new_zeros(block.ids_BL.shape))
+    bonus = team.decoder.remember(
+        memory, block.rows(team.rows_G), ids_BL[team.rows_G], prob_BL[team.rows_G]
+    )
+    place_B = torch.full_like(block.seed_B, -1)
+    place_B[team.rows_G] = torch.arange(len(team.rows_G), device=place_B.device)
+    width = block.ids_BL.shape[1]
+    ours = place_B[rows.cells_R // width] >= 0
+    cells = rows.cells_R[ours]
+    at = place_B[cells // width] * width + cells % width
+    ids_RK = bonus.ids_BLK.flatten(0, 1)[at]
+    values_RK = bonus.values_BLK.flatten(0, 1)[at]
+    row_RK = ours.nonzero().expand_as(ids_RK)
+    known = ids_RK >= 0
+    logits.add(row_RK[known], ids_RK[known], values_RK[known])
+
+
+def _spread(values_R: Tensor, cells_R: Tensor, onto_BL: Tensor) -> Tensor:
+    """Return `onto_BL` with the rows' values written at their cells."""
+    return onto_BL.flatten().scatter(0, cells_R, values_R).view_as(onto_BL)

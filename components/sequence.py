@@ -1,0 +1,141 @@
+"""One generation in progress: host integers only, and the arithmetic of its blocks.
+
+    0          prompt_len     start        stop              length
+    |--- prompt ---|--- final ---|- current -|---- masks ------|
+    |--- K/V from final tokens ---|                clean_end <= start (block-causal models)
+
+Blocks are cut from `anchor`: the end of the prompt for bidirectional models, 0 for block-causal
+ones, whose first block may begin inside the prompt. The last block of a bidirectional model is cut
+short at prompt + max_tokens; a block-causal canvas is rounded up to whole blocks.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from diffray.components.decoder import Memory
+
+if TYPE_CHECKING:
+    from diffray.components.params import SamplingParams
+    from diffray.components.policy import Policy
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The state of one request that is not on the device."""
+
+    uid: int
+    prompt: tuple[int, ...]
+    params: "SamplingParams"
+    policy: "Policy"
+    block_causal: bool
+    end_ids: frozenset[int]  # tokens that end the text, unless ignored
+
+    # Progress. Finished blocks are in `final`; the current block lives in the engine's slots.
+    index: int = 0  # blocks finished
+    step: int = 0  # denoising steps of the current block
+    settled: int = 0  # of them, those after the last mask was gone
+    steps_before: int = 0  # denoising steps of the blocks before it
+    clean_end: int = 0
+    forwards: int = 0
+    final: list[int] = field(default_factory=list)
+    final_steps: list[int] = field(default_factory=list)
+    final_logprobs: list[float] = field(default_factory=list)
+    emitted: int = 0  # tokens reported so far
+    end_id: int | None = None  # the end token that was reported; nothing after it will be
+
+    # What the engine lent it.
+    slot: int = -1
+    pages: list[int] = field(default_factory=list)
+    slots_N: Tensor | None = None
+    twin_pages: list[int] = field(default_factory=list)
+    twin_slots_N: Tensor | None = None
+    memory: Memory | None = None  # of the decoder, for the current block
+    masked_L: Tensor | None = None  # what is left of the current block; None where it is untouched
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def anchor(self) -> int:
+        return 0 if self.block_causal else self.prompt_len
+
+    @property
+    def limit(self) -> int:
+        """The end of what the request asked for."""
+        return self.prompt_len + self.params.max_tokens
+
+    @property
+    def length(self) -> int:
+        """The length of the canvas."""
+        if not self.block_causal:
+            return self.limit
+        block = self.policy.block_length
+        return -(-self.limit // block) * block
+
+    @property
+    def first_block(self) -> int:
+        return (self.prompt_len - self.anchor) // self.policy.block_length
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks the generation touches."""
+        return -(-(self.length - self.anchor) // self.policy.block_length) - self.first_block
+
+    @property
+    def start(self) -> int:
+        return self.anchor + (self.first_block + self.index) * self.policy.block_length
+
+    @property
+    def stop(self) -> int:
+        return min(self.start + self.policy.block_length, self.length)
+
+    @property
+    def masked(self) -> Tensor:
+        """Which positions of the current block are masked, on the host."""
+        if self.masked_L is not None:
+            return self.masked_L
+        return torch.arange(self.start, self.stop) >= self.prompt_len
+
+    @property
+    def kv_stop(self) -> int:
+        """The end of the positions that the current block sees."""
+        return self.stop if self.block_causal else self.length
+
+    @property
+    def causal_block(self) -> int:
+        """The block length of block-causal attention; 0 where attention is bidirectional."""
+        return self.policy.block_length if self.block_causal else 0
+
+    @property
+    def guided(self) -> bool:
+        return self.policy.cfg_scale > 0
+
+    def finish_block(self, steps: int, ids: list[int], at: list[int], logprobs: list[float]) -> None:
+        """Record the current block's tokens as final and move to the next block."""
+        given = max(self.prompt_len - self.start, 0)
+        self.final += ids[given:]
+        self.final_steps += at[given:]
+        self.final_logprobs += logprobs[given:]
+        self.clean_end = self.start
+        self.steps_before += steps
+        self.index += 1
+        self.step = self.settled = 0
+        self.memory = self.masked_L = None
+
+    def rewind(self) -> None:
+        """Go back to where a restart is exact, keeping all final tokens that it can.
+
+        Decoders' memories and approximate caches begin anew with each block, so that is the start
+        of the current block; soft embeddings are carried over from block to block, so a soft
+        generation begins anew and finds the same tokens again.
+        """
+        if self.policy.iteration.soft:
+            self.index = self.steps_before = 0
+            self.final, self.final_steps, self.final_logprobs = [], [], []
+        self.step = self.settled = 0
+        self.clean_end = 0
+        self.memory = self.masked_L = None

@@ -1,0 +1,154 @@
+"""The weight files of a checkpoint folder: what is in them, and any slice of it.
+
+Opening reads headers alone; a slice is read when it is asked for.
+"""
+
+import json
+import pickle
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from diffray.components.layers import Index
+
+FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be loaded: which part of it, and what to do."""
+
+
+class Stored(NamedTuple):
+    """A tensor as a header describes it; `dtype` is the name that safetensors uses."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class WeightFile(Protocol):
+    """One open file."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def tensors(self) -> dict[str, Stored]: ...
+
+    def read(self, name: str, index: Index) -> Tensor: ...
+
+
+class SafetensorsFile:
+    """A safetensors file; reads no more than the slice that is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = safe_open(path, framework="pt")
+            slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{path} is truncated or no safetensors file ({error}); download it again"
+            ) from error
+        self.tensors = {
+            name: Stored(tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
+        }
+
+    def read(self, name: str, index: Index) -> Tensor:
+        tensor: Tensor = self._file.get_slice(name)[index]
+        return tensor
+
+
+class TorchFile:
+    """A pickled state dict, mapped into memory; nothing in it is executed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
+            raise CheckpointError(
+                f"{path} is truncated or no state dict that torch loads safely "
+                f"({str(error).splitlines()[0]}); download it again, or save it as safetensors"
+            ) from error
+        if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+            raise CheckpointError(f"{path} is no flat dict of tensors; save it as safetensors")
+        self._state: dict[str, Tensor] = state
+        known = {dtype: name for name, dtype in FLOATS.items()}
+        self.tensors = {
+            name: Stored(tuple(tensor.shape), known.get(tensor.dtype, str(tensor.dtype)))
+            for name, tensor in self._state.items()
+        }
+
+    def read(self, name: str, index: Index) -> Tensor:
+        return self._state[name][index]
+
+
+def open_weights(folder: Path) -> list[WeightFile]:
+    """Open the folder's weights: one file, or the files of an index; safetensors come first."""
+    for single in _SINGLE:
+        if (folder / single).is_file():
+            return [_open(folder / single)]
+        index = folder / f"{single}.index.json"
+        if index.is_file():
+            return _open_index(index)
+    loose = sorted(file.name for file in folder.glob("*.safetensors"))
+    hint = f" (found {listed(loose)}, but no index)" if loose else ""
+    looked = ", ".join(f"{single}, {single}.index.json" for single in _SINGLE)
+    raise CheckpointError(f"{folder} holds no weights{hint}; looked for {looked}")
+
+
+def _open(path: Path) -> WeightFile:
+    return SafetensorsFile(path) if path.suffix == ".safetensors" else TorchFile(path)
+
+
+def _open_index(index: Path) -> list[WeightFile]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no 'weight_map'; download it again")
+    for name in set(weight_map.values()):
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index} names {name!r}, which is no file of its folder")
+    names = sorted(set(weight_map.values()))
+    absent = [name for name in names if not (index.parent / name).is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{index} names files that are not there: {listed(absent)}; "
+            f"the download is incomplete, download them again"
+        )
+    files = [_open(index.parent / name) for name in names]
+    home = {name: file.path.name for file in files for name in file.tensors}
+    lost = [name for name, file in weight_map.items() if home.get(name) != file]
+    if lost:
+        raise CheckpointError(
+            f"{index} promises tensors that are not in the file it names: {listed(lost)}; "
+            f"index and files do not belong together, download them again"
+        )
+    return files
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Read a JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return value
+
+
+def listed(names: list[str]) -> str:
+    """Return the first five names and a count of the rest."""
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + rest

@@ -1,0 +1,36 @@
+"""diffray serves diffusion language models on Ray.
+
+The public names load on first use, so that `import diffray` stays cheap: no torch, no transformers,
+no Ray.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffray.components.params import SamplingParams
+    from diffray.workers.llm import CompletionOutput, DiffusionLLM, RequestOutput
+
+__version__ = "0.1.0"
+
+__all__ = ["CompletionOutput", "DiffusionLLM", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "CompletionOutput": "diffray.workers.llm",
+    "DiffusionLLM": "diffray.workers.llm",
+    "RequestOutput": "diffray.workers.llm",
+    "SamplingParams": "diffray.components.params",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imports a public name's module on first use and keeps the name here (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

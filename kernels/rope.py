@@ -1,0 +1,30 @@
+"""Rotary position embedding in the rotate-half form, over all or the first dimensions of a head.
+
+Letters: T packed tokens, N heads of any kind, D head size, R rotated size (even, at most D),
+P positions.
+"""
+
+import torch
+from torch import Tensor
+
+
+def rope_tables(
+    num_positions: int, rotated: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [P, R]; sin carries the sign of rotate-half in its first half."""
+    exponents = torch.arange(0, rotated, 2, dtype=dtype) / rotated
+    angles = torch.outer(torch.arange(num_positions, dtype=dtype), 1.0 / theta**exponents)
+    cos_PR, sin_PR = angles.cos().repeat(1, 2), angles.sin()
+    return cos_PR, torch.cat([-sin_PR, sin_PR], dim=1)
+
+
+def rotate(x_TND: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
+    """Rotate the first R dimensions of each head, in the tables' dtype; the rest passes through."""
+    rotated = cos_T1R.shape[-1]
+    head = x_TND[..., :rotated]
+    wide = head.to(cos_T1R.dtype)
+    turned = torch.addcmul(wide * cos_T1R, wide.roll(rotated // 2, dims=-1), sin_T1R)
+    turned = turned.to(x_TND.dtype)
+    if rotated == x_TND.shape[-1]:
+        return turned
+    return torch.cat([turned, x_TND[..., rotated:]], dim=-1)

@@ -1,0 +1,28 @@
+"""Settings every test shares: one thread, no network, GPU tests only where there is a GPU."""
+
+import os
+
+# Before torch is imported, here and in the processes that tests start: on few cores, many threads
+# cost more than they give.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+# The machine's load must not decide whether a property holds.
+settings.register_profile("diffray", deadline=None, print_blob=True)
+settings.load_profile("diffray")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests marked gpu on a machine without a CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

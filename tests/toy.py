@@ -1,0 +1,170 @@
+"""Small models in plain torch, for tests of everything that is not a model.
+
+Letters: T packed tokens, R rows of the head, V vocabulary, H hidden size, D head size.
+"""
+
+from collections.abc import Callable, Sequence as Items
+
+import torch
+from torch import Tensor
+
+from diffray.components.batch import Batch
+from diffray.components.kv_pool import KVPool
+from diffray.components.mesh import Mesh
+from diffray.components.model import ModelSpec
+from diffray.components.params import SamplingParams
+from diffray.workers.engine import Engine, Request, Update
+from diffray.workers.slots import Slots
+
+VOCAB = 64
+MASK, EOS = 62, 63
+CPU = torch.device("cpu")
+
+
+def toy_spec(
+    block_causal: bool = False, num_layers: int = 2, head_dim: int = 8, hidden_size: int = 16
+) -> ModelSpec:
+    return ModelSpec(
+        num_layers=num_layers,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        hidden_size=hidden_size,
+        vocab_size=VOCAB,
+        vocab_start=0,
+        max_positions=512,
+        block_causal=block_causal,
+        soft_inputs=True,
+    )
+
+
+class ToyModel:
+    """A two-layer transformer with random float64 weights; confident enough to be interesting."""
+
+    def __init__(self, block_causal: bool = False, seed: int = 0) -> None:
+        self.spec = toy_spec(block_causal)
+        draw = torch.Generator().manual_seed(seed)
+
+        def random(*shape: int, scale: float) -> Tensor:
+            return torch.randn(*shape, generator=draw, dtype=torch.float64) * scale
+
+        hidden = self.spec.hidden_size
+        self.table_VH = random(VOCAB, hidden, scale=1.0)
+        self.places = random(self.spec.max_positions, hidden, scale=0.7)
+        self.layers = [
+            [random(hidden, hidden, scale=0.35) for _ in range(4)]
+            for _ in range(self.spec.num_layers)
+        ]
+        self.head_VH = random(VOCAB, hidden, scale=1.1)
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        return self.table_VH[ids_T]
+
+    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
+        x_TH = x_TH + self.places[batch.positions_T]
+        for number, (query, key, value, out) in enumerate(self.layers):
+            heads = [(x_TH @ w).unflatten(-1, (2, 8)) for w in (query, key, value)]
+            x_TH = x_TH + torch.tanh(kv.attend(number, *heads, batch).flatten(1) @ out)
+        return x_TH
+
+    def head(self, hidden_RH: Tensor) -> Tensor:
+        return hidden_RH @ self.head_VH.T
+
+    def expected_embedding(self, weights_RV: Tensor) -> Tensor:
+        return weights_RV @ self.table_VH
+
+
+class ScriptedModel:
+    """A model whose logits are a function of the position alone."""
+
+    def __init__(self, script: Callable[[int], dict[int, float]], block_causal: bool = False) -> None:
+        self.spec = toy_spec(block_causal, num_layers=1, hidden_size=1)
+        self.script = script
+        self.forwards = 0
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        return torch.zeros(len(ids_T), 1, dtype=torch.float64)
+
+    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
+        self.forwards += 1
+        return batch.positions_T.double().unsqueeze(1)
+
+    def head(self, hidden_RH: Tensor) -> Tensor:
+        logits_RV = torch.zeros(len(hidden_RH), VOCAB, dtype=torch.float64)
+        for row, position in enumerate(hidden_RH.squeeze(1).long().tolist()):
+            for token, logit in self.script(position).items():
+                logits_RV[row, token] = logit
+        return logits_RV
+
+    def expected_embedding(self, weights_RV: Tensor) -> Tensor:
+        return weights_RV.new_zeros(len(weights_RV), 1)
+
+
+def toy_engine(
+    model: ToyModel | ScriptedModel,
+    *,
+    num_slots: int = 8,
+    num_pages: int = 400,
+    page_size: int = 8,
+    chunk: int = 512,
+) -> Engine:
+    spec = model.spec
+    kv = KVPool(
+        num_layers=spec.num_layers,
+        num_pages=num_pages,
+        page_size=page_size,
+        num_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=torch.float64,
+        device=CPU,
+    )
+    slots = Slots(num_slots, spec.max_positions, MASK, CPU)
+    return Engine(model, kv, slots, eos_token_ids=(EOS,), mesh=Mesh(), chunk=chunk)
+
+
+def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
+    draw = torch.Generator().manual_seed(1000 + seed)
+    return tuple(torch.randint(0, 60, (length,), generator=draw).tolist())
+
+
+def run(
+    engine: Engine, requests: Items[Request], steps: int = 1, limit: int = 5000
+) -> dict[int, list[int]]:
+    """Add the requests, run until all are finished, and return each one's tokens."""
+    for request in requests:
+        engine.add(request)
+    return drain(engine, steps, limit)
+
+
+def drain(engine: Engine, steps: int = 1, limit: int = 5000) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {}
+    for _ in range(limit):
+        if engine.idle:
+            return tokens
+        for update in engine.step(steps):
+            tokens.setdefault(update.uid, []).extend(update.ids)
+    raise AssertionError("the engine did not finish")
+
+
+def generate(
+    model: ToyModel | ScriptedModel, prompt: tuple[int, ...], steps: int = 1, **params: object
+) -> list[int]:
+    """Return the tokens of one request on an engine of its own."""
+    return run(toy_engine(model), [Request(0, prompt, SamplingParams(**params))], steps)[0]
+
+
+def last_update(engine: Engine, request: Request) -> tuple[list[int], Update]:
+    """Run one request; return its tokens and its last update."""
+    engine.add(request)
+    ids: list[int] = []
+    while True:
+        for update in engine.step():
+            ids += update.ids
+            if update.finish_reason:
+                return ids, update
+
+
+def certain(tokens: dict[int, int], default: int = 1) -> Callable[[int], dict[int, float]]:
+    """Return a script that is sure of one token at each position."""
+    return lambda position: {tokens.get(position, default): 20.0}
+
+

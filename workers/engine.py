@@ -1,0 +1,277 @@
+"""One rank's loop: admits requests, runs rounds of denoising steps, reports what became final.
+
+It is deterministic: engines that are told the same things in the same order do the same, which is
+what keeps the ranks of a replica in step.
+"""
+
+from collections import deque
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from diffray.components.kv_pool import KVPool
+from diffray.components.mesh import Mesh
+from diffray.components.model import Model
+from diffray.components.params import SamplingParams
+from diffray.components.policy import Policy
+from diffray.components.sequence import Sequence
+from diffray.workers.round import Chunk, Outcome, Round
+from diffray.workers.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an engine is asked to generate; `end_ids` end a text unless `ignore_eos`."""
+
+    uid: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of one request: tokens that became final since the last, always a left prefix."""
+
+    uid: int
+    ids: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None  # stop | length
+    stop_id: int | None = None  # the end token, once it was found: the last of all ids
+    forwards: int = 0  # that it took part in so far
+
+
+class Engine:
+    """Continuous batching of windows over a paged K/V pool."""
+
+    def __init__(
+        self,
+        model: Model,
+        kv: KVPool,
+        slots: Slots,
+        *,
+        eos_token_ids: Items[int],
+        mesh: Mesh | None = None,
+        chunk: int = 512,
+    ) -> None:
+        self.model, self.kv, self.slots = model, kv, slots
+        self.mesh = mesh or Mesh()
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.chunk = chunk
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in the order of their admission
+        self.preemptions = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def check(self, request: Request) -> Sequence:
+        """Return the request as a sequence, or refuse it with a reason; changes nothing."""
+        spec, params = self.model.spec, request.params
+        if not request.prompt:
+            raise ValueError("the prompt is empty; give it at least one token")
+        for token_id in (*request.prompt, *params.stop_token_ids, *params.logit_bias):
+            if not 0 <= token_id < spec.vocab_size:
+                raise ValueError(
+                    f"token id {token_id} is not in the vocabulary (0 to {spec.vocab_size - 1})"
+                )
+        sequence = Sequence(
+            uid=request.uid,
+            prompt=request.prompt,
+            params=params,
+            policy=Policy.resolve(params.diffusion, spec),
+            block_causal=spec.block_causal,
+            end_ids=frozenset(
+                (*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))
+            ),
+        )
+        room = min(self.slots.length, spec.max_positions)
+        if sequence.length > room:
+            raise ValueError(
+                f"prompt ({len(request.prompt)} tokens) and max_tokens ({params.max_tokens}) need "
+                f"{sequence.length} positions, but the context has {room}; shorten one of them"
+            )
+        pages = self._pages(sequence, sequence.length)
+        if pages > self.kv.num_pages - 1:
+            raise ValueError(
+                f"the request needs {pages} K/V pages, but the pool has {self.kv.num_pages - 1}; "
+                "shorten it or give the engine more K/V memory"
+            )
+        return sequence
+
+    def add(self, request: Request) -> None:
+        """Queue a request; refuses at once what could never run."""
+        self.waiting.append(self.check(request))
+
+    def cancel(self, uid: int) -> None:
+        """Forget a request and free what it holds; unknown ids are ignored, as it may have ended."""
+        for sequence in self.running:
+            if sequence.uid == uid:
+                self._release(sequence)
+                break
+        self.waiting = deque(s for s in self.waiting if s.uid != uid)
+
+    def preempt(self, uid: int) -> None:
+        """Take back what a running request holds; it goes on later and finds the same tokens."""
+        for sequence in self.running:
+            if sequence.uid == uid:
+                self._release(sequence)
+                sequence.rewind()
+                self.waiting.appendleft(sequence)
+                self.preemptions += 1
+                return
+
+    def step(self, steps: int = 1) -> list[Update]:
+        """Run one round of `steps` denoising steps and report what became final in it."""
+        self._admit()
+        filling = [s for s in self.running if self._fills(s)]
+        denoising = [s for s in self.running if not self._fills(s)]
+        if not self.running:
+            return []
+        plan = Round(denoising, self.model, self.kv, self.slots, self.mesh)
+        for step in range(steps):
+            chunks = [self._next_chunk(s) for s in filling if self._fills(s)]
+            if not denoising and not chunks:
+                break
+            plan.denoise(step, chunks)
+            for chunk in chunks:
+                chunk.sequence.clean_end = chunk.stop
+                chunk.sequence.forwards += 1
+        if not denoising:
+            return []
+        plan.keep_memories()
+        updates = []
+        for sequence, outcome in zip(denoising, plan.outcomes(), strict=True):
+            sequence.forwards += steps
+            if sequence.slot >= 0:  # else it just gave way to another's next block
+                updates.append(self._settle(sequence, outcome))
+        return [u for u in updates if u.ids or u.finish_reason]
+
+    def canvas(self, uid: int) -> list[int | None]:
+        """Return the generated part of a running request's canvas, None where it is masked."""
+        for sequence in self.running:
+            if sequence.uid == uid:
+                part = slice(sequence.prompt_len, sequence.limit)
+                ids = self.slots.ids_SN[sequence.slot, part].tolist()
+                masked = self.slots.masked_SN[sequence.slot, part].tolist()
+                return [None if hidden else token for token, hidden in zip(ids, masked, strict=True)]
+        return []
+
+    # Memory.
+
+    def _pages(self, sequence: Sequence, stop: int) -> int:
+        return self.kv.pages_for(stop) * (2 if sequence.guided else 1)
+
+    def _admit(self) -> None:
+        """Start waiting requests in order, as long as slots and pages last."""
+        while self.waiting and self.slots.num_free:
+            sequence = self.waiting[0]
+            if self._pages(sequence, sequence.kv_stop) > self.kv.num_free:
+                return
+            self.waiting.popleft()
+            self.slots.admit(sequence)
+            self.running.append(sequence)
+            self._extend(sequence)
+
+    def _extend(self, sequence: Sequence) -> None:
+        """Allocate pages up to the end of what the current block sees; the caller made room."""
+        missing = self.kv.pages_for(sequence.kv_stop) - len(sequence.pages)
+        if missing <= 0:
+            return
+        sequence.pages += self.kv.allocate(missing)
+        sequence.slots_N = self.kv.slots(sequence.pages)
+        if sequence.guided:
+            sequence.twin_pages += self.kv.allocate(missing)
+            sequence.twin_slots_N = self.kv.slots(sequence.twin_pages)
+
+    def _grow(self, sequence: Sequence) -> None:
+        """Make room for the next block; the latest arrivals give way, the sequence itself too."""
+        held = len(sequence.pages) + len(sequence.twin_pages)
+        while self._pages(sequence, sequence.kv_stop) - held > self.kv.num_free:
+            latest = self.running[-1]
+            self.preempt(latest.uid)
+            if latest is sequence:
+                return
+        self._extend(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.slots.release(sequence)
+        self.kv.free(sequence.pages)
+        self.kv.free(sequence.twin_pages)
+        sequence.pages, sequence.twin_pages = [], []
+        sequence.slots_N = sequence.twin_slots_N = None
+
+    # Long prompts of block-causal models.
+
+    def _fills(self, sequence: Sequence) -> bool:
+        """Whether chunks of the prompt have to be stored before the first block."""
+        return (
+            sequence.policy.cache.keeps_prefix
+            and sequence.start - sequence.clean_end > max(self.chunk, sequence.policy.block_length)
+        )
+
+    def _next_chunk(self, sequence: Sequence) -> Chunk:
+        block = sequence.policy.block_length
+        length = max(self.chunk // block, 1) * block
+        start = sequence.clean_end
+        return Chunk(sequence, start, min(start + length, sequence.start))
+
+    # After a round.
+
+    def _settle(self, sequence: Sequence, outcome: Outcome) -> Update:
+        """Take over what the round did: report final tokens, move to the next block, or finish."""
+        sequence.step += outcome.used
+        sequence.settled = outcome.settled
+        sequence.masked_L = outcome.masked
+        cap = sequence.stop - sequence.start + sequence.policy.decoder.settle_steps()
+        assert sequence.step <= cap, "a block took more steps than it has positions"
+        update = self._report(sequence, outcome)
+        if update.finish_reason:
+            self._release(sequence)
+        elif outcome.done:
+            sequence.finish_block(sequence.step, outcome.ids, outcome.steps, outcome.logprobs)
+            self._grow(sequence)
+        return update
+
+    def _report(self, sequence: Sequence, outcome: Outcome) -> Update:
+        """Return the tokens that can no longer change, up to the first end token."""
+        final_L = _final_prefix(outcome, sequence.policy.decoder.edits)
+        begin = sequence.prompt_len + sequence.emitted
+        stop = min(sequence.start + final_L, sequence.limit)
+        if sequence.end_id is not None:
+            stop = begin
+        skip = sequence.start  # positions before this stand in sequence.final
+        first = max(begin, skip)
+        assert begin >= skip or begin >= stop, "final tokens of an earlier block were not reported"
+        ids = outcome.ids[first - skip : max(stop - skip, 0)]
+        end = next((i for i, token in enumerate(ids) if token in sequence.end_ids), None)
+        if end is not None:
+            ids = ids[: end + 1]
+            sequence.end_id = ids[end]
+        sequence.emitted += len(ids)
+        all_done = outcome.done and sequence.index + 1 == sequence.num_blocks
+        if sequence.end_id is None:
+            full = sequence.emitted == sequence.params.max_tokens
+            reason = "length" if full or all_done else None
+        else:
+            early = sequence.policy.iteration.early_stop
+            reason = "stop" if early or all_done else None
+        last = first - skip + len(ids)
+        return Update(
+            uid=sequence.uid,
+            ids=ids,
+            steps=outcome.steps[first - skip : last],
+            logprobs=outcome.logprobs[first - skip : last],
+            finish_reason=reason,
+            stop_id=sequence.end_id,
+            forwards=sequence.forwards,
+        )
+
+
+def _final_prefix(outcome: Outcome, edits: bool) -> int:
+    """Return how many positions of the block, from its start, can no longer change."""
+    if outcome.done:
+        return len(outcome.ids)
+    masked = outcome.masked.nonzero()
+    return 0 if edits or not len(masked) else int(masked[0])

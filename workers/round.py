@@ -1,0 +1,282 @@
+"""A round: some denoising steps of all running sequences, without looking back in between.
+
+Letters: B sequences that denoise, L positions of the longest block, T packed tokens, R rows of the
+head, G rows that share a decoder, H hidden size.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder, Memory
+from diffray.components.kv_pool import KVPool
+from diffray.components.logits import Logits
+from diffray.components.mesh import Mesh
+from diffray.components.model import Model
+from diffray.components.propose import Rows, Team, propose
+from diffray.components.sequence import Sequence
+from diffray.workers.layout import Layout
+from diffray.workers.request_rows import Asked, ask
+from diffray.workers.slots import Slots
+
+
+class Chunk(NamedTuple):
+    """A part of a long prompt, to be stored before its sequence's first block."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round did to the block of one sequence, on the host."""
+
+    ids: list[int]
+    masked: Tensor
+    steps: list[int]  # the step at which each token became final
+    logprobs: list[float]
+    used: int  # steps until the block was done, or all
+    settled: int  # of them and of earlier ones, those after the last mask was gone
+    done: bool
+
+
+class Round:
+    """Plans once, then every `denoise` is device work of shapes known beforehand."""
+
+    def __init__(
+        self,
+        sequences: Items[Sequence],
+        model: Model,
+        kv: KVPool,
+        slots: Slots,
+        mesh: Mesh,
+    ) -> None:
+        self.sequences = sequences
+        self.model, self.kv, self.slots, self.mesh = model, kv, slots, mesh
+        self.device = slots.device
+        self.length = max((s.stop - s.start for s in sequences), default=0)
+        self.soft = any(s.policy.iteration.soft for s in sequences)
+        self._windows: list[tuple[Sequence, int, int, int]] = []
+        if sequences:
+            self._plan_blocks()
+
+    def denoise(self, step: int, chunks: Items[Chunk]) -> None:
+        """Run one forward: the `step`-th of this round, and chunks of other sequences' prompts."""
+        layout, slots = self._layout_at(step, chunks), self.slots
+        ids_T = slots.ids_SN.flatten()[layout.cells_T]
+        if layout.blank_T is not None:
+            ids_T = ids_T.masked_fill(layout.blank_T, slots.mask_token_id)
+        x_TH = self.model.embed(ids_T)
+        if self.soft:
+            slots.soften(x_TH)
+            assert slots.soft_SNH is not None
+            masked_T1 = slots.masked_SN.flatten()[layout.cells_T].unsqueeze(1)
+            x_TH = x_TH + slots.soft_SNH.flatten(0, 1)[layout.cells_T] * masked_T1
+        hidden_TH = self.model.forward(x_TH, layout.batch, self.kv)
+        if not self.sequences:
+            return
+        asked = self._asked
+        logits = self._logits(hidden_TH, asked)
+        block = self._block(step)
+        if self.soft:
+            self._soften(logits, asked, step)
+        chosen = logits.rows(len(asked.rows.cells_R))
+        proposal = propose(chosen, asked.rows, block, self.teams, slots.mask_token_id)
+        self._write(proposal, block)
+
+    def outcomes(self) -> list[Outcome]:
+        """Copy what happened to the host: the one place where a round waits for the device."""
+        state = (
+            self.ids_BL,
+            self._cells(self.slots.steps_SN),
+            self._cells(self.slots.logprobs_SN),
+            self.masked_BL,
+            self.used_B,
+            self.settled_B,
+            self.done_B,
+        )
+        ids, steps, logprobs, masked_BL, used, settled, done = (part.cpu() for part in state)
+        lengths = [s.stop - s.start for s in self.sequences]
+        return [
+            Outcome(
+                ids=ids[b, :n].tolist(),
+                masked=masked_BL[b, :n],
+                steps=steps[b, :n].tolist(),
+                logprobs=logprobs[b, :n].tolist(),
+                used=int(used[b]),
+                settled=int(settled[b]),
+                done=bool(done[b]),
+            )
+            for b, n in enumerate(lengths)
+        ]
+
+    # Planning: host integers become the tensors that all steps of the round share.
+
+    def _plan_blocks(self) -> None:
+        sequences, device = self.sequences, self.device
+        starts = torch.tensor([s.start for s in sequences]).unsqueeze(1)
+        stops = torch.tensor([s.stop for s in sequences]).unsqueeze(1)
+        prompts = torch.tensor([s.prompt_len for s in sequences]).unsqueeze(1)
+        bases = torch.tensor([s.slot * self.slots.length for s in sequences]).unsqueeze(1)
+        edits = torch.tensor([s.policy.decoder.edits for s in sequences]).unsqueeze(1)
+        positions = starts + torch.arange(self.length)
+        inside = positions < stops
+        self.positions_BL = positions.to(device)
+        self.cells_BL = torch.where(inside, bases + positions, self.slots.trash).to(device)
+        self.ours_BL = (inside & (positions >= prompts) & edits).to(device)
+        self.ids_BL = self._cells(self.slots.ids_SN)
+        self.masked_BL = self._cells(self.slots.masked_SN) & inside.to(device)
+
+        def column(values: list[int]) -> Tensor:
+            return torch.tensor(values, device=device)
+
+        self.seed_B = column([s.params.seed for s in sequences])
+        self.step_B = column([s.steps_before + s.step for s in sequences])
+        self.step_in_block_B = column([s.step for s in sequences])
+        self.index_B = column([s.index for s in sequences])
+        self.count_B = column([s.num_blocks for s in sequences])
+        self.settle_B = column([s.policy.decoder.settle_steps() for s in sequences])
+        self.settled_B = column([s.settled for s in sequences])
+        self.used_B = torch.zeros_like(self.step_B)
+        self.done_B = torch.zeros_like(self.step_B, dtype=torch.bool)
+        self.teams = self._plan_teams()
+
+    def _plan_teams(self) -> list[Team]:
+        rows: dict[Decoder, list[int]] = defaultdict(list)
+        for b, sequence in enumerate(self.sequences):
+            rows[sequence.policy.decoder].append(b)
+        return [
+            Team(
+                decoder,
+                torch.tensor(members, device=self.device),
+                self._gather_memory(members) if decoder.remembers else None,
+            )
+            for decoder, members in rows.items()
+        ]
+
+    def _gather_memory(self, members: list[int]) -> Memory:
+        """Stand the members' memories side by side; a block takes at most L steps, so K = L."""
+        shape = (len(members), self.length, self.length)
+        ids = torch.full(shape, -1, device=self.device)
+        credit = torch.zeros(shape, device=self.device, dtype=torch.float64)
+        for g, b in enumerate(members):
+            memory = self.sequences[b].memory
+            if memory is not None:
+                n = memory.ids_BLK.shape[0]
+                ids[g, :n, :n], credit[g, :n, :n] = memory
+        return Memory(ids, credit)
+
+    def keep_memories(self) -> None:
+        """Hand each sequence its decoder's memory, for the next round."""
+        for team in self.teams:
+            if team.memory is None:
+                continue
+            for g, b in enumerate(team.rows_G.tolist()):
+                sequence = self.sequences[b]
+                n = sequence.stop - sequence.start
+                sequence.memory = Memory(*(part[g, :n, :n].clone() for part in team.memory))
+
+    def _layout_at(self, step: int, chunks: Items[Chunk]) -> Layout:
+        """Return where this step's windows stand; most steps stand as the one before."""
+        windows = [
+            (s, *s.policy.cache.window(s, s.step + step), s.kv_stop) for s in self.sequences
+        ]
+        windows += [(chunk.sequence, chunk.start, chunk.stop, chunk.stop) for chunk in chunks]
+        if self._windows != windows:
+            self._windows = windows
+            self._layout = Layout.of(windows, self.slots)
+            if self.sequences:
+                self._asked = ask(self.sequences, self._layout, self.length, self.device)
+        return self._layout
+
+    # One step on the device.
+
+    def _cells(self, state_SN: Tensor) -> Tensor:
+        return state_SN.view(-1)[self.cells_BL]
+
+    def _block(self, step: int) -> Block:
+        active_B1 = ~self.done_B.unsqueeze(1)
+        floors = [
+            s.policy.iteration.floor(s.steps_before + s.step + step) for s in self.sequences
+        ]
+        return Block(
+            ids_BL=self.ids_BL,
+            masked_BL=self.masked_BL & active_B1,
+            editable_BL=self.ours_BL & ~self.masked_BL & active_B1,
+            positions_BL=self.positions_BL,
+            seed_B=self.seed_B,
+            step_B=self.step_B + self.used_B,
+            step_in_block_B=self.step_in_block_B + self.used_B,
+            index_B=self.index_B,
+            count_B=self.count_B,
+            floor_B=torch.tensor(floors, dtype=torch.float64, device=self.device),
+        )
+
+    def _logits(self, hidden_TH: Tensor, asked: Asked) -> Logits:
+        values_RV = self.model.head(hidden_TH[asked.tokens_R])
+        if asked.guided_U is not None:
+            blind_UV = self.model.head(hidden_TH[asked.twins_U])
+            guided_UV = values_RV[asked.guided_U]
+            scale_U1 = asked.scale_U.unsqueeze(1).to(values_RV)
+            values_RV[asked.guided_U] = blind_UV + (scale_U1 + 1) * (guided_UV - blind_UV)
+        logits = Logits(values_RV, self.model.spec.vocab_start, self.mesh)
+        logits.add(asked.rows.edit_rows_E, asked.rows.edit_ids_E, asked.rows.edit_values_E)
+        return logits
+
+    def _soften(self, logits: Logits, asked: Asked, step: int) -> None:
+        """Store what the model expects at masked positions, weighted for this step."""
+        assert self.slots.soft_SNH is not None
+        weights = [
+            s.policy.iteration.weight(s.steps_before + s.step + step) for s in self.sequences
+        ]
+        row_E, rows_E = asked.soft_sequences_E, asked.soft_rows_E
+        values_EV = logits.values_RV[rows_E]
+        probs_EV = (values_EV - logits.logsumexp()[rows_E].unsqueeze(1)).exp()
+        expected_EH = self.model.expected_embedding(probs_EV)
+        weight_B = torch.tensor(weights, device=self.device, dtype=expected_EH.dtype)
+        flat_EH = self.slots.soft_SNH.view(-1, self.slots.soft_SNH.shape[-1])
+        before_EH = flat_EH[asked.soft_cells_E]
+        active_E1 = ~self.done_B[row_E].unsqueeze(1)
+        after_EH = (expected_EH * weight_B[row_E].unsqueeze(1)).to(flat_EH)
+        flat_EH[asked.soft_cells_E] = torch.where(active_E1, after_EH, before_EH)
+
+    def _write(self, proposal: Proposal, block: Block) -> None:
+        """Make accepted tokens final, and find out which rows are done."""
+        accepted_BL = torch.zeros_like(self.masked_BL)
+        for team in self.teams:
+            ours = proposal.rows(team.rows_G), block.rows(team.rows_G)
+            accepted_BL[team.rows_G] = team.decoder.accept(*ours)
+        accepted_BL &= block.masked_BL | block.editable_BL
+        accepted_BL |= _rescue(proposal, block, accepted_BL)
+
+        active_B = ~self.done_B
+        slots, cells = self.slots, self.cells_BL[accepted_BL]
+        steps_BL = block.step_B.unsqueeze(1).expand_as(accepted_BL)
+        slots.ids_SN.view(-1)[cells] = proposal.ids_BL[accepted_BL]
+        slots.masked_SN.view(-1)[cells] = False
+        slots.steps_SN.view(-1)[cells] = steps_BL[accepted_BL]
+        slots.logprobs_SN.view(-1)[cells] = proposal.logprob_BL[accepted_BL].float()
+        self.ids_BL = torch.where(accepted_BL, proposal.ids_BL, self.ids_BL)
+        self.masked_BL = self.masked_BL & ~accepted_BL
+
+        settling_B = active_B & ~block.masked_BL.any(-1)
+        self.settled_B = self.settled_B + settling_B
+        quiet_B = ~accepted_BL.any(-1) | (self.settled_B >= self.settle_B)
+        self.done_B = self.done_B | (~self.masked_BL.any(-1) & quiet_B)
+        self.used_B = self.used_B + active_B
+
+
+def _rescue(proposal: Proposal, block: Block, accepted_BL: Tensor) -> Tensor:
+    """Return the most confident masked position of each row that got none: every step counts."""
+    confidence_BL = proposal.confidence_BL.nan_to_num(nan=-2.0, neginf=-3.0)
+    best_BL = torch.zeros_like(accepted_BL)
+    best = confidence_BL.masked_fill(~block.masked_BL, -4.0).argmax(-1, keepdim=True)
+    best_BL.scatter_(1, best, True)
+    stuck_B = block.masked_BL.any(-1) & ~(accepted_BL & block.masked_BL).any(-1)
+    return best_BL & block.masked_BL & stuck_B.unsqueeze(1)

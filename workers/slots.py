@@ -1,0 +1,65 @@
+"""The canvases of the running sequences, on the device.
+
+A masked position holds the mask token's id, so that the model sees it, but what is masked is told
+by a flag alone: a mask id in a prompt is an ordinary token.
+
+Letters: S slots, N positions of the longest canvas, H hidden size.
+"""
+
+import torch
+from torch import Tensor
+
+from diffray.components.sequence import Sequence
+
+
+class Slots:
+    """Token ids, mask flags, and when and how surely each token became final."""
+
+    def __init__(
+        self, num_slots: int, length: int, mask_token_id: int, device: torch.device
+    ) -> None:
+        shape = (num_slots + 1, length)  # the last row takes what padding writes
+        self.mask_token_id = mask_token_id
+        self.length = length
+        self.device = device
+        self.ids_SN = torch.zeros(shape, dtype=torch.long, device=device)
+        self.masked_SN = torch.zeros(shape, dtype=torch.bool, device=device)
+        self.steps_SN = torch.zeros(shape, dtype=torch.long, device=device)
+        self.logprobs_SN = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.soft_SNH: Tensor | None = None  # what soft diffusion adds to masked inputs
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def trash(self) -> int:
+        """The flat index of a position that nobody reads."""
+        return self.ids_SN.numel() - 1
+
+    def admit(self, sequence: Sequence) -> None:
+        """Give the sequence a slot and write its canvas: prompt, final tokens, then masks."""
+        slot = sequence.slot = self._free.pop()
+        known = torch.tensor([*sequence.prompt, *sequence.final], device=self.device)
+        self.ids_SN[slot] = self.mask_token_id
+        self.ids_SN[slot, : len(known)] = known
+        self.masked_SN[slot] = False
+        self.masked_SN[slot, len(known) : sequence.length] = True
+
+        if self.soft_SNH is not None:
+            self.soft_SNH[slot] = 0
+
+    def soften(self, like_TH: Tensor) -> None:
+        """Make room for soft embeddings; the first soft request pays for it."""
+        if self.soft_SNH is None:
+            self.soft_SNH = like_TH.new_zeros(*self.ids_SN.shape, like_TH.shape[1])
+
+    def release(self, sequence: Sequence) -> None:
+        """Take the slot back."""
+        self._free.append(sequence.slot)
+        sequence.slot = -1
+
+    def flat(self, slot: int, start: int, stop: int) -> Tensor:
+        """Return the flat indices of positions [start, stop) of a slot, on the host."""
+        return torch.arange(slot * self.length + start, slot * self.length + stop)

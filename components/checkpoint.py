@@ -4,7 +4,6 @@ Every tensor is accounted for before the first is read; then each goes straight 
 """
 
 import re
-from collections.abc import Sequence as Items
 from pathlib import Path
 
 from diffray.components.backend import choose_device, choose_dtype
@@ -25,7 +24,6 @@ from diffray.components.weights import (
 
 # Buffers that some checkpoints carry and that are computed here.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
-_MASK_NAMES = ("<|mask|>", "<|mdm_mask|>")
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -140,74 +138,3 @@ def read_config(path: Path) -> Config:
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} has no config.json; give the folder of a checkpoint")
     return read_json(path / "config.json")
-
-
-def special_ids(
-    path: Path,
-    config: Config,
-    *,
-    mask_token_id: int | None = None,
-    eos_token_id: int | Items[int] | None = None,
-) -> tuple[int, tuple[int, ...]]:
-    """Return the mask id and the ids that end a text.
-
-    What is given counts first, then config.json, generation_config.json and the tokenizer's files:
-    published LLaDA-MoE and LLaDA2 configs do not name the mask.
-    """
-    folder = SpecialTokens(path)
-    masks = as_ids(mask_token_id) or folder.ids(config, "mask", _MASK_NAMES)
-    ends = as_ids(eos_token_id) or folder.ids(config, "eos", ())
-    for kind, found in (("mask", masks), ("eos", ends)):
-        if not found:
-            raise CheckpointError(
-                f"neither config.json, generation_config.json nor the tokenizer in {path} tells "
-                f"the {kind} token; pass {kind}_token_id=..."
-            )
-    return masks[0], ends
-
-
-def as_ids(value: object) -> tuple[int, ...]:
-    """Return one id or several as a tuple."""
-    if isinstance(value, int):
-        return (value,)
-    if isinstance(value, list | tuple):
-        return tuple(int(item) for item in value)
-    return ()
-
-
-class SpecialTokens:
-    """What a checkpoint's side files say about special tokens."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def ids(self, config: Config, kind: str, names: Items[str]) -> tuple[int, ...]:
-        """Return the ids of a kind of token, from the first file that tells them."""
-        key = f"{kind}_token_id"
-        found = as_ids(config.get(key)) or as_ids(self._read("generation_config.json").get(key))
-        if found:
-            return found
-        tokenizer_config = self._read("tokenizer_config.json")
-        own = tokenizer_config.get(f"{kind}_token")
-        if isinstance(own, dict):
-            own = own.get("content")
-        ids = self._token_ids(tokenizer_config)
-        candidates = [own, *names] if isinstance(own, str) else list(names)
-        return next(((ids[name],) for name in candidates if name in ids), ())
-
-    def _token_ids(self, tokenizer_config: Config) -> dict[str, int]:
-        ids: dict[str, int] = {}
-        tokenizer = self._read("tokenizer.json")
-        for token in _objects(tokenizer.get("added_tokens")):
-            ids[str(token.get("content"))] = int(str(token.get("id")))
-        decoder = tokenizer_config.get("added_tokens_decoder")
-        for number, token in decoder.items() if isinstance(decoder, dict) else ():
-            ids[str(token["content"])] = int(number)
-        return ids
-
-    def _read(self, name: str) -> dict[str, object]:
-        return read_json(self.path / name) if (self.path / name).is_file() else {}
-
-
-def _objects(value: object) -> list[dict[str, object]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

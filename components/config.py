@@ -36,6 +36,6 @@ def _sentence(mistake: dict[str, Any]) -> str:
         case "union_tag_not_found":
             return f"{prefix}a 'kind' is needed"
         case "value_error":
-            return prefix + mistake["msg"].removeprefix("Value error, ")
+            return prefix + str(mistake["msg"]).removeprefix("Value error, ")
         case _:
             return f"{prefix}{mistake['msg']} (given: {mistake['input']!r})"

@@ -27,7 +27,7 @@ class Bonus(NamedTuple):
 
 
 class Decoder(Config, ABC):
-    """A decoding rule and its numbers. Subclasses say `kind` and `accept`; the rest has defaults."""
+    """A decoding rule and its numbers. Subclasses say `kind` and `accept`, seldom more."""
 
     edits: ClassVar[bool] = False  # may replace tokens that are already written
     has_threshold: ClassVar[bool] = False  # honours `block.floor_B`

@@ -44,9 +44,7 @@ class MLP(Protocol):
 class Layer(nn.Module):
     """Attention and an MLP, each behind its norm and added to what came in."""
 
-    def __init__(
-        self, layer: int, dims: Dims, mlp: MLP, mesh: Mesh, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, layer: int, dims: Dims, mlp: MLP, mesh: Mesh, dtype: torch.dtype) -> None:
         super().__init__()
         self.attention_norm = Norm(dims.hidden, dims.norm_eps, dtype)
         self.attention = Attention(layer, dims, mesh, dtype)
@@ -75,7 +73,7 @@ class Layer(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """A model as the rest of the house sees it; built without storage, then allocated and loaded."""
+    """A model as the rest of the house sees it: built on meta, then allocated and loaded."""
 
     def __init__(
         self,
@@ -91,9 +89,8 @@ class Denoiser(nn.Module):
         self.dims, self.names = dims, names
         self.embedding = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
         self.rotary = Rotary(dims.max_positions, dims.rotated, dims.rope_theta, dtype)
-        self.layers = nn.ModuleList(
-            Layer(index, dims, mlp, mesh, dtype) for index, mlp in enumerate(mlps)
-        )
+        self.stack = [Layer(index, dims, mlp, mesh, dtype) for index, mlp in enumerate(mlps)]
+        self.layers = nn.ModuleList(self.stack)  # the same layers, registered
         self.norm = Norm(dims.hidden, dims.norm_eps, dtype)
         self.output = self.embedding
         if not dims.tied:
@@ -120,7 +117,7 @@ class Denoiser(nn.Module):
 
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
         angles = self.rotary(batch.positions_T)
-        for layer in self.layers:
+        for layer in self.stack:
             x_TH = layer(x_TH, angles, batch, kv)
         return self.norm(x_TH)  # type: ignore[no-any-return]
 
@@ -144,6 +141,6 @@ class Denoiser(nn.Module):
             # A tied checkpoint may carry the head all the same; it equals the embedding.
             self.names.head: Part(output.shape, optional=True) if self.dims.tied else output,
         }
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.stack):
             parts |= layer.parts(f"{self.names.layer}.{index}", self.names, names)
         return parts

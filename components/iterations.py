@@ -1,4 +1,4 @@
-"""The diffusion iterations: how a generation is taken through its blocks, and what masks look like."""
+"""How a generation is taken through its blocks, and what its masks look like to the model."""
 
 from typing import ClassVar, Literal
 

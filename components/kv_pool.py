@@ -11,7 +11,7 @@ from diffray.kernels.attention import window_attention
 
 
 class KVPool:
-    """The K/V of all sequences on this rank; page 0 is never handed out, so it may be scribbled on."""
+    """The K/V of all sequences on this rank; page 0 is never handed out: it takes padding."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class KVPool:
         first = torch.tensor(pages, dtype=torch.long) * self.page_size
         return (first.unsqueeze(1) + torch.arange(self.page_size)).flatten()
 
-    def attend(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, batch: Batch) -> Tensor:
+    def attend(
+        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, batch: Batch
+    ) -> Tensor:
         """Store the windows' K/V in place, then return what their queries read."""
         keys_SGD, values_SGD = self.keys_LSGD[layer], self.values_LSGD[layer]
         keys_SGD[batch.slots_T] = k_TGD

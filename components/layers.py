@@ -22,7 +22,7 @@ class Piece(NamedTuple):
     """A view of a parameter, and which part of the checkpoint tensor is copied into it."""
 
     target: Tensor
-    index: Index
+    take: Index
 
 
 class Part(NamedTuple):

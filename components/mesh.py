@@ -1,4 +1,4 @@
-"""The ranks that hold one copy of the model: who this one is, and the two collectives between them."""
+"""The ranks that hold one copy of the model: which one this is, and their collectives."""
 
 from dataclasses import dataclass
 

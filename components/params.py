@@ -44,7 +44,7 @@ class SamplingParams(Config):
         for token_id, bias in given.items():
             if token_id < 0 or not -100 <= bias <= 100:
                 raise ValueError(
-                    f"token {token_id}: {bias} is not allowed; ids are >= 0, biases from -100 to 100"
+                    f"token {token_id}: {bias} is not allowed; ids are >= 0, biases -100 to 100"
                 )
         return given
 

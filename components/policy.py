@@ -29,9 +29,7 @@ AnyIteration = Annotated[Blockwise | BlockDiffusion | Soft, Field(discriminator=
 AnyDecoder = Annotated[
     Threshold | Fixed | Hierarchy | Credit | Factor | Edit, Field(discriminator="kind")
 ]
-AnyCache = Annotated[
-    NoCache | Prefix | Dual | Vicinity | Exact, Field(discriminator="kind")
-]
+AnyCache = Annotated[NoCache | Prefix | Dual | Vicinity | Exact, Field(discriminator="kind")]
 
 
 class DiffusionParams(Config):
@@ -69,13 +67,18 @@ class Policy:
         if not (iteration.block_causal if causal else iteration.bidirectional):
             raise ValueError(
                 f"iteration {iteration.kind!r} does not fit this model: its attention is "
-                + ("block-causal; use 'block_diffusion'" if causal else "bidirectional; use 'blockwise'")
+                + (
+                    "block-causal; use 'block_diffusion'"
+                    if causal
+                    else "bidirectional; use 'blockwise'"
+                )
             )
         if not (cache.block_causal if causal else cache.bidirectional):
             raise ValueError(
                 f"cache {cache.kind!r} does not fit this model: "
                 + (
-                    "its attention is block-causal, so finished blocks never change; use 'exact' or 'none'"
+                    "its attention is block-causal, so finished blocks never change; "
+                    "use 'exact' or 'none'"
                     if causal
                     else "its attention is bidirectional, so no K/V is ever exact; "
                     "use 'dual', 'vicinity', 'prefix' or 'none'"

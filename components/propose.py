@@ -57,9 +57,7 @@ def propose(
         cells_Q = rows.cells_R[rows.draw_Q]
         row_Q = cells_Q // block.ids_BL.shape[1]
         key = block.seed_B[row_Q], block.positions_BL.flatten()[cells_Q], block.step_B[row_Q]
-        drawn_Q = logits.sample(
-            rows.draw_Q, rows.temperature_Q, rows.top_k_Q, rows.top_p_Q, key
-        )
+        drawn_Q = logits.sample(rows.draw_Q, rows.temperature_Q, rows.top_k_Q, rows.top_p_Q, key)
         ids_R = ids_R.index_copy(0, rows.draw_Q, drawn_Q)
         chosen_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
     logprob_R = chosen_R - lse_R

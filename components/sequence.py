@@ -114,7 +114,9 @@ class Sequence:
     def guided(self) -> bool:
         return self.policy.cfg_scale > 0
 
-    def finish_block(self, steps: int, ids: list[int], at: list[int], logprobs: list[float]) -> None:
+    def finish_block(
+        self, steps: int, ids: list[int], at: list[int], logprobs: list[float]
+    ) -> None:
         """Record the current block's tokens as final and move to the next block."""
         given = max(self.prompt_len - self.start, 0)
         self.final += ids[given:]

@@ -6,7 +6,7 @@ Opening reads headers alone; a slice is read when it is asked for.
 import json
 import pickle
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -53,18 +53,22 @@ class SafetensorsFile:
         self.path = path
         try:
             self._file = safe_open(path, framework="pt")
-            slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
+            names = self._file.keys()  # type: ignore[no-untyped-call]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{path} is truncated or no safetensors file ({error}); download it again"
             ) from error
         self.tensors = {
-            name: Stored(tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
+            name: Stored(tuple(view.get_shape()), view.get_dtype())
+            for name, view in ((name, self._slice(name)) for name in names)
         }
 
     def read(self, name: str, index: Index) -> Tensor:
-        tensor: Tensor = self._file.get_slice(name)[index]
+        tensor: Tensor = self._slice(name)[index]
         return tensor
+
+    def _slice(self, name: str) -> Any:  # safetensors has no types for its views
+        return self._file.get_slice(name)  # type: ignore[no-untyped-call]
 
 
 class TorchFile:

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
-    from diffray.workers.llm import CompletionOutput, DiffusionLLM, RequestOutput
+    from diffray.workers.llm import DiffusionLLM
+    from diffray.workers.output import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 
 __all__ = ["CompletionOutput", "DiffusionLLM", "RequestOutput", "SamplingParams", "__version__"]
 
 _HOMES = {
-    "CompletionOutput": "diffray.workers.llm",
+    "CompletionOutput": "diffray.workers.output",
     "DiffusionLLM": "diffray.workers.llm",
-    "RequestOutput": "diffray.workers.llm",
+    "RequestOutput": "diffray.workers.output",
     "SamplingParams": "diffray.components.params",
 }
 

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Group(NamedTuple):
-    """Neighbouring windows of equal shape: queries [start, start + windows * queries) of the batch."""
+    """Neighbouring windows of equal shape, from packed query `start` on."""
 
     start: int
     windows: int

@@ -20,10 +20,9 @@ def experts_forward(
     num_tokens, num_chosen = ids_TK.shape
     num_experts = w13_EFH.shape[0]
     here_TK = (ids_TK >= 0) & (ids_TK < num_experts)
-    ids_S = ids_TK.where(here_TK, num_experts).flatten()
-    order_S = ids_S.argsort(stable=True)
-    counts_E = torch.bincount(ids_S, minlength=num_experts + 1)[:num_experts]
-    ends_E = counts_E.cumsum(0, dtype=torch.int32)
+    ids_S, order_S = ids_TK.where(here_TK, num_experts).flatten().sort(stable=True)
+    experts_E = torch.arange(num_experts, device=ids_S.device)
+    ends_E = torch.searchsorted(ids_S, experts_E, right=True, out_int32=True)
 
     x_SH = x_TH[order_S // num_chosen]
     gate_SI, up_SI = _grouped(x_SH, w13_EFH, ends_E).chunk(2, dim=-1)
@@ -38,7 +37,7 @@ def experts_forward(
 
 
 def _grouped(x_SH: Tensor, w_EOH: Tensor, ends_E: Tensor) -> Tensor:
-    """Multiply each expert's slice of rows with its matrix; rows of no expert come out undefined."""
+    """Multiply each expert's slice of rows with its matrix; rows of no expert are undefined."""
     row_bytes = {x_SH.shape[1] * x_SH.itemsize, w_EOH.shape[1] * x_SH.itemsize}
     if x_SH.dtype != torch.float64 and all(size % 16 == 0 for size in row_bytes):
         return grouped_mm(x_SH, w_EOH.transpose(1, 2), offs=ends_E)

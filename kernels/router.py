@@ -1,6 +1,7 @@
 """Which experts a token goes to, and with what weight.
 
-Letters: T packed tokens, E experts, K experts of a token, G groups of experts, M experts of a group.
+Letters: T packed tokens, E experts, K experts of a token, G groups of M experts each, J of which
+are chosen.
 """
 
 import torch

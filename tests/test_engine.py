@@ -3,7 +3,8 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine, Request
@@ -71,9 +72,7 @@ def mixed_requests(policies: list[dict[str, object]]) -> list[Request]:
     ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
 )
 class TestNobodyElseMatters:
-    def test_batched_equals_alone(
-        self, model: ToyModel, policies: list[dict[str, object]]
-    ) -> None:
+    def test_batched_equals_alone(self, model: ToyModel, policies: list[dict[str, object]]) -> None:
         requests = mixed_requests(policies)
         together = run(toy_engine(model), requests)
         for request in requests:
@@ -175,11 +174,14 @@ def test_greedy_ignores_the_seed() -> None:
 
 @pytest.mark.parametrize("decoder", ["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
 def test_exact_cache_equals_recomputation(decoder: str) -> None:
+    def policy(cache: str) -> dict[str, object]:
+        return {"block_length": 16, "decoder": {"kind": decoder}, "cache": {"kind": cache}}
+
     for length in (5, 16, 45):
         exact, none = (
             generate(
                 CAUSAL, prompt_of(length), max_tokens=50, ignore_eos=True,
-                diffusion={"block_length": 16, "decoder": {"kind": decoder}, "cache": {"kind": kind}},
+                diffusion=policy(kind),
             )
             for kind in ("exact", "none")
         )  # fmt: skip
@@ -200,7 +202,9 @@ def test_denoising_goes_on_while_a_prompt_fills() -> None:
     engine = toy_engine(CAUSAL, chunk=8)
     engine.add(Request(0, prompt_of(8), SamplingParams(max_tokens=24, ignore_eos=True,
                        diffusion={"block_length": 8})))  # fmt: skip
-    engine.add(Request(1, prompt_of(200), SamplingParams(max_tokens=8, diffusion={"block_length": 8})))
+    engine.add(
+        Request(1, prompt_of(200), SamplingParams(max_tokens=8, diffusion={"block_length": 8}))
+    )
     early = [engine.step() for _ in range(10)]  # 200 / 8 chunks take longer than that
     assert any(update.ids for updates in early for update in updates)
     assert all(update.uid == 0 for updates in early for update in updates)
@@ -333,7 +337,9 @@ def test_edit_replaces_its_own_tokens_only() -> None:
     engine = toy_engine(Changing(certain({})))
     ids, _ = last_update(
         engine,
-        Request(0, (9, 9, 9), SamplingParams(max_tokens=6, diffusion={"decoder": {"kind": "edit"}})),
+        Request(
+            0, (9, 9, 9), SamplingParams(max_tokens=6, diffusion={"decoder": {"kind": "edit"}})
+        ),
     )
     assert ids == [4] * 6
 
@@ -445,7 +451,7 @@ def test_any_shape_fills_the_canvas(
     page_size: int,
     data: st.DataObject,
 ) -> None:
-    """Lengths and block sizes that divide nothing: exact length, no masks, same as without cache."""
+    """Lengths and block sizes that divide nothing: all tokens, no masks, same as without cache."""
     decoder = data.draw(
         st.sampled_from(["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
     )
@@ -458,7 +464,7 @@ def test_any_shape_fills_the_canvas(
         )
         return run(engine, [Request(0, prompt_of(prompt_len), params)], unroll)[0]
 
-    cache = {"kind": "exact"} if causal else {"kind": "dual", "refresh": 1}
+    cache: dict[str, object] = {"kind": "exact"} if causal else {"kind": "dual", "refresh": 1}
     found = tokens(toy_engine(model, page_size=page_size, num_pages=700), cache, steps)
     assert len(found) == max_tokens
     assert MASK not in found

@@ -55,9 +55,7 @@ def test_tokens_equal_the_originals(family: str, dtype: str) -> None:
     """All cases of a family in one batch; forwards are not more than the originals'."""
     cases = cases_of(FAMILIES[family])
     params = [
-        SamplingParams(
-            max_tokens=case["gen_length"], ignore_eos=True, diffusion=diffusion_of(case)
-        )
+        SamplingParams(max_tokens=case["gen_length"], ignore_eos=True, diffusion=diffusion_of(case))
         for case in cases
     ]
     found = model(family, dtype).generate([case["prompt"] for case in cases], params)

@@ -3,7 +3,8 @@
 Letters: T packed tokens, R rows of the head, V vocabulary, H hidden size, D head size.
 """
 
-from collections.abc import Callable, Sequence as Items
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 
 import torch
 from torch import Tensor
@@ -63,7 +64,9 @@ class ToyModel:
         x_TH = x_TH + self.places[batch.positions_T]
         for number, (query, key, value, out) in enumerate(self.layers):
             heads = [(x_TH @ w).unflatten(-1, (2, 8)) for w in (query, key, value)]
-            x_TH = x_TH + torch.tanh(kv.attend(number, *heads, batch).flatten(1) @ out)
+            x_TH = x_TH + torch.tanh(
+                kv.attend(number, heads[0], heads[1], heads[2], batch).flatten(1) @ out
+            )
         return x_TH
 
     def head(self, hidden_RH: Tensor) -> Tensor:
@@ -76,7 +79,9 @@ class ToyModel:
 class ScriptedModel:
     """A model whose logits are a function of the position alone."""
 
-    def __init__(self, script: Callable[[int], dict[int, float]], block_causal: bool = False) -> None:
+    def __init__(
+        self, script: Callable[[int], dict[int, float]], block_causal: bool = False
+    ) -> None:
         self.spec = toy_spec(block_causal, num_layers=1, hidden_size=1)
         self.script = script
         self.forwards = 0
@@ -166,5 +171,3 @@ def last_update(engine: Engine, request: Request) -> tuple[list[int], Update]:
 def certain(tokens: dict[int, int], default: int = 1) -> Callable[[int], dict[int, float]]:
     """Return a script that is sure of one token at each position."""
     return lambda position: {tokens.get(position, default): 20.0}
-
-

@@ -104,7 +104,7 @@ class Engine:
         self.waiting.append(self.check(request))
 
     def cancel(self, uid: int) -> None:
-        """Forget a request and free what it holds; unknown ids are ignored, as it may have ended."""
+        """Forget a request and free what it holds; it may have ended already."""
         for sequence in self.running:
             if sequence.uid == uid:
                 self._release(sequence)
@@ -154,7 +154,9 @@ class Engine:
                 part = slice(sequence.prompt_len, sequence.limit)
                 ids = self.slots.ids_SN[sequence.slot, part].tolist()
                 masked = self.slots.masked_SN[sequence.slot, part].tolist()
-                return [None if hidden else token for token, hidden in zip(ids, masked, strict=True)]
+                return [
+                    None if hidden else token for token, hidden in zip(ids, masked, strict=True)
+                ]
         return []
 
     # Memory.
@@ -206,9 +208,8 @@ class Engine:
 
     def _fills(self, sequence: Sequence) -> bool:
         """Whether chunks of the prompt have to be stored before the first block."""
-        return (
-            sequence.policy.cache.keeps_prefix
-            and sequence.start - sequence.clean_end > max(self.chunk, sequence.policy.block_length)
+        return sequence.policy.cache.keeps_prefix and sequence.start - sequence.clean_end > max(
+            self.chunk, sequence.policy.block_length
         )
 
     def _next_chunk(self, sequence: Sequence) -> Chunk:

@@ -1,7 +1,8 @@
 """The whole engine in this process: from prompts to text, offline or streamed."""
 
-from collections.abc import Iterator, Sequence as Items
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,71 +14,11 @@ from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
 from diffray.workers.engine import Request, Update
+from diffray.workers.output import CompletionOutput, Delta, RequestOutput
 from diffray.workers.setup import Setup, build_engine
 from diffray.workers.text import Messages, TextStream
 
 Prompt = str | Items[int]
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One choice. `logprobs` and `steps` are there if the request asked for logprobs.
-
-    They tell, for each token, its log-probability at the step at which it became final (given the
-    canvas as it was then: not a left-to-right likelihood), and that step, counted from 0.
-    """
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None  # stop | length
-    stop_reason: str | int | None = None  # the stop string or end token found
-    forwards: int = 0
-    logprobs: list[float] | None = None
-    steps: list[int] | None = None
-
-    @property
-    def cumulative_logprob(self) -> float | None:
-        return None if self.logprobs is None else sum(self.logprobs)
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """The answer to one prompt; `forwards` sums over its choices."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-
-    @property
-    def finished(self) -> bool:
-        return all(choice.finish_reason for choice in self.outputs)
-
-    @property
-    def forwards(self) -> int:
-        return sum(choice.forwards for choice in self.outputs)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.prompt_token_ids)
-
-    @property
-    def completion_tokens(self) -> int:
-        return sum(len(choice.token_ids) for choice in self.outputs)
-
-    @property
-    def tokens_per_forward(self) -> float:
-        return self.completion_tokens / max(self.forwards, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """News of one streamed choice: what became certain since the last."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
 
 
 class DiffusionLLM:

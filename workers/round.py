@@ -18,7 +18,7 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
-from diffray.components.propose import Rows, Team, propose
+from diffray.components.propose import Team, propose
 from diffray.components.sequence import Sequence
 from diffray.workers.layout import Layout
 from diffray.workers.request_rows import Asked, ask
@@ -184,9 +184,7 @@ class Round:
 
     def _layout_at(self, step: int, chunks: Items[Chunk]) -> Layout:
         """Return where this step's windows stand; most steps stand as the one before."""
-        windows = [
-            (s, *s.policy.cache.window(s, s.step + step), s.kv_stop) for s in self.sequences
-        ]
+        windows = [(s, *s.policy.cache.window(s, s.step + step), s.kv_stop) for s in self.sequences]
         windows += [(chunk.sequence, chunk.start, chunk.stop, chunk.stop) for chunk in chunks]
         if self._windows != windows:
             self._windows = windows
@@ -202,9 +200,7 @@ class Round:
 
     def _block(self, step: int) -> Block:
         active_B1 = ~self.done_B.unsqueeze(1)
-        floors = [
-            s.policy.iteration.floor(s.steps_before + s.step + step) for s in self.sequences
-        ]
+        floors = [s.policy.iteration.floor(s.steps_before + s.step + step) for s in self.sequences]
         return Block(
             ids_BL=self.ids_BL,
             masked_BL=self.masked_BL & active_B1,

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from diffray.components.backend import free_memory
-from diffray.components.checkpoint import load_model, read_config, resolve, special_ids
+from diffray.components.checkpoint import load_model, read_config, resolve
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
+from diffray.components.special_tokens import special_ids
 from diffray.workers.engine import Engine
 from diffray.workers.slots import Slots
 from diffray.workers.text import Tokenizer
@@ -70,9 +71,7 @@ def build_engine(
         device=some.device,
     )
     slots = Slots(setup.max_num_seqs, length, mask_token_id, some.device)
-    engine = Engine(
-        loaded, kv, slots, eos_token_ids=eos_token_ids, mesh=mesh, chunk=setup.chunk
-    )
+    engine = Engine(loaded, kv, slots, eos_token_ids=eos_token_ids, mesh=mesh, chunk=setup.chunk)
     return engine, Tokenizer.load(path, mask_token_id)
 
 

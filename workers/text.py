@@ -1,6 +1,7 @@
 """Between text and token ids: the tokenizer, and text that grows while tokens become final."""
 
-from collections.abc import Iterable, Sequence as Items
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,9 @@ class TextStream:
     def _decode_new(self, last: bool = False) -> str:
         if self._tokenizer is None:
             return ""
-        known = self._tokenizer.decode(self.ids[self._begin : self._read], self._skip_special_tokens)
+        known = self._tokenizer.decode(
+            self.ids[self._begin : self._read], self._skip_special_tokens
+        )
         text = self._tokenizer.decode(self.ids[self._begin :], self._skip_special_tokens)
         if len(text) <= len(known) or (text.endswith(_REPLACEMENT) and not last):
             return ""

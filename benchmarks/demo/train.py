@@ -213,7 +213,7 @@ def train(arguments: argparse.Namespace) -> None:
         logged[batch.kind == "drill"] = (
             0.98 * mean + 0.02 * float(loss.detach()), 0.98 * hits + 0.02 * right,
         )  # fmt: skip
-        if step % 50 == 0:
+        if step % 200 == 0:
             notes = " ".join(
                 f"{'drill' if k else 'items'} {a:.3f}/{b:.3f}" for k, (a, b) in logged.items()
             )

@@ -1,4 +1,4 @@
-"""Divide and conquer: one anchor for each run of masked positions (dInfer's hierarchical decoding)."""
+"""Divide and conquer (dInfer's hierarchical decoding): an anchor for each run of masks."""
 
 from typing import ClassVar, Literal
 

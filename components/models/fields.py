@@ -108,5 +108,6 @@ class Fields:
         return default
 
     def _wrong(self, key: str, value: object, expected: str) -> ValueError:
-        return ValueError(f"config.json of a {self.family} model: {key!r} is {value!r}; "
-                          f"expected {expected}")
+        return ValueError(
+            f"config.json of a {self.family} model: {key!r} is {value!r}; expected {expected}"
+        )

@@ -7,8 +7,8 @@ import torch
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config
-from diffray.components.models.llada2_moe import build_llada2_moe
 from diffray.components.models.llada import build_llada
+from diffray.components.models.llada2_moe import build_llada2_moe
 from diffray.components.models.llada_moe import build_llada_moe
 
 Build = Callable[[Config, Mesh, torch.dtype], Denoiser]

@@ -1,0 +1,181 @@
+"""Each decoder's rule, on confidences written by hand."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder, Memory
+from diffray.components.decoders.credit import Credit
+from diffray.components.decoders.edit import Edit
+from diffray.components.decoders.factor import Factor
+from diffray.components.decoders.fixed import Fixed
+from diffray.components.decoders.hierarchy import Hierarchy
+from diffray.components.decoders.threshold import Threshold
+
+DECIDED = -1.0  # stands for a position that is not masked
+
+
+def block_of(masked_BL: Tensor, **given: Tensor) -> Block:
+    rows, length = masked_BL.shape
+    zero_B = torch.zeros(rows, dtype=torch.long)
+    fields = {
+        "ids_BL": torch.zeros(rows, length, dtype=torch.long),
+        "masked_BL": masked_BL,
+        "editable_BL": torch.zeros_like(masked_BL),
+        "positions_BL": torch.arange(length).expand(rows, length),
+        "seed_B": zero_B,
+        "step_B": zero_B,
+        "step_in_block_B": zero_B,
+        "index_B": zero_B,
+        "count_B": zero_B + 1,
+        "floor_B": torch.zeros(rows, dtype=torch.float64),
+    }
+    return Block(**{**fields, **given})
+
+
+def proposal_of(confidence_BL: Tensor) -> Proposal:
+    ids_BL = torch.arange(confidence_BL.shape[1]).expand(confidence_BL.shape) + 10
+    return Proposal(ids_BL, confidence_BL, confidence_BL.clamp(min=1e-9).log())
+
+
+def accepted(decoder: Decoder, *confidences: float, **given: Tensor) -> list[int]:
+    """Return which positions of one row the decoder accepts."""
+    row = torch.tensor([confidences], dtype=torch.float64)
+    masked = row != DECIDED
+    proposal = proposal_of(row.masked_fill(~masked, -torch.inf))
+    mask = decoder.accept(proposal, block_of(masked, **given))
+    assert mask.shape == row.shape
+    return [i for i, taken in enumerate(mask[0].tolist()) if taken]
+
+
+def test_threshold_includes_equality() -> None:
+    assert accepted(Threshold(threshold=0.9), 0.9, 0.95, 0.89) == [0, 1]
+
+
+def test_threshold_takes_the_best_and_its_ties_where_none_reaches() -> None:
+    assert accepted(Threshold(threshold=0.9), 0.5, 0.7, 0.7 - 1e-6, 0.6) == [1, 2]
+
+
+def test_threshold_leaves_decided_positions_alone() -> None:
+    assert accepted(Threshold(threshold=0.9), DECIDED, 0.2, DECIDED) == [1]
+    assert accepted(Threshold(threshold=0.9), DECIDED, DECIDED) == []
+
+
+def test_threshold_takes_the_least_bad_where_all_prefer_the_mask() -> None:
+    assert accepted(Threshold(threshold=0.9), -0.9, -0.6, -0.8) == [1]
+
+
+@pytest.mark.parametrize("decoder", [Threshold(threshold=0.5), Edit(threshold=0.5)])
+def test_floor_raises_the_threshold(decoder: Decoder) -> None:
+    floor = torch.tensor([0.8], dtype=torch.float64)
+    assert accepted(decoder, 0.6, 0.9, 0.85) == [0, 1, 2]
+    assert accepted(decoder, 0.6, 0.9, 0.85, floor_B=floor) == [1, 2]
+
+
+def test_hierarchy_takes_one_anchor_per_run_and_all_above_the_threshold() -> None:
+    decoder = Hierarchy(threshold=0.9, low_threshold=0.4)
+    runs = (0.5, 0.6, DECIDED, 0.3, 0.2, DECIDED, 0.95, 0.91, 0.1)
+    assert accepted(decoder, *runs) == [1, 6, 7]
+
+
+def test_hierarchy_comparisons_are_strict() -> None:
+    decoder = Hierarchy(threshold=0.9, low_threshold=0.5)
+    assert accepted(decoder, 0.95, 0.9, DECIDED, 0.5) == [0]
+
+
+def test_hierarchy_always_takes_the_best() -> None:
+    assert accepted(Hierarchy(low_threshold=0.62), 0.1, 0.3, DECIDED, 0.2) == [1]
+
+
+def test_factor_takes_the_longest_prefix_of_the_sorted_confidences() -> None:
+    # n=1 needs 0.5, n=2 0.667, n=3 0.75, n=4 0.8.
+    assert accepted(Factor(factor=1), 0.7, 0.99, 0.76, 0.75) == [1, 2, 3]
+    assert accepted(Factor(factor=1), 0.1, 0.2, 0.15) == [1]
+
+
+@pytest.mark.parametrize(("steps", "shares"), [(3, [4, 3, 3]), (10, [1] * 10), (1, [10])])
+def test_fixed_spreads_masks_over_steps_the_odd_ones_first(steps: int, shares: list[int]) -> None:
+    masked = torch.ones(1, 10, dtype=torch.bool)
+    found = []
+    for step in range(steps):
+        block = block_of(masked, step_in_block_B=torch.tensor([step]))
+        mask = Fixed(steps=steps).accept(proposal_of(torch.rand(1, 10)), block)
+        found.append(int(mask.sum()))
+        masked = masked & ~mask
+    assert found == shares
+    assert not masked.any()
+
+
+def test_fixed_shares_its_steps_among_the_blocks() -> None:
+    masked = torch.ones(3, 8, dtype=torch.bool)
+    blocks = block_of(masked, index_B=torch.arange(3), count_B=torch.tensor([3, 3, 3]))
+    mask = Fixed(steps=8).accept(proposal_of(torch.rand(3, 8)), blocks)
+    assert mask.sum(-1).tolist() == [4, 3, 3]  # 2, 3 and 3 steps
+
+
+def test_random_remasking_ignores_confidence_and_depends_on_the_seed() -> None:
+    confidence = torch.linspace(0, 1, 64).expand(2, 64)
+    block = block_of(torch.ones(2, 64, dtype=torch.bool), seed_B=torch.tensor([1, 2]))
+    mask = Fixed(steps=8, remasking="random").accept(proposal_of(confidence), block)
+    assert mask.sum(-1).tolist() == [8, 8]
+    assert mask[0].tolist() != mask[1].tolist()
+    assert mask[0, :56].any()
+
+
+def test_edit_replaces_written_tokens_only_where_sure_and_different() -> None:
+    decoder = Edit(threshold=0.5, edit_threshold=0.4)
+    row = torch.tensor([[0.9, 0.45, 0.3, 0.9, 0.6]], dtype=torch.float64)
+    masked = torch.tensor([[False, False, False, False, True]])
+    written = torch.tensor([[True, True, True, False, False]])
+    ids = torch.tensor([[10, 0, 0, 0, 0]])  # the first already holds what is proposed
+    mask = decoder.accept(proposal_of(row), block_of(masked, editable_BL=written, ids_BL=ids))
+    assert mask.tolist() == [[False, True, False, False, True]]
+
+
+def test_edit_fills_the_best_mask_where_none_is_sure() -> None:
+    assert accepted(Edit(threshold=0.5), 0.2, 0.4, 0.1) == [1]
+    assert accepted(Edit(threshold=0.5), 0.5, 0.4) == [0]
+
+
+def test_credit_equals_the_dense_definition() -> None:
+    """Compare the few remembered ids with a whole [L, V] matrix of credit."""
+    decoder = Credit(alpha=0.7, gamma=0.2, decay=0.8)
+    draw = torch.Generator().manual_seed(0)
+    rows, length, vocab = 3, 6, 11
+    dense = torch.zeros(rows, length, vocab, dtype=torch.float64)
+    memory = Memory(
+        torch.full((rows, length, length), -1),
+        torch.zeros(rows, length, length, dtype=torch.float64),
+    )
+    masked = torch.ones(rows, length, dtype=torch.bool)
+    for _ in range(length):
+        top = torch.randint(0, vocab, (rows, length), generator=draw)
+        prob = torch.rand(rows, length, generator=draw, dtype=torch.float64)
+        bonus = decoder.remember(memory, block_of(masked), top, prob)
+        gain = (prob**0.2 * masked).unsqueeze(-1)
+        dense = (dense * 0.8).scatter_add(-1, top.unsqueeze(-1), gain)
+        spread = torch.zeros(rows, length, vocab + 1, dtype=torch.float64)
+        spread.scatter_(-1, bonus.ids_BLK % (vocab + 1), bonus.values_BLK)
+        expected = 0.7 * torch.log1p(dense)
+        assert torch.allclose(spread[..., :vocab][masked], expected[masked])
+        masked[:, 0] = False  # a decided position gains nothing more
+
+
+@pytest.mark.parametrize(
+    "decoder", [Threshold(), Fixed(), Hierarchy(), Factor(), Credit(), Edit()], ids=lambda d: d.kind
+)
+def test_rows_do_not_depend_on_each_other(decoder: Decoder) -> None:
+    draw = torch.Generator().manual_seed(1)
+    confidence = torch.rand(5, 12, generator=draw, dtype=torch.float64)
+    masked = torch.rand(5, 12, generator=draw) > 0.4
+    masked[:, 3] = True
+    proposal = proposal_of(confidence.masked_fill(~masked, -torch.inf))
+    block = block_of(masked, seed_B=torch.arange(5))
+    together = decoder.accept(proposal, block)
+    assert (together & masked).any(-1).all()
+    for row in range(5):
+        index = torch.tensor([row])
+        assert torch.equal(
+            decoder.accept(proposal.rows(index), block.rows(index))[0], together[row]
+        )

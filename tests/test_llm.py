@@ -1,0 +1,199 @@
+"""The public Python API, on a tiny checkpoint with and without a tokenizer."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from diffray import DiffusionLLM, SamplingParams
+from tests.test_text import byte_tokenizer
+
+GOLDEN = Path(__file__).parent / "golden" / "llada"
+IDS = {"mask_token_id": 510, "eos_token_id": 511}
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DiffusionLLM]:
+    folder = tmp_path_factory.mktemp("llm") / "checkpoint"
+    shutil.copytree(GOLDEN, folder)
+    byte_tokenizer().fast.save_pretrained(folder)
+    with DiffusionLLM(str(folder), dtype="float64", max_num_seqs=4, **IDS) as llm:  # type: ignore[arg-type]
+        yield llm
+
+
+def test_the_example_works_as_written(llm: DiffusionLLM) -> None:
+    params = SamplingParams(
+        max_tokens=64,
+        temperature=0,
+        ignore_eos=True,
+        seed=1,
+        diffusion={
+            "block_length": 16,
+            "iteration": {"kind": "blockwise"},
+            "decoder": {"kind": "threshold", "threshold": 0.9},
+            "cache": {"kind": "vicinity", "before": 16, "after": 16, "warmup": 4},
+        },
+    )
+    prompts: list[str | list[int]] = [[1, 2, 3], "a string"]
+    out = llm.generate(prompts, [params, params])
+    assert [len(o.outputs[0].token_ids) for o in out] == [64, 64]
+    assert out[0].outputs[0].finish_reason == "length"
+    assert out[0].prompt is None and out[1].prompt == "a string"
+    assert (out[0].prompt_tokens, out[0].completion_tokens) == (3, 64)
+    assert 0 < out[0].forwards <= 64
+    assert out[0].tokens_per_forward == 64 / out[0].forwards
+    assert out[0].finished
+    assert out[0].outputs[0].logprobs is None
+
+
+def test_one_prompt_or_many_in_their_order(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    prompts = [[5] * (1 + 7 * i % 11) for i in range(9)]
+    many = llm.generate(prompts, params)
+    assert [o.prompt_token_ids for o in many] == prompts
+    for prompt, out in zip(prompts, many, strict=True):
+        (one,) = llm.generate(prompt, params)
+        assert one.outputs[0].token_ids == out.outputs[0].token_ids
+    (text,) = llm.generate("some text", params)
+    assert text.prompt == "some text"
+    assert llm.generate([], params) == []
+
+
+def test_choices_differ_by_seed_and_repeat(llm: DiffusionLLM) -> None:
+    params = SamplingParams(n=3, max_tokens=12, temperature=1.5, seed=7, ignore_eos=True)
+    (first,), (again,) = llm.generate([9, 8, 7], params), llm.generate([9, 8, 7], params)
+    ids = [choice.token_ids for choice in first.outputs]
+    assert [choice.index for choice in first.outputs] == [0, 1, 2]
+    assert ids == [choice.token_ids for choice in again.outputs]
+    assert len({tuple(i) for i in ids}) == 3
+    (alone,) = llm.generate([9, 8, 7], params.model_copy(update={"n": 1}))
+    assert alone.outputs[0].token_ids == ids[0]
+
+
+def test_trajectory_on_request(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=24, logprobs=True, ignore_eos=True)
+    choice = llm.generate([1, 2], params)[0].outputs[0]
+    assert choice.logprobs is not None and choice.steps is not None
+    assert len(choice.logprobs) == len(choice.steps) == 24
+    assert all(logprob <= 0 for logprob in choice.logprobs)
+    assert sorted(set(choice.steps)) == list(range(choice.forwards))
+    assert choice.cumulative_logprob == sum(choice.logprobs)
+
+
+def test_stream_equals_generate(llm: DiffusionLLM) -> None:
+    for params in (
+        SamplingParams(max_tokens=40, seed=3, temperature=0.9, ignore_eos=True),
+        SamplingParams(max_tokens=40, n=2, seed=3, temperature=0.9),
+    ):
+        whole = llm.generate("stream me", params)[0].outputs
+        ids: dict[int, list[int]] = {}
+        text: dict[int, str] = {}
+        reasons: dict[int, str | None] = {}
+        for delta in llm.stream("stream me", params):
+            ids.setdefault(delta.index, []).extend(delta.token_ids)
+            text[delta.index] = text.get(delta.index, "") + delta.text
+            reasons[delta.index] = delta.finish_reason
+        for choice in whole:
+            assert ids[choice.index] == choice.token_ids
+            assert text[choice.index] == choice.text
+            assert reasons[choice.index] == choice.finish_reason
+
+
+def test_stop_string_ends_the_text_before_it(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    whole = llm.generate("stop", params)[0].outputs[0]
+    stop = whole.text[5:7]
+    params = params.model_copy(update={"stop": (stop,)})
+    choice = llm.generate("stop", params)[0].outputs[0]
+    assert choice.text == whole.text[: whole.text.index(stop)]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    assert choice.token_ids == whole.token_ids[: len(choice.token_ids)]
+    streamed = "".join(delta.text for delta in llm.stream("stop", params))
+    assert streamed == choice.text
+    assert llm.engine.idle
+
+
+def test_leaving_a_stream_frees_its_pages(llm: DiffusionLLM) -> None:
+    free = llm.engine.kv.num_free
+    stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=64, ignore_eos=True))
+    next(stream)
+    assert llm.engine.kv.num_free < free
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.engine.kv.num_free == free
+    assert llm.engine.idle
+
+
+def test_watch_ends_with_what_generate_returns(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    canvases = list(llm.watch([4, 5, 6], params))
+    hidden = [canvas.count(None) for canvas in canvases]
+    assert hidden == sorted(hidden, reverse=True)
+    assert canvases[-1] == llm.generate([4, 5, 6], params)[0].outputs[0].token_ids
+
+
+def test_chat_uses_the_template(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    message = [{"role": "user", "content": "hi"}]
+    (out,) = llm.chat(message, params)
+    assert llm.tokenizer is not None
+    assert llm.tokenizer.decode(out.prompt_token_ids, False) == "[hi]<|end|>"
+    two = llm.chat([message, message], params)
+    assert [o.prompt_token_ids for o in two] == [out.prompt_token_ids] * 2
+
+
+def test_server_defaults_apply_where_a_request_is_silent() -> None:
+    fixed = {"decoder": {"kind": "fixed", "steps": 3}, "block_length": 8}
+    with DiffusionLLM(str(GOLDEN), diffusion=fixed, **IDS) as llm:  # type: ignore[arg-type]
+        quiet = llm.generate([1, 2], SamplingParams(max_tokens=8, ignore_eos=True))[0]
+        own = SamplingParams(
+            max_tokens=8, ignore_eos=True, diffusion={"decoder": {"kind": "fixed", "steps": 8}}
+        )
+        loud = llm.generate([1, 2], own)[0]
+    assert (quiet.forwards, loud.forwards) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        ([[]], None, "prompt is empty"),
+        ([""], None, "prompt is empty"),
+        ([[1] * 2000], None, "shorten"),
+        ([[600]], None, "not in the vocabulary"),
+        ([[1], [2]], [SamplingParams()], "1 SamplingParams for 2 prompts"),
+        ([[1]], SamplingParams(diffusion={"cache": {"kind": "exact"}}), "bidirectional"),
+    ],
+)
+def test_a_refused_request_leaves_nothing_behind(
+    llm: DiffusionLLM, prompts: list[list[int]], params: SamplingParams | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate([[1, 2], *prompts] if params is None else prompts, params)
+    assert llm.engine.idle
+
+
+def test_without_a_tokenizer_only_ids_are_understood() -> None:
+    with DiffusionLLM(str(GOLDEN), **IDS) as llm:  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"no tokenizer\.json; give prompts as token ids"):
+            llm.generate("text")
+        with pytest.raises(ValueError, match="stop strings need a tokenizer"):
+            llm.generate([1], SamplingParams(stop="x"))
+        assert llm.generate([1], SamplingParams(max_tokens=3))[0].outputs[0].text == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 4096}, "exceeds what the model was made for"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"steps_per_round": 0}, "steps_per_round must be at least 1"),
+        ({"kv_cache_memory": 10}, "raise kv_cache_memory"),
+        ({"mask_token_id": 5000}, "mask token id 5000 is not in the vocabulary"),
+        ({"diffusion": {"decoder": {"kind": "x"}}}, "no kind 'x'; allowed"),
+        ({"dtype": "float128"}, "float64"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        DiffusionLLM(str(GOLDEN), **{**IDS, **options})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,177 @@
+"""Sampling and reductions over a vocabulary that may be cut over ranks; counter-based noise."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffray.components.logits import Logits
+from diffray.components.mesh import Mesh
+from diffray.kernels import noise
+
+ROWS, VOCAB = 40, 24
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadMesh(Mesh):
+    """Ranks as threads of this process, meeting at a barrier."""
+
+    barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
+    desk: dict[int, Tensor] = field(default_factory=dict)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        self.desk[self.rank] = x
+        self.barrier.wait()
+        gathered = torch.stack([self.desk[rank] for rank in range(self.size)])
+        self.barrier.wait()
+        return gathered
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        x.copy_(self.all_gather(x.clone()).sum(0))
+        return x
+
+
+def on_ranks(size: int, work: Callable[[ThreadMesh], Tensor]) -> list[Tensor]:
+    """Run the same work on every rank and return what each found."""
+    barrier, desk = threading.Barrier(size), dict[int, Tensor]()
+    found: dict[int, Tensor] = {}
+
+    def run(rank: int) -> None:
+        found[rank] = work(ThreadMesh(rank=rank, size=size, barrier=barrier, desk=desk))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    return [found[rank] for rank in range(size)]
+
+
+def values() -> Tensor:
+    draw = torch.Generator().manual_seed(3)
+    return torch.randn(ROWS, VOCAB, generator=draw, dtype=torch.float64) * 2
+
+
+def shard(mesh: Mesh) -> Logits:
+    start, stop = mesh.shard(VOCAB, "vocabulary")
+    return Logits(values()[:, start:stop].clone(), start, mesh)
+
+
+def draw_ids(logits: Logits, temperature: float, top_k: int, top_p: float) -> Tensor:
+    rows = torch.arange(ROWS)
+    key = torch.full((ROWS,), 7), rows, torch.zeros(ROWS, dtype=torch.long)
+    return logits.sample(
+        rows,
+        torch.full((ROWS,), temperature, dtype=torch.float64),
+        torch.full((ROWS,), top_k),
+        torch.full((ROWS,), top_p, dtype=torch.float64),
+        key,
+    )
+
+
+def answers(mesh: Mesh) -> Tensor:
+    """Ask everything there is to ask, in one row per row."""
+    logits = shard(mesh)
+    logits.add(torch.tensor([0, 0, 5]), torch.tensor([3, 20, 11]), torch.tensor([9.0, -9.0, 50.0]))
+    lse = logits.logsumexp()
+    picked = logits.gather(torch.tensor([[0, 23, 11]]).expand(ROWS, 3))
+    logits.forbid(11)
+    best, ids = logits.best()
+    drawn = [
+        draw_ids(logits, *filters) for filters in ((1.0, 0, 1.0), (0.7, 5, 1.0), (1.5, 9, 0.6))
+    ]
+    columns = [lse, *picked.T, best, ids.double(), *(d.double() for d in drawn)]
+    return torch.stack(columns, dim=1)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_agree_with_one_rank(size: int) -> None:
+    whole = answers(Mesh())
+    for found in on_ranks(size, answers):
+        assert torch.allclose(found, whole, rtol=0, atol=1e-12)
+
+
+def test_ties_go_to_the_lowest_id() -> None:
+    for size in (1, 2, 4):
+
+        def best(mesh: Mesh) -> Tensor:
+            start, stop = mesh.shard(8, "vocabulary")
+            row = torch.tensor([[0.0, 1, 5, 5, 0, 5, 5, 1]])
+            return Logits(row[:, start:stop].clone(), start, mesh).best()[1]
+
+        assert all(int(ids) == 2 for ids in on_ranks(size, best))
+
+
+def test_top_k_and_top_p_keep_what_they_should() -> None:
+    one = torch.tensor([[0.4, 0.3, 0.2, 0.06, 0.04]], dtype=torch.float64).log()
+    many = 4000
+
+    def kept(top_k: int, top_p: float) -> set[int]:
+        logits = Logits(one.expand(many, 5).clone(), 0, Mesh())
+        rows = torch.arange(many)
+        key = torch.zeros(many, dtype=torch.long), rows, torch.zeros(many, dtype=torch.long)
+        ids = logits.sample(
+            rows,
+            torch.ones(many, dtype=torch.float64),
+            torch.full((many,), top_k),
+            torch.full((many,), top_p, dtype=torch.float64),
+            key,
+        )
+        return set(ids.tolist())
+
+    assert kept(0, 1.0) == {0, 1, 2, 3, 4}
+    assert kept(2, 1.0) == {0, 1}
+    assert kept(9, 1.0) == {0, 1, 2, 3, 4}
+    assert kept(0, 0.69) == {0, 1}
+    assert kept(0, 0.71) == {0, 1, 2}
+    assert kept(0, 0.01) == {0}
+    assert kept(3, 0.7) == {0, 1}  # of the three, 0.7 * 0.9 = 0.63 is reached by two
+
+
+def test_samples_follow_the_distribution() -> None:
+    probs = torch.tensor([0.5, 0.25, 0.15, 0.1], dtype=torch.float64)
+    many = 40_000
+    logits = Logits(probs.log().expand(many, 4).clone(), 0, Mesh())
+    rows, zeros = torch.arange(many), torch.zeros(many, dtype=torch.long)
+    ones = torch.ones(many, dtype=torch.float64)
+    ids = logits.sample(rows, ones, zeros, ones, (zeros + 5, rows, zeros))
+    shares = torch.bincount(ids, minlength=4) / many
+    assert torch.allclose(shares.double(), probs, atol=0.01)
+
+
+def test_noise_is_uniform_and_uncorrelated() -> None:
+    many = 50_000
+    seeds = torch.full((many,), 1234567890123)
+    places, steps = torch.arange(many), torch.zeros(many, dtype=torch.long)
+    first = noise.uniform(seeds, places, steps)
+    assert float(first.min()) > 0
+    assert float(first.max()) < 1
+    assert torch.allclose(
+        torch.histc(first.float(), 20, 0, 1) / many, torch.full((20,), 0.05), atol=0.005
+    )
+    for other in (
+        noise.uniform(seeds + 1, places, steps),
+        noise.uniform(seeds + 2**32, places, steps),
+        noise.uniform(seeds, places + 1, steps),
+        noise.uniform(seeds, places, steps + 1),
+    ):
+        correlation = torch.corrcoef(torch.stack([first, other]))[0, 1]
+        assert abs(float(correlation)) < 0.02
+
+
+def test_noise_depends_on_nothing_else() -> None:
+    seeds, places, steps = torch.tensor([3, -8]), torch.tensor([5, 6]), torch.tensor([0, 2])
+    together = noise.gumbel(seeds, places, steps, torch.arange(100).unsqueeze(0))
+    part = noise.gumbel(seeds[1:], places[1:], steps[1:], torch.arange(40, 60).unsqueeze(0))
+    assert torch.equal(together[1:, 40:60], part)
+    assert together.isfinite().all()
+
+
+def test_choices_get_seeds_of_their_own() -> None:
+    seeds = [noise.derived_seed(42, index) for index in range(50)]
+    assert seeds[0] == 42
+    assert len(set(seeds)) == 50
+    assert all(-(2**63) <= seed < 2**63 for seed in seeds)

@@ -1,0 +1,85 @@
+"""What a request may ask for, and how a mistake is explained: one sentence that says what to do."""
+
+import pytest
+
+from diffray import SamplingParams
+from diffray.components.policy import DiffusionParams, Policy
+from tests.toy import toy_spec
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"temperature": -1}, r"^temperature: .*greater than or equal to 0 \(given: -1\)$"),
+        ({"top_p": 0}, r"^top_p: .*greater than 0 \(given: 0\)$"),
+        ({"max_tokens": 0}, r"^max_tokens: .*greater than or equal to 1"),
+        ({"temprature": 1}, r"^unknown option 'temprature'; allowed: n, max_tokens, .*temperature"),
+        ({"presence_penalty": 1}, r"^unknown option 'presence_penalty'"),
+        (
+            {"min_tokens": 9, "max_tokens": 4},
+            r"^min_tokens \(9\) must not exceed max_tokens \(4\)$",
+        ),
+        ({"stop": ""}, r"^stop: an empty string"),
+        ({"logit_bias": {3: 101}}, r"^logit_bias: token 3: 101.* is not allowed"),
+        ({"seed": 2**63}, r"^seed: "),
+        (
+            {"diffusion": {"decoder": {"kind": "treshold"}}},
+            r"^diffusion.decoder: no kind 'treshold'; allowed: 'threshold', 'fixed', 'hierarchy'",
+        ),
+        (
+            {"diffusion": {"decoder": {"kind": "threshold", "treshold": 0.9}}},
+            r"^diffusion.decoder.threshold: unknown option 'treshold'; allowed: kind, threshold$",
+        ),
+        (
+            {"diffusion": {"decoder": {"threshold": 0.9}}},
+            r"^diffusion.decoder: a 'kind' is needed$",
+        ),
+        ({"diffusion": {"cache": {"kind": "vicinity", "before": -1}}}, r"given: -1"),
+        (
+            {"diffusion": {"steps": 3}},
+            r"^diffusion: unknown option 'steps'; allowed: block_length, iteration, decoder, cache",
+        ),
+        ({"diffusion": {"block_length": 0}}, r"^diffusion.block_length: .*\(given: 0\)$"),
+    ],
+)
+def test_a_mistake_is_one_sentence(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        SamplingParams(**given)
+    assert "\n" not in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+def test_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        SamplingParams().temperature = 1.0  # type: ignore[misc]
+
+
+def test_one_stop_string_is_a_list_of_one() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_what_a_request_leaves_out_comes_from_the_server() -> None:
+    server = DiffusionParams(block_length=16, cfg_scale=1.5)
+    merged = DiffusionParams(block_length=8).over(server)
+    assert (merged.block_length, merged.cfg_scale) == (8, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("causal", "iteration", "cache"),
+    [(False, "blockwise", "dual"), (True, "block_diffusion", "exact")],
+)
+def test_defaults_fit_the_model(causal: bool, iteration: str, cache: str) -> None:
+    policy = Policy.resolve(DiffusionParams(), toy_spec(causal))
+    assert policy.iteration.kind == iteration  # type: ignore[attr-defined]
+    assert policy.cache.kind == cache  # type: ignore[attr-defined]
+
+
+def test_soft_diffusion_is_refused_where_it_is_not_defined() -> None:
+    from dataclasses import replace
+
+    params = DiffusionParams(iteration={"kind": "soft"})  # type: ignore[arg-type]
+    spec = toy_spec()
+    assert Policy.resolve(params, spec).iteration.soft
+    with pytest.raises(ValueError, match="not defined for this model"):
+        Policy.resolve(params, replace(spec, soft_inputs=False))

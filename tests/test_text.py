@@ -1,0 +1,105 @@
+"""Text that grows: nothing is shown that would have to be taken back, and masks typed are text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from diffray.workers.text import TextStream, Tokenizer
+
+MASK = "<|mask|>"
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, so that a character may be spread over several."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = FastTokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner)
+    fast.add_special_tokens({"mask_token": MASK, "eos_token": "<|end|>"})
+    fast.chat_template = "{% for m in messages %}[{{ m['content'] }}]<|end|>{% endfor %}"
+    return Tokenizer(fast, int(fast.mask_token_id))
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def push_each(stream: TextStream, ids: list[int]) -> list[str]:
+    return [stream.push([token]) for token in ids]
+
+
+@given(st.text(max_size=40), st.integers(1, 7))
+def test_pieces_add_up_to_the_text(text: str, size: int) -> None:
+    ids = TOKENIZER.encode(text)
+    stream = TextStream(TOKENIZER)
+    pieces = [stream.push(ids[at : at + size]) for at in range(0, len(ids), size)]
+    assert "".join([*pieces, stream.finish()]) == stream.text == text
+
+
+def test_incomplete_characters_are_held_back() -> None:
+    stream = TextStream(TOKENIZER)
+    assert push_each(stream, TOKENIZER.encode("a\u20acb")) == ["a", "", "", "\u20ac", "b"]
+    half = TextStream(TOKENIZER)
+    half.push(TOKENIZER.encode("\u20ac")[:2])
+    assert half.text == ""
+    assert half.finish() == "\ufffd"
+
+
+def test_a_possible_stop_string_is_held_back_until_it_is_none() -> None:
+    stream = TextStream(TOKENIZER, stop=("END",))
+    assert push_each(stream, TOKENIZER.encode("xENyE")) == ["x", "", "", "ENy", ""]
+    assert stream.finish() == "E"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_the_earliest_stop_string_wins_across_borders(size: int) -> None:
+    ids = TOKENIZER.encode("one two three")
+    stream = TextStream(TOKENIZER, stop=("three", "two", "o t"))
+    for at in range(0, len(ids), size):
+        stream.push(ids[at : at + size])
+    assert stream.stopped == "two"
+    assert stream.text == "one "
+    assert len(stream.ids) == len("one two")
+    assert stream.finish() == ""
+
+
+def test_the_stop_string_is_kept_if_asked_for() -> None:
+    stream = TextStream(TOKENIZER, stop=("two",), include_stop=True)
+    stream.push(TOKENIZER.encode("one two three"))
+    assert stream.text == "one two"
+
+
+def test_special_tokens_are_no_text_unless_asked_for() -> None:
+    ids = TOKENIZER.encode("a<|end|>b")
+    assert len(ids) == 3
+    for skip, text in ((True, "ab"), (False, "a<|end|>b")):
+        stream = TextStream(TOKENIZER, skip_special_tokens=skip)
+        stream.push(ids)
+        assert stream.text + stream.finish() == text
+
+
+def test_a_mask_that_somebody_typed_is_text() -> None:
+    mask_id = TOKENIZER.fast.mask_token_id
+    typed = f"before {MASK} and {MASK}{MASK} after"
+    for ids in (
+        TOKENIZER.encode(typed),
+        TOKENIZER.encode_chat([{"role": "user", "content": typed}]),
+    ):
+        assert mask_id not in ids
+        assert MASK in TOKENIZER.decode(ids)
+
+
+def test_chat_without_a_template_is_refused() -> None:
+    bare = byte_tokenizer()
+    bare.fast.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        bare.encode_chat([{"role": "user", "content": "hi"}])
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    stream = TextStream(None)
+    assert stream.push([1, 2, 3]) == "" == stream.finish()
+    assert stream.ids == [1, 2, 3]

@@ -58,7 +58,7 @@ def _value(text: str) -> object:
 
 
 def _add_kind(diffusion: dict[str, Any], part: str) -> None:
-    """Say the kind of a part of which only numbers were given, where it does not hang on the model."""
+    """Say a part's kind where only its numbers were given; the decoder alone has a fixed default."""
     numbers = diffusion.get(part)
     if not isinstance(numbers, dict) or "kind" in numbers:
         return

@@ -46,10 +46,7 @@ class Output(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        size = FLOATS[self.stored.dtype].itemsize
-        for length in self.stored.shape:
-            size *= length
-        return size
+        return self.stored.numel * FLOATS[self.stored.dtype].itemsize
 
 
 def convert(

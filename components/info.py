@@ -105,7 +105,7 @@ def _layout(names: set[str]) -> str:
 
 
 def _num_bytes(model: Denoiser) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _parallel_sizes(config: Config, *, expert_parallel: bool) -> tuple[int, ...]:

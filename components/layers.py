@@ -209,8 +209,11 @@ class Rotary(nn.Module):
     def __init__(self, positions: int, rotated: int, theta: float, dtype: torch.dtype) -> None:
         super().__init__()
         self.theta = theta
-        self.cos_P1R = empty(positions, 1, rotated, dtype=wide(dtype))
-        self.sin_P1R = empty(positions, 1, rotated, dtype=wide(dtype))
+        table_P1R = empty(positions, 1, rotated, dtype=wide(dtype)).data
+        self.cos_P1R: Tensor
+        self.sin_P1R: Tensor
+        self.register_buffer("cos_P1R", table_P1R, persistent=False)
+        self.register_buffer("sin_P1R", table_P1R.clone(), persistent=False)
 
     def fill(self) -> None:
         """Compute the tables, in place; the model has been allocated."""

@@ -31,10 +31,9 @@ class Logits:
 
     def add(self, rows_E: Tensor, ids_E: Tensor, values_E: Tensor) -> None:
         """Add to single logits, in place; -inf forbids a token."""
-        local = ids_E - self.start
-        here = (local >= 0) & (local < self.values_RV.shape[1])
-        places = rows_E[here], local[here]
-        self.values_RV.index_put_(places, values_E[here].to(self.values_RV), accumulate=True)
+        local, here = self._local(ids_E)
+        ours = torch.where(here, values_E.to(self.values_RV), 0.0)
+        self.values_RV.index_put_((rows_E, local), ours, accumulate=True)
 
     def forbid(self, token_id: int) -> None:
         """Set one token's logit to -inf in every row, in place."""
@@ -47,9 +46,8 @@ class Logits:
 
     def gather(self, ids_RK: Tensor) -> Tensor:
         """Return the logits of some ids of each row."""
-        local = ids_RK - self.start
-        here = (local >= 0) & (local < self.values_RV.shape[1])
-        found = self.values_RV.gather(1, local.clamp(0, self.values_RV.shape[1] - 1))
+        local, here = self._local(ids_RK)
+        found = self.values_RV.gather(1, local)
         return self.mesh.all_reduce(torch.where(here, found, 0.0))
 
     def best(self) -> tuple[Tensor, Tensor]:
@@ -64,8 +62,8 @@ class Logits:
         self,
         rows_Q: Tensor,
         temperature_Q: Tensor,
-        top_k_Q: Tensor,
-        top_p_Q: Tensor,
+        top_k_Q: Tensor | None,
+        top_p_Q: Tensor | None,
         key: tuple[Tensor, Tensor, Tensor],
     ) -> Tensor:
         """Draw an id for some rows, by adding Gumbel noise to the tempered and filtered logits.
@@ -74,10 +72,10 @@ class Logits:
         row's seed, position and step.
         """
         scores = self.values_RV[rows_Q] / temperature_Q.unsqueeze(1)
-        if bool((top_k_Q > 0).any()):
+        if top_k_Q is not None:
             size = torch.where(top_k_Q > 0, top_k_Q, 1 << 40)
             scores = self._keep_top(scores, torch.ones_like(scores), size.to(scores))
-        if bool((top_p_Q < 1).any()):
+        if top_p_Q is not None:
             peak = self.mesh.all_gather(scores.amax(-1)).amax(0)
             mass = torch.exp(scores - peak.unsqueeze(1))
             total = self.mesh.all_reduce(mass.sum(-1))
@@ -85,6 +83,12 @@ class Logits:
             scores = self._keep_top(scores, mass, target)
         drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
         return self._best_of(scores + drawn.to(scores))[1]
+
+    def _local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the columns of some ids here, and which of them this rank really holds."""
+        last = self.values_RV.shape[1] - 1
+        column = ids - self.start
+        return column.clamp(0, last), (column >= 0) & (column <= last)
 
     def _best_of(self, scores_RV: Tensor) -> tuple[Tensor, Tensor]:
         value, index = scores_RV.max(-1)

@@ -24,8 +24,8 @@ class Rows:
     cells_R: Tensor  # flat index into [B, L]
     draw_Q: Tensor  # rows with a temperature
     temperature_Q: Tensor
-    top_k_Q: Tensor
-    top_p_Q: Tensor
+    top_k_Q: Tensor | None  # None where no row asks for it
+    top_p_Q: Tensor | None
     edit_rows_E: Tensor  # logit biases and forbidden tokens
     edit_ids_E: Tensor
     edit_values_E: Tensor
@@ -81,14 +81,14 @@ def _remember(logits: Logits, rows: Rows, block: Block, team: Team, memory: Memo
     place_B = torch.full_like(block.seed_B, -1)
     place_B[team.rows_G] = torch.arange(len(team.rows_G), device=place_B.device)
     width = block.ids_BL.shape[1]
-    ours = place_B[rows.cells_R // width] >= 0
-    cells = rows.cells_R[ours]
-    at = place_B[cells // width] * width + cells % width
-    ids_RK = bonus.ids_BLK.flatten(0, 1)[at]
-    values_RK = bonus.values_BLK.flatten(0, 1)[at]
-    row_RK = ours.nonzero().expand_as(ids_RK)
-    known = ids_RK >= 0
-    logits.add(row_RK[known], ids_RK[known], values_RK[known])
+    place_R = place_B[rows.cells_R // width]
+    at_R = place_R.clamp(min=0) * width + rows.cells_R % width
+    ids_RK = bonus.ids_BLK.flatten(0, 1)[at_R]
+    values_RK = bonus.values_BLK.flatten(0, 1)[at_R]
+    ours_RK = (place_R >= 0).unsqueeze(1) & (ids_RK >= 0)
+    row_RK = torch.arange(len(at_R), device=at_R.device).unsqueeze(1).expand_as(ids_RK)
+    nothing = torch.zeros_like(values_RK)
+    logits.add(row_RK, ids_RK.clamp(min=0), torch.where(ours_RK, values_RK, nothing))
 
 
 def _spread(values_R: Tensor, cells_R: Tensor, onto_BL: Tensor) -> Tensor:

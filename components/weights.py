@@ -4,6 +4,7 @@ Opening reads headers alone; a slice is read when it is asked for.
 """
 
 import json
+import math
 import pickle
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -32,6 +33,10 @@ class Stored(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
 
 
 class WeightFile(Protocol):

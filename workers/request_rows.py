@@ -112,8 +112,12 @@ class _Collector:
             cells_R=ints(self.cells),
             draw_Q=ints([rows for rows, *_ in self.draws]),
             temperature_Q=repeated([(r, t) for r, t, _, _ in self.draws], real),
-            top_k_Q=repeated([(r, k) for r, _, k, _ in self.draws], torch.long),
-            top_p_Q=repeated([(r, p) for r, _, _, p in self.draws], real),
+            top_k_Q=repeated([(r, k) for r, _, k, _ in self.draws], torch.long)
+            if any(k > 0 for _, _, k, _ in self.draws)
+            else None,
+            top_p_Q=repeated([(r, p) for r, _, _, p in self.draws], real)
+            if any(p < 1 for _, _, _, p in self.draws)
+            else None,
             edit_rows_E=ints([rows for rows, _, _ in self.edits]),
             edit_ids_E=ints([ids for _, ids, _ in self.edits]),
             edit_values_E=torch.cat([torch.zeros(0, dtype=real), *edits]).to(device),

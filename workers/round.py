@@ -252,12 +252,12 @@ class Round:
         accepted_BL |= _rescue(proposal, block, accepted_BL)
 
         active_B = ~self.done_B
-        slots, cells = self.slots, self.cells_BL[accepted_BL]
-        steps_BL = block.step_B.unsqueeze(1).expand_as(accepted_BL)
-        slots.ids_SN.view(-1)[cells] = proposal.ids_BL[accepted_BL]
-        slots.masked_SN.view(-1)[cells] = False
-        slots.steps_SN.view(-1)[cells] = steps_BL[accepted_BL]
-        slots.logprobs_SN.view(-1)[cells] = proposal.logprob_BL[accepted_BL].float()
+        slots = self.slots
+        cells_BL = torch.where(accepted_BL, self.cells_BL, slots.trash)
+        slots.ids_SN.view(-1)[cells_BL] = proposal.ids_BL
+        slots.masked_SN.view(-1)[cells_BL] = False
+        slots.steps_SN.view(-1)[cells_BL] = block.step_B.unsqueeze(1).expand_as(accepted_BL)
+        slots.logprobs_SN.view(-1)[cells_BL] = proposal.logprob_BL.float()
         self.ids_BL = torch.where(accepted_BL, proposal.ids_BL, self.ids_BL)
         self.masked_BL = self.masked_BL & ~accepted_BL
 

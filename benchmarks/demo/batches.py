@@ -62,19 +62,25 @@ class Batches:
         self.task_weight = {"math": 1.2, "code": 0.9, "json": 0.9}
 
     def __iter__(self) -> Iterator[Batch]:
+        items = self._item_batches()
+        while True:
+            yield self._drill_batch() if self.rng.random() < self.drills else next(items)
+
+    def _item_batches(self) -> Iterator[Batch]:
+        """Collect examples of equal length until they fill a batch, so that nothing is padded."""
+        examples = self._example_batches()
+        while True:
+            drill = self.rng.random() < self.drills
+            yield self._drill_batch() if drill else next(examples)
+
+    def _example_batches(self) -> Iterator[Batch]:
         waiting: dict[int, list[Example]] = defaultdict(list)
         while True:
-            if self.rng.random() < self.drills:
-                yield self._drill_batch()
-                continue
-            ready = None
-            while ready is None:
-                for example in self._examples(256):
-                    row = waiting[len(example.ids)]
-                    row.append(example)
-                    if len(row) * len(example.ids) >= self.tokens:
-                        ready = waiting.pop(len(example.ids))
-                        yield self._pack(ready)
+            for example in self._examples(256):
+                row = waiting[len(example.ids)]
+                row.append(example)
+                if len(row) * len(example.ids) >= self.tokens:
+                    yield self._pack(waiting.pop(len(example.ids)))
 
     def _pack(self, examples: list[Example]) -> Batch:
         target_BL = torch.tensor([e.ids for e in examples])

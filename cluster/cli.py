@@ -1,0 +1,168 @@
+"""The command line: generate text, convert and describe checkpoints.
+
+Commands import what they need when they run, so that help is quick.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import diffray
+from diffray.cluster import flags
+
+EXAMPLE = (
+    "Lily can run 5 kilometers per hour for 4 hours. After that, she runs 3 kilometers per hour. "
+    "How many kilometers can she run in 7 hours?"
+)
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"diffray {diffray.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    """Serve diffusion language models."""
+
+
+@app.command()
+def generate(
+    prompt: flags.Prompt = None,
+    model: flags.Model = "demo",
+    dtype: flags.Dtype = "auto",
+    device: flags.Device = "auto",
+    mask_token_id: flags.MaskTokenId = None,
+    eos_token_id: flags.EosTokenId = None,
+    max_tokens: flags.MaxTokens = None,
+    temperature: flags.Temperature = None,
+    top_p: flags.TopP = None,
+    top_k: flags.TopK = None,
+    seed: flags.Seed = None,
+    stop: flags.Stop = None,
+    raw: flags.Raw = False,
+    block_length: flags.BlockLength = None,
+    decoder: flags.Decoder = None,
+    cache: flags.Cache = None,
+    iteration: flags.Iteration = None,
+    settings: flags.Settings = None,
+    watch: flags.Watch = False,
+    stats: flags.Stats = False,
+) -> None:
+    """Answer a prompt, as a chat message where the model has a chat template."""
+    typed = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "stop": stop,
+        "block_length": block_length,
+        "decoder.kind": decoder,
+        "cache.kind": cache,
+        "iteration.kind": iteration,
+    }
+    text = _read_prompt(prompt, model)
+    with one_sentence():
+        from diffray.cluster.answer import as_prompt, print_answer
+        from diffray.cluster.options import sampling_params
+        from diffray.workers.llm import DiffusionLLM
+
+        params = sampling_params(typed, settings or ())
+        llm = DiffusionLLM(
+            find(model),
+            dtype=dtype,
+            device=device,
+            mask_token_id=mask_token_id,
+            eos_token_id=eos_token_id,
+            max_num_seqs=1,
+        )
+        asked = as_prompt(llm, text, raw=raw)
+        measured = print_answer(llm, asked, params, watch=watch, measure=stats)
+    if stats:
+        typer.echo(str(measured), err=True)
+
+
+@app.command()
+def convert(
+    source: flags.Checkpoint,
+    target: Annotated[Path, typer.Argument(help="A new folder.")],
+) -> None:
+    """Rewrite a mixture-of-experts checkpoint so that it loads in a few large reads."""
+    with one_sentence():
+        from diffray.components import convert as fused
+
+        typer.echo(str(fused.convert(find(source), target)))
+
+
+@app.command()
+def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
+    """Describe a checkpoint: its shape, its memory, over how many ranks it can be cut."""
+    with one_sentence():
+        from diffray.cluster.facts import as_table, as_values
+        from diffray.components.info import describe
+
+        found = describe(find(model))
+        if as_json:
+            typer.echo(json.dumps(as_values(found), indent=2))
+            return
+        from rich.console import Console
+
+        Console().print(as_table(found))
+
+
+def find(model: str) -> str:
+    """Return where a demo model is; anything else is a folder or a Hub id as it stands."""
+    if model not in flags.DEMOS:
+        return model
+    folder = files("diffray") / "demo" / flags.DEMOS[model]
+    if not folder.is_dir():
+        raise ValueError(f"this installation lacks the model {model!r} ({folder} is missing)")
+    return str(folder)
+
+
+def _read_prompt(prompt: str | None, model: str) -> str:
+    """Return what to answer; a demo model's example is told on stderr."""
+    if prompt == "-":
+        return sys.stdin.read().removesuffix("\n")
+    if prompt is not None:
+        return prompt
+    if model not in flags.DEMOS:
+        raise typer.BadParameter("give one, or - to read it from stdin", param_hint="PROMPT")
+    typer.echo(EXAMPLE, err=True)
+    return EXAMPLE
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turn what the user can mend into one sentence and exit code 1; a bug keeps its traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        _fail(error)
+    except RuntimeError as error:
+        from torch import OutOfMemoryError
+
+        if not isinstance(error, OutOfMemoryError):
+            raise
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    typer.echo(f"diffray: {error}", err=True)
+    raise typer.Exit(1) from None

@@ -1,0 +1,105 @@
+"""What the commands' flags are: their types, and what help says about them."""
+
+from typing import Annotated
+
+import typer
+
+DEMOS = {"demo": "llada_moe", "demo-llada2": "llada2_moe"}  # name -> folder in the package
+
+_REQUEST, _DIFFUSION, _MODEL, _OUTPUT = "Request", "Diffusion", "Model", "Output"
+_CHECKPOINT = f"A checkpoint's folder, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
+_UNKNOWN = "if the checkpoint does not tell"
+
+Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT)]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(help="- reads it from stdin. The demo models have an example."),
+]
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help=_CHECKPOINT, rich_help_panel=_MODEL, metavar="MODEL")
+]
+Dtype = Annotated[
+    str,
+    typer.Option(help="auto, float32, float64, bfloat16 or float16.", rich_help_panel=_MODEL),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MODEL)]
+MaskTokenId = Annotated[
+    int | None, typer.Option(help=f"The mask, {_UNKNOWN}.", rich_help_panel=_MODEL)
+]
+EosTokenId = Annotated[
+    list[int] | None,
+    typer.Option(help=f"What ends a text, {_UNKNOWN}; repeatable.", rich_help_panel=_MODEL),
+]
+
+MaxTokens = Annotated[
+    int | None, typer.Option(help="The most tokens to write.", rich_help_panel=_REQUEST)
+]
+Temperature = Annotated[
+    float | None, typer.Option(help="0 takes the most probable tokens.", rich_help_panel=_REQUEST)
+]
+TopP = Annotated[
+    float | None, typer.Option(help="Draw from this much probability.", rich_help_panel=_REQUEST)
+]
+TopK = Annotated[
+    int | None, typer.Option(help="Draw from so many tokens; 0: all.", rich_help_panel=_REQUEST)
+]
+Seed = Annotated[
+    int | None, typer.Option(help="The same seed draws the same.", rich_help_panel=_REQUEST)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="End before this text; repeatable.", rich_help_panel=_REQUEST),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Use no chat template.", rich_help_panel=_REQUEST)]
+
+BlockLength = Annotated[
+    int | None, typer.Option(help="Positions of a block.", rich_help_panel=_DIFFUSION)
+]
+Decoder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="Which tokens become final: threshold, credit, ... (a wrong one lists all).",
+        rich_help_panel=_DIFFUSION,
+    ),
+]
+Cache = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="Which positions a step runs: dual, none, ... (a wrong one lists all).",
+        rich_help_panel=_DIFFUSION,
+    ),
+]
+Iteration = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="How blocks follow each other: soft, ... (a wrong one lists all).",
+        rich_help_panel=_DIFFUSION,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A number of a part, as decoder.threshold=0.8, or any other parameter of a request, "
+        "as min_tokens=8; repeatable.",
+        rich_help_panel=_DIFFUSION,
+    ),
+]
+
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Show masks become text.", rich_help_panel=_OUTPUT)
+]
+Stats = Annotated[
+    bool,
+    typer.Option(
+        "--stats",
+        help="Print tokens, forwards and tokens/s on stderr; the text comes whole.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

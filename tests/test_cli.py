@@ -1,0 +1,286 @@
+"""The command line says what Python says, and answers mistakes with one sentence."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+import diffray
+from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.cli import app
+from diffray.cluster.measured import Measured
+from diffray.cluster.options import sampling_params
+from diffray.cluster.watch import MASK, animate, frame
+from diffray.components.decoders.threshold import Threshold
+from diffray.workers.text import Tokenizer
+from tests.tiny import CHAT_TEMPLATE, EOS_ID, GOLDEN, tiny_checkpoint
+
+PACKAGE = Path(diffray.__file__).parent
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_checkpoint(tmp_path_factory.mktemp("plain") / "model")
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    return tiny_checkpoint(folder, "llada2_moe", chat_template=CHAT_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: str) -> DiffusionLLM:
+    return DiffusionLLM(tiny)
+
+
+def diffray_says(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+def complaint(*arguments: str) -> str:
+    """Run a command that must fail; return its one line on stderr."""
+    result = diffray_says(*arguments)
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("diffray: ")
+    return line
+
+
+def run_diffray(*arguments: str, python: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own; `python` is run afterwards."""
+    code = (
+        "import sys\nfrom diffray.cluster.cli import app\nsys.argv[0] = 'diffray'\n"
+        f"try:\n    app()\nfinally:\n    pass\n    {python or 'pass'}"
+    )
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True
+    )
+
+
+class TestHelp:
+    def test_every_command_has_help(self) -> None:
+        said = diffray_says("--help").stdout
+        for command in ("generate", "convert", "info"):
+            assert command in said
+            assert diffray_says(command, "--help").exit_code == 0
+
+    def test_help_imports_nothing_heavy(self) -> None:
+        loaded = "print(sorted({'torch', 'transformers', 'ray', 'pydantic'} & set(sys.modules)))"
+        done = run_diffray("generate", "--help", python=loaded)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("[]\n")
+
+    def test_version(self) -> None:
+        assert diffray_says("--version").stdout == f"diffray {diffray.__version__}\n"
+
+    def test_typos_are_answered_with_suggestions(self) -> None:
+        for arguments, meant in (("genrate",), "generate"), (("generate", "--modle"), "--model"):
+            result = diffray_says(*arguments)
+            assert result.exit_code == 2
+            assert meant in result.output
+
+
+class TestGenerate:
+    def test_text_is_that_of_python(self, tiny: str, llm: DiffusionLLM) -> None:
+        (output,) = llm.generate("Hello", SamplingParams(max_tokens=40))
+        result = diffray_says("generate", "Hello", "--model", tiny, "--max-tokens", "40")
+        assert result.exit_code == 0, result.output
+        assert result.stdout == output.outputs[0].text + "\n"
+        assert result.stderr == ""
+
+    def test_all_flags_arrive(self, tiny: str, llm: DiffusionLLM) -> None:
+        diffusion = {
+            "block_length": 16,
+            "decoder": {"kind": "hierarchy", "threshold": 0.5, "low_threshold": 0.1},
+            "cache": {"kind": "vicinity", "warmup": 1},
+            "iteration": {"kind": "soft"},
+        }
+        params = SamplingParams(
+            max_tokens=30,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            seed=3,
+            stop=("word4", "zz"),
+            min_tokens=2,
+            diffusion=diffusion,
+        )
+        (output,) = llm.generate("Hello", params)
+        flags = (
+            "--max-tokens 30 --temperature 0.7 --top-p 0.95 --top-k 40 --seed 3 --stop word4 "
+            "--stop zz --set min_tokens=2 --block-length 16 --decoder hierarchy "
+            "--set decoder.threshold=0.5 --set decoder.low_threshold=0.1 --cache vicinity "
+            "--set cache.warmup=1 --iteration soft --dtype float32 --device cpu"
+        )
+        result = diffray_says("generate", "Hello", "--model", tiny, *flags.split())
+        assert result.exit_code == 0, result.output
+        assert result.stdout == output.outputs[0].text + "\n"
+
+    def test_prompt_from_stdin(self, tiny: str) -> None:
+        flags = ("--model", tiny, "--max-tokens", "8")
+        typed = diffray_says("generate", "Hello\nyou", *flags)
+        piped = diffray_says("generate", "-", *flags, stdin="Hello\nyou\n")
+        assert piped.stdout == typed.stdout
+
+    def test_chat_template_is_used_unless_raw(self, chatty: str) -> None:
+        params = SamplingParams(max_tokens=12)
+        llm = DiffusionLLM(chatty)
+        (chat,) = llm.chat([{"role": "user", "content": "Hello"}], params)
+        (plain,) = llm.generate("Hello", params)
+        flags = ("generate", "Hello", "--model", chatty, "--max-tokens", "12")
+        assert diffray_says(*flags).stdout == chat.outputs[0].text + "\n"
+        assert diffray_says(*flags, "--raw").stdout == plain.outputs[0].text + "\n"
+        assert chat.outputs[0].text != plain.outputs[0].text
+
+    def test_special_ids_can_be_given(self, tiny: str, llm: DiffusionLLM) -> None:
+        (output,) = llm.generate("Hello", SamplingParams(max_tokens=40))
+        end = output.outputs[0].token_ids[5]
+        flags = ("--max-tokens", "40", "--eos-token-id", str(end), "--eos-token-id", str(EOS_ID))
+        result = diffray_says("generate", "Hello", "--model", tiny, *flags)
+        assert 0 < len(result.stdout) < len(output.outputs[0].text)
+
+    @pytest.mark.parametrize("prompt", ["Hello", "chat"])
+    def test_stats_are_those_of_python(self, tiny: str, chatty: str, prompt: str) -> None:
+        model = chatty if prompt == "chat" else tiny
+        flags = ("generate", prompt, "--model", model, "--max-tokens", "24")
+        streamed, measured = diffray_says(*flags), diffray_says(*flags, "--stats")
+        assert measured.stdout == streamed.stdout
+        found = re.match(r"(\d+) tokens, (\d+) forwards, (\S+) tokens per", measured.stderr)
+        assert found is not None, measured.stderr
+        tokens, forwards = int(found[1]), int(found[2])
+        assert tokens == 24
+        assert found[3] == f"{tokens / forwards:.2f}"
+
+    def test_watch_without_a_terminal_is_plain_text(self, tiny: str) -> None:
+        flags = ("generate", "Hello", "--model", tiny, "--max-tokens", "24")
+        assert diffray_says(*flags, "--watch").stdout == diffray_says(*flags).stdout
+
+    def test_broken_output_is_no_traceback(self, tiny: str) -> None:
+        done = run_diffray("generate", "Hello", "--model", tiny, "--decoder", "none")
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+
+
+class TestComplaints:
+    @pytest.mark.parametrize(
+        ("flags", "words"),
+        [
+            ("--decoder best", ("'best'", "'threshold'", "'credit'")),
+            ("--cache best", ("'best'", "'dual'")),
+            ("--iteration best", ("'best'", "'soft'")),
+            ("--cache exact", ("exact", "bidirectional")),
+            ("--set decoder.threshold=7", ("threshold", "less than or equal to 1", "7")),
+            ("--set decoder.limit=7", ("'limit'", "threshold")),
+            ("--set cache.refresh=7", ("cache.refresh", "--cache KIND")),
+            ("--set limit=7", ("'limit'", "max_tokens")),
+            ("--set threshold", ("threshold", "NAME=VALUE")),
+            ("--set seed.low=1", ("seed",)),
+            ("--seed 1 --set seed=2", ("seed", "twice")),
+            ("--set n=2", ("n is 2",)),
+            ("--temperature -1", ("temperature", "-1")),
+            ("--max-tokens 100000", ("max_tokens", "100000")),
+            ("--dtype float3", ("float3", "float32")),
+            ("--device tpu", ("tpu",)),
+        ],
+    )
+    def test_names_what_is_wrong_and_what_is_allowed(
+        self, tiny: str, flags: str, words: tuple[str, ...]
+    ) -> None:
+        said = complaint("generate", "Hello", "--model", tiny, *flags.split())
+        for word in words:
+            assert word in said
+
+    @pytest.mark.parametrize("command", [("generate", "Hello", "--model"), ("info",)])
+    def test_missing_model(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        assert "nowhere" in complaint(*command, str(tmp_path / "nowhere"))
+
+    def test_folder_without_a_checkpoint(self, tmp_path: Path) -> None:
+        assert "config.json" in complaint("generate", "Hello", "--model", str(tmp_path))
+
+    def test_checkpoint_without_a_tokenizer(self) -> None:
+        flags = ("--mask-token-id", "510", "--eos-token-id", "511")
+        said = complaint("generate", "Hello", "--model", str(GOLDEN / "llada"), *flags)
+        assert "tokenizer.json" in said
+
+    def test_prompt_is_needed_unless_the_model_has_an_example(self, tiny: str) -> None:
+        result = diffray_says("generate", "--model", tiny)
+        assert result.exit_code == 2
+        assert "stdin" in result.output
+
+    def test_convert_of_a_dense_model(self, tiny: str, tmp_path: Path) -> None:
+        assert "no experts" in complaint("convert", tiny, str(tmp_path / "fused"))
+
+
+class TestWatch:
+    def test_leaves_the_text_and_counts_forwards(self, llm: DiffusionLLM) -> None:
+        params = SamplingParams(max_tokens=24, stop=("word47",))
+        console = Console(file=io.StringIO(), force_terminal=True, width=70)
+        measured = animate(llm, "Hello", params, console, frame_seconds=0)
+        (output,) = llm.generate("Hello", params)
+        assert isinstance(console.file, io.StringIO)
+        drawn = ANSI.sub("", console.file.getvalue())
+        assert MASK * 3 in drawn
+        assert drawn.endswith(output.outputs[0].text + "\n")
+        assert (measured.tokens, measured.forwards) == (output.completion_tokens, output.forwards)
+
+    def test_ends_before_the_end_token(self, llm: DiffusionLLM) -> None:
+        (whole,) = llm.generate("Hello", SamplingParams(max_tokens=24))
+        params = SamplingParams(max_tokens=24, stop_token_ids=(whole.outputs[0].token_ids[9],))
+        console = Console(file=io.StringIO(), force_terminal=True)
+        animate(llm, "Hello", params, console, frame_seconds=0)
+        (output,) = llm.generate("Hello", params)
+        assert isinstance(console.file, io.StringIO)
+        last = ANSI.sub("", console.file.getvalue()).splitlines()[-1]
+        assert last.strip("\r") == output.outputs[0].text.splitlines()[-1]
+
+    def test_frame_tells_masks_from_new_and_known_tokens(self, llm: DiffusionLLM) -> None:
+        tokenizer: Tokenizer = llm.tokenizer  # type: ignore[assignment]  # it has one
+        ids: list[int | None] = list(tokenizer.encode("abcd"))
+        text = frame(
+            tokenizer, [ids[0], None, None], [ids[0], ids[1], None, ids[3], 511, 0], {511}, 2
+        )
+        head, body = text.plain.split("\n")
+        assert head == "step 2, 1 masked of 4"
+        assert body == f"ab{MASK}d"
+        styles = {text.plain[span.start : span.end]: str(span.style) for span in text.spans}
+        assert styles[MASK] == "dim"
+        assert styles["b"] == styles["d"] == "bold green"
+        assert styles["a"] == ""
+
+
+class TestInfoAndConvert:
+    def test_info_as_table_and_json(self, chatty: str) -> None:
+        facts = json.loads(diffray_says("info", chatty, "--json").stdout)
+        assert facts["family"] == "LLaDA2"
+        assert facts["path"] == chatty
+        table = diffray_says("info", chatty).stdout
+        assert "LLaDA2" in table
+        assert f"{facts['parameters']:,}" in table
+
+    def test_converted_checkpoint_writes_the_same(self, tmp_path: Path) -> None:
+        source = tiny_checkpoint(tmp_path / "single", "llada_moe")
+        target = str(tmp_path / "fused")
+        assert diffray_says("convert", source, target).stdout == f"{target}\n"
+        flags = ("generate", "Hello", "--max-tokens", "16", "--model")
+        assert diffray_says(*flags, target).stdout == diffray_says(*flags, source).stdout
+
+
+def test_numbers_of_a_part_default_to_the_default_kind() -> None:
+    params = sampling_params({}, ["decoder.threshold=0.5"])
+    assert params.diffusion.decoder == Threshold(threshold=0.5)
+
+
+def test_measured_says_its_numbers_together() -> None:
+    said = str(Measured(tokens=30, forwards=12, seconds=0.5))
+    assert said == "30 tokens, 12 forwards, 2.50 tokens per forward, 60.0 tokens/s (0.50 s)"

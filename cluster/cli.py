@@ -75,8 +75,8 @@ def generate(
         "cache.kind": cache,
         "iteration.kind": iteration,
     }
-    text = _read_prompt(prompt, model)
     with one_sentence():
+        text = _read_prompt(prompt, model)
         from diffray.cluster.answer import as_prompt, print_answer
         from diffray.cluster.options import sampling_params
         from diffray.workers.llm import DiffusionLLM
@@ -136,10 +136,10 @@ def find(model: str) -> str:
 
 def _read_prompt(prompt: str | None, model: str) -> str:
     """Return what to answer; a demo model's example is told on stderr."""
-    if prompt == "-":
-        return sys.stdin.read().removesuffix("\n")
     if prompt is not None:
-        return prompt
+        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        text.encode()  # bytes that are no UTF-8 arrive as surrogates, which no tokenizer takes
+        return text
     if model not in flags.DEMOS:
         raise typer.BadParameter("give one, or - to read it from stdin", param_hint="PROMPT")
     typer.echo(EXAMPLE, err=True)

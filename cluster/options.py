@@ -58,7 +58,7 @@ def _value(text: str) -> object:
 
 
 def _add_kind(diffusion: dict[str, Any], part: str) -> None:
-    """Say a part's kind where only its numbers were given; the decoder alone has a fixed default."""
+    """Say a part's kind where only its numbers were given; only the decoder's default is fixed."""
     numbers = diffusion.get(part)
     if not isinstance(numbers, dict) or "kind" in numbers:
         return

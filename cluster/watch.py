@@ -19,6 +19,8 @@ Canvas = Items[int | None]
 FRAME_SECONDS = 0.05  # a frame stays so long at least: a small model is too quick to follow
 MASK = "\N{LIGHT SHADE}"
 STYLES = {"masked": "dim", "new": "bold green", "known": ""}
+# They would move the cursor that draws the next frame.
+_CONTROLS = dict.fromkeys({*range(32), 127} - {ord("\n")}, " ")
 
 
 def animate(
@@ -51,12 +53,14 @@ def frame(
     """Return the canvas up to its first end token: masks dim, what is new since `before` bright."""
     end = next((at for at, token in enumerate(now) if token in ends), len(now))
     masked = sum(token is None for token in now[:end])
-    text = Text(f"step {step}, {masked} masked of {end}\n", style="dim")
+    text = Text()
+    text.append(f"step {step}, {masked} masked of {end}\n", style="dim")
     places = islice(zip_longest(now, before), end)
     for state, run in groupby(places, key=lambda place: _state(*place)):
         tokens = [token for token, _ in run]
         ids = [token for token in tokens if token is not None]
-        text.append(tokenizer.decode(ids) if ids else MASK * len(tokens), style=STYLES[state])
+        shown = tokenizer.decode(ids).translate(_CONTROLS) if ids else MASK * len(tokens)
+        text.append(shown, style=STYLES[state])
     return text
 
 

@@ -4,6 +4,7 @@ Every tensor is accounted for before the first is read; then each goes straight 
 """
 
 import re
+from collections.abc import Sequence as Items
 from pathlib import Path
 
 from diffray.components.backend import choose_device, choose_dtype
@@ -49,12 +50,12 @@ def load_model(
     return model
 
 
-def names_in(files: list[WeightFile]) -> set[str]:
+def names_in(files: Items[WeightFile]) -> set[str]:
     """Return the names of all tensors, without those that are computed here."""
     return {name for file in files for name in file.tensors if not _COMPUTED.search(name)}
 
 
-def account(parts: Parts, files: list[WeightFile], path: Path) -> None:
+def account(parts: Parts, files: Items[WeightFile], path: Path) -> None:
     """Compare what the files hold with what the model needs; raise one error that says it all."""
     stored: dict[str, Stored] = {}
     twice = []
@@ -90,7 +91,7 @@ def account(parts: Parts, files: list[WeightFile], path: Path) -> None:
         )
 
 
-def fill(parts: Parts, files: list[WeightFile], progress: bool) -> None:
+def fill(parts: Parts, files: Items[WeightFile], progress: bool) -> None:
     """Copy each tensor's slice into its parameter, in place; absent optional ones become zero."""
     from tqdm import tqdm
 

@@ -1,4 +1,4 @@
-"""LLaDA, LLaDA-MoE and LLaDA2 written down plainly from a checkpoint's names: slow, and easy to check.
+"""LLaDA, LLaDA-MoE and LLaDA2 written down plainly from a checkpoint's names: slow and clear.
 
 An oracle for the real models: float64, one sequence, one expert of one token at a time.
 """
@@ -59,7 +59,9 @@ def stack(
     kv = c.get("num_key_value_heads") or heads
     size = c.get("head_dim") or c["hidden_size"] // heads
     theta = c.get("rope_parameters", c)["rope_theta"]
-    rotated = int(size * c.get("partial_rotary_factor", 0.5 if fused else 1))
+    rotated = int(
+        size * c.get("rope_parameters", c).get("partial_rotary_factor", 0.5 if fused else 1)
+    )
     for i in range(layers):
         name = f"{prefix}.{i}"
         h = norm(x, w[f"{name}.input_layernorm.weight"], eps)

@@ -1,4 +1,4 @@
-"""Loading: every layout, every dtype, only this rank's share; and one clear error for each defect."""
+"""Loading: every layout and dtype, only this rank's share, and one clear error for each defect."""
 
 import json
 import pickle
@@ -20,39 +20,24 @@ from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build
 from diffray.components.special_tokens import special_ids
 from diffray.components.weights import CheckpointError, WeightFile, open_weights
-from tests.tiny_checkpoints import GOLDEN, LLADA, LLADA2_MOE, LLADA_MOE, random_weights, save
+from tests.tiny_checkpoints import (
+    GOLDEN,
+    LLADA,
+    LLADA2_MOE,
+    LLADA_MOE,
+    assert_same,
+    join_experts,
+    parameters,
+    random_weights,
+    save,
+)
 
 NORM = "model.transformer.ln_f.weight"
-
-
-def parameters(path: Path) -> dict[str, Tensor]:
-    return load_model(path, dtype="float64", device="cpu").state_dict()
-
-
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
 @pytest.fixture
 def dense(tmp_path: Path) -> Path:
     return save(tmp_path / "model", LLADA, random_weights(LLADA))
-
-
-def join_experts(weights: dict[str, Tensor], num_experts: int, merged: bool) -> dict[str, Tensor]:
-    """Rewrite single experts as dFactory's merged tensors, or as w1 and w2."""
-    joined = {name: t for name, t in weights.items() if ".mlp.experts." not in name}
-    for mlp in sorted({name.split(".experts.")[0] for name in weights if ".mlp.experts." in name}):
-        gate, up, down = (
-            torch.stack([weights[f"{mlp}.experts.{e}.{p}_proj.weight"] for e in range(num_experts)])
-            for p in ("gate", "up", "down")
-        )
-        if merged:
-            named = {"gate": gate, "up": up, "down": down}
-            joined |= {f"{mlp}.experts.{p}_proj": tensor for p, tensor in named.items()}
-        else:
-            joined |= {f"{mlp}.w1": torch.cat([gate, up], dim=1), f"{mlp}.w2": down}
-    return joined
 
 
 @pytest.mark.parametrize("merged", [False, True])
@@ -160,9 +145,9 @@ def test_weights_become_the_dtype_that_is_asked_for(name: str, dense: Path) -> N
 
 
 def test_unknown_dtypes_and_devices_are_refused_with_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match="dtype is 'fp8'.*float32, float64, bfloat16, float16"):
+    with pytest.raises(ValueError, match=r"dtype is 'fp8'.*float32, float64, bfloat16, float16"):
         choose_dtype("fp8", torch.device("cpu"))
-    with pytest.raises(ValueError, match="device is 'gpu'.*cpu"):
+    with pytest.raises(ValueError, match=r"device is 'gpu'.*cpu"):
         choose_device("gpu")
     assert choose_dtype("auto", torch.device("cpu")) in (torch.float32, torch.bfloat16)
 

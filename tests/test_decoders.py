@@ -90,8 +90,13 @@ def test_hierarchy_always_takes_the_best() -> None:
 
 def test_factor_takes_the_longest_prefix_of_the_sorted_confidences() -> None:
     # n=1 needs 0.5, n=2 0.667, n=3 0.75, n=4 0.8.
-    assert accepted(Factor(factor=1), 0.7, 0.99, 0.76, 0.75) == [1, 2, 3]
+    assert accepted(Factor(factor=1), 0.7, 0.99, 0.76, 0.75, 0.1) == [1, 2, 3]
     assert accepted(Factor(factor=1), 0.1, 0.2, 0.15) == [1]
+
+
+def test_factor_takes_the_last_mask_along() -> None:
+    assert accepted(Factor(factor=1), 0.7, 0.99, 0.76, 0.75) == [0, 1, 2, 3]
+    assert accepted(Factor(factor=1), DECIDED, 0.2, 0.1) == [1, 2]
 
 
 @pytest.mark.parametrize(("steps", "shares"), [(3, [4, 3, 3]), (10, [1] * 10), (1, [10])])

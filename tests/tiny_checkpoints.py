@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from diffray.components.batch import Batch, Window
+from diffray.components.checkpoint import load_model
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
@@ -82,6 +83,8 @@ LLADA2_MOE: dict[str, Any] = {
     "score_function": "sigmoid",
 }
 
+IDS = [5, 9, 33, 62, 62, 1, 17, 62, 40, 2, 62, 62]
+
 
 def random_weights(config: dict[str, Any]) -> dict[str, Tensor]:
     """Draw every tensor that the config's model asks for, in the published layout."""
@@ -100,6 +103,31 @@ def save(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Pa
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors")
     return folder
+
+
+def parameters(path: Path) -> dict[str, Tensor]:
+    return load_model(path, dtype="float64", device="cpu").state_dict()
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
+def join_experts(weights: dict[str, Tensor], num_experts: int, merged: bool) -> dict[str, Tensor]:
+    """Rewrite single experts as dFactory's merged tensors, or as w1 and w2."""
+    joined = {name: t for name, t in weights.items() if ".mlp.experts." not in name}
+    for mlp in sorted({name.split(".experts.")[0] for name in weights if ".mlp.experts." in name}):
+        gate, up, down = (
+            torch.stack([weights[f"{mlp}.experts.{e}.{p}_proj.weight"] for e in range(num_experts)])
+            for p in ("gate", "up", "down")
+        )
+        if merged:
+            named = {"gate": gate, "up": up, "down": down}
+            joined |= {f"{mlp}.experts.{p}_proj": tensor for p, tensor in named.items()}
+        else:
+            joined |= {f"{mlp}.w1": torch.cat([gate, up], dim=1), f"{mlp}.w2": down}
+    return joined
 
 
 def kv_pool(model: Model, dtype: torch.dtype, length: int) -> KVPool:

@@ -13,8 +13,8 @@ from diffray.components.decoder import Decoder
 class Factor(Decoder):
     """Accept the n most confident positions, n the largest with confidence_n >= 1 - factor/(n+1).
 
-    At least one is accepted. Confidences fall and the bound rises with n, so the first n that fails
-    is the last that is asked about.
+    At least one is accepted; and where all masked positions but one are, the last goes along, as
+    in Fast-dLLM's code.
     """
 
     kind: Literal["factor"] = "factor"
@@ -24,7 +24,10 @@ class Factor(Decoder):
         confidence_BL = proposal.confidence_BL.masked_fill(~block.masked_BL, -torch.inf)
         sorted_BL, order_BL = confidence_BL.sort(dim=-1, descending=True, stable=True)
         n_L = torch.arange(1, sorted_BL.shape[1] + 1, device=sorted_BL.device)
+        # Confidences fall and the bound rises with n, so those that pass stand before all others.
         passes_BL = sorted_BL >= 1 - self.factor / (n_L + 1)
         passes_BL[:, 0] = True
+        all_but_one_B = passes_BL.sum(-1) >= block.masked_BL.sum(-1) - 1
+        passes_BL |= all_but_one_B.unsqueeze(1)
         accepted_BL = torch.zeros_like(passes_BL).scatter(1, order_BL, passes_BL)
         return block.masked_BL & accepted_BL

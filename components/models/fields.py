@@ -97,7 +97,12 @@ class Fields:
     def rotated(self, head_dim: int, default: float) -> int:
         """Return how many dimensions of a head are rotated."""
         whole = self.optional_count("rotary_dim")
-        return whole or int(head_dim * self.number("partial_rotary_factor", default))
+        nested = self.config.get("rope_parameters")
+        factor = self.number("partial_rotary_factor", default)
+        if isinstance(nested, dict):  # where newer files keep it
+            inner = Fields(nested, f"{self.family} rope_parameters")
+            factor = inner.number("partial_rotary_factor", factor)
+        return whole or int(head_dim * factor)
 
     def _value(self, key: str, default: object) -> object:
         value = self.config.get(key)

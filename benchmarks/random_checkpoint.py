@@ -1,0 +1,291 @@
+"""Write a random checkpoint in the layout of LLaDA, LLaDA-MoE or LLaDA2, to measure speed with.
+
+    python -m benchmarks.random_checkpoint /tmp/llada-100m
+    python -m benchmarks.random_checkpoint /tmp/moe --layout llada_moe --layers 4 --dtype bfloat16
+
+The defaults make about 100 M parameters. Weights are normal with deviation gain / sqrt(inputs). The
+gains make attention choose and confidences spread between 0 and 1, so that threshold decoding
+takes several steps a block, neither one nor as many as there are positions.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the layouts have in common; the last two ids are the mask and the end of text."""
+
+    hidden: int = 640
+    layers: int = 12
+    heads: int = 10
+    kv_heads: int = 10
+    mlp: int = 1792
+    vocab: int = 32000
+    experts: int = 16
+    expert_mlp: int = 224
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def kv_dim(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+class Part(NamedTuple):
+    """One tensor. The gain of a norm's weight is its value."""
+
+    name: str
+    size: tuple[int, ...]
+    gain: float = 1.0
+
+
+QUERY_KEY_GAIN = 1.5
+SHARED_CONFIG = {"rope_theta": 500000.0, "rms_norm_eps": 1e-05, "use_cache": False}
+
+
+def ends(head: str, embedding: str, norm: str, shape: Shape, head_gain: float) -> Iterator[Part]:
+    table = (shape.vocab, shape.hidden)
+    yield Part(embedding, table, math.sqrt(shape.hidden))
+    yield Part(norm, (shape.hidden,))
+    yield Part(head, table, head_gain)
+
+
+def mlp(prefix: str, shape: Shape, inner: int) -> Iterator[Part]:
+    yield Part(f"{prefix}.gate_proj.weight", (inner, shape.hidden))
+    yield Part(f"{prefix}.up_proj.weight", (inner, shape.hidden))
+    yield Part(f"{prefix}.down_proj.weight", (shape.hidden, inner))
+
+
+def norms(*names: str, size: int) -> Iterator[Part]:
+    for name in names:
+        yield Part(f"{name}.weight", (size,))
+
+
+def llada(shape: Shape, head_gain: float) -> Iterator[Part]:
+    hidden, root = shape.hidden, "model.transformer"
+    yield from ends(
+        f"{root}.ff_out.weight", f"{root}.wte.weight", f"{root}.ln_f.weight", shape, head_gain
+    )
+    for layer in range(shape.layers):
+        block = f"{root}.blocks.{layer}"
+        yield from norms(f"{block}.attn_norm", f"{block}.ff_norm", size=hidden)
+        yield Part(f"{block}.q_proj.weight", (hidden, hidden), QUERY_KEY_GAIN)
+        yield Part(f"{block}.k_proj.weight", (shape.kv_dim, hidden), QUERY_KEY_GAIN)
+        yield Part(f"{block}.v_proj.weight", (shape.kv_dim, hidden))
+        yield Part(f"{block}.attn_out.weight", (hidden, hidden))
+        yield Part(f"{block}.ff_proj.weight", (shape.mlp, hidden))
+        yield Part(f"{block}.up_proj.weight", (shape.mlp, hidden))
+        yield Part(f"{block}.ff_out.weight", (hidden, shape.mlp))
+
+
+def llada_config(shape: Shape) -> dict[str, Any]:
+    return (
+        SHARED_CONFIG
+        | {
+            "architectures": ["LLaDAModelLM"],
+            "model_type": "llada",
+            "d_model": shape.hidden,
+            "n_layers": shape.layers,
+            "n_heads": shape.heads,
+            "n_kv_heads": shape.kv_heads,
+            "mlp_hidden_size": shape.mlp,
+            "mlp_ratio": 4,
+            "vocab_size": shape.vocab,
+            "embedding_size": shape.vocab,
+            "max_sequence_length": 4096,
+            "mask_token_id": shape.vocab - 2,
+            "eos_token_id": shape.vocab - 1,
+            "pad_token_id": shape.vocab - 1,
+            "activation_type": "silu",
+            "block_type": "llama",
+            "block_group_size": 1,
+            "layer_norm_type": "rms",
+            "layer_norm_with_affine": True,
+            "rope": True,
+            "rope_full_precision": True,
+            "init_device": "meta",
+            "init_fn": "mitchell",
+            "attention_dropout": 0.0,
+            "embedding_dropout": 0.0,
+            "residual_dropout": 0.0,
+        }
+        | dict.fromkeys(
+            "alibi attention_layer_norm bias_for_layer_norm flash_attention include_bias"
+            " include_qkv_bias scale_logits weight_tying".split(),
+            False,
+        )
+    )
+
+
+def llada_moe(shape: Shape, head_gain: float) -> Iterator[Part]:
+    hidden = shape.hidden
+    names = ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight")
+    yield from ends(*names, shape, head_gain)
+    for layer in range(shape.layers):
+        block = f"model.layers.{layer}"
+        attention = f"{block}.self_attn"
+        yield from norms(
+            f"{block}.input_layernorm", f"{block}.post_attention_layernorm", size=hidden
+        )
+        for name in "qk":
+            yield Part(f"{attention}.{name}_norm.weight", (shape.head_dim,), QUERY_KEY_GAIN)
+        yield Part(f"{attention}.q_proj.weight", (hidden, hidden))
+        yield Part(f"{attention}.k_proj.weight", (shape.kv_dim, hidden))
+        yield Part(f"{attention}.v_proj.weight", (shape.kv_dim, hidden))
+        yield Part(f"{attention}.o_proj.weight", (hidden, hidden))
+        yield Part(f"{block}.mlp.gate.weight", (shape.experts, hidden))
+        for expert in range(shape.experts):
+            yield from mlp(f"{block}.mlp.experts.{expert}", shape, shape.expert_mlp)
+
+
+def llada_moe_config(shape: Shape) -> dict[str, Any]:
+    return SHARED_CONFIG | {
+        "architectures": ["LLaDAMoEModelLM"],
+        "model_type": "llada",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "dense_intermediate_size": shape.mlp,
+        "expert_intermediate_size": shape.expert_mlp,
+        "shared_expert_intermediate_size": None,
+        "num_experts": shape.experts,
+        "num_experts_per_tok": min(8, shape.experts),
+        "moe_layer_freq": [1] * shape.layers,
+        "moe_router_score_function": "softmax",
+        "qk_layernorm": True,
+        "hidden_act": "silu",
+        "partial_rotary_factor": 1,
+        "max_position_embeddings": 8192,
+        "vocab_size": shape.vocab,
+        "mask_token_id": shape.vocab - 2,
+        "eos_token_id": shape.vocab - 1,
+        "pad_token_id": shape.vocab - 1,
+        "tie_word_embeddings": False,
+    }
+
+
+def llada2_moe(shape: Shape, head_gain: float) -> Iterator[Part]:
+    hidden = shape.hidden
+    names = ("lm_head.weight", "model.word_embeddings.weight", "model.norm.weight")
+    yield from ends(*names, shape, head_gain)
+    for layer in range(shape.layers):
+        block = f"model.layers.{layer}"
+        attention = f"{block}.attention"
+        yield from norms(
+            f"{block}.input_layernorm", f"{block}.post_attention_layernorm", size=hidden
+        )
+        for name in ("query", "key"):
+            yield Part(f"{attention}.{name}_layernorm.weight", (shape.head_dim,), QUERY_KEY_GAIN)
+        yield Part(f"{attention}.query_key_value.weight", (hidden + 2 * shape.kv_dim, hidden))
+        yield Part(f"{attention}.dense.weight", (hidden, hidden))
+        if layer == 0:
+            yield from mlp(f"{block}.mlp", shape, shape.mlp)
+            continue
+        yield Part(f"{block}.mlp.gate.weight", (shape.experts, hidden))
+        yield Part(f"{block}.mlp.gate.expert_bias", (shape.experts,), 0.0)
+        yield from mlp(f"{block}.mlp.shared_experts", shape, shape.expert_mlp)
+        for expert in range(shape.experts):
+            yield from mlp(f"{block}.mlp.experts.{expert}", shape, shape.expert_mlp)
+
+
+def llada2_moe_config(shape: Shape) -> dict[str, Any]:
+    groups = math.gcd(8, shape.experts)
+    return SHARED_CONFIG | {
+        "architectures": ["LLaDA2MoeModelLM"],
+        "model_type": "llada2_moe",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.mlp,
+        "moe_intermediate_size": shape.expert_mlp,
+        "first_k_dense_replace": 1,
+        "num_experts": shape.experts,
+        "num_experts_per_tok": min(8, shape.experts // 2),
+        "num_shared_experts": 1,
+        "n_group": groups,
+        "topk_group": max(1, groups // 2),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "router_dtype": "fp32",
+        "use_qk_norm": True,
+        "use_qkv_bias": False,
+        "use_bias": False,
+        "hidden_act": "silu",
+        "rotary_dim": shape.head_dim // 2,
+        "partial_rotary_factor": 0.5,
+        "max_position_embeddings": 16384,
+        "vocab_size": shape.vocab,
+        "mask_token_id": shape.vocab - 2,
+        "eos_token_id": shape.vocab - 1,
+        "pad_token_id": shape.vocab - 1,
+        "tie_word_embeddings": False,
+    }
+
+
+LAYOUTS = {
+    "llada": (llada, llada_config),
+    "llada_moe": (llada_moe, llada_moe_config),
+    "llada2_moe": (llada2_moe, llada2_moe_config),
+}
+
+
+def draw(part: Part, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    if len(part.size) == 1:
+        return torch.full(part.size, part.gain, dtype=dtype)
+    std = part.gain / math.sqrt(part.size[-1])
+    return torch.empty(part.size).normal_(0, std, generator=generator).to(dtype)
+
+
+def write(
+    folder: Path, layout: str, shape: Shape, *, seed: int, dtype: torch.dtype, head_gain: float
+) -> int:
+    """Write config.json and model.safetensors into `folder`; returns the number of parameters."""
+    parts, config = LAYOUTS[layout]
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {part.name: draw(part, generator, dtype) for part in parts(shape, head_gain)}
+    head = "model.transformer.ff_out.weight" if layout == "llada" else "lm_head.weight"
+    tensors[head][shape.vocab - 2] = 0  # so that the mask token is never the best
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config(shape) | {"torch_dtype": str(dtype).removeprefix("torch.")}, indent=1)
+    (folder / "config.json").write_text(text + "\n")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layout", choices=LAYOUTS, default="llada")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--head-gain", type=float, default=12.0, help="more: surer predictions")
+    names = Shape.__dataclass_fields__
+    for name, field in names.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=field.default)
+    args = parser.parse_args()
+    shape = Shape(**{name: getattr(args, name) for name in names})
+    dtype = getattr(torch, args.dtype)
+    options = {"seed": args.seed, "dtype": dtype, "head_gain": args.head_gain}
+    count = write(args.folder, args.layout, shape, **options)
+    print(f"{args.folder}: {args.layout}, {count / 1e6:.1f} M parameters")
+
+
+if __name__ == "__main__":
+    main()

@@ -127,9 +127,7 @@ def check_golden(checkout: Path) -> str:
         )
         equal += found.tokens[0] == case["tokens"]
         fewer += found.forwards[0] < case["forwards"]
-    return (
-        f"Fast-dLLM reproduces {equal} of its {len(cases)} golden cases ({fewer} in fewer forwards)"
-    )
+    return f"Fast-dLLM reproduces {equal} of its {len(cases)} golden cases ({fewer} sooner)"
 
 
 def ours(llm: DiffusionLLM, prompts: list[list[int]], gen_length: int) -> Answer:

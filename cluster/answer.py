@@ -47,9 +47,9 @@ def print_answer(
 def _print_measured(llm: DiffusionLLM, prompt: str | Messages, params: SamplingParams) -> Measured:
     began = time.perf_counter()
     if isinstance(prompt, str):
-        (output,) = llm.generate(prompt, params)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
     else:
-        (output,) = llm.chat(prompt, params)
+        (output,) = llm.chat(prompt, params, use_tqdm=False)
     seconds = time.perf_counter() - began
     sys.stdout.write(output.outputs[0].text + "\n")
     return Measured(output.completion_tokens, output.forwards, seconds)

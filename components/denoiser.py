@@ -88,7 +88,7 @@ class Denoiser(nn.Module):
         super().__init__()
         self.dims, self.names = dims, names
         self.embedding = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
-        self.rotary = Rotary(dims.max_positions, dims.rotated, dims.rope_theta, dtype)
+        self.rotary = Rotary(dims.max_positions, dims.rotated, dims.rope_theta)
         self.stack = [Layer(index, dims, mlp, mesh, dtype) for index, mlp in enumerate(mlps)]
         self.layers = nn.ModuleList(self.stack)  # the same layers, registered
         self.norm = Norm(dims.hidden, dims.norm_eps, dtype)

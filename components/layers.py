@@ -206,10 +206,11 @@ class VocabTable(nn.Module):
 class Rotary(nn.Module):
     """The angles of every position; looked up once a forward and shared by the layers."""
 
-    def __init__(self, positions: int, rotated: int, theta: float, dtype: torch.dtype) -> None:
+    def __init__(self, positions: int, rotated: int, theta: float) -> None:
         super().__init__()
         self.theta = theta
-        table_P1R = empty(positions, 1, rotated, dtype=wide(dtype)).data
+        # The models define angles and rotation in float32, whatever their weights are.
+        table_P1R = empty(positions, 1, rotated, dtype=torch.float32).data
         self.cos_P1R: Tensor
         self.sin_P1R: Tensor
         self.register_buffer("cos_P1R", table_P1R, persistent=False)

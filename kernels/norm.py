@@ -8,8 +8,10 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise in float32 (float64 for float64), cast back, then scale; `weight` broadcasts.
+    """Normalise in float32, cast back, then scale; `weight` broadcasts.
 
-    `weight` ends in H; more leading dimensions give each head its own scale.
+    That is the models' definition, for float64 weights too. `weight` ends in H; more leading
+    dimensions give each head its own scale.
     """
-    return torch.rms_norm(x, x.shape[-1:], None, eps) * weight
+    narrow = x.float() if x.dtype == torch.float64 else x  # other dtypes are widened inside
+    return torch.rms_norm(narrow, x.shape[-1:], None, eps).to(x.dtype) * weight

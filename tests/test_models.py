@@ -51,9 +51,8 @@ def test_logits_equal_the_original_systems(name: str, dtype: str) -> None:
     model = load_model(GOLDEN / name, dtype=dtype, device="cpu")
     logits = full_forward(model, golden["input_ids"], golden.get("block_length", 0))
     expected = torch.tensor(golden["logits"], dtype=logits.dtype)
-    # The original dense model normalises and rotates in float32 even where its weights are
-    # float64, and this checkpoint amplifies that rounding to 6e-4 on a scale of 17.
-    tolerance = 1e-3 if name == "llada" else 1e-4
+    # This dense checkpoint amplifies the rounding of float32 matmuls to 2e-4 on a scale of 17.
+    tolerance = 4e-4 if (name, dtype) == ("llada", "float32") else 1e-4
     torch.testing.assert_close(logits[golden["positions"]], expected, atol=tolerance, rtol=0)
 
 
@@ -102,7 +101,8 @@ def test_config_variants_equal_the_plain_oracle(
     model = load_model(save(tmp_path, config, weights), dtype="float64", device="cpu")
     logits = full_forward(model, IDS, 4 if model.spec.block_causal else 0)
     expected = oracle(weights, config | {"n_kv_heads": None}, torch.tensor(IDS))
-    torch.testing.assert_close(logits, expected, atol=1e-10, rtol=0)
+    # The oracle is float64 throughout; the models normalise and rotate in float32.
+    torch.testing.assert_close(logits, expected, atol=3e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One answer to one prompt, as the command line prints it: streamed, measured or watched."""
+"""One answer to one prompt, as the command line prints it: streamed or watched."""
 
 import sys
 import time
@@ -30,26 +30,15 @@ def print_answer(
     params: SamplingParams,
     *,
     watch: bool,
-    measure: bool,
-) -> Measured | None:
-    """Print the answer: animated if a terminal can show it, whole if measured, else streamed."""
+) -> Measured:
+    """Print the answer: animated if a terminal can show it, else as it becomes final."""
     if watch and sys.stdout.isatty():
         return animate(llm, prompt, params, Console())
-    if measure:
-        return _print_measured(llm, prompt, params)
+    began = time.perf_counter()
+    tokens = forwards = 0
     for delta in llm.stream(prompt, params):
         sys.stdout.write(delta.text)
         sys.stdout.flush()
+        tokens, forwards = tokens + len(delta.token_ids), delta.forwards
     sys.stdout.write("\n")
-    return None
-
-
-def _print_measured(llm: DiffusionLLM, prompt: str | Messages, params: SamplingParams) -> Measured:
-    began = time.perf_counter()
-    if isinstance(prompt, str):
-        (output,) = llm.generate(prompt, params, use_tqdm=False)
-    else:
-        (output,) = llm.chat(prompt, params, use_tqdm=False)
-    seconds = time.perf_counter() - began
-    sys.stdout.write(output.outputs[0].text + "\n")
-    return Measured(output.completion_tokens, output.forwards, seconds)
+    return Measured(tokens, forwards, time.perf_counter() - began)

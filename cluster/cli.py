@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ import typer
 
 import diffray
 from diffray.cluster import flags
+from diffray.components.demos import DEMOS
 
 EXAMPLE = (
     "Lily can run 5 kilometers per hour for 4 hours. After that, she runs 3 kilometers per hour. "
@@ -83,7 +83,7 @@ def generate(
 
         params = sampling_params(typed, settings or ())
         llm = DiffusionLLM(
-            find(model),
+            model,
             dtype=dtype,
             device=device,
             mask_token_id=mask_token_id,
@@ -91,7 +91,7 @@ def generate(
             max_num_seqs=1,
         )
         asked = as_prompt(llm, text, raw=raw)
-        measured = print_answer(llm, asked, params, watch=watch, measure=stats)
+        measured = print_answer(llm, asked, params, watch=watch)
     if stats:
         typer.echo(str(measured), err=True)
 
@@ -105,7 +105,7 @@ def convert(
     with one_sentence():
         from diffray.components import convert as fused
 
-        typer.echo(str(fused.convert(find(source), target)))
+        typer.echo(str(fused.convert(source, target)))
 
 
 @app.command()
@@ -115,7 +115,7 @@ def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
         from diffray.cluster.facts import as_table, as_values
         from diffray.components.info import describe
 
-        found = describe(find(model))
+        found = describe(model)
         if as_json:
             typer.echo(json.dumps(as_values(found), indent=2))
             return
@@ -124,23 +124,11 @@ def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
         Console().print(as_table(found))
 
 
-def find(model: str) -> str:
-    """Return where a demo model is; anything else is a folder or a Hub id as it stands."""
-    if model not in flags.DEMOS:
-        return model
-    folder = files("diffray") / "demo" / flags.DEMOS[model]
-    if not folder.is_dir():
-        raise ValueError(f"this installation lacks the model {model!r} ({folder} is missing)")
-    return str(folder)
-
-
 def _read_prompt(prompt: str | None, model: str) -> str:
     """Return what to answer; a demo model's example is told on stderr."""
     if prompt is not None:
-        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-        text.encode()  # bytes that are no UTF-8 arrive as surrogates, which no tokenizer takes
-        return text
-    if model not in flags.DEMOS:
+        return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    if model not in DEMOS:
         raise typer.BadParameter("give one, or - to read it from stdin", param_hint="PROMPT")
     typer.echo(EXAMPLE, err=True)
     return EXAMPLE

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-DEMOS = {"demo": "llada_moe", "demo-llada2": "llada2_moe"}  # name -> folder in the package
+from diffray.components.demos import DEMOS
 
 _REQUEST, _DIFFUSION, _MODEL, _OUTPUT = "Request", "Diffusion", "Model", "Output"
 _CHECKPOINT = f"A checkpoint's folder, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
@@ -98,7 +98,7 @@ Stats = Annotated[
     bool,
     typer.Option(
         "--stats",
-        help="Print tokens, forwards and tokens/s on stderr; the text comes whole.",
+        help="Print tokens, forwards and tokens/s on stderr.",
         rich_help_panel=_OUTPUT,
     ),
 ]

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from pathlib import Path
 
 from diffray.components.backend import choose_device, choose_dtype
+from diffray.components.demos import demo_path
 from diffray.components.denoiser import Denoiser
 from diffray.components.layers import Parts
 from diffray.components.mesh import Mesh
@@ -111,7 +112,10 @@ def fill(parts: Parts, files: Items[WeightFile], progress: bool) -> None:
 
 
 def resolve(path_or_hub_id: str | Path) -> Path:
-    """Return the checkpoint's folder; what is no local folder is downloaded from the Hub."""
+    """Return the checkpoint's folder: a demo's, a local one, or one downloaded from the Hub."""
+    demo = demo_path(str(path_or_hub_id))
+    if demo is not None:
+        return demo
     path = Path(path_or_hub_id).expanduser()
     if path.is_dir():
         return path

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster import cli
+from diffray.components import checkpoint
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import ARCHITECTURES
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
@@ -46,7 +47,7 @@ def run_blocks(document: Path, model: str, **names: object) -> dict[str, Any]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The demo model where it is installed, else a tiny one."""
     try:
-        return cli.find("demo")
+        return str(checkpoint.resolve("demo"))
     except ValueError:
         folder = tmp_path_factory.mktemp("docs") / "model"
         return tiny_checkpoint(folder, "llada_moe", chat_template=CHAT_TEMPLATE)
@@ -64,7 +65,7 @@ def test_readme_commands_run(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = tiny_checkpoint(tmp_path_factory.mktemp("commands") / "model", "llada_moe")
-    monkeypatch.setattr(cli, "find", lambda name: tiny)
+    monkeypatch.setattr(checkpoint, "demo_path", lambda name: Path(tiny))
     monkeypatch.chdir(tmp_path)
     commands = [
         line

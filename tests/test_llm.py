@@ -1,7 +1,7 @@
 """The public Python API, on a tiny checkpoint with and without a tokenizer."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -197,3 +197,44 @@ def test_a_wrong_option_is_one_sentence(options: dict[str, object], message: str
     with pytest.raises(ValueError, match=message) as caught:
         DiffusionLLM(str(GOLDEN), **{**IDS, **options})  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_streams_and_batches_share_the_engine(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    alone = [llm.generate(prompt, params)[0].outputs[0].token_ids for prompt in ([1], [2], [3])]
+    first, second = llm.stream([1], params), llm.stream([2], params)
+    found: list[list[int]] = [[], []]
+    for ids, stream in zip(found, (first, second), strict=True):
+        ids += next(stream).token_ids
+    assert llm.generate([3], params)[0].outputs[0].token_ids == alone[2]
+    for ids, stream in zip(found, (first, second), strict=True):
+        for delta in stream:
+            ids += delta.token_ids
+    assert found == alone[:2]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate(5), "a text or a list of token ids"),
+        (lambda llm: llm.generate(["a", 5]), "a text or a list of token ids"),
+        (lambda llm: llm.generate([[1.5]]), "a text or a list of token ids"),
+        (lambda llm: llm.generate("\ud800"), "no valid Unicode"),
+        (lambda llm: llm.generate("x", {"max_tokens": 3}), "one SamplingParams"),
+        (lambda llm: llm.chat("x"), "a conversation is a list"),
+        (lambda llm: llm.chat([{"role": "user"}]), "needs a 'role' and a 'content'"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(
+    llm: DiffusionLLM, call: Callable[[DiffusionLLM], object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        call(llm)
+    assert "\n" not in str(caught.value)
+
+
+def test_after_shutdown_a_call_says_so() -> None:
+    llm = DiffusionLLM(str(GOLDEN), **IDS)  # type: ignore[arg-type]
+    llm.shutdown()
+    with pytest.raises(ValueError, match="has been shut down"):
+        llm.generate([1])

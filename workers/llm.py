@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,12 +12,19 @@ from diffray.components.config import explain
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
-from diffray.workers.engine import Request, Update
-from diffray.workers.output import CompletionOutput, Delta, RequestOutput
+from diffray.workers.engine import Engine, Request
+from diffray.workers.job import Job
+from diffray.workers.output import Delta, RequestOutput
+from diffray.workers.prompts import (
+    Prompt,
+    as_conversations,
+    as_ids,
+    as_list,
+    as_messages,
+    one_each,
+)
 from diffray.workers.setup import Setup, build_engine
-from diffray.workers.text import Messages, TextStream
-
-Prompt = str | Items[int]
+from diffray.workers.text import Messages, Tokenizer
 
 
 class DiffusionLLM:
@@ -61,7 +67,9 @@ class DiffusionLLM:
             page_size=page_size,
             chunk=chunk,
         )
-        self.engine, self.tokenizer = build_engine(model, setup)
+        self._engine: Engine | None
+        self._engine, self.tokenizer = build_engine(model, setup)
+        self._jobs: dict[int, Job] = {}  # by the uid of their engine request
         self._steps = steps_per_round
         self._next_uid = 0
 
@@ -78,7 +86,14 @@ class DiffusionLLM:
 
     def shutdown(self) -> None:
         """Let go of the weights and the K/V memory; the object cannot be used afterwards."""
-        del self.engine
+        self._engine = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine inside, for those who want to look."""
+        if self._engine is None:
+            raise ValueError("this DiffusionLLM has been shut down; make a new one")
+        return self._engine
 
     def generate(
         self,
@@ -91,8 +106,9 @@ class DiffusionLLM:
 
         `params` is one for all or one for each.
         """
-        several = _as_list(prompts)
-        return self._run([self._encode(p) for p in several], several, params, use_tqdm)
+        several = as_list(prompts)
+        encoded = [self._encode(prompt) for prompt in several]
+        return self._run(encoded, several, params, use_tqdm)
 
     def chat(
         self,
@@ -102,29 +118,24 @@ class DiffusionLLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, in the checkpoint's chat format."""
-        conversations: list[Messages] = (
-            [messages] if messages and isinstance(messages[0], dict) else list(messages)  # type: ignore[list-item,arg-type]
-        )
-        encoded = [self._encode_chat(c) for c in conversations]
+        encoded = [self._encode_chat(each) for each in as_conversations(messages)]
         return self._run(encoded, [None] * len(encoded), params, use_tqdm)
 
     def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None
     ) -> Iterator[Delta]:
         """Yield the answer to one prompt or conversation as it becomes final."""
-        jobs = self._submit([self._encode_any(prompt)], [params or SamplingParams()])
+        wish = one_each(params, 1)[0]
+        jobs = self._submit(self._encode_any(prompt), wish)
         try:
             while jobs:
-                for update in self.engine.step(self._steps):
-                    job = jobs[update.uid]
-                    before, known = len(job.stream.text), len(job.choice.token_ids)
-                    self._apply(job, update)
-                    choice = job.choice
-                    text, ids = job.stream.text[before:], choice.token_ids[known:]
-                    if text or ids or choice.finish_reason:
-                        yield Delta(choice.index, text, ids, choice.finish_reason)
-                    if choice.finish_reason:
-                        del jobs[update.uid]
+                self._advance(self._steps)
+                for uid, job in list(jobs.items()):
+                    delta = job.news()
+                    if job.finished:
+                        del jobs[uid]
+                    if delta is not None:
+                        yield delta
         finally:
             self._cancel(jobs)
 
@@ -132,24 +143,19 @@ class DiffusionLLM:
         self, prompt: Prompt | Messages, params: SamplingParams | None = None
     ) -> Iterator[list[int | None]]:
         """Yield the canvas after every denoising step: token ids, None where it is masked."""
-        params = params or SamplingParams()
-        jobs = self._submit([self._encode_any(prompt)], [params.model_copy(update={"n": 1})])
-        (uid,) = jobs
+        wish = one_each(params, 1)[0].model_copy(update={"n": 1})
+        jobs = self._submit(self._encode_any(prompt), wish)
+        ((uid, job),) = jobs.items()
         try:
-            while jobs:
-                updates = self.engine.step(1)
-                job = jobs[uid]
-                for update in updates:
-                    self._apply(job, update)
-                if job.choice.finish_reason:
-                    jobs.clear()
-                    yield list(job.choice.token_ids)
-                else:
+            while not job.finished:
+                self._advance(1)
+                if not job.finished:
                     yield self.engine.canvas(uid)
+            yield list(job.choice.token_ids)
         finally:
             self._cancel(jobs)
 
-    # Jobs: one engine request each, so several for n > 1.
+    # Jobs: one engine request each, so several where n > 1.
 
     def _run(
         self,
@@ -158,128 +164,95 @@ class DiffusionLLM:
         params: SamplingParams | Items[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        each = _one_each(params, len(encoded))
-        jobs = self._submit(encoded, each)
-        outputs = [
-            RequestOutput(prompt if isinstance(prompt, str) else None, list(ids), [])
-            for prompt, ids in zip(prompts, encoded, strict=True)
-        ]
-        for job in jobs.values():
-            outputs[job.number].outputs.append(job.choice)
+        each = one_each(params, len(encoded))
+        for ids, wish in zip(encoded, each, strict=True):
+            self._requests(ids, wish)  # refuse one, and none has begun
+        jobs: dict[int, Job] = {}
+        outputs = []
+        for prompt, ids, wish in zip(prompts, encoded, each, strict=True):
+            mine = self._submit(ids, wish)
+            choices = [job.choice for job in mine.values()]
+            text = prompt if isinstance(prompt, str) else None
+            outputs.append(RequestOutput(text, list(ids), choices))
+            jobs |= mine
         # Shown only for work that takes longer than a few seconds.
-        progress = tqdm(total=len(jobs), unit="seq", delay=3, disable=not use_tqdm)
-        try:
-            while jobs:
-                for update in self.engine.step(self._steps):
-                    self._apply(jobs[update.uid], update)
-                    if jobs[update.uid].choice.finish_reason:
-                        del jobs[update.uid]
-                        progress.update()
-        finally:
-            self._cancel(jobs)
-            progress.close()
+        with tqdm(total=len(jobs), unit="seq", delay=3, disable=not use_tqdm) as progress:
+            try:
+                while jobs:
+                    self._advance(self._steps)
+                    finished = [uid for uid, job in jobs.items() if job.finished]
+                    for uid in finished:
+                        del jobs[uid]
+                    progress.update(len(finished))
+            finally:
+                self._cancel(jobs)
         return outputs
 
-    def _submit(
-        self, encoded: list[tuple[int, ...]], each: list[SamplingParams]
-    ) -> dict[int, "_Job"]:
-        """Queue all requests, or none if one of them is refused."""
-        jobs: dict[int, _Job] = {}
-        requests: list[Request] = []
-        for number, (ids, wish) in enumerate(zip(encoded, each, strict=True)):
-            full = wish.model_copy(update={"diffusion": wish.diffusion.over(self._default)})
-            if full.stop and self.tokenizer is None:
-                raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
-            for index in range(full.n):
-                seed = derived_seed(full.seed, index)
-                own = full.model_copy(update={"seed": seed})
-                request = Request(self._next_uid + len(requests), ids, own)
-                self.engine.check(request)
-                requests.append(request)
-                choice = CompletionOutput(index)
-                if full.logprobs:
-                    choice.logprobs, choice.steps = [], []
-                stream = TextStream(
-                    self.tokenizer,
-                    full.stop,
-                    full.include_stop_str_in_output,
-                    full.skip_special_tokens,
-                )
-                jobs[request.uid] = _Job(number, own, choice, stream)
+    def _requests(self, ids: tuple[int, ...], wish: SamplingParams) -> list[Request]:
+        """Return an engine request for each choice; refuses what cannot run."""
+        if wish.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
+        diffusion = wish.diffusion.over(self._default)
+        requests = [
+            Request(
+                uid=self._next_uid + index,
+                prompt=ids,
+                params=wish.model_copy(
+                    update={"diffusion": diffusion, "seed": derived_seed(wish.seed, index)}
+                ),
+            )
+            for index in range(wish.n)
+        ]
+        self.engine.check(requests[0])  # the others differ in their seed alone
+        return requests
+
+    def _submit(self, ids: tuple[int, ...], wish: SamplingParams) -> dict[int, Job]:
+        """Queue one request's choices."""
+        requests = self._requests(ids, wish)
         self._next_uid += len(requests)
+        jobs = {
+            request.uid: Job(index, request.params, self.tokenizer)
+            for index, request in enumerate(requests)
+        }
         for request in requests:
             self.engine.add(request)
+        self._jobs |= jobs
         return jobs
 
-    def _apply(self, job: "_Job", update: Update) -> None:
-        """Take over an update into the job's choice; ends the request at a stop string."""
-        choice, stream = job.choice, job.stream
-        ids = update.ids
-        # An end token is the last of its update; it is counted, and is no text.
-        is_text = update.stop_id is None or job.params.include_stop_str_in_output
-        stream.push(ids if is_text else ids[:-1])
-        if stream.stopped is not None:
-            ids = ids[: len(stream.ids) - len(choice.token_ids)]
-            choice.finish_reason, choice.stop_reason = "stop", stream.stopped
-            self.engine.cancel(update.uid)
-        elif update.finish_reason:
-            stream.finish()
-            choice.finish_reason, choice.stop_reason = update.finish_reason, update.stop_id
-        choice.token_ids += ids
-        choice.text = stream.text
-        choice.forwards = update.forwards
-        if choice.logprobs is not None and choice.steps is not None:
-            choice.logprobs += update.logprobs[: len(ids)]
-            choice.steps += update.steps[: len(ids)]
+    def _advance(self, steps: int) -> None:
+        """Run one round for all jobs, whoever is waiting for them."""
+        for update in self.engine.step(steps):
+            job = self._jobs[update.uid]
+            job.apply(update)
+            if job.finished:
+                self.engine.cancel(update.uid)  # at a stop string the engine would go on
+                del self._jobs[update.uid]
 
-    def _cancel(self, jobs: dict[int, "_Job"]) -> None:
+    def _cancel(self, jobs: dict[int, Job]) -> None:
         for uid in jobs:
-            self.engine.cancel(uid)
+            if self._engine is not None:
+                self._engine.cancel(uid)
+            self._jobs.pop(uid, None)
 
     # Prompts.
 
     def _encode_any(self, prompt: Prompt | Messages) -> tuple[int, ...]:
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
-            return self._encode_chat(prompt)  # type: ignore[arg-type]
-        return self._encode(prompt)  # type: ignore[arg-type]
+            return self._encode_chat(prompt)
+        return self._encode(prompt)
 
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        if not isinstance(prompt, str):
-            return tuple(int(token) for token in prompt)
-        return tuple(self._need_tokenizer().encode(prompt))
+    def _encode(self, prompt: object) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self._need_tokenizer().encode(prompt))
+        return as_ids(prompt)
 
-    def _encode_chat(self, messages: Messages) -> tuple[int, ...]:
-        return tuple(self._need_tokenizer().encode_chat(messages))
+    def _encode_chat(self, messages: object) -> tuple[int, ...]:
+        return tuple(self._need_tokenizer().encode_chat(as_messages(messages)))
 
-    def _need_tokenizer(self) -> Any:
+    def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise ValueError("the checkpoint has no tokenizer.json; give prompts as token ids")
         return self.tokenizer
-
-
-@dataclass(slots=True)
-class _Job:
-    number: int  # of the prompt it answers
-    params: SamplingParams
-    choice: CompletionOutput
-    stream: TextStream
-
-
-def _as_list(prompts: Prompt | Items[Prompt]) -> list[Prompt]:
-    """Return several prompts: a text or a flat list of ids is one."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _one_each(
-    params: SamplingParams | Items[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ValueError(f"{len(params)} SamplingParams for {count} prompts; give one, or one each")
-    return list(params)
 
 
 def _diffusion(given: DiffusionParams | dict[str, Any] | None) -> DiffusionParams:

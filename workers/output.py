@@ -62,3 +62,4 @@ class Delta:
     text: str
     token_ids: list[int]
     finish_reason: str | None
+    forwards: int  # so far

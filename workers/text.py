@@ -56,7 +56,13 @@ class Tokenizer:
         return str(text)
 
     def _plain(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self.fast.encode(text, add_special_tokens=add_special_tokens)) if text else []
+        if not text:
+            return []
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text is no valid Unicode: {error.reason}") from None
+        return list(self.fast.encode(text, add_special_tokens=add_special_tokens))
 
 
 class TextStream:

@@ -1,0 +1,16 @@
+"""The checkpoints in the box: small models that the project trained itself."""
+
+from importlib.resources import files
+from pathlib import Path
+
+DEMOS = {"demo": "llada_moe", "demo-llada2": "llada2_moe"}  # name -> folder in the package
+
+
+def demo_path(name: str) -> Path | None:
+    """Return where a demo model is; None where `name` is none."""
+    if name not in DEMOS:
+        return None
+    folder = Path(str(files("diffray"))) / "demo" / DEMOS[name]
+    if not folder.is_dir():
+        raise ValueError(f"this installation lacks the model {name!r} ({folder} is missing)")
+    return folder

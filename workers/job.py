@@ -1,0 +1,57 @@
+"""One choice in progress: what the engine reports becomes token ids and text."""
+
+from diffray.components.params import SamplingParams
+from diffray.workers.engine import Update
+from diffray.workers.output import CompletionOutput, Delta
+from diffray.workers.text import TextStream, Tokenizer
+
+
+class Job:
+    """The `index`-th choice of a request, filled update by update."""
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.params = params
+        self.choice = CompletionOutput(index)
+        if params.logprobs:
+            self.choice.logprobs, self.choice.steps = [], []
+        self._text = TextStream(
+            tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
+        )
+        self._told = 0, 0  # how much of the text and of the ids `news` has reported
+
+    @property
+    def finished(self) -> bool:
+        return self.choice.finish_reason is not None
+
+    def apply(self, update: Update) -> None:
+        """Take over an update; the job may be finished by a stop string before the engine is."""
+        choice, ids = self.choice, update.ids
+        # An end token is the last of its update; it is counted, and is no text.
+        is_text = update.stop_id is None or self.params.include_stop_str_in_output
+        self._text.push(ids if is_text else ids[:-1])
+        if self._text.stopped is not None:
+            ids = ids[: len(self._text.ids) - len(choice.token_ids)]
+            choice.finish_reason, choice.stop_reason = "stop", self._text.stopped
+        elif update.finish_reason:
+            self._text.finish()
+            choice.finish_reason, choice.stop_reason = update.finish_reason, update.stop_id
+        choice.token_ids += ids
+        choice.text = self._text.text
+        choice.forwards = update.forwards
+        if choice.logprobs is not None and choice.steps is not None:
+            choice.logprobs += update.logprobs[: len(ids)]
+            choice.steps += update.steps[: len(ids)]
+
+    def news(self) -> Delta | None:
+        """Return what became certain since the last call, if anything did."""
+        choice, (text, ids) = self.choice, self._told
+        self._told = len(choice.text), len(choice.token_ids)
+        if self._told == (text, ids) and not self.finished:
+            return None
+        return Delta(
+            index=choice.index,
+            text=choice.text[text:],
+            token_ids=choice.token_ids[ids:],
+            finish_reason=choice.finish_reason,
+            forwards=choice.forwards,
+        )

@@ -1,0 +1,67 @@
+"""What a caller may hand over as prompts and parameters, and what is refused."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+
+from diffray.components.params import SamplingParams
+from diffray.workers.text import Messages
+
+Prompt = str | Items[int]
+
+
+def as_list(prompts: object) -> list[Prompt]:
+    """Return several prompts: a text or a flat list of ids is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Items):
+        raise ValueError(
+            f"a prompt is a text or a list of token ids, or several (given: {prompts!r})"
+        )
+    if prompts and all(isinstance(each, int) for each in prompts):
+        return [as_ids(prompts)]
+    return [each if isinstance(each, str) else as_ids(each) for each in prompts]
+
+
+def as_ids(prompt: object) -> tuple[int, ...]:
+    """Return a prompt's token ids."""
+    if not isinstance(prompt, Items) or not all(type(token) is int for token in prompt):
+        raise ValueError(f"a prompt is a text or a list of token ids (given: {prompt!r})")
+    return tuple(prompt)
+
+
+def as_conversations(messages: object) -> list[Messages]:
+    """Return several conversations: one list of messages is one."""
+    if isinstance(messages, Items) and messages and isinstance(messages[0], Mapping):
+        return [as_messages(messages)]
+    if not isinstance(messages, Items) or isinstance(messages, str):
+        raise ValueError(
+            f"a conversation is a list of {{'role': ..., 'content': ...}} (given: {messages!r})"
+        )
+    return [as_messages(each) for each in messages]
+
+
+def as_messages(messages: object) -> Messages:
+    """Return one conversation, each message with a role and a text."""
+    if not isinstance(messages, Items) or isinstance(messages, str):
+        raise ValueError(
+            f"a conversation is a list of {{'role': ..., 'content': ...}} (given: {messages!r})"
+        )
+    for message in messages:
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise ValueError(f"a message needs a 'role' and a 'content' text (given: {message!r})")
+    return messages
+
+
+def one_each(params: object, count: int) -> list[SamplingParams]:
+    """Return one request's parameters for each prompt."""
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Items) or not all(isinstance(p, SamplingParams) for p in params):
+        raise ValueError(f"params is one SamplingParams, or a list of them (given: {params!r})")
+    if len(params) != count:
+        raise ValueError(f"{len(params)} SamplingParams for {count} prompts; give one, or one each")
+    return list(params)

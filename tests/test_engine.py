@@ -3,12 +3,16 @@
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine, Request
 from tests.toy import (
+    CPU,
     EOS,
     MASK,
     ScriptedModel,
@@ -242,6 +246,26 @@ def test_guidance_of_zero_is_none_and_of_one_is_something() -> None:
         for policy in ({}, {"cfg_scale": 0.0}, {"cfg_scale": 1.0})
     )
     assert plain == zero != one
+
+
+def test_guidance_is_llada_s_formula() -> None:
+    """In one step: unguided + (scale + 1) * (guided - unguided), the unguided prompt masked."""
+    prompt, length, scale = prompt_of(11), 12, 1.3
+
+    def logits(ids: list[int]) -> Tensor:
+        engine = toy_engine(BIDIRECTIONAL)
+        kv, num = engine.kv, len(ids)
+        window = Window(0, num, num, 0, kv.slots(kv.allocate(kv.pages_for(num))))
+        batch = Batch.pack([window], CPU)
+        hidden_TH = BIDIRECTIONAL.forward(BIDIRECTIONAL.embed(torch.tensor(ids)), batch, kv)
+        return BIDIRECTIONAL.head(hidden_TH[len(prompt) :])
+
+    guided, blind = logits([*prompt, *[MASK] * length]), logits([MASK] * (11 + length))
+    combined = blind + (scale + 1) * (guided - blind)
+    combined[:, MASK] = -torch.inf
+    one_step = {"cfg_scale": scale, "decoder": {"kind": "fixed", "steps": 1}}
+    ids = generate(BIDIRECTIONAL, prompt, max_tokens=length, ignore_eos=True, diffusion=one_step)
+    assert ids == combined.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("decoder", ["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])

@@ -17,7 +17,7 @@ class SamplingParams(Config):
     temperature: float = Field(0.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1)  # 0 and -1: all
-    seed: int = Field(0, ge=-(2**63), lt=2**63)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)  # None: another one each time
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()

@@ -56,6 +56,11 @@ class Sequence:
     masked_L: Tensor | None = None  # what is left of the current block; None where it is untouched
 
     @property
+    def seed(self) -> int:
+        """The seed; engines draw none, so where the caller did not it is 0."""
+        return self.params.seed or 0
+
+    @property
     def prompt_len(self) -> int:
         return len(self.prompt)
 

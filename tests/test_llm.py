@@ -71,6 +71,12 @@ def test_choices_differ_by_seed_and_repeat(llm: DiffusionLLM) -> None:
     assert alone.outputs[0].token_ids == ids[0]
 
 
+def test_without_a_seed_each_call_draws_its_own(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=16, temperature=2.0, ignore_eos=True)
+    (first,), (again,) = llm.generate([9, 8, 7], params), llm.generate([9, 8, 7], params)
+    assert first.outputs[0].token_ids != again.outputs[0].token_ids
+
+
 def test_trajectory_on_request(llm: DiffusionLLM) -> None:
     params = SamplingParams(max_tokens=24, logprobs=True, ignore_eos=True)
     choice = llm.generate([1, 2], params)[0].outputs[0]

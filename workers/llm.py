@@ -1,5 +1,6 @@
 """The whole engine in this process: from prompts to text, offline or streamed."""
 
+import secrets
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from types import TracebackType
@@ -193,12 +194,13 @@ class DiffusionLLM:
         if wish.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
         diffusion = wish.diffusion.over(self._default)
+        seed = secrets.randbits(63) if wish.seed is None else wish.seed
         requests = [
             Request(
                 uid=self._next_uid + index,
                 prompt=ids,
                 params=wish.model_copy(
-                    update={"diffusion": diffusion, "seed": derived_seed(wish.seed, index)}
+                    update={"diffusion": diffusion, "seed": derived_seed(seed, index)}
                 ),
             )
             for index in range(wish.n)

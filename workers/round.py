@@ -136,7 +136,7 @@ class Round:
         def column(values: list[int]) -> Tensor:
             return torch.tensor(values, device=device)
 
-        self.seed_B = column([s.params.seed for s in sequences])
+        self.seed_B = column([s.seed for s in sequences])
         self.step_B = column([s.steps_before + s.step for s in sequences])
         self.step_in_block_B = column([s.step for s in sequences])
         self.index_B = column([s.index for s in sequences])

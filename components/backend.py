@@ -36,11 +36,14 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def is_fast_at_bfloat16(device: torch.device) -> bool:
-    """Return whether matrices multiply faster in bfloat16 than in float32."""
+    """Return whether generation is faster in bfloat16 than in float32.
+
+    On CPUs with AVX-512 alone it is not: large matmuls gain, but each new shape costs a compilation
+    of its kernel, and windows and experts have new shapes all the time.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    found = torch.cpu.get_capabilities()
-    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def free_memory(device: torch.device) -> int:

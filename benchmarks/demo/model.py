@@ -22,7 +22,7 @@ class Shape:
     @property
     def causal(self) -> bool:
         """Whether attention is block-causal, which only LLaDA2 is."""
-        return self.config["architectures"] == ["LLaDA2MoeModelLM"]
+        return bool(self.config["architectures"] == ["LLaDA2MoeModelLM"])
 
     @property
     def hidden(self) -> int:
@@ -36,8 +36,22 @@ class Shape:
         return num, int(c["num_key_value_heads"]), int(c.get("head_dim") or self.hidden // num)
 
     @property
+    def dense_dim(self) -> int:
+        return int(self.config["intermediate_size" if self.causal else "dense_intermediate_size"])
+
+    @property
+    def dense_layers(self) -> list[bool]:
+        """For every layer, whether it is a plain MLP."""
+        if self.causal:
+            first = int(self.config["first_k_dense_replace"])
+            return [i < first for i in range(int(self.config["num_hidden_layers"]))]
+        return [sparse == 0 for sparse in self.config["moe_layer_freq"]]
+
+    @property
     def expert_dim(self) -> int:
-        return int(self.config["moe_intermediate_size" if self.causal else "expert_intermediate_size"])
+        return int(
+            self.config["moe_intermediate_size" if self.causal else "expert_intermediate_size"]
+        )
 
 
 class Norm(nn.Module):
@@ -74,8 +88,14 @@ class Attention(nn.Module):
             self.query_layernorm, self.key_layernorm = Norm(dim, eps), Norm(dim, eps)
             self.dense = linear(shape.hidden, num * dim)
         else:
-            self.q_proj, self.k_proj = linear(num * dim, shape.hidden), linear(num_kv * dim, shape.hidden)
-            self.v_proj, self.o_proj = linear(num_kv * dim, shape.hidden), linear(shape.hidden, num * dim)
+            self.q_proj, self.k_proj = (
+                linear(num * dim, shape.hidden),
+                linear(num_kv * dim, shape.hidden),
+            )
+            self.v_proj, self.o_proj = (
+                linear(num_kv * dim, shape.hidden),
+                linear(shape.hidden, num * dim),
+            )
             self.q_norm, self.k_norm = Norm(dim, eps), Norm(dim, eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
@@ -193,12 +213,17 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(shape.hidden, eps)
         self.attention_name = "attention" if shape.causal else "self_attn"
         self.add_module(self.attention_name, Attention(shape))
-        self.mlp = Mlp(shape.hidden, int(shape.config["intermediate_size"])) if dense else Moe(shape)
+        self.mlp = Mlp(shape.hidden, shape.dense_dim) if dense else Moe(shape)
+        shared = shape.config.get("shared_expert_intermediate_size")
+        if shared and not dense:
+            self.shared_expert = Mlp(shape.hidden, int(shared))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.get_submodule(self.attention_name)(self.input_layernorm(x), cos, sin, mask)
-        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return y
+        h = self.post_attention_layernorm(x)
+        y: Tensor = x + self.mlp(h)
+        # LLaDA-MoE keeps its shared expert beside the mlp, LLaDA2 within it.
+        return y + self.shared_expert(h) if "shared_expert" in self._modules else y
 
 
 class Body(nn.Module):
@@ -208,10 +233,7 @@ class Body(nn.Module):
         self.add_module(
             self.embedding_name, nn.Embedding(int(shape.config["vocab_size"]), shape.hidden)
         )
-        num_dense = int(shape.config.get("first_k_dense_replace", 0))
-        self.layers = nn.ModuleList(
-            Layer(shape, i < num_dense) for i in range(int(shape.config["num_hidden_layers"]))
-        )
+        self.layers = nn.ModuleList(Layer(shape, dense) for dense in shape.dense_layers)
         self.norm = Norm(shape.hidden, float(shape.config["rms_norm_eps"]))
 
 
@@ -258,9 +280,10 @@ def to_checkpoint(model: DemoModel) -> dict[str, Tensor]:
         head, _, stack = name.rpartition(".")
         if stack == "w13_experts":
             for e, w13 in enumerate(tensor):
-                state[f"{head}.experts.{e}.gate_proj.weight"], state[
-                    f"{head}.experts.{e}.up_proj.weight"
-                ] = w13.chunk(2)
+                (
+                    state[f"{head}.experts.{e}.gate_proj.weight"],
+                    state[f"{head}.experts.{e}.up_proj.weight"],
+                ) = w13.chunk(2)
         elif stack == "w2_experts":
             state |= {f"{head}.experts.{e}.down_proj.weight": w2 for e, w2 in enumerate(tensor)}
         else:

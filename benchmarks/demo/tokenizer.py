@@ -1,5 +1,6 @@
 """The demo models' tokenizer: byte-level BPE in which every integer from 0 to 199 is one token."""
 
+import json
 import random
 from pathlib import Path
 
@@ -48,8 +49,6 @@ def build_tokenizer(seed: int = 0, sample: int = 30000) -> PreTrainedTokenizerFa
 def _with_numbers(
     letters: Tokenizer, pieces: pre_tokenizers.PreTokenizer
 ) -> PreTrainedTokenizerFast:
-    import json
-
     model = json.loads(letters.to_str())["model"]
     vocab: dict[str, int] = model["vocab"]
     for number in range(200):
@@ -71,7 +70,9 @@ def _with_numbers(
     )
 
 
-def save_tokenizer(folder: Path, seed: int = 0) -> PreTrainedTokenizerFast:
-    tokenizer = build_tokenizer(seed)
-    tokenizer.save_pretrained(folder)
+def load_tokenizer(folder: Path, seed: int = 0) -> PreTrainedTokenizerFast:
+    """The tokenizer in the folder, built there if there is none."""
+    if not folder.exists():
+        build_tokenizer(seed).save_pretrained(folder)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
     return tokenizer

@@ -19,10 +19,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.demo.batches import Batch, Batches
+from benchmarks.demo.carry_over import carry_over
 from benchmarks.demo.model import DemoModel, block_causal, to_checkpoint
 from benchmarks.demo.sampler import BLOCK, generate
 from benchmarks.demo.tasks import held_out_items
-from benchmarks.demo.tokenizer import save_tokenizer
+from benchmarks.demo.tokenizer import load_tokenizer
 
 HIDDEN, LAYERS, HEADS, EXPERTS, EXPERT_DIM = 128, 5, 8, 16, 96
 SHARED: dict[str, Any] = {
@@ -34,9 +35,10 @@ SHARED: dict[str, Any] = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "llada_moe": SHARED | {
         "architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "num_key_value_heads": HEADS,
-        "dense_intermediate_size": 4 * HIDDEN, "expert_intermediate_size": EXPERT_DIM,
-        "shared_expert_intermediate_size": None, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0,
-        "norm_topk_prob": None, "qk_layernorm": True, "moe_layer_freq": [1] * LAYERS,
+        "dense_intermediate_size": 2 * HIDDEN, "expert_intermediate_size": EXPERT_DIM,
+        "shared_expert_intermediate_size": EXPERT_DIM, "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "norm_topk_prob": None, "qk_layernorm": True, "moe_layer_freq": [0] + [1] * (LAYERS - 1),
         "moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False,
     },
     "llada2_moe": SHARED | {
@@ -67,7 +69,10 @@ def number_features(num: int, dim: int) -> Tensor:
     linear = [2 * math.pi / p for p in (2, 3, 5, 7, 10, 12, 20, 25, 40, 50, 100, 200, 400)]
     logarithmic = [2 * math.pi / p for p in (0.4, 0.8, 1.6, 3.2, 6.4)]
     angle = torch.cat(
-        (torch.outer(n, torch.tensor(linear)), torch.outer((n + 1).log(), torch.tensor(logarithmic))),
+        (
+            torch.outer(n, torch.tensor(linear)),
+            torch.outer((n + 1).log(), torch.tensor(logarithmic)),
+        ),
         dim=1,
     )
     waves = torch.cat((angle.cos(), angle.sin()), dim=1)
@@ -99,8 +104,8 @@ def initialise(model: DemoModel, tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def learning_rate(peak: float, step: int, done: float) -> float:
-    """Warm up, hold, and fall linearly over the last 40 percent of the time."""
-    return peak * min(1.0, (step + 1) / 200, max(0.01, (1 - done) / 0.4))
+    """Warm up, hold, and fall linearly over the last 30 percent of the time."""
+    return peak * min(1.0, (step + 1) / 200, max(0.01, (1 - done) / 0.3))
 
 
 def loss_of(model: DemoModel, batch: Batch) -> tuple[Tensor, float]:
@@ -133,18 +138,15 @@ def evaluate(
     tokens = forwards = 0
     for at in range(0, count, 15):
         group = items[at : at + 15]
-        prompts = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": item.question}],
-                add_generation_prompt=True, return_dict=False,
-            )
-            for item in group
-        ]  # fmt: skip
+        chats = [[{"role": "user", "content": item.question}] for item in group]
+        prompts: Any = tokenizer.apply_chat_template(
+            chats, add_generation_prompt=True, return_dict=False
+        )
         samples = generate(
             model, prompts, max_tokens, tokenizer.mask_token_id, tokenizer.eos_token_id
         )
         for item, sample in zip(group, samples, strict=True):
-            answer = tokenizer.decode(sample.tokens).strip()
+            answer = str(tokenizer.decode(sample.tokens)).strip()
             right.setdefault(item.task, []).append(answer == item.answer)
             tokens, forwards = tokens + len(sample.tokens), forwards + sample.forwards
     scores = {task: sum(hits) / len(hits) for task, hits in right.items()}
@@ -169,9 +171,11 @@ def train(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = save_tokenizer(out / "tokenizer")
+    tokenizer = load_tokenizer(out / "tokenizer")
     model = DemoModel(build_config(arguments.model, tokenizer))
     initialise(model, tokenizer)
+    if arguments.start_from:
+        carry_over(model, arguments.start_from)
     average = copy.deepcopy(model).eval()
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     plain = [p for p in model.parameters() if p.dim() < 2]
@@ -188,8 +192,9 @@ def train(arguments: argparse.Namespace) -> None:
         tokenizer, model.shape.causal, arguments.seed + step, arguments.tokens, arguments.drills
     )
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    begin, noted = time.monotonic() - spent, 0.0
-    budget, logged = 60 * arguments.minutes, {}
+    begin = time.monotonic() - spent
+    budget = 60 * arguments.minutes
+    logged: dict[bool, tuple[float, float]] = {}
     next_eval = spent + 60 * arguments.evaluate_every
     for batch in batches:
         now = time.monotonic() - begin
@@ -239,6 +244,7 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--start-from", type=Path, help="export folder of a trained llada2_moe")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--tokens", type=int, default=3072, help="tokens in a batch")
     parser.add_argument("--drills", type=float, default=0.15, help="share of drill batches")

@@ -5,6 +5,7 @@ cut apart. Only the routers differ (sigmoid with normalised weights there, plain
 the experts' outputs are rescaled once and the rest is left to training.
 """
 
+import json
 from pathlib import Path
 
 import torch
@@ -18,6 +19,17 @@ RENAMED = (
     ("attention.key_layernorm", "self_attn.k_norm"), ("attention.dense", "self_attn.o_proj"),
     ("mlp.shared_experts", "shared_expert"),
 )  # fmt: skip
+
+
+def start_from(model: DemoModel, folder: Path) -> None:
+    """Fill `model` with an exported checkpoint's weights, of its own layout or carried over."""
+    own = json.loads((folder / "config.json").read_text())["model_type"]
+    if own != model.shape.config["model_type"]:
+        carry_over(model, folder)
+        return
+    stored = load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        from_checkpoint(model, {name: tensor.float() for name, tensor in stored.items()})
 
 
 def carry_over(model: DemoModel, folder: Path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.demo.batches import Batch, Batches
-from benchmarks.demo.carry_over import carry_over
+from benchmarks.demo.carry_over import start_from
 from benchmarks.demo.model import DemoModel, block_causal, to_checkpoint
 from benchmarks.demo.sampler import BLOCK, generate
 from benchmarks.demo.tasks import held_out_items
@@ -171,11 +171,12 @@ def train(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(out / "tokenizer")
+    # Weights to start from mean the tokens of their own tokenizer.
+    tokenizer = load_tokenizer(arguments.start_from or out / "tokenizer")
     model = DemoModel(build_config(arguments.model, tokenizer))
     initialise(model, tokenizer)
     if arguments.start_from:
-        carry_over(model, arguments.start_from)
+        start_from(model, arguments.start_from)
     average = copy.deepcopy(model).eval()
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     plain = [p for p in model.parameters() if p.dim() < 2]
@@ -244,7 +245,9 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--start-from", type=Path, help="export folder of a trained llada2_moe")
+    parser.add_argument(
+        "--start-from", type=Path, help="an exported folder; llada_moe takes llada2_moe's too"
+    )
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--tokens", type=int, default=3072, help="tokens in a batch")
     parser.add_argument("--drills", type=float, default=0.15, help="share of drill batches")

@@ -8,7 +8,7 @@ Both decode with threshold 0.9, the dual cache and blocks of 32. First Fast-dLLM
 golden cases, which shows that it is run as it should be. Then the systems take turns; a ratio is
 the median over turns of one turn's two times, so that a busy machine slows both. All tokens count,
 and the prompt's forward is included. The environment's TORCHDYNAMO_DISABLE=1 leaves out the
-torch.compile around Fast-dLLM's attention, which on CPU makes it slower rather than faster.
+torch.compile around Fast-dLLM's attention, which slowed it on the golden checkpoint.
 """
 
 import argparse

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+import torch
+
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
@@ -121,6 +123,7 @@ class Engine:
                 self.preemptions += 1
                 return
 
+    @torch.inference_mode()
     def step(self, steps: int = 1) -> list[Update]:
         """Run one round of `steps` denoising steps and report what became final in it."""
         self._admit()

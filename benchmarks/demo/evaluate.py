@@ -89,8 +89,8 @@ def main() -> None:
         measured = run(llm, items, THRESHOLD, "none", arguments.max_tokens)
     path = arguments.folder / "metrics.json"
     before = json.loads(path.read_text()) if path.exists() else {}
-    # The folder stands for itself: a path of this machine would tell a reader nothing.
-    words = [w if w != str(arguments.folder) else arguments.folder.name for w in sys.argv[1:]]
+    # An absolute path would tell a reader on another machine nothing.
+    words = [Path(w).name if w.startswith("/") else w for w in sys.argv[1:]]
     metrics = before | {
         "command": " ".join(["python -m benchmarks.demo.evaluate", *words]),
         "date": datetime.now(UTC).date().isoformat(),

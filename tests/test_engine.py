@@ -10,7 +10,8 @@ from torch import Tensor
 
 from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
-from diffray.workers.engine import Engine, Request
+from diffray.workers.engine import Engine
+from diffray.workers.messages import Request
 from tests.toy import (
     CPU,
     EOS,

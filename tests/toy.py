@@ -14,7 +14,8 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
-from diffray.workers.engine import Engine, Request, Update
+from diffray.workers.engine import Engine
+from diffray.workers.messages import Request, Update
 from diffray.workers.slots import Slots
 
 VOCAB = 64

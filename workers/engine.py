@@ -6,40 +6,17 @@ what keeps the ranks of a replica in step.
 
 from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
 
 import torch
 
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
-from diffray.components.params import SamplingParams
-from diffray.components.policy import Policy
 from diffray.components.sequence import Sequence
+from diffray.workers.admission import Limits, check
+from diffray.workers.messages import Request, Update
 from diffray.workers.round import Chunk, Outcome, Round
 from diffray.workers.slots import Slots
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What an engine is asked to generate; `end_ids` end a text unless `ignore_eos`."""
-
-    uid: int
-    prompt: tuple[int, ...]
-    params: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """News of one request: tokens that became final since the last, always a left prefix."""
-
-    uid: int
-    ids: list[int] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None  # stop | length
-    stop_id: int | None = None  # the end token, once it was found: the last of all ids
-    forwards: int = 0  # that it took part in so far
 
 
 class Engine:
@@ -67,39 +44,21 @@ class Engine:
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
+    @property
+    def limits(self) -> Limits:
+        """What a request must keep to; it stands for the engine where there is none to ask."""
+        return Limits(
+            spec=self.model.spec,
+            context=min(self.slots.length, self.model.spec.max_positions),
+            max_num_seqs=self.slots.ids_SN.shape[0] - 1,
+            num_pages=self.kv.num_pages - 1,
+            page_size=self.kv.page_size,
+            eos_token_ids=self.eos_token_ids,
+        )
+
     def check(self, request: Request) -> Sequence:
         """Return the request as a sequence, or refuse it with a reason; changes nothing."""
-        spec, params = self.model.spec, request.params
-        if not request.prompt:
-            raise ValueError("the prompt is empty; give it at least one token")
-        for token_id in (*request.prompt, *params.stop_token_ids, *params.logit_bias):
-            if not 0 <= token_id < spec.vocab_size:
-                raise ValueError(
-                    f"token id {token_id} is not in the vocabulary (0 to {spec.vocab_size - 1})"
-                )
-        sequence = Sequence(
-            uid=request.uid,
-            prompt=request.prompt,
-            params=params,
-            policy=Policy.resolve(params.diffusion, spec),
-            block_causal=spec.block_causal,
-            end_ids=frozenset(
-                (*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))
-            ),
-        )
-        room = min(self.slots.length, spec.max_positions)
-        if sequence.length > room:
-            raise ValueError(
-                f"prompt ({len(request.prompt)} tokens) and max_tokens ({params.max_tokens}) need "
-                f"{sequence.length} positions, but the context has {room}; shorten one of them"
-            )
-        pages = self._pages(sequence, sequence.length)
-        if pages > self.kv.num_pages - 1:
-            raise ValueError(
-                f"the request needs {pages} K/V pages, but the pool has {self.kv.num_pages - 1}; "
-                "shorten it or give the engine more K/V memory"
-            )
-        return sequence
+        return check(request, self.limits)
 
     def add(self, request: Request) -> None:
         """Queue a request; refuses at once what could never run."""

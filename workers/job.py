@@ -1,7 +1,7 @@
 """One choice in progress: what the engine reports becomes token ids and text."""
 
 from diffray.components.params import SamplingParams
-from diffray.workers.engine import Update
+from diffray.workers.messages import Update
 from diffray.workers.output import CompletionOutput, Delta
 from diffray.workers.text import TextStream, Tokenizer
 

@@ -13,8 +13,9 @@ from diffray.components.config import explain
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
-from diffray.workers.engine import Engine, Request
+from diffray.workers.engine import Engine
 from diffray.workers.job import Job
+from diffray.workers.messages import Request
 from diffray.workers.output import Delta, RequestOutput
 from diffray.workers.prompts import (
     Prompt,

@@ -1,0 +1,63 @@
+"""What the HTTP layer needs of an engine, wherever that engine runs."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from diffray.workers.admission import Limits
+from diffray.workers.messages import Request, Update
+
+
+class Overloaded(Exception):
+    """The queue is full; the client may come back after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineFailed(Exception):
+    """The engine cannot finish a request; the message says why and whether to try again."""
+
+
+class DeadlineExceeded(Exception):
+    """A request was not done in the time it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy an engine is, and its counters since it started."""
+
+    running: int = 0
+    waiting: int = 0
+    free_pages: int = 0
+    num_pages: int = 0
+    preemptions: int = 0
+    forwards: int = 0  # denoising steps of all requests together, model forwards shared or not
+    rounds: int = 0
+    restarts: int = 0
+
+
+class EngineClient(Protocol):
+    """One replica's engine: in this process or behind a coordinator."""
+
+    @property
+    def limits(self) -> Limits:
+        """What `admission.check` judges a request by, before it is submitted."""
+        ...
+
+    def submit(
+        self, request: Request, *, priority: int = 0, deadline: float | None = None
+    ) -> AsyncGenerator[Update, None]:
+        """Yield a request's news until one has a finish reason; closing the generator cancels.
+
+        `request.uid` must be unused. A lower `priority` runs first; `deadline` is in seconds from
+        now. Raises Overloaded, EngineFailed or DeadlineExceeded.
+        """
+        ...
+
+    async def load(self) -> Load: ...
+
+    async def check_health(self) -> None:
+        """Raise EngineFailed if the engine cannot answer requests."""
+        ...

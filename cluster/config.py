@@ -1,0 +1,39 @@
+"""How one model's engine is laid out over its ranks."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from diffray.components.config import Config
+from diffray.components.policy import DiffusionParams
+
+
+class EngineConfig(Config):
+    """Names follow vLLM's flags; `diffusion` is what requests get that do not say otherwise."""
+
+    tensor_parallel_size: int = Field(1, ge=1)
+    expert_parallel: bool = False  # experts dealt out over the same ranks, instead of cut
+    device: str = "auto"  # auto | cpu | cuda
+    dtype: str = "auto"
+    mask_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    max_model_len: int | None = Field(None, ge=1)
+    max_num_seqs: int = Field(16, ge=1)
+    max_queued_requests: int = Field(256, ge=0)
+    kv_cache_memory: int | None = Field(None, ge=1)  # bytes on each rank
+    page_size: int = Field(16, ge=1)
+    chunk: int = Field(512, ge=1)
+    steps_per_round: int = Field(4, ge=1)
+    rounds_in_flight: int = Field(2, ge=1, le=4)
+    cpu_threads: int | None = Field(None, ge=1)  # of each rank on CPU; None: its share of the cores
+    load_timeout_s: float = Field(1800.0, gt=0)
+    round_timeout_s: float = Field(30.0, gt=0)  # a rank that is silent longer is taken for hung
+    check_every: int = Field(64, ge=0)  # rounds between comparisons of the ranks' canvases; 0: none
+    max_restarts: int = Field(5, ge=0)  # of the ranks, within ten minutes
+    diffusion: DiffusionParams = DiffusionParams()
+
+    @model_validator(mode="after")
+    def _experts_need_ranks(self) -> Self:
+        if self.expert_parallel and self.tensor_parallel_size == 1:
+            raise ValueError("expert_parallel needs tensor_parallel_size of at least 2")
+        return self

@@ -23,7 +23,10 @@ class SamplingParams(Config):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: dict[int, float] = Field(default_factory=dict)
+    bad_token_ids: tuple[int, ...] = ()  # never written
+    allowed_token_ids: tuple[int, ...] = ()  # besides end tokens; none: all
     logprobs: bool = False  # report each token's log-probability when it became final, and the step
+    top_logprobs: int = Field(0, ge=0, le=20)  # and those of so many most probable ids
     skip_special_tokens: bool = True
     diffusion: DiffusionParams = DiffusionParams()
 
@@ -49,11 +52,13 @@ class SamplingParams(Config):
         return given
 
     @model_validator(mode="after")
-    def _min_within_max(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
             )
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs=True")
         if "" in self.stop:
             raise ValueError("stop: an empty string would stop everything; leave it out")
         return self

@@ -1,15 +1,14 @@
 """How one model's engine is laid out over its ranks."""
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from diffray.components.config import Config
-from diffray.components.policy import DiffusionParams
 
 
 class EngineConfig(Config):
-    """Names follow vLLM's flags; `diffusion` is what requests get that do not say otherwise."""
+    """Names follow vLLM's flags. Without torch: the coordinator reads it too."""
 
     tensor_parallel_size: int = Field(1, ge=1)
     expert_parallel: bool = False  # experts dealt out over the same ranks, instead of cut
@@ -23,17 +22,30 @@ class EngineConfig(Config):
     kv_cache_memory: int | None = Field(None, ge=1)  # bytes on each rank
     page_size: int = Field(16, ge=1)
     chunk: int = Field(512, ge=1)
-    steps_per_round: int = Field(4, ge=1)
+    steps_per_round: int = Field(1, ge=1)
     rounds_in_flight: int = Field(2, ge=1, le=4)
     cpu_threads: int | None = Field(None, ge=1)  # of each rank on CPU; None: its share of the cores
     load_timeout_s: float = Field(1800.0, gt=0)
     round_timeout_s: float = Field(30.0, gt=0)  # a rank that is silent longer is taken for hung
     check_every: int = Field(64, ge=0)  # rounds between comparisons of the ranks' canvases; 0: none
     max_restarts: int = Field(5, ge=0)  # of the ranks, within ten minutes
-    diffusion: DiffusionParams = DiffusionParams()
 
     @model_validator(mode="after")
     def _experts_need_ranks(self) -> Self:
         if self.expert_parallel and self.tensor_parallel_size == 1:
             raise ValueError("expert_parallel needs tensor_parallel_size of at least 2")
         return self
+
+    def setup(self) -> dict[str, Any]:
+        """Return what every rank's `workers.setup.Setup` is made from."""
+        return {
+            "dtype": self.dtype,
+            "device": self.device,
+            "mask_token_id": self.mask_token_id,
+            "eos_token_id": self.eos_token_id,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "kv_cache_memory": self.kv_cache_memory,
+            "page_size": self.page_size,
+            "chunk": self.chunk,
+        }

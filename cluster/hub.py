@@ -1,0 +1,81 @@
+"""The coordinator's end of the control channel: one connection to every rank."""
+
+import asyncio
+import hmac
+from collections.abc import Iterable
+from typing import Any
+
+from diffray.workers.link import HEADER, body_length, decode, encode
+
+_HELLO_S = 10.0  # for a stranger to say who it is
+
+
+class Hub:
+    """Listens for the ranks of one gang, sends to all of them and hears from each."""
+
+    def __init__(self, size: int, secret: bytes) -> None:
+        self.size, self.secret = size, secret
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()  # from the ranks; None: one has gone
+        self.complete = asyncio.Event()  # every rank is there
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._readers: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str) -> int:
+        """Open the door on a free port of `host` and return the port."""
+        self._server = await asyncio.start_server(self._accept, host, 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def broadcast(self, message: Any) -> None:
+        """Send to every rank; small messages, so nobody waits for the wire."""
+        frame = encode(message)
+        for writer in self._writers.values():
+            writer.write(frame)
+
+    async def close(self) -> None:
+        for task in self._readers:
+            task.cancel()
+        for writer in self._writers.values():
+            writer.close()
+        if self._server is not None:
+            self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            hello = await asyncio.wait_for(_read(reader), _HELLO_S)
+            rank = self._rank_of(hello)
+        except Exception:
+            # Whoever this is, it is none of ours; a port is open to strangers.
+            writer.close()
+            return
+        self._writers[rank] = writer
+        if len(self._writers) == self.size:
+            self.complete.set()
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
+        await self._hear(reader)
+
+    def _rank_of(self, hello: Any) -> int:
+        rank, secret = hello["rank"], hello["secret"]
+        if not hmac.compare_digest(secret, self.secret):
+            raise ConnectionError("wrong secret")
+        if rank not in self._missing():
+            raise ConnectionError(f"rank {rank} is not missing")
+        return int(rank)
+
+    def _missing(self) -> Iterable[int]:
+        return set(range(self.size)) - set(self._writers)
+
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                self.messages.put_nowait(await _read(reader))
+        except (asyncio.IncompleteReadError, ConnectionError, OSError):
+            self.messages.put_nowait(None)
+
+
+async def _read(reader: asyncio.StreamReader) -> Any:
+    header = await reader.readexactly(HEADER.size)
+    return decode(await reader.readexactly(body_length(header)))

@@ -1,0 +1,67 @@
+"""A rank's end of the control channel: length-prefixed msgpack frames over one TCP connection.
+
+Nothing in a frame can be executed, and the first one carries the secret of its gang.
+"""
+
+import socket
+import struct
+from typing import Any, Self
+
+import msgpack
+
+HEADER = struct.Struct("!I")
+LARGEST = 1 << 28  # bytes of a frame
+
+
+def encode(message: Any) -> bytes:
+    """Return a message as a frame."""
+    body: bytes = msgpack.packb(message)
+    return HEADER.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Any:
+    """Return the message in a frame's body."""
+    return msgpack.unpackb(body, strict_map_key=False)
+
+
+def body_length(header: bytes) -> int:
+    """Return how many bytes follow a header; refuses what no peer of ours would send."""
+    length = int(HEADER.unpack(header)[0])
+    if length > LARGEST:
+        raise ConnectionError(f"a control frame of {length} bytes; the other end is not diffray's")
+    return length
+
+
+class Link:
+    """A blocking connection to the coordinator."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._reader = connection.makefile("rb")
+
+    @classmethod
+    def connect(cls, host: str, port: int, secret: bytes, rank: int) -> Self:
+        """Connect and say who this is."""
+        connection = socket.create_connection((host, port), timeout=30)
+        connection.settimeout(None)
+        link = cls(connection)
+        link.send({"secret": secret, "rank": rank})
+        return link
+
+    def send(self, message: Any) -> None:
+        self._socket.sendall(encode(message))
+
+    def receive(self) -> Any:
+        """Wait for the next message."""
+        return decode(self._read(body_length(self._read(HEADER.size))))
+
+    def close(self) -> None:
+        self._reader.close()
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes:
+        data = self._reader.read(size)
+        if len(data) < size:
+            raise ConnectionError("the coordinator has gone away")
+        return data

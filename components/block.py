@@ -1,10 +1,11 @@
 """What decoders see: the rows' current blocks, and what the model proposes for them.
 
 Letters: B rows, L positions of the longest block; shorter blocks are padded with positions that
-are neither masked nor editable.
+are neither masked nor editable. Q rows that ask for a ranking, K ids in each.
 """
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -29,6 +30,14 @@ class Block:
         return Block(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
+class Top(NamedTuple):
+    """The most probable ids of some positions, best first."""
+
+    cells_Q: Tensor  # flat index into [B, L]
+    ids_QK: Tensor
+    logprobs_QK: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """One token for each position asked about; never the mask token.
@@ -41,7 +50,8 @@ class Proposal:
     ids_BL: Tensor
     confidence_BL: Tensor
     logprob_BL: Tensor
+    top: Top | None = None  # where a request asks for it; decoders see none
 
     def rows(self, index: Tensor) -> "Proposal":
-        """Return some of the rows."""
+        """Return some of the rows, as a decoder sees them."""
         return Proposal(self.ids_BL[index], self.confidence_BL[index], self.logprob_BL[index])

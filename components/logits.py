@@ -3,8 +3,11 @@
 No rank ever holds another's logits: every answer is combined from one small tuple per rank, and
 all ranks get the same answer, bit by bit, because they combine the same gathered tuples.
 
-Letters: R rows, V this rank's slice of the vocabulary, K ids asked for per row, W ranks.
+Letters: R rows, V this rank's slice of the vocabulary, K ids asked for per row, Q rows
+that ask for something, W ranks.
 """
+
+from collections.abc import Sequence as Items
 
 import torch
 from torch import Tensor
@@ -40,6 +43,13 @@ class Logits:
         if self.start <= token_id < self.start + self.values_RV.shape[1]:
             self.values_RV[:, token_id - self.start] = -torch.inf
 
+    def keep_only(self, rows: slice, ids_K: Tensor) -> None:
+        """Set all but these ids to -inf in some rows, in place."""
+        local, here = self._local(ids_K)
+        # Counted, because ids of other ranks are clamped onto columns that may be asked for too.
+        named_V = torch.zeros_like(self._ids_V).index_add_(0, local, here.long())
+        self.values_RV[rows].masked_fill_(named_V == 0, -torch.inf)
+
     def rows(self, count: int) -> "Logits":
         """Return the first rows, sharing memory."""
         return Logits(self.values_RV[:count], self.start, self.mesh)
@@ -53,6 +63,19 @@ class Logits:
     def best(self) -> tuple[Tensor, Tensor]:
         """Return each row's largest logit and its id; of equals the lowest id."""
         return self._best_of(self.values_RV)
+
+    def top(self, rows: Items[slice], count: int) -> tuple[Tensor, Tensor]:
+        """Return the largest logits of some rows and their ids, best first, fewer if there are."""
+        here = min(count, self.values_RV.shape[1])
+        parts = [self.values_RV[part].topk(here) for part in rows]  # slices: nothing is copied
+        values_WQK = self.mesh.all_gather(torch.cat([part.values for part in parts]))
+        ids_WQK = self.mesh.all_gather(torch.cat([part.indices for part in parts]) + self.start)
+        values_QK, ids_QK = (
+            values_WQK.transpose(0, 1).flatten(1),
+            ids_WQK.transpose(0, 1).flatten(1),
+        )
+        best = values_QK.topk(min(count, values_QK.shape[1]))
+        return best.values, ids_QK.gather(1, best.indices)
 
     def logsumexp(self) -> Tensor:
         """Return the log-sum-exp of each row over the whole vocabulary."""

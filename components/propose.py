@@ -1,7 +1,7 @@
 """From logits to proposals: one token, its confidence and its log-probability per position.
 
 Letters: R rows of the head, Q rows that draw at random, E single logits to edit, B rows, L
-positions of a block, K remembered ids.
+positions of a block, K remembered or ranked ids.
 """
 
 from collections.abc import Sequence as Items
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diffray.components.block import Block, Proposal
+from diffray.components.block import Block, Proposal, Top
 from diffray.components.decoder import Decoder, Memory
 from diffray.components.logits import Logits
 
@@ -29,6 +29,9 @@ class Rows:
     edit_rows_E: Tensor  # logit biases and forbidden tokens
     edit_ids_E: Tensor
     edit_values_E: Tensor
+    only: tuple[tuple[slice, Tensor], ...]  # rows that may take these ids and no others
+    ranked: tuple[slice, ...]  # rows that ask for the most probable ids ...
+    num_ranked: int  # ... and how many of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ def propose(
     mask_logit_R = logits.gather(mask_R1).squeeze(1)
     logits.forbid(mask_token_id)
     chosen_R, ids_R = logits.best()
+    top = _rank(logits, rows, lse_R) if rows.ranked else None
     rather_masked_R = mask_logit_R > chosen_R
     if rows.draw_Q.numel():
         cells_Q = rows.cells_R[rows.draw_Q]
@@ -66,7 +70,18 @@ def propose(
         _spread(ids_R, rows.cells_R, block.ids_BL),
         _spread(confidence_R, rows.cells_R, logprob_R.new_full(block.ids_BL.shape, -torch.inf)),
         _spread(logprob_R, rows.cells_R, logprob_R.new_zeros(block.ids_BL.shape)),
+        top,
     )
+
+
+def _rank(logits: Logits, rows: Rows, lse_R: Tensor) -> Top:
+    """Return the most probable ids of the rows that ask, from the logits that proposals are from.
+
+    The mask token is not among them, as it is never proposed.
+    """
+    values_QK, ids_QK = logits.top(rows.ranked, rows.num_ranked)
+    cells_Q, lse_Q = (torch.cat([x[part] for part in rows.ranked]) for x in (rows.cells_R, lse_R))
+    return Top(cells_Q, ids_QK, values_QK - lse_Q.unsqueeze(1))
 
 
 def _remember(logits: Logits, rows: Rows, block: Block, team: Team, memory: Memory) -> None:

@@ -1,14 +1,16 @@
 """One generation in progress: host integers only, and the arithmetic of its blocks.
 
-    0          prompt_len     start        stop              length
-    |--- prompt ---|--- final ---|- current -|---- masks ------|
+    0          prompt_len     start        stop         blocks_stop    length
+    |--- prompt ---|--- final ---|- current -|---- masks ----|-- suffix --|
     |--- K/V from final tokens ---|                clean_end <= start (block-causal models)
 
 Blocks are cut from `anchor`: the end of the prompt for bidirectional models, 0 for block-causal
 ones, whose first block may begin inside the prompt. The last block of a bidirectional model is cut
-short at prompt + max_tokens; a block-causal canvas is rounded up to whole blocks.
+short at prompt + max_tokens, where a given suffix follows; a block-causal canvas has none, and is
+rounded up to whole blocks.
 """
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,8 @@ class Sequence:
     policy: "Policy"
     block_causal: bool
     end_ids: frozenset[int]  # tokens that end the text, unless ignored
+    suffix: tuple[int, ...] = ()
+    watch: bool = False  # whether updates show the canvas
 
     # Progress. Finished blocks are in `final`; the current block lives in the engine's slots.
     index: int = 0  # blocks finished
@@ -41,10 +45,9 @@ class Sequence:
     clean_end: int = 0
     forwards: int = 0
     final: list[int] = field(default_factory=list)
-    final_steps: list[int] = field(default_factory=list)
-    final_logprobs: list[float] = field(default_factory=list)
     emitted: int = 0  # tokens reported so far
     end_id: int | None = None  # the end token that was reported; nothing after it will be
+    told: tuple[int, int] = (0, 0)  # finished blocks that were reported in full, and their steps
 
     # What the engine lent it.
     slot: int = -1
@@ -54,6 +57,7 @@ class Sequence:
     twin_slots_N: Tensor | None = None
     memory: Memory | None = None  # of the decoder, for the current block
     masked_L: Tensor | None = None  # what is left of the current block; None where it is untouched
+    top: tuple[Tensor, Tensor] | None = None  # most probable ids and log-probabilities of its final
 
     @property
     def seed(self) -> int:
@@ -74,12 +78,17 @@ class Sequence:
         return self.prompt_len + self.params.max_tokens
 
     @property
-    def length(self) -> int:
-        """The length of the canvas."""
+    def blocks_stop(self) -> int:
+        """The end of the last block."""
         if not self.block_causal:
             return self.limit
         block = self.policy.block_length
         return -(-self.limit // block) * block
+
+    @property
+    def length(self) -> int:
+        """The length of the canvas."""
+        return self.blocks_stop + len(self.suffix)
 
     @property
     def first_block(self) -> int:
@@ -88,7 +97,7 @@ class Sequence:
     @property
     def num_blocks(self) -> int:
         """How many blocks the generation touches."""
-        return -(-(self.length - self.anchor) // self.policy.block_length) - self.first_block
+        return -(-(self.blocks_stop - self.anchor) // self.policy.block_length) - self.first_block
 
     @property
     def start(self) -> int:
@@ -96,7 +105,7 @@ class Sequence:
 
     @property
     def stop(self) -> int:
-        return min(self.start + self.policy.block_length, self.length)
+        return min(self.start + self.policy.block_length, self.blocks_stop)
 
     @property
     def masked(self) -> Tensor:
@@ -119,19 +128,18 @@ class Sequence:
     def guided(self) -> bool:
         return self.policy.cfg_scale > 0
 
-    def finish_block(
-        self, steps: int, ids: list[int], at: list[int], logprobs: list[float]
-    ) -> None:
+    @property
+    def given(self) -> int:
+        """How many positions of the current block, from its start, belong to the prompt."""
+        return max(self.prompt_len - self.start, 0)
+
+    def finish_block(self, ids: list[int]) -> None:
         """Record the current block's tokens as final and move to the next block."""
-        given = max(self.prompt_len - self.start, 0)
-        self.final += ids[given:]
-        self.final_steps += at[given:]
-        self.final_logprobs += logprobs[given:]
+        self.final += ids[self.given :]
         self.clean_end = self.start
-        self.steps_before += steps
+        self.steps_before += self.step
         self.index += 1
-        self.step = self.settled = 0
-        self.memory = self.masked_L = None
+        self._leave_block()
 
     def rewind(self) -> None:
         """Go back to where a restart is exact, keeping all final tokens that it can.
@@ -142,7 +150,20 @@ class Sequence:
         """
         if self.policy.iteration.soft:
             self.index = self.steps_before = 0
-            self.final, self.final_steps, self.final_logprobs = [], [], []
-        self.step = self.settled = 0
+            self.final = []
         self.clean_end = 0
-        self.memory = self.masked_L = None
+        self._leave_block()
+
+    def resume(self, ids: Items[int], told: tuple[int, int], forwards: int) -> None:
+        """Stand where another stood that had reported these tokens, as after a rewind there."""
+        self.told = told
+        self.index, self.steps_before = told
+        self.final = list(ids[: self.start - self.prompt_len]) if self.index else []
+        self.emitted = len(ids)
+        self.end_id = ids[-1] if ids and ids[-1] in self.end_ids else None
+        self.forwards = forwards
+        self.rewind()
+
+    def _leave_block(self) -> None:
+        self.step = self.settled = 0
+        self.memory = self.masked_L = self.top = None

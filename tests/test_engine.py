@@ -1,5 +1,6 @@
 """The engine's promises: alone or batched, interrupted or not, a request finds the same tokens."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -30,7 +31,7 @@ from tests.toy import (
 BIDIRECTIONAL = ToyModel()
 CAUSAL = ToyModel(block_causal=True)
 
-MIXED = [
+MIXED: list[dict[str, object]] = [
     {"decoder": {"kind": "threshold", "threshold": 0.6}, "cache": {"kind": "dual"}},
     {"decoder": {"kind": "credit"}, "cache": {"kind": "none"}, "block_length": 16},
     {
@@ -43,7 +44,7 @@ MIXED = [
     {"decoder": {"kind": "factor"}, "cache": {"kind": "dual", "refresh": 3}, "cfg_scale": 0.7},
     {"decoder": {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.2}, "block_length": 12},
 ]
-MIXED_CAUSAL = [
+MIXED_CAUSAL: list[dict[str, object]] = [
     {"decoder": {"kind": "threshold", "threshold": 0.6}},
     {"decoder": {"kind": "credit"}, "block_length": 16},
     {"decoder": {"kind": "hierarchy"}, "iteration": {"kind": "soft"}, "block_length": 20},
@@ -385,14 +386,15 @@ def test_fixed_takes_its_steps() -> None:
 def test_updates_are_final_and_in_order() -> None:
     for request in mixed_requests(MIXED):
         engine = toy_engine(BIDIRECTIONAL)
-        engine.add(request)
+        engine.add(replace(request, watch=True))
         seen: list[int] = []
         while not engine.idle:
             for update in engine.step():
                 seen += update.ids
                 assert len(update.ids) == len(update.steps) == len(update.logprobs)
                 if not update.finish_reason:
-                    assert engine.canvas(request.uid)[: len(seen)] == seen
+                    assert update.canvas is not None
+                    assert update.canvas[: len(seen)] == seen
         assert len(seen) == request.params.max_tokens
 
 

@@ -6,6 +6,7 @@ what keeps the ranks of a replica in step.
 
 from collections import deque
 from collections.abc import Sequence as Items
+from hashlib import blake2b
 
 import torch
 
@@ -14,7 +15,8 @@ from diffray.components.mesh import Mesh
 from diffray.components.model import Model
 from diffray.components.sequence import Sequence
 from diffray.workers.admission import Limits, check
-from diffray.workers.messages import Request, Update
+from diffray.workers.messages import Request, Stats, Update
+from diffray.workers.report import report
 from diffray.workers.round import Chunk, Outcome, Round
 from diffray.workers.slots import Slots
 
@@ -38,7 +40,7 @@ class Engine:
         self.chunk = chunk
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of their admission
-        self.preemptions = 0
+        self.preemptions = self.forwards = self.tokens = 0  # since it began
 
     @property
     def idle(self) -> bool:
@@ -54,6 +56,7 @@ class Engine:
             num_pages=self.kv.num_pages - 1,
             page_size=self.kv.page_size,
             eos_token_ids=self.eos_token_ids,
+            mask_token_id=self.slots.mask_token_id,
         )
 
     def check(self, request: Request) -> Sequence:
@@ -96,6 +99,7 @@ class Engine:
             if not denoising and not chunks:
                 break
             plan.denoise(step, chunks)
+            self.forwards += 1
             for chunk in chunks:
                 chunk.sequence.clean_end = chunk.stop
                 chunk.sequence.forwards += 1
@@ -107,19 +111,33 @@ class Engine:
             sequence.forwards += steps
             if sequence.slot >= 0:  # else it just gave way to another's next block
                 updates.append(self._settle(sequence, outcome))
-        return [u for u in updates if u.ids or u.finish_reason]
+        return [u for u in updates if u.ids or u.finish_reason or u.canvas is not None]
 
-    def canvas(self, uid: int) -> list[int | None]:
-        """Return the generated part of a running request's canvas, None where it is masked."""
-        for sequence in self.running:
-            if sequence.uid == uid:
-                part = slice(sequence.prompt_len, sequence.limit)
-                ids = self.slots.ids_SN[sequence.slot, part].tolist()
-                masked = self.slots.masked_SN[sequence.slot, part].tolist()
-                return [
-                    None if hidden else token for token, hidden in zip(ids, masked, strict=True)
-                ]
-        return []
+    def stats(self) -> Stats:
+        """Return how the engine is doing; counts host integers alone."""
+        return Stats(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            free_pages=self.kv.num_free,
+            num_pages=self.kv.num_pages - 1,
+            preemptions=self.preemptions,
+            forwards=self.forwards,
+            tokens=self.tokens,
+        )
+
+    def digest(self) -> int:
+        """Return a checksum of what must be equal on all ranks: the canvases, and who holds what.
+
+        It costs a wait for the device, so it is for every so many rounds.
+        """
+        state = [
+            (s.uid, s.slot, s.index, s.step, s.clean_end, s.emitted, s.pages, s.twin_pages)
+            for s in self.running
+        ]
+        waiting = [s.uid for s in self.waiting]
+        cells = self.slots.checksum(self.running)
+        text = repr((state, waiting, self.kv.num_free, cells))
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
 
     # Memory.
 
@@ -127,7 +145,11 @@ class Engine:
         return self.kv.pages_for(stop) * (2 if sequence.guided else 1)
 
     def _admit(self) -> None:
-        """Start waiting requests in order, as long as slots and pages last."""
+        """Start waiting requests in order, as long as slots and pages last.
+
+        The first that finds no room makes the others wait too: small ones that slipped past would
+        keep a big one waiting for ever.
+        """
         while self.waiting and self.slots.num_free:
             sequence = self.waiting[0]
             if self._pages(sequence, sequence.kv_stop) > self.kv.num_free:
@@ -189,52 +211,11 @@ class Engine:
         sequence.masked_L = outcome.masked
         cap = sequence.stop - sequence.start + sequence.policy.decoder.settle_steps()
         assert sequence.step <= cap, "a block took more steps than it has positions"
-        update = self._report(sequence, outcome)
+        update = report(sequence, outcome)
+        self.tokens += len(update.ids)
         if update.finish_reason:
             self._release(sequence)
         elif outcome.done:
-            sequence.finish_block(sequence.step, outcome.ids, outcome.steps, outcome.logprobs)
+            sequence.finish_block(outcome.ids)
             self._grow(sequence)
         return update
-
-    def _report(self, sequence: Sequence, outcome: Outcome) -> Update:
-        """Return the tokens that can no longer change, up to the first end token."""
-        final_L = _final_prefix(outcome, sequence.policy.decoder.edits)
-        begin = sequence.prompt_len + sequence.emitted
-        stop = min(sequence.start + final_L, sequence.limit)
-        if sequence.end_id is not None:
-            stop = begin
-        skip = sequence.start  # positions before this stand in sequence.final
-        first = max(begin, skip)
-        assert begin >= skip or begin >= stop, "final tokens of an earlier block were not reported"
-        ids = outcome.ids[first - skip : max(stop - skip, 0)]
-        end = next((i for i, token in enumerate(ids) if token in sequence.end_ids), None)
-        if end is not None:
-            ids = ids[: end + 1]
-            sequence.end_id = ids[end]
-        sequence.emitted += len(ids)
-        all_done = outcome.done and sequence.index + 1 == sequence.num_blocks
-        if sequence.end_id is None:
-            full = sequence.emitted == sequence.params.max_tokens
-            reason = "length" if full or all_done else None
-        else:
-            early = sequence.policy.iteration.early_stop
-            reason = "stop" if early or all_done else None
-        last = first - skip + len(ids)
-        return Update(
-            uid=sequence.uid,
-            ids=ids,
-            steps=outcome.steps[first - skip : last],
-            logprobs=outcome.logprobs[first - skip : last],
-            finish_reason=reason,
-            stop_id=sequence.end_id,
-            forwards=sequence.forwards,
-        )
-
-
-def _final_prefix(outcome: Outcome, edits: bool) -> int:
-    """Return how many positions of the block, from its start, can no longer change."""
-    if outcome.done:
-        return len(outcome.ids)
-    masked = outcome.masked.nonzero()
-    return 0 if edits or not len(masked) else int(masked[0])

@@ -14,6 +14,9 @@ class Job:
         self.choice = CompletionOutput(index)
         if params.logprobs:
             self.choice.logprobs, self.choice.steps = [], []
+        if params.top_logprobs:
+            self.choice.top_logprobs = []
+        self.canvas: list[int | None] | None = None  # the latest, if the request is watched
         self._text = TextStream(
             tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
         )
@@ -41,6 +44,9 @@ class Job:
         if choice.logprobs is not None and choice.steps is not None:
             choice.logprobs += update.logprobs[: len(ids)]
             choice.steps += update.steps[: len(ids)]
+        if choice.top_logprobs is not None:
+            choice.top_logprobs += update.top_logprobs[: len(ids)]
+        self.canvas = update.canvas
 
     def news(self) -> Delta | None:
         """Return what became certain since the last call, if anything did."""

@@ -18,15 +18,15 @@ from diffray.workers.slots import Slots
 class Layout:
     """A packed batch, and which canvas cells its tokens are.
 
-    A guided sequence has a second window, its twin: the same positions of a canvas whose prompt is
-    masked, with K/V of its own.
+    A guided sequence has a second window, its twin: the same positions of a canvas whose prompt and
+    suffix are masked, with K/V of its own.
     """
 
     starts: tuple[int, ...]  # of each sequence's window, in the order given
     stops: tuple[int, ...]
     batch: Batch
     cells_T: Tensor  # flat index into the slots
-    blank_T: Tensor | None  # prompt positions of twins, shown to the model as masks
+    blank_T: Tensor | None  # given positions of twins, shown to the model as masks
     offsets: tuple[int, ...]  # where each sequence's window begins in T
     twin_offsets: tuple[int, ...]  # the same for the twins; 0 where there is none
 
@@ -50,8 +50,9 @@ class Layout:
             (twin_offsets if is_twin else offsets)[number] = at
             at += window.stop - window.start
             cells.append(slots.flat(sequence.slot, window.start, window.stop))
-            prompt_end = sequence.prompt_len if is_twin else 0
-            blank.append(torch.arange(window.start, window.stop) < prompt_end)
+            positions = torch.arange(window.start, window.stop)
+            given = (positions < sequence.prompt_len) | (positions >= sequence.blocks_stop)
+            blank.append(given & is_twin)
         guided = any(is_twin for _, _, is_twin in parts)
         return Layout(
             starts=tuple(start for _, start, _, _ in windows),

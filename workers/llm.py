@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError
 from tqdm.auto import tqdm
@@ -27,6 +27,13 @@ from diffray.workers.prompts import (
 )
 from diffray.workers.setup import Setup, build_engine
 from diffray.workers.text import Messages, Tokenizer
+
+
+class _Given(NamedTuple):
+    """The tokens before and after those to be written."""
+
+    prompt: tuple[int, ...]
+    suffix: tuple[int, ...] = ()
 
 
 class DiffusionLLM:
@@ -109,7 +116,30 @@ class DiffusionLLM:
         `params` is one for all or one for each.
         """
         several = as_list(prompts)
-        encoded = [self._encode(prompt) for prompt in several]
+        encoded = [_Given(self._encode(prompt)) for prompt in several]
+        return self._run(encoded, several, params, use_tqdm)
+
+    def infill(
+        self,
+        prefixes: Prompt | Items[Prompt],
+        suffixes: Prompt | Items[Prompt],
+        params: SamplingParams | Items[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Write what stands between a prefix and a suffix, or between each of several.
+
+        The gap has exactly `max_tokens` positions, and the model sees where it ends; an end token
+        in it ends the text there, unless `ignore_eos`. One of the two may be empty. Models with
+        block-causal attention see nothing of a suffix and are refused.
+        """
+        several, after = as_list(prefixes), as_list(suffixes)
+        if len(several) != len(after):
+            raise ValueError(f"{len(several)} prefixes for {len(after)} suffixes; give one each")
+        encoded = [
+            _Given(self._encode(prefix), self._encode(suffix, add_special_tokens=False))
+            for prefix, suffix in zip(several, after, strict=True)
+        ]
         return self._run(encoded, several, params, use_tqdm)
 
     def chat(
@@ -120,7 +150,7 @@ class DiffusionLLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, in the checkpoint's chat format."""
-        encoded = [self._encode_chat(each) for each in as_conversations(messages)]
+        encoded = [_Given(self._encode_chat(each)) for each in as_conversations(messages)]
         return self._run(encoded, [None] * len(encoded), params, use_tqdm)
 
     def stream(
@@ -146,13 +176,14 @@ class DiffusionLLM:
     ) -> Iterator[list[int | None]]:
         """Yield the canvas after every denoising step: token ids, None where it is masked."""
         wish = one_each(params, 1)[0].model_copy(update={"n": 1})
-        jobs = self._submit(self._encode_any(prompt), wish)
-        ((uid, job),) = jobs.items()
+        jobs = self._submit(self._encode_any(prompt), wish, watch=True)
+        (job,) = jobs.values()
         try:
             while not job.finished:
+                job.canvas = None
                 self._advance(1)
-                if not job.finished:
-                    yield self.engine.canvas(uid)
+                if job.canvas is not None and not job.finished:
+                    yield job.canvas
             yield list(job.choice.token_ids)
         finally:
             self._cancel(jobs)
@@ -161,21 +192,21 @@ class DiffusionLLM:
 
     def _run(
         self,
-        encoded: list[tuple[int, ...]],
+        encoded: list[_Given],
         prompts: Items[Prompt | None],
         params: SamplingParams | Items[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         each = one_each(params, len(encoded))
-        for ids, wish in zip(encoded, each, strict=True):
-            self._requests(ids, wish)  # refuse one, and none has begun
+        for given, wish in zip(encoded, each, strict=True):
+            self._requests(given, wish)  # refuse one, and none has begun
         jobs: dict[int, Job] = {}
         outputs = []
-        for prompt, ids, wish in zip(prompts, encoded, each, strict=True):
-            mine = self._submit(ids, wish)
+        for prompt, given, wish in zip(prompts, encoded, each, strict=True):
+            mine = self._submit(given, wish)
             choices = [job.choice for job in mine.values()]
             text = prompt if isinstance(prompt, str) else None
-            outputs.append(RequestOutput(text, list(ids), choices))
+            outputs.append(RequestOutput(text, list(given.prompt), choices))
             jobs |= mine
         # Shown only for work that takes longer than a few seconds.
         with tqdm(total=len(jobs), unit="seq", delay=3, disable=not use_tqdm) as progress:
@@ -190,7 +221,7 @@ class DiffusionLLM:
                 self._cancel(jobs)
         return outputs
 
-    def _requests(self, ids: tuple[int, ...], wish: SamplingParams) -> list[Request]:
+    def _requests(self, given: _Given, wish: SamplingParams, watch: bool = False) -> list[Request]:
         """Return an engine request for each choice; refuses what cannot run."""
         if wish.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
@@ -199,7 +230,9 @@ class DiffusionLLM:
         requests = [
             Request(
                 uid=self._next_uid + index,
-                prompt=ids,
+                prompt=given.prompt,
+                suffix=given.suffix,
+                watch=watch,
                 params=wish.model_copy(
                     update={"diffusion": diffusion, "seed": derived_seed(seed, index)}
                 ),
@@ -209,9 +242,9 @@ class DiffusionLLM:
         self.engine.check(requests[0])  # the others differ in their seed alone
         return requests
 
-    def _submit(self, ids: tuple[int, ...], wish: SamplingParams) -> dict[int, Job]:
+    def _submit(self, given: _Given, wish: SamplingParams, watch: bool = False) -> dict[int, Job]:
         """Queue one request's choices."""
-        requests = self._requests(ids, wish)
+        requests = self._requests(given, wish, watch)
         self._next_uid += len(requests)
         jobs = {
             request.uid: Job(index, request.params, self.tokenizer)
@@ -239,14 +272,14 @@ class DiffusionLLM:
 
     # Prompts.
 
-    def _encode_any(self, prompt: Prompt | Messages) -> tuple[int, ...]:
+    def _encode_any(self, prompt: Prompt | Messages) -> _Given:
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
-            return self._encode_chat(prompt)
-        return self._encode(prompt)
+            return _Given(self._encode_chat(prompt))
+        return _Given(self._encode(prompt))
 
-    def _encode(self, prompt: object) -> tuple[int, ...]:
+    def _encode(self, prompt: object, add_special_tokens: bool = True) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            return tuple(self._need_tokenizer().encode(prompt))
+            return tuple(self._need_tokenizer().encode(prompt, add_special_tokens))
         return as_ids(prompt)
 
     def _encode_chat(self, messages: object) -> tuple[int, ...]:

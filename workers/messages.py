@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -121,9 +121,12 @@ class Update:
 
     @staticmethod
     def unpack(packed: list[Any]) -> "Update":
-        *plain, progress, tops, canvas = packed
+        uid, ids, steps, logprobs, reason, stop_id, forwards, progress, tops, canvas = packed
         top_logprobs = [[(token, logprob) for token, logprob in top] for top in tops]
-        return Update(*plain, Progress(*progress), top_logprobs, canvas)
+        progress = Progress(*progress)
+        return Update(
+            uid, ids, steps, logprobs, reason, stop_id, forwards, progress, top_logprobs, canvas
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +140,3 @@ class Stats:
     preemptions: int
     forwards: int  # of the model, shared ones counted once
     tokens: int  # reported as final
-
-    def pack(self) -> list[int]:
-        return list(astuple(self))
-
-    @staticmethod
-    def unpack(packed: list[int]) -> "Stats":
-        return Stats(*packed)

@@ -9,6 +9,7 @@ class CompletionOutput:
 
     They tell, for each token, its log-probability at the step at which it became final (given the
     canvas as it was then: not a left-to-right likelihood), and that step, counted from 0.
+    `top_logprobs` tells the most probable ids of the same distribution, best first.
     """
 
     index: int
@@ -19,6 +20,7 @@ class CompletionOutput:
     forwards: int = 0
     logprobs: list[float] | None = None
     steps: list[int] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -50,6 +50,9 @@ class _Collector:
         self.draws: list[tuple[Tensor, float, int, float]] = []
         self.edits: list[tuple[Tensor, Tensor, Tensor]] = []
         self.guided: list[tuple[Tensor, Tensor, float]] = []
+        self.only: list[tuple[slice, Tensor]] = []
+        self.ranked: list[slice] = []
+        self.num_ranked = 0
         self.soft: list[tuple[Tensor, int]] = []
 
     def block(self, number: int, sequence: Sequence, layout: Layout) -> None:
@@ -57,14 +60,21 @@ class _Collector:
         if sequence.policy.decoder.edits:
             wanted_L = torch.arange(sequence.start, sequence.stop) >= sequence.prompt_len
         offsets = wanted_L.nonzero().squeeze(1)
-        rows = torch.arange(self.count, self.count + len(offsets))
-        self.count += len(offsets)
+        span = slice(self.count, self.count + len(offsets))
+        rows = torch.arange(span.start, span.stop)
+        self.count = span.stop
         inside = sequence.start - layout.starts[number] + offsets
         self.tokens.append(layout.offsets[number] + inside)
         self.cells.append(number * self.length + offsets)
         params = sequence.params
         if params.temperature > 0:
             self.draws.append((rows, params.temperature, max(params.top_k, 0), params.top_p))
+        if params.top_logprobs:
+            self.ranked.append(span)
+            self.num_ranked = max(self.num_ranked, params.top_logprobs)
+        if params.allowed_token_ids:
+            allowed = torch.tensor(sorted({*params.allowed_token_ids, *sequence.end_ids}))
+            self.only.append((span, allowed))
         self._edit(sequence, rows, sequence.start + offsets)
         if sequence.guided:
             twins = layout.twin_offsets[number] + inside
@@ -74,7 +84,7 @@ class _Collector:
 
     def beyond(self, number: int, sequence: Sequence, layout: Layout) -> None:
         """Add the masked positions of the window that stand after the block."""
-        start, stop = layout.starts[number], layout.stops[number]
+        start, stop = layout.starts[number], min(layout.stops[number], sequence.blocks_stop)
         positions = torch.arange(sequence.stop, max(stop, sequence.stop))
         rows = torch.arange(self.count, self.count + len(positions))
         self.count += len(positions)
@@ -85,6 +95,8 @@ class _Collector:
         params = sequence.params
         if params.logit_bias:
             self._each(rows, list(params.logit_bias), list(params.logit_bias.values()))
+        if params.bad_token_ids:
+            self._each(rows, list(params.bad_token_ids), [-torch.inf] * len(params.bad_token_ids))
         early = rows[positions < sequence.prompt_len + params.min_tokens]
         if len(early) and sequence.end_ids:
             self._each(early, sorted(sequence.end_ids), [-torch.inf] * len(sequence.end_ids))
@@ -121,6 +133,9 @@ class _Collector:
             edit_rows_E=ints([rows for rows, _, _ in self.edits]),
             edit_ids_E=ints([ids for _, ids, _ in self.edits]),
             edit_values_E=torch.cat([torch.zeros(0, dtype=real), *edits]).to(device),
+            only=tuple((span, ids.to(device)) for span, ids in self.only),
+            ranked=tuple(self.ranked),
+            num_ranked=self.num_ranked,
         )
         tokens_R = ints(self.tokens)
         soft_rows_E = ints([rows for rows, _ in self.soft])

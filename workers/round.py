@@ -23,6 +23,7 @@ from diffray.components.sequence import Sequence
 from diffray.workers.layout import Layout
 from diffray.workers.request_rows import Asked, ask
 from diffray.workers.slots import Slots
+from diffray.workers.top_tokens import Ranking, TopTokens
 
 
 class Chunk(NamedTuple):
@@ -44,6 +45,7 @@ class Outcome:
     used: int  # steps until the block was done, or all
     settled: int  # of them and of earlier ones, those after the last mask was gone
     done: bool
+    top: list[Ranking]  # the most probable ids at each position, where the request asks
 
 
 class Round:
@@ -102,6 +104,7 @@ class Round:
             self.done_B,
         )
         ids, steps, logprobs, masked_BL, used, settled, done = (part.cpu() for part in state)
+        rankings = self.top_tokens.rankings()
         lengths = [s.stop - s.start for s in self.sequences]
         return [
             Outcome(
@@ -112,6 +115,7 @@ class Round:
                 used=int(used[b]),
                 settled=int(settled[b]),
                 done=bool(done[b]),
+                top=rankings.get(b, []),
             )
             for b, n in enumerate(lengths)
         ]
@@ -146,6 +150,7 @@ class Round:
         self.used_B = torch.zeros_like(self.step_B)
         self.done_B = torch.zeros_like(self.step_B, dtype=torch.bool)
         self.teams = self._plan_teams()
+        self.top_tokens = TopTokens(sequences, self.length, device)
 
     def _plan_teams(self) -> list[Team]:
         rows: dict[Decoder, list[int]] = defaultdict(list)
@@ -173,7 +178,8 @@ class Round:
         return Memory(ids, credit)
 
     def keep_memories(self) -> None:
-        """Hand each sequence its decoder's memory, for the next round."""
+        """Hand each sequence what its block needs to know in the next round."""
+        self.top_tokens.keep()
         for team in self.teams:
             if team.memory is None:
                 continue
@@ -223,6 +229,8 @@ class Round:
             values_RV[asked.guided_U] = blind_UV + (scale_U1 + 1) * (guided_UV - blind_UV)
         logits = Logits(values_RV, self.model.spec.vocab_start, self.mesh)
         logits.add(asked.rows.edit_rows_E, asked.rows.edit_ids_E, asked.rows.edit_values_E)
+        for rows, ids_K in asked.rows.only:
+            logits.keep_only(rows, ids_K)
         return logits
 
     def _soften(self, logits: Logits, asked: Asked, step: int) -> None:
@@ -258,6 +266,8 @@ class Round:
         slots.masked_SN.view(-1)[cells_BL] = False
         slots.steps_SN.view(-1)[cells_BL] = block.step_B.unsqueeze(1).expand_as(accepted_BL)
         slots.logprobs_SN.view(-1)[cells_BL] = proposal.logprob_BL.float()
+        if proposal.top is not None:
+            self.top_tokens.write(proposal.top, accepted_BL)
         self.ids_BL = torch.where(accepted_BL, proposal.ids_BL, self.ids_BL)
         self.masked_BL = self.masked_BL & ~accepted_BL
 

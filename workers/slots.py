@@ -6,10 +6,13 @@ by a flag alone: a mask id in a prompt is an ordinary token.
 Letters: S slots, N positions of the longest canvas, H hidden size.
 """
 
+from collections.abc import Sequence as Items
+
 import torch
 from torch import Tensor
 
 from diffray.components.sequence import Sequence
+from diffray.kernels.checksum import checksum
 
 
 class Slots:
@@ -39,14 +42,15 @@ class Slots:
         return self.ids_SN.numel() - 1
 
     def admit(self, sequence: Sequence) -> None:
-        """Give the sequence a slot and write its canvas: prompt, final tokens, then masks."""
+        """Give the sequence a slot and write its canvas: prompt, final tokens, masks, suffix."""
         slot = sequence.slot = self._free.pop()
-        known = torch.tensor([*sequence.prompt, *sequence.final], device=self.device)
+        known = [*sequence.prompt, *sequence.final]
+        masks = [self.mask_token_id] * (sequence.blocks_stop - len(known))
         self.ids_SN[slot] = self.mask_token_id
-        self.ids_SN[slot, : len(known)] = known
+        canvas = torch.tensor([*known, *masks, *sequence.suffix], device=self.device)
+        self.ids_SN[slot, : len(canvas)] = canvas
         self.masked_SN[slot] = False
-        self.masked_SN[slot, len(known) : sequence.length] = True
-
+        self.masked_SN[slot, len(known) : sequence.blocks_stop] = True
         if self.soft_SNH is not None:
             self.soft_SNH[slot] = 0
 
@@ -59,6 +63,12 @@ class Slots:
         """Take the slot back."""
         self._free.append(sequence.slot)
         sequence.slot = -1
+
+    def checksum(self, sequences: Items[Sequence]) -> int:
+        """Return a checksum of these canvases; waits for the device."""
+        slots = torch.tensor([s.slot for s in sequences], dtype=torch.long, device=self.device)
+        longest = max((s.length for s in sequences), default=0)
+        return int(checksum(self.ids_SN[slots, :longest], self.masked_SN[slots, :longest]))
 
     def flat(self, slot: int, start: int, stop: int) -> Tensor:
         """Return the flat indices of positions [start, stop) of a slot, on the host."""

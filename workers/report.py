@@ -1,0 +1,64 @@
+"""What a round did to a sequence becomes news: only what can no longer change is told."""
+
+from diffray.components.sequence import Sequence
+from diffray.workers.messages import Progress, Update
+from diffray.workers.round import Outcome
+
+
+def report(sequence: Sequence, outcome: Outcome) -> Update:
+    """Return the tokens that can no longer change, up to the first end token, and note them."""
+    final_L = _final_prefix(outcome, sequence.policy.decoder.edits)
+    begin = sequence.prompt_len + sequence.emitted
+    stop = min(sequence.start + final_L, sequence.limit)
+    if sequence.end_id is not None:
+        stop = begin
+    skip = sequence.start  # positions before this stand in sequence.final
+    first = max(begin, skip)
+    assert begin >= skip or begin >= stop, "final tokens of an earlier block were not reported"
+    ids = outcome.ids[first - skip : max(stop - skip, 0)]
+    end = next((i for i, token in enumerate(ids) if token in sequence.end_ids), None)
+    if end is not None:
+        ids = ids[: end + 1]
+        sequence.end_id = ids[end]
+    sequence.emitted += len(ids)
+    if outcome.done and sequence.end_id is None:
+        sequence.told = sequence.index + 1, sequence.steps_before + sequence.step
+    last = first - skip + len(ids)
+    return Update(
+        uid=sequence.uid,
+        ids=ids,
+        steps=outcome.steps[first - skip : last],
+        logprobs=outcome.logprobs[first - skip : last],
+        finish_reason=_finish_reason(sequence, outcome),
+        stop_id=sequence.end_id,
+        forwards=sequence.forwards,
+        progress=Progress(*sequence.told),
+        top_logprobs=outcome.top[first - skip : last],
+        canvas=_canvas(sequence, outcome) if sequence.watch else None,
+    )
+
+
+def _finish_reason(sequence: Sequence, outcome: Outcome) -> str | None:
+    all_done = outcome.done and sequence.index + 1 == sequence.num_blocks
+    if sequence.end_id is None:
+        full = sequence.emitted == sequence.params.max_tokens
+        return "length" if full or all_done else None
+    early = sequence.policy.iteration.early_stop
+    return "stop" if early or all_done else None
+
+
+def _final_prefix(outcome: Outcome, edits: bool) -> int:
+    """Return how many positions of the block, from its start, can no longer change."""
+    if outcome.done:
+        return len(outcome.ids)
+    masked = outcome.masked.nonzero()
+    return 0 if edits or not len(masked) else int(masked[0])
+
+
+def _canvas(sequence: Sequence, outcome: Outcome) -> list[int | None]:
+    """Return all that is generated: finished blocks, the current one, and masks after it."""
+    masked = outcome.masked.tolist()
+    block = [None if hidden else token for token, hidden in zip(outcome.ids, masked, strict=True)]
+    canvas = [*sequence.final, *block[sequence.given :]]
+    length = sequence.params.max_tokens
+    return canvas[:length] + [None] * (length - len(canvas))

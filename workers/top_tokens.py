@@ -1,0 +1,68 @@
+"""The most probable ids at each position of a round's blocks, from when its token became final.
+
+Only for the sequences that ask: the others pay nothing.
+Letters: B sequences of the round, G those that ask, L positions, K ids per position, Q rows.
+"""
+
+import math
+from collections.abc import Sequence as Items
+
+import torch
+from torch import Tensor
+
+from diffray.components.block import Top
+from diffray.components.sequence import Sequence
+
+Ranking = list[tuple[int, float]]
+
+
+class TopTokens:
+    """What `Round` keeps for requests with `top_logprobs`, from step to step and round to round."""
+
+    def __init__(self, sequences: Items[Sequence], length: int, device: torch.device) -> None:
+        self.sequences = sequences
+        self.asking = [b for b, s in enumerate(sequences) if s.params.top_logprobs]
+        if not self.asking:
+            return
+        most = max(s.params.top_logprobs for s in sequences)
+        shape = (len(sequences), length, most)
+        self.ids_BLK = torch.zeros(shape, dtype=torch.long, device=device)
+        self.logprobs_BLK = torch.full(shape, -torch.inf, dtype=torch.float32, device=device)
+        for b in self.asking:
+            if (before := sequences[b].top) is not None:
+                n, k = before[0].shape
+                self.ids_BLK[b, :n, :k], self.logprobs_BLK[b, :n, :k] = before
+
+    def write(self, top: Top, accepted_BL: Tensor) -> None:
+        """Take over the ranking of the positions that were accepted."""
+        accepted_Q1 = accepted_BL.flatten()[top.cells_Q].unsqueeze(1)
+        for kept, new_QK in ((self.ids_BLK, top.ids_QK), (self.logprobs_BLK, top.logprobs_QK)):
+            flat = kept.view(-1, kept.shape[2])[:, : new_QK.shape[1]]
+            flat[top.cells_Q] = torch.where(accepted_Q1, new_QK.to(kept), flat[top.cells_Q])
+
+    def keep(self) -> None:
+        """Hand each sequence its own, for the next round."""
+        for b in self.asking:
+            sequence = self.sequences[b]
+            n, k = sequence.stop - sequence.start, sequence.params.top_logprobs
+            sequence.top = self.ids_BLK[b, :n, :k].clone(), self.logprobs_BLK[b, :n, :k].clone()
+
+    def rankings(self) -> dict[int, list[Ranking]]:
+        """Copy to the host: the ranking at each position, for each sequence that asks."""
+        if not self.asking:
+            return {}
+        ids, logprobs = self.ids_BLK.cpu(), self.logprobs_BLK.cpu()
+        found = {}
+        for b in self.asking:
+            k = self.sequences[b].params.top_logprobs
+            pairs = zip(ids[b, :, :k].tolist(), logprobs[b, :, :k].tolist(), strict=True)
+            # Forbidden ids rank last with no probability at all; they are left out.
+            found[b] = [
+                [
+                    (token, logprob)
+                    for token, logprob in zip(*pair, strict=True)
+                    if logprob > -math.inf
+                ]
+                for pair in pairs
+            ]
+        return found

@@ -4,16 +4,17 @@ Every tensor is accounted for before the first is read; then each goes straight 
 """
 
 import re
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from pathlib import Path
 
 from diffray.components.backend import choose_device, choose_dtype
 from diffray.components.demos import demo_path
 from diffray.components.denoiser import Denoiser
-from diffray.components.layers import Parts
+from diffray.components.layers import Part, Parts, Piece
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config
-from diffray.components.models.registry import choose_build
+from diffray.components.models.registry import build_model
 from diffray.components.weights import (
     FLOATS,
     CheckpointError,
@@ -26,6 +27,7 @@ from diffray.components.weights import (
 
 # Buffers that some checkpoints carry and that are computed here.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
+_BAND = 32 << 20  # bytes
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -42,7 +44,7 @@ def load_model(
     number = choose_dtype(dtype, place)
     path = resolve(path_or_hub_id)
     config = read_config(path)
-    model = choose_build(config)(config, mesh or Mesh(), number)
+    model = build_model(config, mesh or Mesh(), number)
     files = open_weights(path)
     # Accounted for while the model is still without storage: a wrong checkpoint costs no memory.
     account(model.parts(names_in(files)), files, path)
@@ -106,9 +108,23 @@ def fill(parts: Parts, files: Items[WeightFile], progress: bool) -> None:
         for file in files:
             for name in file.tensors:
                 if name in names:
-                    for target, index in parts[name].pieces:
+                    for target, index in _bands(parts[name]):
                         target.copy_(file.read(name, index))
                     bar.update()
+
+
+def _bands(part: Part) -> Iterator[Piece]:
+    """Yield the pieces in bands of rows, so that little of a file is mapped at once."""
+    for target, index in part.pieces:
+        if target.nbytes <= _BAND:
+            yield Piece(target, index)
+            continue
+        start = index[0].start or 0
+        rows = max(_BAND * len(target) // target.nbytes, 1)
+        for row in range(0, len(target), rows):
+            band = target[row : row + rows]
+            place = slice(start + row, start + row + len(band))
+            yield Piece(band, (place, *index[1:]))
 
 
 def resolve(path_or_hub_id: str | Path) -> Path:

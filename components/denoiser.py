@@ -5,7 +5,7 @@ Letters: T packed tokens, R rows of the head, H hidden size, V this rank's vocab
 """
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ class Names(NamedTuple):
 
 class MLP(Protocol):
     """A layer's second half."""
+
+    routed: ClassVar[bool]  # whether it has experts
 
     def __call__(self, x_TH: Tensor) -> Tensor: ...
 
@@ -109,8 +111,17 @@ class Denoiser(nn.Module):
         )
 
     @property
+    def routed(self) -> bool:
+        """Whether there are experts to deal out over ranks."""
+        return any(layer.mlp.routed for layer in self.stack)
+
+    @property
     def device(self) -> torch.device:
         return self.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm.weight.dtype
 
     def embed(self, ids_T: Tensor) -> Tensor:
         return self.embedding.embed(ids_T)

@@ -5,7 +5,7 @@ rows, then up rows), K experts of a token.
 """
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ class Router(Protocol):
 
 class SparseMLP(nn.Module):
     """The chosen experts of each token, and a shared one; the ranks' sums meet once."""
+
+    routed: ClassVar[bool] = True
 
     def __init__(
         self, router: Router, experts: "Experts", shared: GatedMLP | None, mesh: Mesh

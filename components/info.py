@@ -11,13 +11,12 @@ from diffray.components.backend import DTYPES
 from diffray.components.checkpoint import account, names_in, read_config, resolve
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
-from diffray.components.models.fields import Config, Fields
-from diffray.components.models.registry import choose_build
+from diffray.components.models.fields import Fields
+from diffray.components.models.registry import choose_build, rank_counts
 from diffray.components.special_tokens import find_ids
 from diffray.components.weights import open_weights
 
 _ROUTED = re.compile(r"\.mlp\.(experts\.|w[12]$)")
-_MOST_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Info:
     kv_bytes_per_position: dict[str, int]
     mask_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    tensor_parallel: tuple[int, ...]  # sizes that divide the model
+    tensor_parallel: tuple[int, ...]  # numbers of ranks over which it can be cut
     expert_parallel: tuple[int, ...]
 
 
@@ -88,8 +87,8 @@ def describe(path_or_hub_id: str | Path) -> Info:
         kv_bytes_per_position={name: elements * dtype.itemsize for name, dtype in DTYPES.items()},
         mask_token_id=masks[0] if masks else None,
         eos_token_ids=find_ids(path, config, "eos"),
-        tensor_parallel=_parallel_sizes(config, expert_parallel=False),
-        expert_parallel=_parallel_sizes(config, expert_parallel=True) if routed else (),
+        tensor_parallel=rank_counts(config, expert_parallel=False),
+        expert_parallel=rank_counts(config, expert_parallel=True) if routed else (),
     )
 
 
@@ -106,18 +105,3 @@ def _layout(names: set[str]) -> str:
 
 def _num_bytes(model: Denoiser) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-
-
-def _parallel_sizes(config: Config, *, expert_parallel: bool) -> tuple[int, ...]:
-    """Return the numbers of ranks for which the model can be cut, by trying."""
-    build = choose_build(config)
-    sizes = []
-    size = 1
-    while size <= _MOST_RANKS:
-        try:
-            build(config, Mesh(0, size, expert_parallel), torch.float32)
-            sizes.append(size)
-        except ValueError:
-            pass  # some length is no multiple of this size, and so of no larger one
-        size *= 2
-    return tuple(sizes)

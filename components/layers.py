@@ -5,7 +5,7 @@ Letters: T packed tokens, H hidden size, O output rows, I input columns, V this 
 """
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -146,6 +146,8 @@ class GatedNames(NamedTuple):
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)), cut along the intermediate size."""
 
+    routed: ClassVar[bool] = False
+
     def __init__(
         self, hidden: int, width: int, names: GatedNames, mesh: Mesh, dtype: torch.dtype
     ) -> None:
@@ -178,7 +180,8 @@ class VocabTable(nn.Module):
     def __init__(self, vocab: int, hidden: int, mesh: Mesh, dtype: torch.dtype) -> None:
         super().__init__()
         self.mesh = mesh
-        self.rows = cut(mesh, vocab, "the vocabulary size")
+        # Any vocabulary can be cut: nothing asks the ranks' slices of it to be equally long.
+        self.rows = Cut(vocab, *mesh.spread(vocab, "the vocabulary size"))
         self.weight_VH = empty(self.rows.stop - self.rows.start, hidden, dtype=dtype)
 
     def embed(self, ids_T: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ FLOATS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_MAPPED = 32 << 20  # bytes
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -38,6 +39,10 @@ class Stored(NamedTuple):
     def numel(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * FLOATS[self.dtype].itemsize
+
 
 class WeightFile(Protocol):
     """One open file."""
@@ -52,10 +57,15 @@ class WeightFile(Protocol):
 
 
 class SafetensorsFile:
-    """A safetensors file; reads no more than the slice that is asked for."""
+    """A safetensors file; reads no more than the slice that is asked for.
+
+    Slices are views of the mapped file. What has been mapped counts as this process's memory until
+    the file is closed, so it is opened anew now and then; the system keeps it cached all the same.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._mapped = 0
         try:
             self._file = safe_open(path, framework="pt")
             names = self._file.keys()  # type: ignore[no-untyped-call]
@@ -69,7 +79,11 @@ class SafetensorsFile:
         }
 
     def read(self, name: str, index: Index) -> Tensor:
+        if self._mapped > _MAPPED:
+            self._file, self._mapped = safe_open(self.path, framework="pt"), 0
         tensor: Tensor = self._slice(name)[index]
+        # Of a slice of columns the rows are mapped as a whole.
+        self._mapped += len(tensor) * self.tensors[name].row_bytes
         return tensor
 
     def _slice(self, name: str) -> Any:  # safetensors has no types for its views

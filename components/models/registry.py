@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from diffray.components.denoiser import Denoiser
-from diffray.components.mesh import Mesh
+from diffray.components.mesh import Mesh, UnevenError
 from diffray.components.models.fields import Config
 from diffray.components.models.llada import build_llada
 from diffray.components.models.llada2_moe import build_llada2_moe
@@ -19,6 +19,34 @@ ARCHITECTURES: dict[str, Build] = {
     "FusedLLaDAMoEModelLM": build_llada_moe,
     "LLaDA2MoeModelLM": build_llada2_moe,
 }
+
+
+def build_model(config: Config, mesh: Mesh, dtype: torch.dtype) -> Denoiser:
+    """Return the model, without storage; refuse a mesh over which it cannot be cut."""
+    try:
+        model = choose_build(config)(config, mesh, dtype)
+    except UnevenError as error:
+        sizes = rank_counts(config, expert_parallel=mesh.expert_parallel)
+        how = " with expert_parallel" if mesh.expert_parallel else ""
+        possible = ", ".join(map(str, sizes))
+        raise ValueError(f"{error}; this model runs on {possible} ranks{how}") from None
+    if mesh.expert_parallel and not model.routed:
+        raise ValueError("the model has no experts to deal out; leave expert_parallel out")
+    return model
+
+
+def rank_counts(config: Config, *, expert_parallel: bool) -> tuple[int, ...]:
+    """Return the numbers of ranks over which the model can be cut."""
+    build = choose_build(config)
+    heads = build(config, Mesh(), torch.float32).dims.heads
+    sizes = []
+    for size in range(1, heads + 1):
+        try:
+            build(config, Mesh(0, size, expert_parallel), torch.float32)
+        except UnevenError:
+            continue
+        sizes.append(size)
+    return tuple(sizes)
 
 
 def choose_build(config: Config) -> Build:

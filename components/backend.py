@@ -1,9 +1,10 @@
-"""What this machine can do: the device and the dtype that "auto" stands for."""
+"""What this machine can do: the device and the dtype that "auto" stands for, memory, threads."""
 
-import os
 from typing import Final
 
 import torch
+
+from diffray.components.container import available_memory, usable_cores
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -50,4 +51,9 @@ def free_memory(device: torch.device) -> int:
     """Return how many bytes the device could still give."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_memory()
+
+
+def threads_per_rank(ranks_here: int) -> int:
+    """Return how many threads torch should use in each of a machine's ranks on the CPU."""
+    return max(usable_cores() // ranks_here, 1)

@@ -3,13 +3,11 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-import torch
-
-from diffray.components.backend import free_memory
+from diffray.components.backend import choose_device, free_memory
 from diffray.components.checkpoint import load_model, read_config, resolve
+from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
-from diffray.components.model import ModelSpec
 from diffray.components.special_tokens import special_ids
 from diffray.workers.engine import Engine
 from diffray.workers.slots import Slots
@@ -42,13 +40,22 @@ class Setup:
 def build_engine(
     model: str, setup: Setup, mesh: Mesh | None = None
 ) -> tuple[Engine, Tokenizer | None]:
-    """Load a checkpoint and return its engine, with its tokenizer if it has one."""
+    """Load a checkpoint and return its engine, with its tokenizer if it has one.
+
+    All ranks of a mesh do so, each at its pace, and then agree on the number of K/V pages.
+    """
+    mesh = mesh or Mesh()
     path = resolve(model)
     config = read_config(path)
     mask_token_id, eos_token_ids = special_ids(
         path, config, mask_token_id=setup.mask_token_id, eos_token_id=setup.eos_token_id
     )
-    loaded = load_model(path, dtype=setup.dtype, device=setup.device, mesh=mesh or Mesh())
+    device = mesh.device or choose_device(setup.device)
+    if setup.device not in ("auto", str(device), device.type):
+        raise ValueError(f"device is {setup.device!r}, but the ranks were connected for {device}")
+    loaded = load_model(
+        path, dtype=setup.dtype, device=str(device), mesh=mesh, progress=mesh.rank == 0
+    )
     spec = loaded.spec
     for name, token_id in (("mask", mask_token_id), *(("eos", e) for e in eos_token_ids)):
         if not 0 <= token_id < spec.vocab_size:
@@ -60,27 +67,32 @@ def build_engine(
         raise ValueError(
             f"max_model_len ({length}) exceeds what the model was made for ({spec.max_positions})"
         )
-    some = loaded.embed(torch.zeros(1, dtype=torch.long, device=loaded.device))
+    # Not yet a collective: others may still be loading.
+    pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh))
     kv = KVPool(
         num_layers=spec.num_layers,
-        num_pages=_num_pages(spec, setup, length, some),
+        num_pages=pages,
         page_size=setup.page_size,
         num_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        dtype=some.dtype,
-        device=some.device,
+        dtype=loaded.dtype,
+        device=loaded.device,
     )
-    slots = Slots(setup.max_num_seqs, length, mask_token_id, some.device)
+    slots = Slots(setup.max_num_seqs, length, mask_token_id, loaded.device)
     engine = Engine(loaded, kv, slots, eos_token_ids=eos_token_ids, mesh=mesh, chunk=setup.chunk)
     return engine, Tokenizer.load(path, mask_token_id)
 
 
-def _num_pages(spec: ModelSpec, setup: Setup, length: int, like: torch.Tensor) -> int:
-    """Return how many pages to make: enough for every slot, if the memory allows."""
-    per_position = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * like.element_size()
+def _num_pages(model: Denoiser, setup: Setup, length: int, mesh: Mesh) -> int:
+    """Return how many pages this rank can make: enough for every slot, if the memory allows."""
+    spec = model.spec
+    elements = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
+    per_position = elements * model.dtype.itemsize
     memory = setup.kv_cache_memory
     if memory is None:
-        memory = int(free_memory(like.device) * _SHARE_FOR_KV)
+        memory = int(free_memory(model.device) * _SHARE_FOR_KV)
+        if model.device.type == "cpu":
+            memory //= mesh.size  # the ranks may all share this machine's memory
     # A guided request holds two canvases.
     most = 2 * setup.max_num_seqs * -(-length // setup.page_size)
     pages = min(most, memory // (per_position * setup.page_size))

@@ -1,0 +1,171 @@
+"""The OpenAI-compatible endpoint: a FastAPI application over a Service."""
+
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+import diffray
+from diffray.cluster.api.errors import ApiError, as_api_error, bug
+from diffray.cluster.api.gate import Gate
+from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
+from diffray.cluster.api.metrics import CONTENT_TYPE
+from diffray.cluster.api.openapi import describe, request_body
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.client import EngineFailed
+
+GetService = Callable[[], Service]
+Json = dict[str, Any]
+Whole = Callable[[Service, object], Coroutine[Any, Any, Json]]
+Stream = Callable[[Service, object], AsyncGenerator[Json, None]]
+
+
+def build_api(get_service: GetService, settings: ApiSettings | None = None) -> FastAPI:
+    """Return the application; `get_service` is called for each request, and may raise EngineFailed.
+
+    It holds nothing but its settings, so it can be built in one process and run in another.
+    """
+    settings = settings or ApiSettings()
+    app = FastAPI(
+        title="diffray",
+        summary="Diffusion language models behind an OpenAI-compatible API.",
+        version=diffray.__version__,
+        docs_url="/docs" if settings.docs else None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if settings.docs else None,
+    )
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]  # as FastAPI's manual says
+    app.include_router(_answers(get_service, settings))
+    app.include_router(_reports(get_service, settings))
+    for kind in (ApiError, EngineFailed):
+        app.add_exception_handler(kind, partial(_refuse, get_service))
+    app.add_exception_handler(HTTPException, _refuse_http)
+    app.add_exception_handler(ClientDisconnect, _nobody_there)
+    app.add_exception_handler(Exception, _tell_of_bug)
+    app.add_middleware(Gate, keys=settings.api_keys)
+    if settings.cors_origins:  # outside the gate, for a browser must be allowed to read refusals
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    return app
+
+
+def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
+    """Return what clients ask of the model."""
+    router = APIRouter()
+
+    async def generate(request: Request, whole: Whole, stream: Stream) -> Response:
+        body = await read_json(request, settings.max_body_bytes)
+        if isinstance(body, dict) and body.get("stream") is True:
+            return await unless_gone(request, _open(stream(get_service(), body)))
+        return answer(await unless_gone(request, whole(get_service(), body)))
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        return answer(get_service().models())
+
+    @router.get("/v1/models/{name:path}")
+    async def show_model(name: str) -> Response:
+        return answer(get_service().model(name))
+
+    @router.post("/v1/chat/completions", openapi_extra=request_body("/v1/chat/completions"))
+    async def chat(request: Request) -> Response:
+        return await generate(request, Service.chat, Service.stream_chat)
+
+    @router.post("/v1/completions", openapi_extra=request_body("/v1/completions"))
+    async def complete(request: Request) -> Response:
+        return await generate(request, Service.complete, Service.stream_completion)
+
+    @router.post("/tokenize", openapi_extra=request_body("/tokenize"))
+    async def tokenize(request: Request) -> Response:
+        body = await read_json(request, settings.max_body_bytes)
+        return answer(await get_service().tokenize(body))
+
+    @router.post("/detokenize", openapi_extra=request_body("/detokenize"))
+    async def detokenize(request: Request) -> Response:
+        body = await read_json(request, settings.max_body_bytes)
+        return answer(await get_service().detokenize(body))
+
+    return router
+
+
+def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
+    """Return what operators ask of the server."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Response:
+        await get_service().engine.check_health()
+        return Response()
+
+    @router.get("/version")
+    async def version() -> Response:
+        return answer({"version": diffray.__version__})
+
+    @router.get("/load")
+    async def load() -> Response:
+        found = await get_service().load()
+        return answer(
+            {
+                "server_load": found.running + found.waiting,
+                "running": found.running,
+                "waiting": found.waiting,
+                "free_pages": found.free_pages,
+                "num_pages": found.num_pages,
+            }
+        )
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        text = await get_service().prometheus(vllm_names=settings.vllm_metric_names)
+        return Response(text, media_type=CONTENT_TYPE)
+
+    return router
+
+
+async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
+    """Return the stream once it has begun: what is refused before has a status of its own."""
+    try:
+        return EventStream(await anext(chunks), chunks)
+    except BaseException:
+        await chunks.aclose()
+        raise
+
+
+# What goes wrong.
+
+
+async def _refuse(get_service: GetService, request: Request, error: Exception) -> Response:
+    told = as_api_error(error)
+    with suppress(EngineFailed):  # there may be no service yet that could count
+        get_service().metrics.note_refusal(told.status)
+    return refusal(told)
+
+
+async def _refuse_http(request: Request, error: Exception) -> Response:
+    """Shape what the framework refuses: unknown paths, wrong methods."""
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail} ({request.method} {request.url.path})"
+    code = "not_found" if error.status_code == 404 else None
+    told = refusal(ApiError(error.status_code, message, code=code))
+    told.headers.update(error.headers or {})
+    return told
+
+
+async def _nobody_there(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _tell_of_bug(request: Request, error: Exception) -> Response:
+    """The framework raises the error again once this is sent, so that it is logged."""
+    return refusal(bug())

@@ -1,0 +1,93 @@
+"""One HTTP request, understood: its prompts, its choices, and what its answer is called."""
+
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import diffray
+from diffray.cluster.api.bodies import ChatBody, CompletionBody
+from diffray.cluster.api.run import Choice
+from diffray.components.params import SamplingParams
+from diffray.kernels.noise import derived_seed
+from diffray.workers.admission import Limits, check
+from diffray.workers.job import Job
+from diffray.workers.messages import Request
+from diffray.workers.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`text` is kept where the answer repeats it."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What all answers, streamed or whole, are made from."""
+
+    body: ChatBody | CompletionBody
+    model: str
+    prompts: list[Prompt]
+    choices: list[Choice]
+    end_ids: frozenset[int]  # which, being the model's own, are no stop reason
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"diffray-{diffray.__version__}",
+            "choices": choices,
+        }
+
+    def usage(self) -> dict[str, int]:
+        """Return the tokens so far; an end token counts, what follows a stop string does not."""
+        asked = sum(len(prompt.ids) for prompt in self.prompts)
+        written = sum(len(choice.output.token_ids) for choice in self.choices)
+        return {
+            "prompt_tokens": asked,
+            "completion_tokens": written,
+            "total_tokens": asked + written,
+        }
+
+    def diffusion(self) -> dict[str, float]:
+        """Return what the answer took: the sum of its choices' forwards."""
+        forwards = sum(choice.output.forwards for choice in self.choices)
+        written = sum(len(choice.output.token_ids) for choice in self.choices)
+        return {"forwards": forwards, "tokens_per_forward": round(written / max(forwards, 1), 3)}
+
+    def stop_reason(self, choice: Choice) -> str | int | None:
+        """Return the stop string or id found, as vLLM does: the model's own end is none."""
+        reason = choice.output.stop_reason
+        return None if reason in self.end_ids else reason
+
+
+def make_choices(
+    prompts: Iterable[Prompt],
+    params: Iterable[SamplingParams],
+    limits: Limits,
+    tokenizer: Tokenizer | None,
+    *,
+    suffix: tuple[int, ...] = (),
+    watch: bool = False,
+) -> list[Choice]:
+    """Return every choice of every prompt, or refuse all with a reason."""
+    choices: list[Choice] = []
+    for number, (prompt, wish) in enumerate(zip(prompts, params, strict=True)):
+        seed = secrets.randbits(63) if wish.seed is None else wish.seed
+        for index in range(wish.n):
+            own = wish.model_copy(update={"seed": derived_seed(seed, index)})
+            # Engines outlive this process's counters, so uids are drawn.
+            uid = secrets.randbits(53)
+            request = Request(uid, prompt.ids, own, suffix=suffix, watch=watch)
+            if index == 0:
+                check(request, limits)  # the others differ in their seed alone
+            choices.append(Choice(len(choices), number, request, Job(index, own, tokenizer)))
+    return choices

@@ -1,0 +1,55 @@
+"""What a request gets that does not say: the server's defaults, the checkpoint's, then OpenAI's."""
+
+import logging
+from pathlib import Path
+from typing import Final, Self
+
+from pydantic import Field
+
+from diffray.components.config import Config
+from diffray.components.weights import read_json
+
+log = logging.getLogger(__name__)
+
+COMPLETION_TOKENS: Final = 16  # OpenAI's
+# A chat without max_tokens gets what fits the context, but no more than this: where attention goes
+# both ways the whole canvas is paid for, however short the answer turns out to be.
+CHAT_TOKENS: Final = 512
+
+# generation_config.json's name -> ours
+_READ: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_new_tokens": "max_tokens",
+}
+_NOT_HONOURED: Final = {"repetition_penalty": 1.0, "min_p": 0.0, "no_repeat_ngram_size": 0}
+
+
+class GenerationDefaults(Config):
+    """None: nothing is said."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+
+    def over(self, other: Self) -> Self:
+        """Return these, with what they leave open taken from `other`."""
+        said = {n: v for n in type(self).model_fields if (v := getattr(self, n)) is not None}
+        return other.model_copy(update=said)
+
+
+def read_generation_defaults(folder: Path) -> GenerationDefaults:
+    """Return what a checkpoint's generation_config.json says; nothing where there is none."""
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return GenerationDefaults()
+    found = read_json(file)
+    for name, neutral in _NOT_HONOURED.items():
+        if found.get(name, neutral) not in (neutral, None):
+            log.warning("%s: %s is not supported, so it has no effect", file, name)
+    said = {ours: found[theirs] for theirs, ours in _READ.items() if found.get(theirs) is not None}
+    if found.get("do_sample") is False:
+        said["temperature"] = 0.0
+    return GenerationDefaults.model_validate(said)

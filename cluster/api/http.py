@@ -1,0 +1,145 @@
+"""Between HTTP and JSON objects: bodies in, answers and event streams out, clients that go away."""
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import Any, Final, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from diffray.cluster.api.errors import ApiError, bug, invalid
+
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+def dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(dump(value), status, headers, "application/json")
+
+
+def refusal(error: ApiError) -> Response:
+    # ASCII, for a message may quote what no encoding holds.
+    text = json.dumps(error.body, separators=(",", ":"))
+    return Response(text, error.status, error.headers, "application/json")
+
+
+async def read_json(request: Request, most: int) -> object:
+    """Return a request's body; refuses what is too large before it is in memory."""
+    too_large = ApiError(
+        413,
+        f"The request is larger than {most} bytes; send less at a time.",
+        code="request_too_large",
+    )
+    announced = request.headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and int(announced[:20]) > most:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise too_large
+        parts.append(part)
+    try:
+        text = b"".join(parts).decode()
+        value: object = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"The body is not valid JSON: {error}", code="invalid_json") from None
+    return value
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text[:40])
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work gives; a client that hangs up cancels it."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        await _cancel(task, gone)
+
+
+class EventStream(Response):
+    """Server-sent events; a client that hangs up closes the generator of chunks."""
+
+    def __init__(self, first: Json, rest: AsyncGenerator[Json, None]) -> None:
+        super().__init__(
+            status_code=200,
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            media_type="text/event-stream",
+        )
+        del self.headers["content-length"]
+        self._first, self._rest = first, rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        sending = gone = None
+        try:
+            await send(start)
+            sending = asyncio.ensure_future(self._send(send))
+            gone = asyncio.ensure_future(_gone(receive))
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        except OSError:
+            pass  # the client hung up while it was being sent to
+        finally:
+            await _cancel(*(task for task in (sending, gone) if task is not None))
+            await self._rest.aclose()
+
+    async def _send(self, send: Send) -> None:
+        try:
+            await send(_body(_event(self._first)))
+            async for chunk in self._rest:
+                await send(_body(_event(chunk)))
+        except ApiError as error:
+            await send(_body(_event(error.body)))
+        except OSError:
+            raise
+        except Exception:
+            log.exception("a stream broke")
+            await send(_body(_event(bug().body)))
+        await send(_body(_DONE, more=False))
+
+
+def _event(value: Json) -> bytes:
+    return b"data: " + dump(value) + b"\n\n"
+
+
+def _body(content: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

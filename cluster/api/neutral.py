@@ -1,0 +1,68 @@
+"""Fields of OpenAI's and vLLM's that cannot be honoured: only the value that asks for nothing."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from diffray.cluster.api.errors import invalid, unsupported
+
+# The first value is the one to recommend. None never gets here: it stands for a default.
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "audio": (),
+    "cache_salt": (),
+    "chat_template": (),
+    "chat_template_content_format": ("auto", "string"),
+    "detokenize": (True,),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_reasoning": (True,),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "metadata": ({},),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_cache_key": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
+    "request_id": (),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "stream_interval": (1,),
+    "structured_outputs": (),
+    "suffix": (),
+    "tool_choice": ("none",),
+    "tools": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+def refuse_unless_neutral(name: str, value: Any, body: Mapping[str, Any]) -> None:
+    """Let a known field pass if its value asks for nothing; an unknown one never passes."""
+    if name == "best_of":
+        if value != body.get("n", 1):
+            raise unsupported(name, "send n, or leave it out")
+        return
+    if name not in _NEUTRAL:
+        raise invalid(f"Unrecognized request argument supplied: {name[:100]}", name[:100])
+    allowed = _NEUTRAL[name]
+    if value not in allowed:
+        instead = f" or send {json.dumps(allowed[0])}" if allowed else ""
+        raise unsupported(name, f"leave it out{instead}")

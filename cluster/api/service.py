@@ -1,0 +1,301 @@
+"""The OpenAI-compatible service without HTTP: JSON objects in, JSON objects or an ApiError out.
+
+A server mounts it with `build_api`; a batch calls it as it is.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from typing import Final
+from uuid import uuid4
+
+from diffray.cluster.api.answers import Answer, ChatAnswer, CompletionAnswer, Json, canvas_view
+from diffray.cluster.api.ask import Ask, Prompt, make_choices
+from diffray.cluster.api.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    StreamOptions,
+    TokenizeBody,
+    parse,
+)
+from diffray.cluster.api.chat import chat_text
+from diffray.cluster.api.defaults import GenerationDefaults
+from diffray.cluster.api.errors import ApiError, as_api_error, invalid
+from diffray.cluster.api.metrics import Metrics
+from diffray.cluster.api.run import Runner
+from diffray.cluster.api.tokens import TokenTexts
+from diffray.cluster.api.wishes import Wishes
+from diffray.cluster.client import DeadlineExceeded, EngineClient, EngineFailed, Load, Overloaded
+from diffray.components.policy import DiffusionParams
+from diffray.workers.text import Tokenizer
+
+_LONG_TEXT: Final = 10_000  # characters; tokenizing more would hold up everybody's streams
+_FAILURES: Final = (Overloaded, EngineFailed, DeadlineExceeded)
+
+
+class Service:
+    """One model under one or several names, answered by one engine.
+
+    `diffusion` and `defaults` are what requests get that leave them out; `deadline` is the seconds
+    that a choice may take.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer | None,
+        names: Sequence[str],
+        *,
+        diffusion: DiffusionParams | None = None,
+        defaults: GenerationDefaults | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        if not names:
+            raise ValueError("a served model needs at least one name")
+        self.engine, self.tokenizer, self.names = engine, tokenizer, tuple(names)
+        self.metrics = Metrics(self.names[0])
+        self._diffusion = diffusion or DiffusionParams()
+        self._defaults = defaults or GenerationDefaults()
+        self._runner = Runner(engine, self.metrics, deadline)
+        self._texts = TokenTexts(tokenizer)
+        self._created = int(time.time())
+        self._last_load = Load()
+
+    # Answers.
+
+    async def chat(self, body: object) -> Json:
+        """Answer a conversation: the body and the answer of POST /v1/chat/completions."""
+        asked = parse(ChatBody, body)
+        return await self._whole(asked, *await self._chat(asked))
+
+    async def complete(self, body: object) -> Json:
+        """Answer prompts: the body and the answer of POST /v1/completions."""
+        asked = parse(CompletionBody, body)
+        return await self._whole(asked, *await self._completion(asked))
+
+    async def stream_chat(self, body: object) -> AsyncGenerator[Json, None]:
+        """Yield the chunks of a conversation's answer; closing the generator cancels it."""
+        asked = parse(ChatBody, body)
+        ask, answer = await self._chat(asked)
+        async with aclosing(self._stream(asked, ask, answer)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def stream_completion(self, body: object) -> AsyncGenerator[Json, None]:
+        """Yield the chunks of the answers to prompts; closing the generator cancels them."""
+        asked = parse(CompletionBody, body)
+        ask, answer = await self._completion(asked)
+        async with aclosing(self._stream(asked, ask, answer)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    # Tokens.
+
+    async def tokenize(self, body: object) -> Json:
+        asked = parse(TokenizeBody, body)
+        self._named(asked.model)
+        tokenizer = self._need_tokenizer()
+        if (asked.prompt is None) == (asked.messages is None):
+            raise invalid("send either prompt or messages", "prompt")
+        if asked.messages is not None:
+            text, special = chat_text(asked.messages, asked, tokenizer), False
+        else:
+            text, special = asked.prompt or "", True
+        if asked.add_special_tokens is not None:
+            special = asked.add_special_tokens
+        ids = await self._encode(text, special)
+        strings = tokenizer.fast.convert_ids_to_tokens(ids) if asked.return_token_strs else None
+        return {
+            "count": len(ids),
+            "max_model_len": self.engine.limits.context,
+            "tokens": ids,
+            "token_strs": strings,
+        }
+
+    async def detokenize(self, body: object) -> Json:
+        asked = parse(DetokenizeBody, body)
+        self._named(asked.model)
+        tokenizer, size = self._need_tokenizer(), self.engine.limits.spec.vocab_size
+        for token in asked.tokens:
+            if not 0 <= token < size:
+                raise invalid(
+                    f"token id {token} is not in the vocabulary (0 to {size - 1})", "tokens"
+                )
+        return {"prompt": tokenizer.decode(asked.tokens, skip_special_tokens=False)}
+
+    # About the model and the engine.
+
+    def models(self) -> Json:
+        return {"object": "list", "data": [self.model(name) for name in self.names]}
+
+    def model(self, name: str) -> Json:
+        return {
+            "id": self._named(name),
+            "object": "model",
+            "created": self._created,
+            "owned_by": "diffray",
+            "root": self.names[0],
+            "parent": None,
+            "max_model_len": self.engine.limits.context,
+        }
+
+    async def load(self) -> Load:
+        """Return the engine's load; of one that does not answer, the last that was known."""
+        with suppress(EngineFailed):
+            self._last_load = await self.engine.load()
+        return self._last_load
+
+    async def prometheus(self, *, vllm_names: bool = False) -> bytes:
+        """Return the metrics as Prometheus reads them."""
+        return self.metrics.render(await self.load(), self.engine.limits, vllm_names=vllm_names)
+
+    # How.
+
+    async def _chat(self, body: ChatBody) -> tuple[Ask, Answer]:
+        if body.top_logprobs and not body.logprobs:
+            raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
+        model, tokenizer = self._named(body.model), self._need_tokenizer()
+        text = chat_text(body.messages, body, tokenizer)
+        ids = await self._encode(text, body.add_special_tokens, "messages")
+        ask = await self._ask(body, model, [Prompt(tuple(ids))], f"chatcmpl-{uuid4().hex}")
+        return ask, ChatAnswer(ask, body, self._texts)
+
+    async def _completion(self, body: CompletionBody) -> tuple[Ask, Answer]:
+        if body.echo and body.logprobs is not None:
+            raise invalid(
+                "echo does not go with logprobs: a prompt's tokens have none in a diffusion model",
+                "echo",
+            )
+        model = self._named(body.model)
+        prompts = []
+        for prompt in body.prompt:
+            if isinstance(prompt, str):
+                self._need_tokenizer()
+                ids = await self._encode(prompt, body.add_special_tokens)
+                prompts.append(Prompt(tuple(ids), prompt))
+            else:
+                prompts.append(Prompt(tuple(prompt), self._echo_of(prompt) if body.echo else None))
+        suffix: list[int] = []
+        if body.suffix is not None:
+            self._need_tokenizer()
+            suffix = await self._encode(body.suffix, False, "suffix")
+        ask = await self._ask(body, model, prompts, f"cmpl-{uuid4().hex}", tuple(suffix))
+        return ask, CompletionAnswer(ask, body, self._texts)
+
+    async def _ask(
+        self,
+        body: ChatBody | CompletionBody,
+        model: str,
+        prompts: list[Prompt],
+        name: str,
+        suffix: tuple[int, ...] = (),
+    ) -> Ask:
+        """Return the request with its choices, or refuse it."""
+        if body.stream_options is not None and not body.stream:
+            raise invalid("stream_options needs stream: true", "stream_options")
+        if body.stop and self.tokenizer is None:
+            raise invalid("stop strings need a tokenizer, and the checkpoint has none", "stop")
+        limits, options = self.engine.limits, body.stream_options or StreamOptions()
+        wishes = Wishes(limits, self.tokenizer, self._diffusion, self._defaults)
+        try:
+            params = [wishes.params(body, len(prompt.ids) + len(suffix)) for prompt in prompts]
+            choices = make_choices(
+                prompts,
+                params,
+                limits,
+                self.tokenizer,
+                suffix=suffix,
+                watch=options.include_canvas,
+            )
+        except ValueError as error:
+            raise as_api_error(error) from None
+        for prompt in prompts:
+            self.metrics.asked(len(prompt.ids), body.n)
+        ends = frozenset(limits.eos_token_ids) - frozenset(body.stop_token_ids)
+        return Ask(body, model, prompts, choices, ends, name)
+
+    async def _whole(self, body: ChatBody | CompletionBody, ask: Ask, answer: Answer) -> Json:
+        if body.stream:
+            raise invalid("a stream cannot be answered here; leave stream out", "stream")
+        try:
+            async with aclosing(self._runner.events(ask.choices, body.priority)) as events:
+                async for _ in events:
+                    pass
+        except _FAILURES as error:
+            raise as_api_error(error) from error
+        made = ask.envelope(answer.kind, [answer.whole(choice) for choice in ask.choices])
+        if body.return_token_ids and isinstance(body, ChatBody):
+            made["prompt_token_ids"] = list(ask.prompts[0].ids)
+        return made | {"usage": ask.usage(), "diffusion": ask.diffusion()}
+
+    async def _stream(
+        self, body: ChatBody | CompletionBody, ask: Ask, answer: Answer
+    ) -> AsyncGenerator[Json, None]:
+        options = body.stream_options or StreamOptions()
+        told = dict.fromkeys(range(len(ask.choices)), 0)  # tokens, by choice
+        opened: set[int] = set()
+
+        def chunk(*choices: Json | None) -> Json:
+            made = ask.envelope(answer.chunk_kind, [each for each in choices if each is not None])
+            if options.continuous_usage_stats:
+                made["usage"] = ask.usage()
+            elif options.include_usage:
+                made["usage"] = None
+            return made
+
+        try:
+            async with aclosing(self._runner.events(ask.choices, body.priority)) as events:
+                async for event in events:
+                    choice, delta = event.choice, event.delta
+                    if choice.index not in opened:
+                        opened.add(choice.index)
+                        if (opening := answer.opening(choice)) is not None:
+                            made = chunk(opening)
+                            if body.return_token_ids and isinstance(body, ChatBody):
+                                made["prompt_token_ids"] = list(choice.request.prompt)
+                            yield made
+                    if event.canvas is not None:
+                        yield chunk() | {"diffusion": canvas_view(event, self.tokenizer)}
+                    if delta is None:
+                        continue
+                    if delta.text or (delta.token_ids and answer.tells_tokens):
+                        yield chunk(answer.piece(choice, delta, told[choice.index]))
+                        told[choice.index] += len(delta.token_ids)
+                    if delta.finish_reason is not None:
+                        yield chunk(answer.ending(choice))
+        except _FAILURES as error:
+            raise as_api_error(error) from error
+        if options.include_usage:
+            yield chunk() | {"usage": ask.usage(), "diffusion": ask.diffusion()}
+
+    def _named(self, name: str | None) -> str:
+        """Return the model asked for; there is one, under several names."""
+        if name is not None and name not in self.names:
+            raise ApiError(
+                404,
+                f"The model `{name[:100]}` does not exist.",
+                param="model",
+                code="model_not_found",
+            )
+        return name or self.names[0]
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise invalid("the checkpoint has no tokenizer.json; send prompts as token ids")
+        return self.tokenizer
+
+    async def _encode(self, text: str, special: bool, param: str = "prompt") -> list[int]:
+        encode = self._need_tokenizer().encode
+        try:
+            if len(text) < _LONG_TEXT:
+                return encode(text, special)
+            return await asyncio.to_thread(encode, text, special)
+        except ValueError as error:
+            raise invalid(f"{param}: {error}", param) from None
+
+    def _echo_of(self, ids: list[int]) -> str:
+        if any(token < 0 or token >= self.engine.limits.spec.vocab_size for token in ids):
+            return ""  # the engine's own check refuses them
+        return self.tokenizer.decode(ids) if self.tokenizer is not None else ""

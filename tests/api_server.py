@@ -1,0 +1,65 @@
+"""A real HTTP server around an engine in this process, for tests of the endpoint."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from diffray.cluster.api.app import build_api
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.config import EngineConfig
+from diffray.cluster.local import LocalEngine, load_local
+from diffray.workers.llm import DiffusionLLM
+
+DTYPE = "float64"  # in which an answer does not depend on who else is running
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server, and the same model to compare it with."""
+
+    url: str
+    name: str
+    service: Service
+    engine: LocalEngine
+    llm: DiffusionLLM
+
+
+@contextmanager
+def serve(service: Service, settings: ApiSettings | None = None) -> Iterator[str]:
+    """Run uvicorn in a thread on a port of its own; yields the base URL."""
+    config = uvicorn.Config(build_api(lambda: service, settings), log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "uvicorn did not start"
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        listener.close()
+
+
+@contextmanager
+def serve_model(
+    name: str, settings: ApiSettings | None = None, *, max_queued_requests: int = 256
+) -> Iterator[Served]:
+    """Serve a demo model, and load it a second time to compare with."""
+    config = EngineConfig(dtype=DTYPE, max_num_seqs=8, max_queued_requests=max_queued_requests)
+    engine, tokenizer = load_local(name, config)
+    service = Service(engine, tokenizer, (name, f"{name}-alias"))
+    with (
+        engine,
+        DiffusionLLM(name, dtype=DTYPE, max_num_seqs=8) as llm,
+        serve(service, settings) as url,
+    ):
+        yield Served(url, name, service, engine, llm)

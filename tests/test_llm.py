@@ -138,6 +138,38 @@ def test_watch_ends_with_what_generate_returns(llm: DiffusionLLM) -> None:
     assert canvases[-1] == llm.generate([4, 5, 6], params)[0].outputs[0].token_ids
 
 
+def test_infill_writes_between(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    (text,) = llm.infill("before ", " after", params)
+    assert llm.tokenizer is not None
+    before, after = (llm.tokenizer.encode(part, False) for part in ("before ", " after"))
+    (ids,) = llm.infill(before, after, params)
+    assert text.prompt == "before "
+    assert len(text.outputs[0].token_ids) == 20
+    assert text.outputs[0].token_ids == ids.outputs[0].token_ids
+    assert text.outputs[0].token_ids != llm.generate(before, params)[0].outputs[0].token_ids
+    two = llm.infill(["before ", ""], [" after", "the end"], params.model_copy(update={"n": 2}))
+    assert [len(out.outputs) for out in two] == [2, 2]
+    assert two[0].outputs[0].token_ids == text.outputs[0].token_ids
+    with pytest.raises(ValueError, match="2 prefixes for 1 suffixes"):
+        llm.infill(["a", "b"], "c", params)
+    with pytest.raises(ValueError, match="prompt is empty"):
+        llm.infill("", "", params)
+    assert llm.engine.idle
+
+
+def test_rankings_on_request(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=24, logprobs=True, top_logprobs=4, ignore_eos=True)
+    choice = llm.generate([1, 2], params)[0].outputs[0]
+    assert choice.top_logprobs is not None and choice.logprobs is not None
+    assert [len(top) for top in choice.top_logprobs] == [4] * 24
+    assert [top[0][0] for top in choice.top_logprobs] == choice.token_ids
+    assert [top[0][1] for top in choice.top_logprobs] == pytest.approx(choice.logprobs, abs=1e-6)
+    bare = llm.generate([1, 2], params.model_copy(update={"top_logprobs": 0}))[0].outputs[0]
+    assert bare.top_logprobs is None
+    assert bare.token_ids == choice.token_ids
+
+
 def test_chat_uses_the_template(llm: DiffusionLLM) -> None:
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     message = [{"role": "user", "content": "hi"}]

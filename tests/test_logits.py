@@ -83,7 +83,13 @@ def answers(mesh: Mesh) -> Tensor:
     drawn = [
         draw_ids(logits, *filters) for filters in ((1.0, 0, 1.0), (0.7, 5, 1.0), (1.5, 9, 0.6))
     ]
+    values, top = logits.top((slice(0, 9), slice(20, ROWS)), 10)
+    ranked = torch.zeros(ROWS, 20, dtype=torch.float64)
+    ranked[: len(top)] = torch.cat([values, top.double()], dim=1)
+    logits.keep_only(slice(4, 30), torch.tensor([0, 7, 7, 12, 23]))
+    best_kept, kept = logits.best()
     columns = [lse, *picked.T, best, ids.double(), *(d.double() for d in drawn)]
+    columns += [*ranked.T, best_kept, kept.double()]
     return torch.stack(columns, dim=1)
 
 
@@ -92,6 +98,20 @@ def test_ranks_agree_with_one_rank(size: int) -> None:
     whole = answers(Mesh())
     for found in on_ranks(size, answers):
         assert torch.allclose(found, whole, rtol=0, atol=1e-12)
+
+
+def test_top_and_keep_only_are_what_they_say() -> None:
+    logits = Logits(values(), 0, Mesh())
+    found, ids = logits.top((slice(3, 5), slice(10, 11)), 6)
+    expected = values()[[3, 4, 10]].sort(descending=True)
+    assert torch.equal(found, expected.values[:, :6])
+    assert torch.equal(ids, expected.indices[:, :6])
+    assert logits.top((slice(0, 2),), 99)[0].shape == (2, VOCAB)
+    logits.keep_only(slice(3, 5), torch.tensor([0, 7]))
+    kept = logits.values_RV.isfinite()
+    assert kept[3:5].nonzero().tolist() == [[0, 0], [0, 7], [1, 0], [1, 7]]
+    assert kept[:3].all()
+    assert kept[5:].all()
 
 
 def test_ties_go_to_the_lowest_id() -> None:

@@ -83,3 +83,10 @@ def test_soft_diffusion_is_refused_where_it_is_not_defined() -> None:
     assert Policy.resolve(params, spec).iteration.soft
     with pytest.raises(ValueError, match="not defined for this model"):
         Policy.resolve(params, replace(spec, soft_inputs=False))
+
+
+def test_rankings_need_logprobs() -> None:
+    with pytest.raises(ValueError, match=r"^top_logprobs needs logprobs=True$"):
+        SamplingParams(top_logprobs=3)
+    with pytest.raises(ValueError, match=r"^top_logprobs: .*less than or equal to 20"):
+        SamplingParams(top_logprobs=21, logprobs=True)

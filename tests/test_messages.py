@@ -1,0 +1,103 @@
+"""What travels between the processes arrives as it was, and needs no torch to be passed on."""
+
+import json
+import subprocess
+import sys
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffray.components.params import SamplingParams
+from diffray.workers.messages import Progress, Request, Resume, Update
+
+IDS = st.lists(st.integers(0, 1 << 20), max_size=5)
+REALS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def travelled(plain: object, how: str) -> object:
+    if how == "json":
+        return json.loads(json.dumps(plain))
+    return msgpack.unpackb(msgpack.packb(plain))  # its defaults allow no integer keys
+
+
+@pytest.mark.parametrize("how", ["json", "msgpack"])
+@given(
+    ids=IDS,
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    bias=st.dictionaries(st.integers(0, 1 << 20), st.floats(-100, 100)),
+    policy=st.sampled_from(
+        [
+            {},
+            {"block_length": 7, "decoder": {"kind": "edit"}, "cfg_scale": 0.5},
+            {"iteration": {"kind": "soft"}, "cache": {"kind": "vicinity", "refresh": 3}},
+        ]
+    ),
+    resume=st.none()
+    | st.builds(
+        lambda ids, blocks, steps, forwards: Resume(tuple(ids), Progress(blocks, steps), forwards),
+        IDS, st.integers(0, 9), st.integers(0, 99), st.integers(0, 99),
+    ),
+    watch=st.booleans(),
+)  # fmt: skip
+def test_a_request_arrives_as_it_was(
+    how: str,
+    ids: list[int],
+    seed: int | None,
+    bias: dict[int, float],
+    policy: dict[str, object],
+    resume: Resume | None,
+    watch: bool,
+) -> None:
+    params = SamplingParams(
+        seed=seed, logit_bias=bias, stop=["a", "\N{SNOWMAN}"], stop_token_ids=ids,
+        temperature=0.1 + 0.2, logprobs=True, top_logprobs=4, bad_token_ids=ids, diffusion=policy,
+    )  # fmt: skip
+    request = Request(2**53 + 1, (1, 2), params, tuple(ids), watch, resume)
+    packed = travelled(request.pack(), how)
+    assert isinstance(packed, dict)
+    assert (packed["uid"], len(packed["prompt"])) == (2**53 + 1, 2)
+    assert packed["params"]["max_tokens"] == 128
+    arrived = Request.unpack(packed)
+    assert arrived == request
+    assert hash(arrived.resume) == hash(resume)
+    assert arrived.params.model_dump() == params.model_dump()
+    assert isinstance(arrived.params.stop_token_ids, tuple)
+
+
+@pytest.mark.parametrize("how", ["json", "msgpack"])
+@given(
+    ids=IDS,
+    logprobs=st.lists(REALS, max_size=3),
+    reason=st.sampled_from([None, "stop", "length"]),
+    stop_id=st.none() | st.integers(0, 99),
+    top=st.lists(st.lists(st.tuples(st.integers(0, 99), REALS), max_size=3), max_size=3),
+    canvas=st.none() | st.lists(st.none() | st.integers(0, 99), max_size=4),
+)
+def test_an_update_arrives_as_it_was(
+    how: str,
+    ids: list[int],
+    logprobs: list[float],
+    reason: str | None,
+    stop_id: int | None,
+    top: list[list[tuple[int, float]]],
+    canvas: list[int | None] | None,
+) -> None:
+    update = Update(
+        1, ids, ids[::-1], logprobs, reason, stop_id, 5, Progress(2, 9), top, canvas
+    )  # fmt: skip
+    packed = travelled(update.pack(), how)
+    assert isinstance(packed, list)
+    arrived = Update.unpack(packed)
+    assert arrived == update
+    assert isinstance(arrived.progress, Progress)
+
+
+def test_who_passes_messages_on_needs_no_torch() -> None:
+    program = (
+        "import sys; from diffray.workers.messages import Request, Resume, Update; "
+        "Update.unpack(Update(1, [2]).pack()); Resume.after([Update(1, [2])]); "
+        "sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

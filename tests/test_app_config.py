@@ -1,0 +1,196 @@
+"""A deployment's file means what it says: nothing is ignored, mistakes are one sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffray.cluster.app_config import AppConfig, app_config
+from diffray.cluster.config_file import applications, parse_yaml, read_applications, serve_config
+from diffray.components.decoders.credit import Credit
+
+LOADING = {"model_loading_config": {"model_id": "llada"}}
+FULL = """
+model_loading_config: {model_id: llada, model_source: /models/llada}
+accelerator_type: H200
+engine_kwargs: {tensor_parallel_size: 4, device: cuda, max_num_seqs: 32}
+diffusion: {block_length: 64, decoder: {kind: credit}}
+generation_defaults: {temperature: 0, max_tokens: 512}
+deployment_config:
+  autoscaling_config: {min_replicas: 1, max_replicas: 8, upscale_delay_s: 5}
+  health_check_period_s: 1
+placement_group_config: {strategy: PACK}
+api_key_env: KEYS
+"""
+
+
+def config(device: str = "cuda", **parts: Any) -> AppConfig:
+    engine = {"device": device} | parts.pop("engine_kwargs", {})
+    return app_config(LOADING | {"engine_kwargs": engine} | parts)
+
+
+class TestFile:
+    def test_all_parts_arrive(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text(FULL)
+        (app,) = read_applications(tmp_path / "a.yaml")
+        assert (app.name, app.route_prefix) == ("llada", "/")
+        assert (app.config.model_id, app.config.model_source) == ("llada", "/models/llada")
+        assert app.config.engine_kwargs.tensor_parallel_size == 4
+        assert app.config.diffusion.decoder == Credit()
+        assert app.config.generation_defaults.max_tokens == 512
+
+    def test_source_is_the_id_where_none_is_given(self) -> None:
+        assert config().model_source == "llada"
+
+    def test_several_models_get_paths_of_their_own(self) -> None:
+        given = [{"model_loading_config": {"model_id": name}} for name in ("a", "org/b")]
+        for models in (given, {"llm_configs": given}):
+            apps = applications(models, "x")
+            assert [app.route_prefix for app in apps] == ["/a", "/org-b"]
+
+    def test_path_can_be_chosen(self) -> None:
+        (app,) = applications(LOADING | {"route_prefix": "/v/llada"}, "x")
+        assert app.route_prefix == "/v/llada"
+
+    def test_merge_keys_are_no_twins(self) -> None:
+        given = parse_yaml("a: &a {x: 1}\nb:\n  <<: *a\n  x: 2\n", "x")
+        assert given == {"a": {"x": 1}, "b": {"x": 2}}
+
+    def test_written_for_serve_reads_back_the_same(self) -> None:
+        apps = applications(parse_yaml(FULL, "x"), "x")
+        (written,) = serve_config(apps)["applications"]
+        assert app_config(written["args"]) == apps[0].config
+        assert written["import_path"] == "diffray.cluster.app:build"
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", ("a model's options",)),
+            ("[]", ("a model's options",)),
+            ("- 1", ("options are needed", "1")),
+            ("llm_configs: 3", ("a list",)),
+            ("applications: []", ("Serve's own format", "serve run")),
+            ("a: [", ("line 1",)),
+            ("a: 1\na: 2", ("line 2", "'a'", "twice")),
+            ("1: 2", ("option 1", "text")),
+            ("engine_kwargs: {}", ("model_loading_config",)),
+            ("model_loading_config: {model_id: ''}", ("model_id",)),
+            ("model_loading_config: {model_id: a, source: b}", ("'source'", "model_source")),
+            ("{model_loading_config: {model_id: a}, lora_config: {}}", ("'lora_config'",)),
+            ("{model_loading_config: {model_id: a}, route_prefix: a}", ("route_prefix", "'a'")),
+            ("{model_loading_config: {model_id: a}, route_prefix: /a/}", ("route_prefix",)),
+            ("{model_loading_config: {model_id: a}, route_prefix: /-/a}", ("route_prefix",)),
+            (
+                "- model_loading_config: {model_id: a}\n- model_loading_config: {model_id: a}",
+                ("model_id 'a'", "twice"),
+            ),
+            (
+                "- model_loading_config: {model_id: x/a}\n- model_loading_config: {model_id: x-a}",
+                ("name 'x-a'", "twice"),
+            ),
+            (
+                "- {model_loading_config: {model_id: a}, route_prefix: /x}\n"
+                "- {model_loading_config: {model_id: b}, route_prefix: /x}",
+                ("route_prefix '/x'", "twice"),
+            ),
+            (
+                "- model_loading_config: {model_id: a}\n- model_loading_config: {model_ic: b}",
+                ("model 2", "'model_ic'"),
+            ),
+        ],
+    )
+    def test_mistakes_are_one_sentence(
+        self, tmp_path: Path, text: str, words: tuple[str, ...]
+    ) -> None:
+        file = tmp_path / "a.yaml"
+        file.write_text(text)
+        with pytest.raises(ValueError) as caught:
+            read_applications(file)
+        said = str(caught.value)
+        assert said.startswith(str(file))
+        assert "\n" not in said
+        for word in words:
+            assert word in said
+
+    def test_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="no such file"):
+            read_applications(tmp_path / "a.yaml")
+
+
+class TestArgs:
+    @pytest.mark.parametrize(
+        ("parts", "words"),
+        [
+            ({"route_prefix": "/a"}, ("'route_prefix'",)),
+            ({"engine_kwargs": {"tensor_parallel": 2}}, ("engine_kwargs", "'tensor_parallel'")),
+            ({"accelerator_type": "h200"}, ("'h200'", "H200")),
+            ({"accelerator_type": "H200", "engine_kwargs": {"device": "cpu"}}, ("needs GPUs",)),
+            ({"deployment_config": {"max_ongoing_request": 2}}, ("'max_ongoing_request'",)),
+            ({"deployment_config": {"num_replicas": 0}}, ("num_replicas", "0")),
+            ({"deployment_config": {"max_queued_requests": 0}}, ("max_queued_requests", "-1")),
+            ({"api": {"api_keys": ["a"]}, "api_key_env": "B"}, ("api_key_env", "not both")),
+            ({"api": {"cors_origin": ["a"]}}, ("api:", "'cors_origin'")),
+            ({"diffusion": {"decoder": {"kind": "best"}}}, ("diffusion.decoder", "'threshold'")),
+            ({"placement_group_config": {"strategy": "pack"}}, ("strategy", "STRICT_PACK")),
+            (
+                {"placement_group_config": {"bundles": [{"GPU": 1}], "bundle_per_worker": {}}},
+                ("bundle_per_worker", "bundles", "not both"),
+            ),
+            (
+                {"placement_group_config": {"bundles": [{"GPU": 1}, {"GPU": 1}]}},
+                ("2 bundles for 1 rank",),
+            ),
+            ({"placement_group_config": {"bundle_per_worker": {"GPU": 0}}}, ("GPU", "0")),
+        ],
+    )
+    def test_mistakes_name_the_key(self, parts: dict[str, Any], words: tuple[str, ...]) -> None:
+        with pytest.raises(ValueError) as caught:
+            app_config(LOADING | parts)
+        for word in ("args", *words):
+            assert word in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("scaling", "words"),
+        [
+            ({"min_replicas": 1}, ("max_replicas", "required")),
+            ({"min_replicas": 3, "max_replicas": 2}, ("(3)", "(2)")),
+            ({"initial_replicas": 3, "max_replicas": 2}, ("initial_replicas (3)",)),
+            ({"max_replicas": 2, "target_requests": 2}, ("'target_requests'",)),
+            (
+                {"max_replicas": 2, "target_ongoing_requests": 2, "target_ongoing_tokens": 2},
+                ("not both",),
+            ),
+        ],
+    )
+    def test_mistakes_in_scaling(self, scaling: dict[str, Any], words: tuple[str, ...]) -> None:
+        with pytest.raises(ValueError) as caught:
+            config(deployment_config={"autoscaling_config": scaling})
+        for word in ("deployment_config.autoscaling_config", *words):
+            assert word in str(caught.value)
+
+    def test_one_way_to_scale(self) -> None:
+        both = {"num_replicas": 2, "autoscaling_config": {"max_replicas": 2}}
+        with pytest.raises(ValueError, match="not both"):
+            config(deployment_config=both)
+
+    def test_keys_come_from_the_file_or_the_environment(self) -> None:
+        assert config().api_settings({}).api_keys == ()
+        assert config(api={"api_keys": ["a", "b"]}).api_settings({}).api_keys == ("a", "b")
+        named = config(api_key_env="KEYS", api={"docs": False})
+        found = named.api_settings({"KEYS": "a, b,"})
+        assert (found.api_keys, found.docs) == (("a", "b"), False)
+        with pytest.raises(ValueError, match="KEYS"):
+            named.api_settings({"KEYS": " "})
+
+    def test_keys_are_not_printed(self) -> None:
+        assert "secret" not in repr(config(api={"api_keys": ["secret"]}))
+
+    def test_auto_becomes_a_device(self) -> None:
+        wish = config("auto", engine_kwargs={"max_num_seqs": 3}, api_key_env="A")
+        assert (
+            wish.on("cpu").engine_kwargs
+            == config("cpu", engine_kwargs={"max_num_seqs": 3}).engine_kwargs
+        )
+        assert wish.on("cpu").api_key_env == "A"
+        with pytest.raises(ValueError, match="needs GPUs"):
+            config("auto", accelerator_type="L4").on("cpu")

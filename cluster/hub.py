@@ -52,10 +52,7 @@ class Hub:
         self._writers[rank] = writer
         if len(self._writers) == self.size:
             self.complete.set()
-        task = asyncio.current_task()
-        assert task is not None
-        self._readers.add(task)
-        await self._hear(reader)
+        self._readers.add(asyncio.create_task(self._hear(reader)))
 
     def _rank_of(self, hello: Any) -> int:
         rank, secret = hello["rank"], hello["secret"]

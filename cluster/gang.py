@@ -1,0 +1,170 @@
+"""The ranks of one replica as Ray actors: started, spoken to, and ended together."""
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from diffray.cluster.config import EngineConfig
+from diffray.cluster.hub import Hub
+
+log = logging.getLogger(__name__)
+
+_OBITUARY_S = 1.0  # after a rank's error, for Ray to tell of the death of another
+
+
+class GangLost(Exception):
+    """A rank died, hung or failed; the gang is of no more use."""
+
+
+class Gang:
+    """One worker in each bundle after the first, and a control channel to all of them."""
+
+    def __init__(self, model: str, config: EngineConfig, group: PlacementGroup) -> None:
+        self.model, self.config, self.group = model, config, group
+        self.size = config.tensor_parallel_size
+        self.hub = Hub(self.size, secrets.token_bytes(32))
+        self.facts: dict[str, Any] = {}  # what rank 0 tells of its engine
+        self.places: list[dict[str, Any]] = []  # node and process of each rank
+        self.workers: list[Any] = []
+        self._loops: list[asyncio.Task[Any]] = []
+
+    async def start(self) -> None:
+        """Place the ranks, let them load and connect; raises GangLost where one fails."""
+        begin = time.monotonic()
+        host = ray.util.get_node_ip_address()
+        port = await self.hub.listen(host)
+        try:
+            async with asyncio.timeout(self.config.load_timeout_s):
+                await self._start(host, port)
+        except RayError as error:
+            raise GangLost(f"a rank could not start: {first_line(error)}") from error
+        except TimeoutError:
+            raise GangLost(
+                f"the ranks were not ready within {self.config.load_timeout_s:g} s; "
+                "raise load_timeout_s if the checkpoint is large or the disk slow"
+            ) from None
+        log.info("%d ranks ready after %.1f s", self.size, time.monotonic() - begin)
+
+    async def _start(self, host: str, port: int) -> None:
+        self.workers = [self._create(rank) for rank in range(self.size)]
+        self.places = await asyncio.gather(
+            *(w.place.remote(self.config.load_timeout_s) for w in self.workers)
+        )
+        nodes = [place["node"] for place in self.places]
+        log.info("loading %s on %d ranks over %d nodes", self.model, self.size, len(set(nodes)))
+        store = self.places[0]["host"], self.places[0]["port"]
+        self.facts, *_ = await asyncio.gather(
+            *(
+                worker.start.remote(self.model, self._setup(), *store, nodes.count(node))
+                for worker, node in zip(self.workers, nodes, strict=True)
+            )
+        )
+        for rank, worker in enumerate(self.workers):
+            ref = worker.run.remote(host, port, self.hub.secret)
+            self._loops.append(asyncio.create_task(self._watch(rank, ref)))
+        connected = asyncio.create_task(self.hub.complete.wait())
+        done, _ = await asyncio.wait([connected, *self._loops], return_when=asyncio.FIRST_COMPLETED)
+        if connected not in done:
+            connected.cancel()
+            raise GangLost(f"a rank ended before it connected: {done.pop().result()}")
+
+    def _setup(self) -> dict[str, Any]:
+        """Return what a rank needs to know besides the model, as plain values."""
+        config = self.config
+        return {
+            "engine": config.setup(),
+            "expert_parallel": config.expert_parallel,
+            "cpu_threads": config.cpu_threads,
+            "collective_timeout_s": config.round_timeout_s,
+            "load_timeout_s": config.load_timeout_s,
+        }
+
+    def _create(self, rank: int) -> Any:
+        from diffray.workers.worker import Worker  # imports torch, in the workers alone
+
+        bundle = self.group.bundle_specs[rank + 1]
+        strategy = PlacementGroupSchedulingStrategy(self.group, rank + 1)
+        return Worker.options(
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=strategy,
+        ).remote(rank, self.size)
+
+    async def _watch(self, rank: int, ref: Any) -> str:
+        """Wait for the end of a rank's loop, which is the end of the gang."""
+        dead = False
+        try:
+            await ref
+            reason = "has stopped"
+        except RayActorError:
+            dead, reason = True, "died; its node's log may say why (killed, out of memory)"
+        except RayError as error:
+            reason = first_line(error)
+        place = self.places[rank]
+        text = f"rank {rank} (process {place['pid']} on {place['host']}): {reason}"
+        self.hub.messages.put_nowait({"error": text, "dead": dead})
+        return text
+
+    def send(self, message: Any) -> None:
+        self.hub.broadcast(message)
+
+    async def receive(self) -> dict[str, Any]:
+        """Wait for rank 0's next reply; raises GangLost where none will come."""
+        try:
+            async with asyncio.timeout(self.config.round_timeout_s):
+                message = await self.hub.messages.get()
+        except TimeoutError:
+            raise GangLost(
+                f"the ranks have not answered for {self.config.round_timeout_s:g} s "
+                "(round_timeout_s) and are taken for hung"
+            ) from None
+        if message is None or "error" in message:
+            raise GangLost(await self._reason(message))
+        reply: dict[str, Any] = message
+        return reply
+
+    async def lost(self) -> str:
+        """Wait, while no round is in flight, for the loss of a rank and return its reason."""
+        return await self._reason(await self.hub.messages.get())
+
+    async def _reason(self, message: Any) -> str:
+        """Return why the gang is lost: of all that ranks say now, the death of one of them."""
+        reason = "a rank has closed its connection"
+        try:
+            async with asyncio.timeout(_OBITUARY_S):
+                while True:
+                    if message is not None and "error" in message:
+                        reason = message["error"]
+                        if message["dead"]:
+                            break
+                    message = await self.hub.messages.get()
+        except TimeoutError:
+            pass
+        return reason
+
+    async def close(self, grace: float = 0.0) -> None:
+        """End the ranks: by a word and within `grace` seconds, else by force."""
+        if grace > 0 and self._loops:
+            self.send(None)
+            await asyncio.wait(self._loops, timeout=grace)
+        for worker in self.workers:
+            ray.kill(worker, no_restart=True)
+        for task in self._loops:
+            task.cancel()
+        await self.hub.close()
+
+
+def first_line(error: BaseException) -> str:
+    """Return what a remote error says, without the traceback that Ray puts before it."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        return f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,224 @@
+"""A replica's engine behind its coordinator: what the HTTP layer submits requests to.
+
+It keeps of every open request what was asked and what has come, so a coordinator that dies costs
+a pause and no answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloaded
+from diffray.cluster.config import EngineConfig
+from diffray.cluster.coordinator import ENDED, CoordinatorActor
+from diffray.cluster.gang import first_line
+from diffray.cluster.scheduler import FAILED, LATE, UPDATE, Ticket
+from diffray.components.model import ModelSpec
+from diffray.workers.admission import Limits, check
+from diffray.workers.messages import Request, Update
+
+log = logging.getLogger(__name__)
+
+_ANSWER_S = 10.0  # a coordinator answers at once, whatever its ranks do
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that is waited for."""
+
+    ticket: Ticket
+    news: asyncio.Queue[list[Any]] = field(default_factory=asyncio.Queue)
+
+
+class RemoteEngine:
+    """An EngineClient; `start` makes one."""
+
+    def __init__(self, model: str, config: EngineConfig, group: PlacementGroup) -> None:
+        self.model, self.config, self.group = model, config, group
+        self.failure: str | None = None
+        self.restarts = 0  # of the coordinator
+        self._open: dict[int, _Open] = {}
+        self._coordinator: Any = None
+        self._listener: asyncio.Task[None] | None = None
+        self._owns_group = False
+        self._limits: Limits | None = None
+
+    @classmethod
+    async def start(
+        cls, model: str, config: EngineConfig, bundles: list[dict[str, float]] | None = None
+    ) -> Self:
+        """Start a coordinator and its ranks: in the current placement group, or in `bundles`."""
+        group = ray.util.get_current_placement_group() if bundles is None else None
+        if group is None:
+            if bundles is None:
+                raise ValueError("outside a placement group, say which bundles to reserve")
+            group = placement_group(bundles, strategy="PACK")
+            await group.ready()
+        engine = cls(model, config, group)
+        engine._owns_group = bundles is not None
+        try:
+            await engine._begin()
+        except BaseException:
+            await engine.close(grace=0)
+            raise
+        engine._listener = asyncio.create_task(engine._listen())
+        return engine
+
+    @property
+    def limits(self) -> Limits:
+        assert self._limits is not None, "start() makes an engine"
+        return self._limits
+
+    async def submit(
+        self, request: Request, *, priority: int = 0, deadline: float | None = None
+    ) -> AsyncGenerator[Update, None]:
+        """Yield the request's news; see EngineClient."""
+        if self.failure:
+            raise EngineFailed(self.failure)
+        sequence = check(request, self.limits)
+        pages = self.limits.pages(sequence, sequence.kv_stop)
+        end = None if deadline is None else asyncio.get_running_loop().time() + deadline
+        mine = _Open(Ticket(request.pack(), pages, priority, end, number=0))
+        self._open[request.uid] = mine
+        finished = False
+        try:
+            await self._hand_over(mine.ticket)
+            while not finished:
+                kind, _, *rest = await mine.news.get()
+                if kind == UPDATE:
+                    update = Update.unpack(rest[0])
+                    finished = update.finish_reason is not None
+                    yield update
+                    continue
+                finished = True
+                if kind == LATE:
+                    raise DeadlineExceeded(f"the answer was not complete after {deadline:g} s")
+                raise EngineFailed(rest[0])
+        finally:
+            del self._open[request.uid]
+            if not finished:
+                self._coordinator.cancel.remote(request.uid)
+
+    async def load(self) -> Load:
+        return (await self._ask_load())[0]
+
+    async def queued_tokens(self) -> int:
+        """Tokens asked for and not yet there: what autoscaling looks at."""
+        return (await self._ask_load())[1]
+
+    async def pids(self) -> list[int]:
+        """The ranks' processes, each on its own node."""
+        pids: list[int] = await self._coordinator.pids.remote()
+        return pids
+
+    async def coordinator_pid(self) -> int:
+        pid: int = await self._coordinator.pid.remote()
+        return pid
+
+    async def check_health(self) -> None:
+        """Raise EngineFailed if no request can be answered, now and later."""
+        if self.failure:
+            raise EngineFailed(self.failure)
+        if self._listener is None or self._listener.done():
+            raise EngineFailed("nobody listens to the coordinator any more")
+
+    async def close(self, grace: float = 10.0) -> None:
+        """End the coordinator and its ranks, and free what they reserved."""
+        if self._listener is not None:
+            self._listener.cancel()
+        if self._coordinator is not None:
+            try:
+                await asyncio.wait_for(self._coordinator.stop.remote(grace), grace + _ANSWER_S)
+            except (RayError, TimeoutError) as error:
+                log.warning("the coordinator did not stop by itself: %s", first_line(error))
+            ray.kill(self._coordinator, no_restart=True)
+        if self._owns_group:
+            remove_placement_group(self.group)
+
+    async def _begin(self) -> None:
+        """Start a coordinator, and its gang with it."""
+        self._coordinator = CoordinatorActor.options(
+            num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, 0)
+        ).remote(self.model, self.config, self.group)
+        try:
+            facts = await self._coordinator.start.remote()
+        except RayError as error:
+            raise EngineFailed(f"{self.model} could not be started: {first_line(error)}") from None
+        facts["eos_token_ids"] = tuple(facts["eos_token_ids"])
+        self._limits = Limits(**facts | {"spec": ModelSpec(**facts["spec"])})
+
+    async def _hand_over(self, ticket: Ticket) -> None:
+        deadline = None
+        if ticket.deadline is not None:
+            deadline = ticket.deadline - asyncio.get_running_loop().time()
+        try:
+            refusal = await self._coordinator.submit.remote(
+                ticket.packed, ticket.pages, ticket.priority, deadline
+            )
+        except RayActorError:
+            return  # whoever revives the coordinator hands over all that is open
+        if refusal is not None:
+            kind, reason = refusal
+            raise Overloaded(reason) if kind == "full" else EngineFailed(reason)
+
+    async def _listen(self) -> None:
+        """Pass on the coordinator's news, and replace it if it dies."""
+        while self.failure is None:
+            try:
+                stream = self._coordinator.news.options(num_returns="streaming").remote()
+                async for ref in stream:
+                    for item in await ref:
+                        self._take(item)
+                raise EngineFailed("the coordinator's stream of news has ended")
+            except RayActorError as error:
+                await self._revive(first_line(error))
+            except Exception as error:
+                self._fail(f"the coordinator's news cannot be read: {error}")
+
+    def _take(self, item: list[Any]) -> None:
+        kind = item[0]
+        if kind == ENDED:
+            self._fail(item[1])
+        elif (mine := self._open.get(item[1])) is not None:
+            if kind == UPDATE:
+                mine.ticket.follow(item[2])
+            mine.news.put_nowait(item)
+
+    async def _revive(self, reason: str) -> None:
+        log.error("the coordinator is lost: %s", reason)
+        self.restarts += 1
+        if self.restarts > self.config.max_restarts:
+            self._fail(f"the coordinator was lost {self.restarts} times; the last time: {reason}")
+            return
+        try:
+            await self._begin()
+        except EngineFailed as error:
+            self._fail(str(error))
+            return
+        for uid, mine in list(self._open.items()):
+            mine.ticket.again()
+            try:
+                await self._hand_over(mine.ticket)
+            except (EngineFailed, Overloaded) as error:
+                mine.news.put_nowait([FAILED, uid, str(error)])
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        for uid, mine in self._open.items():
+            mine.news.put_nowait([FAILED, uid, reason])
+
+    async def _ask_load(self) -> tuple[Load, int]:
+        try:
+            told = await asyncio.wait_for(self._coordinator.load.remote(), _ANSWER_S)
+        except (RayError, TimeoutError) as error:
+            raise EngineFailed(f"the coordinator does not answer: {first_line(error)}") from None
+        queued = told.pop("queued_tokens")
+        told.pop("failure"), told.pop("tokens")
+        return Load(**told), queued

@@ -1,0 +1,68 @@
+"""One rank at work: it hears of rounds, runs them, and rank 0 alone answers.
+
+All ranks are told the same things in the same order, so they do the same. No tensor leaves a rank
+but through the model's collectives.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from diffray.components.mesh import Mesh
+from diffray.workers.engine import Engine
+from diffray.workers.link import Link
+from diffray.workers.messages import Request
+
+
+class Drift(RuntimeError):
+    """The ranks no longer agree on what they generate."""
+
+
+class Rank:
+    """An engine at the end of a control channel."""
+
+    def __init__(self, engine: Engine, mesh: Mesh, link: Link) -> None:
+        self.engine, self.mesh, self.link = engine, mesh, link
+
+    def serve(self) -> None:
+        """Run rounds until the coordinator says that there are no more."""
+        try:
+            while (message := self.link.receive()) is not None:
+                answer = self._round(message)
+                if self.mesh.rank == 0:
+                    self.link.send(answer)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            text = f"rank {self.mesh.rank}: {type(error).__name__}: {error}"
+            self.link.send({"error": text, "dead": False})
+            raise
+
+    def _round(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Cancel, admit and denoise as told; a request that cannot run is refused by all ranks."""
+        refused = []
+        for uid in message["cancel"]:
+            self.engine.cancel(uid)
+        for packed in message["add"]:
+            try:
+                self.engine.add(Request.unpack(packed))
+            except ValueError as error:
+                refused.append([packed["uid"], str(error)])
+        updates = self.engine.step(message["steps"])
+        if message["check"] and not self._agree():
+            raise Drift(
+                "the ranks' canvases differ, so the ranks have drifted apart; "
+                "are they all of one kind of GPU, one driver and one version of diffray?"
+            )
+        return {
+            "number": message["number"],
+            "updates": [update.pack() for update in updates],
+            "refused": refused,
+            "stats": asdict(self.engine.stats()),
+        }
+
+    def _agree(self) -> bool:
+        """Whether all ranks hold the same canvases; this waits for the device."""
+        digest = torch.tensor([self.engine.digest()], device=self.mesh.device)
+        return bool(self.mesh.all_equal(digest))

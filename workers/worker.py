@@ -1,0 +1,75 @@
+"""The Ray actor around one rank: it joins its mesh, loads its shard and serves rounds.
+
+torch is imported by the methods, in the actor's process: whoever creates workers needs none.
+"""
+
+import os
+import resource
+from dataclasses import asdict
+from typing import Any
+
+import ray
+
+
+@ray.remote
+class Worker:
+    """One rank of a gang: first `place` on all ranks, then `start`, then `run` until the end."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.store: Any = None
+        self.mesh: Any = None
+        self.engine: Any = None
+
+    def place(self, load_timeout_s: float) -> dict[str, Any]:
+        """Say where this rank runs; rank 0 also opens the door at which the others meet it."""
+        node = ray.get_runtime_context().get_node_id()
+        host = ray.util.get_node_ip_address()
+        port = 0
+        if self.rank == 0 and self.size > 1:
+            from diffray.components.mesh import open_store
+
+            self.store = open_store(host, timeout=load_timeout_s)
+            port = self.store.port
+        return {"node": node, "pid": os.getpid(), "host": host, "port": port}
+
+    def start(
+        self, model: str, setup: dict[str, Any], host: str, port: int, ranks_here: int
+    ) -> dict[str, Any]:
+        """Join the mesh and load this rank's shard; returns what the front must know of it."""
+        import torch
+
+        from diffray.components.backend import choose_device
+        from diffray.components.mesh import Mesh, join_store
+        from diffray.workers.setup import Setup, build_engine
+
+        device = choose_device(setup["engine"]["device"])
+        if device.type == "cpu":
+            torch.set_num_threads(setup["cpu_threads"] or threads_per_rank(ranks_here))
+        self.mesh = Mesh(device=device)
+        if self.size > 1:
+            load_timeout_s = setup["load_timeout_s"]
+            store = self.store or join_store(host, port, timeout=load_timeout_s)
+            self.mesh = Mesh.connect(
+                store,
+                self.rank,
+                self.size,
+                device=device,
+                timeout=setup["collective_timeout_s"],
+                expert_parallel=setup["expert_parallel"],
+            )
+        self.engine, _ = build_engine(model, Setup(**setup["engine"]), self.mesh)
+        return asdict(self.engine.limits)
+
+    def run(self, host: str, port: int, secret: bytes) -> None:
+        """Serve rounds until the coordinator ends them."""
+        from diffray.workers.link import Link
+        from diffray.workers.rank import Rank
+
+        link = Link.connect(host, port, secret, self.rank)
+        Rank(self.engine, self.mesh, link).serve()
+        self.mesh.leave()
+
+    def memory(self) -> dict[str, int]:
+        """Return the most memory this process has held, in bytes."""
+        return {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

@@ -39,7 +39,7 @@ class Worker:
         """Join the mesh and load this rank's shard; returns what the front must know of it."""
         import torch
 
-        from diffray.components.backend import choose_device
+        from diffray.components.backend import choose_device, threads_per_rank
         from diffray.components.mesh import Mesh, join_store
         from diffray.workers.setup import Setup, build_engine
 

@@ -1,0 +1,43 @@
+"""The Ray Serve application: `serve run diffray.cluster.app:build model_loading_config=...`.
+
+One deployment a model, whose replicas hold a coordinator and the ranks in a placement group.
+"""
+
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+
+from diffray.cluster.api.app import build_api
+from diffray.cluster.app_config import AppConfig, app_config
+from diffray.cluster.deployment import deployment_options
+from diffray.cluster.replica import Replica, current_service
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Return the application of one model; `args` is what `AppConfig` describes."""
+    return application(app_config(args))
+
+
+def application(config: AppConfig) -> Application:
+    """Return the application of a configuration that is known to be right."""
+    config = on_this_cluster(config)
+    settings = config.api_settings()
+
+    def api() -> FastAPI:  # built in the replica: not all of it can be sent there
+        return build_api(current_service, settings)
+
+    deployment = serve.deployment(serve.ingress(api)(Replica))
+    options = deployment_options(config)
+    app: Application = deployment.options(name="Replica", **options).bind(config)
+    return app
+
+
+def on_this_cluster(config: AppConfig) -> AppConfig:
+    """Return the configuration with "auto" made the device that this cluster's ranks will have."""
+    if config.engine_kwargs.device != "auto":
+        return config
+    gpus = ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0
+    return config.on("cuda" if gpus else "cpu")

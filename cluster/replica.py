@@ -1,0 +1,64 @@
+"""One replica of a model: its HTTP endpoint, its tokenizer, and the engine behind its coordinator."""
+
+import logging
+import os
+
+from ray import serve
+
+from diffray.cluster.api.defaults import read_generation_defaults
+from diffray.cluster.api.service import Service
+from diffray.cluster.app_config import AppConfig
+from diffray.cluster.autoscaling import ONGOING_TOKENS
+from diffray.cluster.client import EngineFailed
+from diffray.cluster.remote import RemoteEngine
+from diffray.components.checkpoint import resolve
+from diffray.workers.text import Tokenizer
+
+log = logging.getLogger("ray.serve")
+
+_service: Service | None = None  # of this process, for the endpoint that runs in it
+
+
+def current_service() -> Service:
+    """Return the service of the replica that this process is."""
+    if _service is None:
+        raise EngineFailed("the model is being loaded; try again in a moment")
+    return _service
+
+
+class Replica:
+    """What Serve starts, asks for its health and its load, and ends."""
+
+    engine: RemoteEngine | None = None
+
+    async def __init__(self, config: AppConfig) -> None:
+        global _service
+        source = config.model_source
+        self.engine = await RemoteEngine.start(source, config.engine_kwargs)
+        path = resolve(source)
+        tokenizer = Tokenizer.load(path, self.engine.limits.mask_token_id)
+        _service = Service(
+            self.engine,
+            tokenizer,
+            (config.model_id,),
+            diffusion=config.diffusion,
+            defaults=config.generation_defaults.over(read_generation_defaults(path)),
+            deadline=config.request_timeout_s,
+        )
+        replica = serve.get_replica_context().replica_id.unique_id
+        log.info("%s is ready (replica %s, process %d)", config.model_id, replica, os.getpid())
+
+    async def check_health(self) -> None:
+        """Serve replaces a replica that raises here three times in a row."""
+        assert self.engine is not None
+        await self.engine.check_health()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell the autoscaling policy how much is still to be written here."""
+        assert self.engine is not None
+        return {ONGOING_TOKENS: float(await self.engine.queued_tokens())}
+
+    async def __del__(self) -> None:
+        """End the coordinator and its ranks; Serve calls it when nobody is served any more."""
+        if self.engine is not None:
+            await self.engine.close()

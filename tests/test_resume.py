@@ -64,6 +64,7 @@ def ranked_request(causal: bool, uid: int) -> tuple[Request, dict[str, object]]:
     return request, story(updates_of(CAUSAL if causal else BIDIRECTIONAL, [request], 1), uid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @settings(max_examples=15)
 @given(
@@ -108,6 +109,7 @@ def test_only_the_current_block_is_done_again() -> None:
         assert whole[-1].forwards < found[-1].forwards <= whole[-1].forwards + 8
 
 
+@pytest.mark.slow
 def test_preemption_and_resumption_mix() -> None:
     for model, policies in ((BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)):
         requests = mixed_requests(policies)

@@ -112,15 +112,16 @@ class Mesh:
         return self.rank * length // self.size, (self.rank + 1) * length // self.size
 
     def smallest(self, name: str, value: int) -> int:
-        """Return the least of the ranks' values of `name`; each name is agreed on once.
+        """Return the least of the ranks' values of `name`, for which all ranks must ask.
 
         Ranks wait for each other as long as the store allows, unlike in a collective: one may have
         loaded its weights minutes before another.
         """
         if self.store is None:
             return value
-        _say(self.store, name, self.rank, value)
-        return min(_hear(self.store, name, self.size))
+        turn = self.store.add(f"{name}/{self.rank}/turn", 1)
+        _say(self.store, f"{name}/{turn}", self.rank, value)
+        return min(_hear(self.store, f"{name}/{turn}", self.size))
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum `x` over the ranks, in place, and return it."""
@@ -157,7 +158,7 @@ def _hear(store: Store, name: str, size: int) -> list[int]:
             values.append(int(store.get(f"{name}/{rank}")))
         except dist.DistError as error:
             raise TimeoutError(
-                f"rank {rank} of {size} did not say {name!r} in time, or rank 0, at which the "
+                f"rank {rank} of {size} did not come to {name!r} in time, or rank 0, at which the "
                 f"ranks meet, is gone; look for the reason in those ranks' logs ({error})"
             ) from error
     return values

@@ -4,6 +4,7 @@ Shaped like Ray Serve LLM's LLMConfig. Serve's own schema lets unknown keys pass
 error, and so is a key that would have no effect.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -171,7 +172,7 @@ def app_config(given: object, where: str = "args") -> AppConfig:
     if not isinstance(given, dict):
         raise ValueError(f"{where}: options are needed, as model_loading_config (given: {given!r})")
     try:
-        return AppConfig(**_with_text_keys(given, where))
+        return AppConfig(**_as_options(given, where))
     except ValidationError as error:
         raise ValueError(f"{where}: {explain(error)}") from None
 
@@ -183,8 +184,19 @@ def accelerator_types() -> set[str]:
     return {value for name, value in vars(accelerators).items() if name.startswith("NVIDIA_")}
 
 
-def _with_text_keys(given: dict[Any, Any], where: str) -> dict[str, Any]:
+def _as_options(given: dict[Any, Any], where: str) -> dict[str, Any]:
+    """Check that options have names; `serve run module:build NAME=JSON` gives values as text."""
     for key in given:
         if not isinstance(key, str):
             raise ValueError(f"{where}: the option {key!r} must be text")
-    return given
+    return {key: _parsed(value) for key, value in given.items()}
+
+
+def _parsed(value: object) -> object:
+    """Return the object that a text stands for; no option that is a text begins with a brace."""
+    if not isinstance(value, str) or not value.startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

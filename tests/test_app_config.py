@@ -1,5 +1,6 @@
 """A deployment's file means what it says: nothing is ignored, mistakes are one sentence."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from diffray.cluster.app_config import AppConfig, app_config
 from diffray.cluster.config_file import applications, parse_yaml, read_applications, serve_config
 from diffray.components.decoders.credit import Credit
 
+DEPLOY = Path(__file__).parents[1] / "docs/deploy.md"
 LOADING = {"model_loading_config": {"model_id": "llada"}}
 FULL = """
 model_loading_config: {model_id: llada, model_source: /models/llada}
@@ -117,6 +119,17 @@ class TestFile:
             read_applications(tmp_path / "a.yaml")
 
 
+@pytest.mark.skipif(not DEPLOY.exists(), reason="the tests stand alone, without the source tree")
+def test_the_documents_files_can_be_read(tmp_path: Path) -> None:
+    one, several, serves = re.findall(r"```yaml\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
+    (app,) = applications(parse_yaml(one, "one"), "one")
+    assert set(AppConfig.model_fields) == app.config.model_fields_set  # it shows them all
+    paths = [app.route_prefix for app in applications(parse_yaml(several, "several"), "several")]
+    assert paths == ["/demo", "/other"]
+    given: Any = parse_yaml(serves, "serves")
+    assert [app_config(app["args"]).model_id for app in given["applications"]] == ["demo"]
+
+
 class TestArgs:
     @pytest.mark.parametrize(
         ("parts", "words"),
@@ -167,6 +180,13 @@ class TestArgs:
             config(deployment_config={"autoscaling_config": scaling})
         for word in ("deployment_config.autoscaling_config", *words):
             assert word in str(caught.value)
+
+    def test_objects_may_be_json(self) -> None:
+        """As they are in `serve run module:build model_loading_config='{...}'`."""
+        found = app_config({"model_loading_config": '{"model_id": "a"}', "request_timeout_s": "5"})
+        assert (found.model_id, found.request_timeout_s) == ("a", 5.0)
+        with pytest.raises(ValueError, match="model_loading_config"):
+            app_config({"model_loading_config": "{model_id: a}"})
 
     def test_one_way_to_scale(self) -> None:
         both = {"num_replicas": 2, "autoscaling_config": {"max_replicas": 2}}

@@ -234,6 +234,23 @@ class TestServe:
         assert {config.api_key_env for config in configs(document)} <= known
 
     @SERVICES
+    def test_builder_builds_them(
+        self, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from ray.serve._private.build_app import build_app
+
+        from diffray.cluster.app import build
+
+        monkeypatch.setenv("DIFFRAY_API_KEYS", "key")
+        for app, config in zip(
+            serve_config(document)["applications"], configs(document), strict=True
+        ):
+            built = build_app(build(app["args"]), name=app["name"])
+            (deployment,) = built.deployments
+            found = deployment._replica_config.placement_group_bundles
+            assert found == placement_bundles(config)
+
+    @SERVICES
     def test_replicas_fit_the_pods(self, document: dict[str, Any]) -> None:
         """Every replica in one pod (STRICT_PACK), all replicas at once in all pods."""
         workers = cluster(document)["workerGroupSpecs"]

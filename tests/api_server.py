@@ -51,15 +51,15 @@ def serve(service: Service, settings: ApiSettings | None = None) -> Iterator[str
 
 @contextmanager
 def serve_model(
-    name: str, settings: ApiSettings | None = None, *, max_queued_requests: int = 256
+    model: str, name: str = "", settings: ApiSettings | None = None, **options: int
 ) -> Iterator[Served]:
-    """Serve a demo model, and load it a second time to compare with."""
-    config = EngineConfig(dtype=DTYPE, max_num_seqs=8, max_queued_requests=max_queued_requests)
-    engine, tokenizer = load_local(name, config)
-    service = Service(engine, tokenizer, (name, f"{name}-alias"))
+    """Serve a model, and load it a second time to compare with."""
+    config = EngineConfig(dtype=DTYPE, **({"max_num_seqs": 8} | options))  # type: ignore[arg-type]
+    engine, tokenizer = load_local(model, config)
+    service = Service(engine, tokenizer, (name or model, f"{name or model}-alias"))
     with (
         engine,
-        DiffusionLLM(name, dtype=DTYPE, max_num_seqs=8) as llm,
+        DiffusionLLM(model, dtype=DTYPE, max_num_seqs=8) as llm,
         serve(service, settings) as url,
     ):
-        yield Served(url, name, service, engine, llm)
+        yield Served(url, name or model, service, engine, llm)

@@ -1,0 +1,522 @@
+"""The endpoint's edges, by plain HTTP: what is refused and how, keys, limits, streams' bytes."""
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import diffray
+from diffray import SamplingParams
+from diffray.cluster.api.answers import MASK
+from diffray.cluster.api.settings import ApiSettings
+from tests.api_server import Served, serve, serve_model
+from tests.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+ABC = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
+LONG = {"prompt": "abc", "max_tokens": 96, "ignore_eos": True, "diffusion": {"block_length": 8}}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    model = tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "model", chat_template=CHAT_TEMPLATE)
+    with serve_model(
+        model, "tiny", max_num_seqs=2, max_queued_requests=1, max_model_len=200
+    ) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, timeout=60) as http:
+        yield http
+
+
+def refusal(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str) and error["message"]
+    return error
+
+
+def events(answer: httpx.Response) -> list[Any]:
+    """Return a stream's JSON objects; it must end with [DONE]."""
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    *lines, done, end = answer.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def idle(http: httpx.Client) -> bool:
+    load = http.get("/load").json()
+    return bool(load["server_load"] == 0 and load["free_pages"] == load["num_pages"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 10**30}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "16"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": ["x"] * 33}, "stop"),
+        ({"stop_token_ids": [10**20]}, None),
+        ({"logit_bias": {"abc": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"bad_words": ["two tokens"]}, "bad_words"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+        ({"priority": 2**40}, "priority"),
+        ({"model": 5}, "model"),
+        ({"user": 5}, "user"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"presence_penalty": -1}, "presence_penalty"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"best_of": 3}, "best_of"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": []}, "tools"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"colour": "red"}, "colour"),
+        ({"diffusion": {"steps": 3}}, "diffusion.steps"),
+        ({"diffusion": {"decoder": {"kind": "magic"}}}, "diffusion.decoder"),
+        ({"diffusion": {"decoder": {"threshold": 0.5}}}, "diffusion.decoder"),
+        (
+            {"diffusion": {"decoder": {"kind": "threshold", "threshold": 7}}},
+            "diffusion.decoder.threshold",
+        ),
+        (
+            {"diffusion": {"decoder": {"kind": "threshold", "colour": 7}}},
+            "diffusion.decoder.colour",
+        ),
+        ({"diffusion": {"cache": {"kind": "exact"}}}, "diffusion.cache"),
+        ({"diffusion": {"block_length": 10**30}}, "diffusion.block_length"),
+        ({"diffusion": 7}, "diffusion"),
+    ],
+)
+def test_what_both_endpoints_refuse_by_name(
+    http: httpx.Client, body: dict[str, Any], param: str | None
+) -> None:
+    for path, base in ((CHAT, HELLO), (COMPLETE, {"prompt": "abc"})):
+        error = refusal(http.post(path, json=base | body))
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param, error
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": ["hi"]}, "messages"),
+        (CHAT, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+        ),
+        (CHAT, HELLO | {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, HELLO | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, HELLO | {"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        (CHAT, HELLO | {"echo": True}, "echo"),
+        (CHAT, HELLO | {"continue_final_message": True}, "continue_final_message"),
+        (
+            CHAT,
+            HELLO | {"chat_template_kwargs": {"tokenize": True}},
+            "chat_template_kwargs.tokenize",
+        ),
+        (COMPLETE, {}, "prompt"),
+        (COMPLETE, {"prompt": []}, "prompt"),
+        (COMPLETE, {"prompt": {}}, "prompt"),
+        (COMPLETE, {"prompt": ["a", 1]}, "prompt"),
+        (COMPLETE, {"prompt": [1.5]}, "prompt"),
+        (COMPLETE, {"prompt": ["a"] * 1025}, "prompt"),
+        (COMPLETE, {"prompt": [-1]}, None),
+        (COMPLETE, {"prompt": ""}, None),
+        (COMPLETE, ABC | {"logprobs": 21}, "logprobs"),
+        (COMPLETE, ABC | {"logprobs": 0, "echo": True}, "echo"),
+        (COMPLETE, ABC | {"max_completion_tokens": 4}, "max_completion_tokens"),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": HELLO["messages"]}, "prompt"),
+        ("/detokenize", {"tokens": [10**30]}, "tokens"),
+        ("/detokenize", {"tokens": "abc"}, "tokens"),
+        ("/detokenize", {"text": "abc", "tokens": []}, "text"),
+    ],
+)
+def test_what_one_endpoint_refuses_by_name(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    assert refusal(http.post(path, json=body))["param"] == param
+
+
+def test_unknown_fields_are_refused_as_openai_does(http: httpx.Client) -> None:
+    error = refusal(http.post(COMPLETE, json=ABC | {"colour": 1}))
+    assert error["message"] == "Unrecognized request argument supplied: colour"
+
+
+NEUTRAL = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "best_of": 1,
+    "response_format": {"type": "text"},
+    "parallel_tool_calls": True,
+    "tools": None,
+    "tool_choice": "none",
+    "user": "somebody",
+    "store": False,
+    "temperature": 0,
+    "logit_bias": None,
+    "stop": None,
+}
+
+
+def test_neutral_values_and_null_change_nothing(http: httpx.Client) -> None:
+    plain = http.post(COMPLETE, json=ABC).json()
+    assert http.post(COMPLETE, json=ABC | NEUTRAL).json()["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"[1]",
+        b'"text"',
+        b"null",
+        b"\xff\xfe",
+        b'{"prompt": "abc", "temperature": NaN}',
+        b'{"prompt": "abc", "temperature": Infinity}',
+        b'{"prompt": "abc", "diffusion": {"cfg_scale": 1e999}}',
+        b'{"prompt": "half of a pair: \\ud800"}',
+        b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": ' + b"[" * 100_000,
+    ],
+)
+def test_bodies_that_are_no_json_objects(http: httpx.Client, content: bytes) -> None:
+    for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
+        refusal(http.post(path, content=content))
+
+
+def test_too_long_for_the_context(served: Served, http: httpx.Client) -> None:
+    context = served.engine.limits.context
+    error = refusal(http.post(COMPLETE, json={"prompt": "x" * 50, "max_tokens": context}))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert str(context) in error["message"] and str(context + 50) in error["message"]
+    error = refusal(http.post(CHAT, json={"messages": [{"role": "user", "content": "x" * 5000}]}))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def test_a_chat_without_max_tokens_gets_what_fits(served: Served, http: httpx.Client) -> None:
+    answer = http.post(CHAT, json=HELLO | {"ignore_eos": True, "temperature": 0}).json()
+    assert answer["usage"]["total_tokens"] == served.engine.limits.context
+
+
+def test_unknown_model_path_and_method(http: httpx.Client) -> None:
+    for path, base in ((CHAT, HELLO), (COMPLETE, ABC), ("/tokenize", {"prompt": "a"})):
+        error = refusal(http.post(path, json=base | {"model": "gpt-9"}), 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert refusal(http.get("/v1/models/some/where"), 404)["code"] == "model_not_found"
+    assert refusal(http.get("/v1/nothing"), 404)["type"] == "invalid_request_error"
+    refusal(http.get(CHAT), 405)
+
+
+def test_the_model_may_be_left_out_or_have_another_name(http: httpx.Client) -> None:
+    assert http.post(COMPLETE, json=ABC).json()["model"] == "tiny"
+    assert http.post(COMPLETE, json=ABC | {"model": "tiny-alias"}).json()["model"] == "tiny-alias"
+
+
+def test_tokenize_and_detokenize(served: Served, http: httpx.Client) -> None:
+    tokenizer = served.llm.tokenizer
+    assert tokenizer is not None
+    text = "h\u00e9llo \u20ac"
+    answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    ids = tokenizer.encode(text)
+    assert (answer["tokens"], answer["count"]) == (ids, len(ids))
+    assert answer["max_model_len"] == served.engine.limits.context
+    assert len(answer["token_strs"]) == len(ids)
+    assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": text}
+    chat = http.post("/tokenize", json=HELLO).json()
+    assert chat["tokens"] == tokenizer.encode_chat(HELLO["messages"])
+    ready = http.post("/tokenize", json=HELLO | {"add_generation_prompt": False}).json()
+    assert ready["tokens"] == chat["tokens"]  # this template always adds it
+
+
+def test_requests_keep_or_get_an_id(http: httpx.Client) -> None:
+    kept = http.get("/version", headers={"X-Request-Id": "mine-7"})
+    assert kept.headers["x-request-id"] == "mine-7"
+    given = http.get("/version"), http.get("/nothing", headers={"X-Request-Id": "a b"})
+    assert len({answer.headers["x-request-id"] for answer in given} | {"a b"}) == 3
+
+
+def test_reports(served: Served, http: httpx.Client) -> None:
+    health = http.get("/health")
+    assert (health.status_code, health.content) == (200, b"")
+    assert http.get("/version").json() == {"version": diffray.__version__}
+    paths = http.get("/openapi.json").json()
+    assert COMPLETE in paths["paths"] and "ChatBody" in paths["components"]["schemas"]
+    assert http.get("/docs").status_code == 200
+    (model, _) = http.get("/v1/models").json()["data"]
+    assert model["max_model_len"] == served.engine.limits.context
+
+
+def test_metrics_count_what_was_answered(served: Served, http: httpx.Client) -> None:
+    def values() -> dict[str, float]:
+        found = http.get("/metrics")
+        assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = text_string_to_metric_families(found.text)
+        samples = [sample for family in families for sample in family.samples]
+        assert {sample.labels["model_name"] for sample in samples} == {"tiny"}
+        return {s.name: s.value for s in samples if "le" not in s.labels}
+
+    http.post(COMPLETE, json=ABC)
+    before = values()
+    body = ABC | {"ignore_eos": True, "n": 2, "max_tokens": 12}
+    usage = http.post(COMPLETE, json=body).json()["usage"]
+    refusal(http.post(COMPLETE, json={}))
+    after = values()
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    assert grown["diffray:prompt_tokens_total"] == usage["prompt_tokens"] == 3
+    assert grown["diffray:generation_tokens_total"] == usage["completion_tokens"] == 24
+    assert grown["diffray:diffusion_num_committed_tokens_total"] == 24
+    assert 2 <= grown["diffray:diffusion_num_denoising_steps_total"] <= 28
+    assert grown["diffray:time_to_first_token_seconds_count"] == 2
+    assert grown["diffray:request_success_total"] == 2
+    assert after["diffray:num_requests_running"] == 0
+    with serve(served.service, ApiSettings(vllm_metric_names=True)) as url:
+        assert "vllm:num_requests_waiting" in httpx.get(f"{url}/metrics").text
+
+
+def test_keys(served: Served) -> None:
+    with serve(served.service, ApiSettings(api_keys=("first", "second"))) as url:
+        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic first"}):
+            for path in ("/v1/models", "/load", "/nothing"):
+                answer = httpx.get(url + path, headers=header)
+                assert refusal(answer, 401)["code"] == "invalid_api_key"
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert "x-request-id" in answer.headers
+        refusal(httpx.post(url + CHAT, json=HELLO), 401)
+        for key in ("first", "second"):
+            header = {"Authorization": f"Bearer {key}"}
+            assert httpx.get(f"{url}/v1/models", headers=header).status_code == 200
+        for path in ("/health", "/metrics", "/version", "/docs", "/openapi.json"):
+            assert httpx.get(url + path).status_code == 200
+
+
+def test_browsers_are_let_in_only_on_request(served: Served, http: httpx.Client) -> None:
+    asking = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in http.options(CHAT, headers=asking).headers
+    settings = ApiSettings(cors_origins=("http://a.example",), api_keys=("key",))
+    with serve(served.service, settings) as url:
+        preflight = httpx.options(url + CHAT, headers=asking)
+        assert preflight.headers["access-control-allow-origin"] == "http://a.example"
+        refused = httpx.get(f"{url}/v1/models", headers={"Origin": "http://a.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "http://a.example"
+
+
+def test_bodies_have_a_limit(served: Served) -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100
+
+    with serve(served.service, ApiSettings(max_body_bytes=1000)) as url:
+        announced = httpx.post(url + COMPLETE, json=ABC | {"prompt": "x" * 1000})
+        assert refusal(announced, 413)["code"] == "request_too_large"
+        refusal(httpx.post(url + COMPLETE, content=pieces()), 413)
+        assert httpx.post(url + COMPLETE, json=ABC).status_code == 200
+
+
+def test_a_full_queue_is_429(http: httpx.Client) -> None:
+    """Two run, one waits; five come."""
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(http.post(COMPLETE, json=LONG))
+
+    threads = [threading.Thread(target=ask) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(refused) == 2
+    for answer in refused:
+        assert refusal(answer, 429)["code"] == "rate_limit_exceeded"
+        assert int(answer.headers["retry-after"]) >= 1
+    whole = http.post(COMPLETE, json=ABC | {"n": 9})  # more than the queue holds, one by one
+    assert len(whole.json()["choices"]) == 9
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hanging_up_frees_the_pages(http: httpx.Client, stream: bool) -> None:
+    def aborted() -> float:
+        (line,) = re.findall(r"request_aborted_total{.*} (.*)", http.get("/metrics").text)
+        return float(line)
+
+    until(lambda: idle(http))
+    before = aborted()
+    body = json.dumps(LONG | {"n": 2, "stream": stream, "max_tokens": 180})
+    head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as client:
+        client.sendall((head + body).encode())
+        until(lambda: not idle(http))
+    until(lambda: idle(http))
+    assert aborted() == before + 2
+
+
+def test_usage_in_streams(http: httpx.Client) -> None:
+    body = LONG | {"max_tokens": 30, "temperature": 0, "stream": True}
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = events(http.post(COMPLETE, json=body | {"stream_options": usage}))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == 30
+    assert last["choices"] == [] and last["usage"] == chunks[-1]["usage"]
+    whole = http.post(COMPLETE, json=body | {"stream": False}).json()
+    assert whole["usage"] == last["usage"]
+    plain = events(http.post(COMPLETE, json=body))
+    assert all("usage" not in chunk and "diffusion" not in chunk for chunk in plain)
+    assert {choice["finish_reason"] for choice in plain[-1]["choices"]} == {"length"}
+
+
+def test_streams_are_early(http: httpx.Client) -> None:
+    """With a block at a time the first text is there long before the last."""
+    chunks = events(http.post(COMPLETE, json=LONG | {"stream": True, "return_token_ids": True}))
+    sizes = [len(choice.get("token_ids", ())) for chunk in chunks for choice in chunk["choices"]]
+    assert sum(sizes) == 96 and max(sizes) <= 16
+
+
+def test_trajectory_and_ids_for_those_who_ask(served: Served, http: httpx.Client) -> None:
+    body = LONG | {"max_tokens": 24, "return_trajectory": True, "return_token_ids": True, "seed": 4}
+    params = SamplingParams(
+        max_tokens=24,
+        temperature=1,
+        seed=4,
+        ignore_eos=True,
+        logprobs=True,
+        diffusion={"block_length": 8},
+    )
+    (expected,) = served.llm.generate("abc", params)
+    output = expected.outputs[0]
+    (choice,) = http.post(COMPLETE, json=body).json()["choices"]
+    assert choice["prompt_token_ids"] == expected.prompt_token_ids
+    assert choice["token_ids"] == choice["trajectory"]["token_ids"] == output.token_ids
+    assert choice["trajectory"]["steps"] == output.steps
+    assert choice["trajectory"]["logprobs"] == pytest.approx(output.logprobs)
+    assert choice["logprobs"] is None  # that is another wish
+    chunks = events(http.post(COMPLETE, json=body | {"stream": True}))
+    parts = [c for chunk in chunks for c in chunk["choices"] if "trajectory" in c]
+    assert [t for part in parts for t in part["trajectory"]["token_ids"]] == output.token_ids
+    assert [s for part in parts for s in part["trajectory"]["steps"]] == output.steps
+
+
+def test_the_canvas_for_those_who_ask(http: httpx.Client) -> None:
+    body = LONG | {"max_tokens": 40, "stream": True, "return_token_ids": True, "seed": 1}
+    chunks = events(http.post(COMPLETE, json=body | {"stream_options": {"include_canvas": True}}))
+    views = [chunk for chunk in chunks if "diffusion" in chunk]
+    assert views and all(view["choices"] == [] for view in views)
+    final: list[int] = []
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            final += choice.get("token_ids", [])
+        if "diffusion" in chunk:
+            canvas = chunk["diffusion"]["canvas"]
+            assert len(canvas) == 40
+            assert chunk["diffusion"]["text"].count(MASK) == canvas.count(None)
+    masks = [view["diffusion"]["canvas"].count(None) for view in views]
+    assert masks == sorted(masks, reverse=True) and masks[0] > 0
+    plain = events(http.post(COMPLETE, json=body))
+    assert [t for c in plain for each in c["choices"] for t in each.get("token_ids", [])] == final
+
+
+def test_stop_reasons(served: Served, http: httpx.Client) -> None:
+    (free,) = http.post(COMPLETE, json=LONG | {"temperature": 0, "return_token_ids": True}).json()[
+        "choices"
+    ]
+    body = LONG | {"temperature": 0, "return_token_ids": True}
+    third = free["token_ids"][2]
+    (stopped,) = http.post(COMPLETE, json=body | {"stop_token_ids": [third]}).json()["choices"]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", third)
+    end = free["token_ids"].index(third)
+    assert stopped["token_ids"] == free["token_ids"][: end + 1]
+    biased = body | {"ignore_eos": False, "logit_bias": {str(EOS_ID): 100}}
+    (ended,) = http.post(COMPLETE, json=biased).json()["choices"]
+    assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None)
+    assert ended["token_ids"] == [EOS_ID] and ended["text"] == ""
+
+
+def test_words_and_ids_that_must_not_be_written(http: httpx.Client) -> None:
+    body = LONG | {"temperature": 0, "return_token_ids": True, "max_tokens": 40}
+    (free,) = http.post(COMPLETE, json=body).json()["choices"]
+    allowed = sorted(set(free["token_ids"]))[:2]
+    (only,) = http.post(COMPLETE, json=body | {"allowed_token_ids": allowed}).json()["choices"]
+    assert set(only["token_ids"]) <= set(allowed)
+    (without,) = http.post(COMPLETE, json=body | {"bad_words": ["e", "x"]}).json()["choices"]
+    assert not {"e", "x"} & set(without["text"])
+
+
+def test_a_dead_engine_is_503(tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = tiny_checkpoint(tmp_path_factory.mktemp("dead") / "model")
+    with serve_model(model, "tiny") as served, httpx.Client(base_url=served.url) as http:
+        served.engine.close()
+        assert refusal(http.get("/health"), 503)["code"] == "engine_unavailable"
+        answer = http.post(COMPLETE, json=ABC)
+        assert refusal(answer, 503)["type"] == "server_error"
+        assert int(answer.headers["retry-after"]) >= 1
+        refusal(http.post(COMPLETE, json=ABC | {"stream": True}), 503)
+        assert http.get("/metrics").status_code == 200
+        error = refusal(http.post(CHAT, json=HELLO))
+        assert "chat template" in error["message"]
+
+
+def test_an_engine_that_dies_ends_the_stream_with_an_error(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    model = tiny_checkpoint(tmp_path_factory.mktemp("dying") / "model")
+    with serve_model(model, "tiny") as served, httpx.Client(base_url=served.url) as http:
+        with http.stream("POST", COMPLETE, json=LONG | {"stream": True, "n": 8}) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            served.engine.close()
+            *_, error, done = [first, *(line for line in lines if line)]
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+        assert done == "data: [DONE]"

@@ -29,7 +29,7 @@ def application(config: AppConfig) -> Application:
     def api() -> FastAPI:  # built in the replica: not all of it can be sent there
         return build_api(current_service, settings)
 
-    deployment = serve.deployment(serve.ingress(api)(Replica))
+    deployment: Any = serve.deployment(serve.ingress(api)(Replica))
     options = deployment_options(config)
     app: Application = deployment.options(name="Replica", **options).bind(config)
     return app
@@ -39,5 +39,16 @@ def on_this_cluster(config: AppConfig) -> AppConfig:
     """Return the configuration with "auto" made the device that this cluster's ranks will have."""
     if config.engine_kwargs.device != "auto":
         return config
-    gpus = ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0
+    if not ray.is_initialized():
+        return on_this_machine(config)
+    return config.on("cuda" if ray.cluster_resources().get("GPU", 0) else "cpu")
+
+
+def on_this_machine(config: AppConfig) -> AppConfig:
+    """Return the configuration with "auto" made the device of this machine."""
+    if config.engine_kwargs.device != "auto":
+        return config
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+    gpus = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
     return config.on("cuda" if gpus else "cpu")

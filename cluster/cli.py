@@ -1,4 +1,4 @@
-"""The command line: generate text, convert and describe checkpoints.
+"""The command line: serve models, generate text, convert and describe checkpoints.
 
 Commands import what they need when they run, so that help is quick.
 """
@@ -14,6 +14,7 @@ import typer
 
 import diffray
 from diffray.cluster import flags
+from diffray.cluster.serve_command import serve
 from diffray.components.demos import DEMOS
 
 EXAMPLE = (
@@ -122,6 +123,9 @@ def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
         from rich.console import Console
 
         Console().print(as_table(found))
+
+
+app.command()(serve)
 
 
 def _read_prompt(prompt: str | None, model: str) -> str:

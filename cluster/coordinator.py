@@ -1,4 +1,4 @@
-"""The actor that runs the diffusion loop of one replica: it queues, plans rounds and passes on news.
+"""The actor that runs one replica's diffusion loop: it queues, plans rounds, passes on news.
 
 It holds integers only and imports no torch. Its event loop never waits for the ranks: a round is in
 flight while the next one is planned.

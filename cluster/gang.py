@@ -91,7 +91,8 @@ class Gang:
 
         bundle = self.group.bundle_specs[rank + 1]
         strategy = PlacementGroupSchedulingStrategy(self.group, rank + 1)
-        return Worker.options(
+        actor: Any = Worker
+        return actor.options(
             num_cpus=bundle.get("CPU", 0),
             num_gpus=bundle.get("GPU", 0),
             scheduling_strategy=strategy,

@@ -1,4 +1,4 @@
-"""One replica of a model: its HTTP endpoint, its tokenizer, and the engine behind its coordinator."""
+"""One replica of a model: its endpoint, its tokenizer, and the engine behind its coordinator."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ class Replica:
 
     engine: RemoteEngine | None = None
 
-    async def __init__(self, config: AppConfig) -> None:
+    async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         global _service
         source = config.model_source
         self.engine = await RemoteEngine.start(source, config.engine_kwargs)

@@ -1,7 +1,7 @@
-"""Who runs next: the queue, admission by slots and pages, and what each round is told. Integers only.
+"""Who runs next: the queue, admission by slots and pages, and what each round is told.
 
-It has no clock, no network and no torch: the coordinator asks it for rounds and tells it what came
-of them.
+Integers only. It has no clock, no network and no torch: the coordinator asks it for rounds and
+tells it what came of them.
 """
 
 import heapq

@@ -1,0 +1,94 @@
+"""What a cluster lacks for the replicas that wait for a place, in words."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Resources = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNodes:
+    """The nodes that are alive: what each has, and what of it is free."""
+
+    total: tuple[Resources, ...]
+    free: tuple[Resources, ...]
+
+    @staticmethod
+    def now() -> "ClusterNodes":
+        """Ask the Ray that this process is connected to."""
+        import ray
+        from ray._private.state import state
+
+        total = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        available = state.available_resources_per_node()
+        return ClusterNodes(
+            total=tuple(total.values()), free=tuple(available.get(node, {}) for node in total)
+        )
+
+
+def pending_reasons(nodes: ClusterNodes) -> list[str]:
+    """Return, for every placement group that waits, what it waits for."""
+    from ray.util.placement_group import placement_group_table
+
+    groups: dict[str, dict[str, Any]] = placement_group_table()
+    waiting = [g for g in groups.values() if g["state"] in ("PENDING", "PREPARED", "RESCHEDULING")]
+    reasons = (shortage(list(g["bundles"].values()), g["strategy"], nodes) for g in waiting)
+    return [reason for reason in reasons if reason]
+
+
+def shortage(bundles: Sequence[Resources], strategy: str, nodes: ClusterNodes) -> str | None:
+    """Return why these bundles have no place now, or None where they have one."""
+    if fits(bundles, strategy, nodes.free):
+        return None
+    wish = f"a replica needs {_sum_text(bundles)}"
+    if fits(bundles, strategy, nodes.total):
+        return f"{wish}; the cluster has that, but other work holds it, so this one waits"
+    if strategy == "STRICT_PACK":
+        wish += " on one node"
+        best = max(nodes.total, key=lambda n: sum(_of(n, name) for name in _names(bundles)))
+        has = ", ".join(f"{_of(best, name):g} {name}" for name in _names(bundles))
+        text = f"{wish}, and the largest node has {has}"
+        if fits(bundles, "PACK", nodes.total):
+            return (
+                f"{text}; add a larger node, or let the replica span nodes with "
+                "placement_group_config: {strategy: PACK}"
+            )
+        return f"{text}; add a node that is large enough"
+    has = ", ".join(
+        f"{sum(_of(node, name) for node in nodes.total):g} {name}" for name in _names(bundles)
+    )
+    return f"{wish} ({strategy}), and the cluster's {len(nodes.total)} nodes have {has}; add nodes"
+
+
+def fits(bundles: Sequence[Resources], strategy: str, nodes: Iterable[Resources]) -> bool:
+    """Return whether first-fit finds a place for the bundles, largest first."""
+    rooms = [dict(node) for node in nodes]
+    if strategy == "STRICT_PACK":
+        whole = {name: sum(_of(b, name) for b in bundles) for name in _names(bundles)}
+        return any(_has(room, whole) for room in rooms)
+    for bundle in sorted(bundles, key=lambda b: sorted(b.items(), reverse=True), reverse=True):
+        room = next((room for room in rooms if _has(room, bundle)), None)
+        if room is None:
+            return False
+        if strategy == "STRICT_SPREAD":
+            rooms.remove(room)
+        for name, amount in bundle.items():
+            room[name] = _of(room, name) - amount
+    return True
+
+
+def _names(bundles: Sequence[Resources]) -> list[str]:
+    return sorted({name for bundle in bundles for name in bundle}, key=lambda n: (n != "GPU", n))
+
+
+def _of(resources: Resources, name: str) -> float:
+    return resources.get(name, 0.0)
+
+
+def _has(room: Resources, bundle: Resources) -> bool:
+    return all(_of(room, name) + 1e-6 >= amount for name, amount in bundle.items())
+
+
+def _sum_text(bundles: Sequence[Resources]) -> str:
+    return ", ".join(f"{sum(_of(b, name) for b in bundles):g} {name}" for name in _names(bundles))

@@ -1,0 +1,202 @@
+"""`diffray serve`: applications on a Ray of our own or on a running one, until Ctrl-C."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus, LoggingConfig
+
+from diffray.cluster.app import application
+from diffray.cluster.capacity import ClusterNodes, pending_reasons
+from diffray.cluster.config_file import Application
+from diffray.cluster.deployment import placement_bundles
+
+DEADLINE_S = 3600.0  # for the models to load
+_POLL_S = 0.25
+_QUIET_S = 5.0  # before somebody is told what the cluster lacks
+
+# Ray's defaults depend on the environment, or starve ranks (nice 15): they are always said.
+ENVIRONMENT: Mapping[str, str] = {
+    "RAY_worker_niceness": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # HAProxy's own settings, which the start of Serve reads.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where to listen, and on which Ray."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    address: str | None = None  # of a running Ray cluster
+    haproxy: bool = False
+    dashboard: bool = False
+
+
+def run_server(
+    applications: tuple[Application, ...], server: Server, say: Callable[[str], None]
+) -> None:
+    """Serve until interrupted, then let what is running finish."""
+    with interruptible() as stopped, running_ray(applications, server, say):
+        try:
+            with contextlib.suppress(Interrupted):
+                deploy(applications, server, say, stopped)
+                for each in applications:
+                    say(ready_line(each, server))
+                stopped.wait()
+        finally:
+            say("Finishing what is running; press Ctrl-C again to leave it.")
+            serve.shutdown()
+
+
+class Interrupted(Exception):
+    """The user wants to stop before the models are there."""
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C or SIGTERM sets; the second one ends the process at once."""
+    stopped = threading.Event()
+
+    def stop(number: int, frame: Any) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def running_ray(
+    applications: tuple[Application, ...], server: Server, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Connect to the cluster, or start one on this machine and end it afterwards."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if server.haproxy:
+        os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    if server.address is not None:
+        ray.init(address=server.address, log_to_driver=False)
+    else:
+        say("Starting Ray on this machine ...")
+        ray.init(
+            address="local",
+            num_cpus=max(cpus_needed(applications), os.cpu_count() or 1),
+            include_dashboard=server.dashboard,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def cpus_needed(applications: tuple[Application, ...]) -> int:
+    """Return the cores that Ray must believe in for one replica of each application."""
+    from diffray.cluster.app import on_this_machine
+
+    bundles = [b for a in applications for b in placement_bundles(on_this_machine(a.config))]
+    return int(sum(bundle.get("CPU", 0) for bundle in bundles) + 0.999)
+
+
+def deploy(
+    applications: tuple[Application, ...],
+    server: Server,
+    say: Callable[[str], None],
+    stopped: threading.Event,
+) -> None:
+    """Start the applications and wait until each answers; raises ValueError where one cannot."""
+    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    serve.start(http_options={"host": server.host, "port": server.port}, logging_config=quiet)
+    begin = time.monotonic()
+    serve.run_many(
+        [
+            serve.RunTarget(
+                target=application(each.config),
+                name=each.name,
+                route_prefix=each.route_prefix,
+                logging_config=quiet,
+            )
+            for each in applications
+        ],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
+    for each in applications:
+        say(f"Loading {each.config.model_id} from {each.config.model_source} ...")
+    told: set[str] = set()
+    while waiting := not_ready(applications):
+        if stopped.is_set():
+            raise Interrupted
+        if time.monotonic() - begin > DEADLINE_S:
+            raise ValueError(f"{', '.join(waiting)}: not ready after {DEADLINE_S:g} s")
+        if time.monotonic() - begin > _QUIET_S:
+            for reason in pending_reasons(ClusterNodes.now()):
+                if reason not in told:
+                    say(f"Waiting: {reason}")
+                    told.add(reason)
+        time.sleep(_POLL_S)
+
+
+def not_ready(applications: tuple[Application, ...]) -> list[str]:
+    """Return the applications that are still being started; raises where one has failed."""
+    states = serve.status().applications
+    waiting = []
+    for each in applications:
+        state = states.get(each.name)
+        if state is None or state.status == ApplicationStatus.DEPLOYING:
+            message = "" if state is None else failure_of(state)
+            if message:
+                raise ValueError(f"{each.config.model_id}: {message}")
+            waiting.append(each.name)
+        elif state.status != ApplicationStatus.RUNNING:
+            raise ValueError(f"{each.config.model_id}: {failure_of(state) or state.message}")
+    return waiting
+
+
+def failure_of(state: Any) -> str:
+    """Return why a replica could not start, in the words of whoever raised it."""
+    for deployment in state.deployments.values():
+        lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
+        for line in reversed(lines):
+            _, found, text = line.partition("EngineFailed: ")
+            if found:
+                return str(text)
+    return ""
+
+
+def ready_line(each: Application, server: Server) -> str:
+    """Return the line that says where to ask, and how."""
+    host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
+    url = f"http://{host}:{server.port}{each.route_prefix.rstrip('/')}"
+    key = ' -H "Authorization: Bearer KEY"' if each.config.api_settings().api_keys else ""
+    return (
+        f"{each.config.model_id} is ready at {url}/v1 ; try: curl {url}/v1/chat/completions{key} "
+        "-H 'Content-Type: application/json' "
+        f"""-d '{{"messages": [{{"role": "user", "content": "{EXAMPLE}"}}]}}'"""
+    )
+
+
+EXAMPLE = "Write a Python function that returns the sum of the even numbers in a list."
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -246,6 +246,7 @@ def test_too_long_for_the_context(served: Served, http: httpx.Client) -> None:
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
+@pytest.mark.slow
 def test_a_chat_without_max_tokens_gets_what_fits(served: Served, http: httpx.Client) -> None:
     answer = http.post(CHAT, json=HELLO | {"ignore_eos": True, "temperature": 0}).json()
     assert answer["usage"]["total_tokens"] == served.engine.limits.context
@@ -366,6 +367,7 @@ def test_bodies_have_a_limit(served: Served) -> None:
         assert httpx.post(url + COMPLETE, json=ABC).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_429(http: httpx.Client) -> None:
     """Two run, one waits; five come."""
     answers: list[httpx.Response] = []
@@ -494,6 +496,7 @@ def test_words_and_ids_that_must_not_be_written(http: httpx.Client) -> None:
     assert not {"e", "x"} & set(without["text"])
 
 
+@pytest.mark.slow
 def test_a_dead_engine_is_503(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = tiny_checkpoint(tmp_path_factory.mktemp("dead") / "model")
     with serve_model(model, "tiny") as served, httpx.Client(base_url=served.url) as http:
@@ -508,6 +511,7 @@ def test_a_dead_engine_is_503(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert "chat template" in error["message"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_ends_the_stream_with_an_error(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

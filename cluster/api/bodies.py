@@ -1,6 +1,6 @@
 """The bodies of requests, with the names OpenAI and vLLM use; wrong ones are refused by name."""
 
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
@@ -79,6 +79,7 @@ class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="Usage so far, in every chunk.")
     include_canvas: bool = Field(False, description="Chunks without choices show live canvases.")
+    include_obfuscation: Literal[False] = False
 
 
 class GenerationBody(Body):

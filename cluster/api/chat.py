@@ -1,7 +1,7 @@
 """From OpenAI's messages to a prompt in the model's own chat format."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from jinja2 import TemplateError
@@ -39,13 +39,8 @@ def chat_text(messages: list[dict[str, Any]], asks: Asks, tokenizer: Tokenizer) 
             "send add_generation_prompt: false",
             "continue_final_message",
         )
-    taken = inspect.signature(tokenizer.fast.apply_chat_template).parameters
-    for name in asks.chat_template_kwargs:
-        if name in taken or name == "messages":
-            raise invalid(
-                f"chat_template_kwargs: {name[:100]!r} is not the template's to read",
-                f"chat_template_kwargs.{name[:100]}",
-            )
+    if asks.chat_template_kwargs:
+        _refuse_what_is_not_the_templates(asks.chat_template_kwargs, tokenizer)
     try:
         text = tokenizer.fast.apply_chat_template(
             conversation,
@@ -58,6 +53,15 @@ def chat_text(messages: list[dict[str, Any]], asks: Asks, tokenizer: Tokenizer) 
         # The template is the checkpoint's program; what it says of its input is all there is.
         raise invalid(f"the chat template refuses this: {error}", "messages") from None
     return str(text)
+
+
+def _refuse_what_is_not_the_templates(given: Iterable[str], tokenizer: Tokenizer) -> None:
+    """Refuse names that would say how to apply the template, instead of what is in it."""
+    taken = inspect.signature(tokenizer.fast.apply_chat_template).parameters
+    for name in given:
+        if name in taken or name == "messages":
+            place = f"chat_template_kwargs.{name[:100]}"
+            raise invalid(f"{place} is not the template's to read", place)
 
 
 def _message(number: int, given: Mapping[str, Any]) -> dict[str, str]:

@@ -117,8 +117,8 @@ def _place(loc: tuple[int | str, ...]) -> str:
 
 def _first_word(message: str) -> str | None:
     """Return the field that a message begins with, as in `min_tokens (5) must not exceed`."""
-    found = re.match(r"[a-z]+(_[a-z]+)+(?=[ :.])|(stop|cache|iteration|prompt)(?=[ :])", message)
+    found = re.match(r"(?:an? |the )?([a-z]+(?:_[a-z]+)+|stop|cache|iteration|suffix)\b", message)
     if found is None:
         return None
-    name = found[0]
+    name = found[1]
     return f"diffusion.{name}" if name in (*_KINDS, "cfg_scale", "block_length") else name

@@ -10,7 +10,8 @@ from contextlib import aclosing, suppress
 from typing import Final
 from uuid import uuid4
 
-from diffray.cluster.api.answers import Answer, ChatAnswer, CompletionAnswer, Json, canvas_view
+from diffray.cluster.api.answering import stream, whole
+from diffray.cluster.api.answers import Answer, ChatAnswer, CompletionAnswer, Json
 from diffray.cluster.api.ask import Ask, Prompt, make_choices
 from diffray.cluster.api.bodies import (
     ChatBody,
@@ -27,12 +28,11 @@ from diffray.cluster.api.metrics import Metrics
 from diffray.cluster.api.run import Runner
 from diffray.cluster.api.tokens import TokenTexts
 from diffray.cluster.api.wishes import Wishes
-from diffray.cluster.client import DeadlineExceeded, EngineClient, EngineFailed, Load, Overloaded
+from diffray.cluster.client import EngineClient, EngineFailed, Load
 from diffray.components.policy import DiffusionParams
 from diffray.workers.text import Tokenizer
 
 _LONG_TEXT: Final = 10_000  # characters; tokenizing more would hold up everybody's streams
-_FAILURES: Final = (Overloaded, EngineFailed, DeadlineExceeded)
 
 
 class Service:
@@ -68,18 +68,18 @@ class Service:
     async def chat(self, body: object) -> Json:
         """Answer a conversation: the body and the answer of POST /v1/chat/completions."""
         asked = parse(ChatBody, body)
-        return await self._whole(asked, *await self._chat(asked))
+        return await whole(self._runner, *await self._chat(asked))
 
     async def complete(self, body: object) -> Json:
         """Answer prompts: the body and the answer of POST /v1/completions."""
         asked = parse(CompletionBody, body)
-        return await self._whole(asked, *await self._completion(asked))
+        return await whole(self._runner, *await self._completion(asked))
 
     async def stream_chat(self, body: object) -> AsyncGenerator[Json, None]:
         """Yield the chunks of a conversation's answer; closing the generator cancels it."""
         asked = parse(ChatBody, body)
         ask, answer = await self._chat(asked)
-        async with aclosing(self._stream(asked, ask, answer)) as chunks:
+        async with aclosing(stream(self._runner, ask, answer, self.tokenizer)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -87,7 +87,7 @@ class Service:
         """Yield the chunks of the answers to prompts; closing the generator cancels them."""
         asked = parse(CompletionBody, body)
         ask, answer = await self._completion(asked)
-        async with aclosing(self._stream(asked, ask, answer)) as chunks:
+        async with aclosing(stream(self._runner, ask, answer, self.tokenizer)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -215,60 +215,6 @@ class Service:
             self.metrics.asked(len(prompt.ids), body.n)
         ends = frozenset(limits.eos_token_ids) - frozenset(body.stop_token_ids)
         return Ask(body, model, prompts, choices, ends, name)
-
-    async def _whole(self, body: ChatBody | CompletionBody, ask: Ask, answer: Answer) -> Json:
-        if body.stream:
-            raise invalid("a stream cannot be answered here; leave stream out", "stream")
-        try:
-            async with aclosing(self._runner.events(ask.choices, body.priority)) as events:
-                async for _ in events:
-                    pass
-        except _FAILURES as error:
-            raise as_api_error(error) from error
-        made = ask.envelope(answer.kind, [answer.whole(choice) for choice in ask.choices])
-        if body.return_token_ids and isinstance(body, ChatBody):
-            made["prompt_token_ids"] = list(ask.prompts[0].ids)
-        return made | {"usage": ask.usage(), "diffusion": ask.diffusion()}
-
-    async def _stream(
-        self, body: ChatBody | CompletionBody, ask: Ask, answer: Answer
-    ) -> AsyncGenerator[Json, None]:
-        options = body.stream_options or StreamOptions()
-        told = dict.fromkeys(range(len(ask.choices)), 0)  # tokens, by choice
-        opened: set[int] = set()
-
-        def chunk(*choices: Json | None) -> Json:
-            made = ask.envelope(answer.chunk_kind, [each for each in choices if each is not None])
-            if options.continuous_usage_stats:
-                made["usage"] = ask.usage()
-            elif options.include_usage:
-                made["usage"] = None
-            return made
-
-        try:
-            async with aclosing(self._runner.events(ask.choices, body.priority)) as events:
-                async for event in events:
-                    choice, delta = event.choice, event.delta
-                    if choice.index not in opened:
-                        opened.add(choice.index)
-                        if (opening := answer.opening(choice)) is not None:
-                            made = chunk(opening)
-                            if body.return_token_ids and isinstance(body, ChatBody):
-                                made["prompt_token_ids"] = list(choice.request.prompt)
-                            yield made
-                    if event.canvas is not None:
-                        yield chunk() | {"diffusion": canvas_view(event, self.tokenizer)}
-                    if delta is None:
-                        continue
-                    if delta.text or (delta.token_ids and answer.tells_tokens):
-                        yield chunk(answer.piece(choice, delta, told[choice.index]))
-                        told[choice.index] += len(delta.token_ids)
-                    if delta.finish_reason is not None:
-                        yield chunk(answer.ending(choice))
-        except _FAILURES as error:
-            raise as_api_error(error) from error
-        if options.include_usage:
-            yield chunk() | {"usage": ask.usage(), "diffusion": ask.diffusion()}
 
     def _named(self, name: str | None) -> str:
         """Return the model asked for; there is one, under several names."""

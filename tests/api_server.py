@@ -54,7 +54,7 @@ def serve_model(
     model: str, name: str = "", settings: ApiSettings | None = None, **options: int
 ) -> Iterator[Served]:
     """Serve a model, and load it a second time to compare with."""
-    config = EngineConfig(dtype=DTYPE, **({"max_num_seqs": 8} | options))  # type: ignore[arg-type]
+    config = EngineConfig.model_validate({"dtype": DTYPE, "max_num_seqs": 8} | options)
     engine, tokenizer = load_local(model, config)
     service = Service(engine, tokenizer, (name or model, f"{name or model}-alias"))
     with (

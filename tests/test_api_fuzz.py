@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -118,11 +118,11 @@ def served(
         yield served
 
 
-def post(served: Served, path: str, body: dict[str, Any]) -> httpx.Response:
+def post(served: Served, path: str, body: dict[str, Any]) -> httpx2.Response:
     if path.startswith("/v1"):
         body.pop("messages" if path.endswith("/completions") and "chat" not in path else "prompt")
     headers = {"content-type": "application/json"}
-    return httpx.post(served.url + path, content=json.dumps(body), headers=headers, timeout=120)
+    return httpx2.post(served.url + path, content=json.dumps(body), headers=headers, timeout=120)
 
 
 @settings(max_examples=100, suppress_health_check=list(HealthCheck))
@@ -133,7 +133,7 @@ def post(served: Served, path: str, body: dict[str, Any]) -> httpx.Response:
 def test_no_body_breaks_the_server(served: Served, path: str, body: dict[str, Any]) -> None:
     answer = post(served, path, dict(body))
     assert answer.status_code in (200, 400, 404, 429), answer.text
-    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert httpx2.get(f"{served.url}/health").status_code == 200
     if answer.status_code != 200:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     elif answer.headers["content-type"].startswith("text/event-stream"):
@@ -147,8 +147,8 @@ def test_no_policy_breaks_the_engine(
 ) -> None:
     body = {"prompt": "abc", "diffusion": diffusion, "max_tokens": max_tokens}
     body |= {"temperature": temperature, "ignore_eos": True, "logprobs": 2, "n": 2}
-    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=120)
+    answer = httpx2.post(f"{served.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code in (200, 400), answer.text
-    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert httpx2.get(f"{served.url}/health").status_code == 200
     if answer.status_code == 200:
         assert answer.json()["usage"]["completion_tokens"] == 2 * max_tokens

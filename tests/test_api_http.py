@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -35,12 +35,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=60) as http:
+def http(served: Served) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=served.url, timeout=60) as http:
         yield http
 
 
-def refusal(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+def refusal(answer: httpx2.Response, status: int = 400) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     error: dict[str, Any] = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -48,7 +48,7 @@ def refusal(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
     return error
 
 
-def events(answer: httpx.Response) -> list[Any]:
+def events(answer: httpx2.Response) -> list[Any]:
     """Return a stream's JSON objects; it must end with [DONE]."""
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.headers["cache-control"] == "no-cache"
@@ -64,7 +64,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def idle(http: httpx.Client) -> bool:
+def idle(http: httpx2.Client) -> bool:
     load = http.get("/load").json()
     return bool(load["server_load"] == 0 and load["free_pages"] == load["num_pages"])
 
@@ -126,7 +126,7 @@ def idle(http: httpx.Client) -> bool:
     ],
 )
 def test_what_both_endpoints_refuse_by_name(
-    http: httpx.Client, body: dict[str, Any], param: str | None
+    http: httpx2.Client, body: dict[str, Any], param: str | None
 ) -> None:
     for path, base in ((CHAT, HELLO), (COMPLETE, {"prompt": "abc"})):
         error = refusal(http.post(path, json=base | body))
@@ -181,12 +181,12 @@ def test_what_both_endpoints_refuse_by_name(
     ],
 )
 def test_what_one_endpoint_refuses_by_name(
-    http: httpx.Client, path: str, body: dict[str, Any], param: str | None
+    http: httpx2.Client, path: str, body: dict[str, Any], param: str | None
 ) -> None:
     assert refusal(http.post(path, json=body))["param"] == param
 
 
-def test_unknown_fields_are_refused_as_openai_does(http: httpx.Client) -> None:
+def test_unknown_fields_are_refused_as_openai_does(http: httpx2.Client) -> None:
     error = refusal(http.post(COMPLETE, json=ABC | {"colour": 1}))
     assert error["message"] == "Unrecognized request argument supplied: colour"
 
@@ -209,7 +209,7 @@ NEUTRAL = {
 }
 
 
-def test_neutral_values_and_null_change_nothing(http: httpx.Client) -> None:
+def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
     plain = http.post(COMPLETE, json=ABC).json()
     assert http.post(COMPLETE, json=ABC | NEUTRAL).json()["choices"] == plain["choices"]
 
@@ -232,12 +232,12 @@ def test_neutral_values_and_null_change_nothing(http: httpx.Client) -> None:
         b'{"prompt": ' + b"[" * 100_000,
     ],
 )
-def test_bodies_that_are_no_json_objects(http: httpx.Client, content: bytes) -> None:
+def test_bodies_that_are_no_json_objects(http: httpx2.Client, content: bytes) -> None:
     for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
         refusal(http.post(path, content=content))
 
 
-def test_too_long_for_the_context(served: Served, http: httpx.Client) -> None:
+def test_too_long_for_the_context(served: Served, http: httpx2.Client) -> None:
     context = served.engine.limits.context
     error = refusal(http.post(COMPLETE, json={"prompt": "x" * 50, "max_tokens": context}))
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
@@ -247,12 +247,12 @@ def test_too_long_for_the_context(served: Served, http: httpx.Client) -> None:
 
 
 @pytest.mark.slow
-def test_a_chat_without_max_tokens_gets_what_fits(served: Served, http: httpx.Client) -> None:
+def test_a_chat_without_max_tokens_gets_what_fits(served: Served, http: httpx2.Client) -> None:
     answer = http.post(CHAT, json=HELLO | {"ignore_eos": True, "temperature": 0}).json()
     assert answer["usage"]["total_tokens"] == served.engine.limits.context
 
 
-def test_unknown_model_path_and_method(http: httpx.Client) -> None:
+def test_unknown_model_path_and_method(http: httpx2.Client) -> None:
     for path, base in ((CHAT, HELLO), (COMPLETE, ABC), ("/tokenize", {"prompt": "a"})):
         error = refusal(http.post(path, json=base | {"model": "gpt-9"}), 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
@@ -261,12 +261,12 @@ def test_unknown_model_path_and_method(http: httpx.Client) -> None:
     refusal(http.get(CHAT), 405)
 
 
-def test_the_model_may_be_left_out_or_have_another_name(http: httpx.Client) -> None:
+def test_the_model_may_be_left_out_or_have_another_name(http: httpx2.Client) -> None:
     assert http.post(COMPLETE, json=ABC).json()["model"] == "tiny"
     assert http.post(COMPLETE, json=ABC | {"model": "tiny-alias"}).json()["model"] == "tiny-alias"
 
 
-def test_tokenize_and_detokenize(served: Served, http: httpx.Client) -> None:
+def test_tokenize_and_detokenize(served: Served, http: httpx2.Client) -> None:
     tokenizer = served.llm.tokenizer
     assert tokenizer is not None
     text = "h\u00e9llo \u20ac"
@@ -282,14 +282,14 @@ def test_tokenize_and_detokenize(served: Served, http: httpx.Client) -> None:
     assert ready["tokens"] == chat["tokens"]  # this template always adds it
 
 
-def test_requests_keep_or_get_an_id(http: httpx.Client) -> None:
+def test_requests_keep_or_get_an_id(http: httpx2.Client) -> None:
     kept = http.get("/version", headers={"X-Request-Id": "mine-7"})
     assert kept.headers["x-request-id"] == "mine-7"
     given = http.get("/version"), http.get("/nothing", headers={"X-Request-Id": "a b"})
     assert len({answer.headers["x-request-id"] for answer in given} | {"a b"}) == 3
 
 
-def test_reports(served: Served, http: httpx.Client) -> None:
+def test_reports(served: Served, http: httpx2.Client) -> None:
     health = http.get("/health")
     assert (health.status_code, health.content) == (200, b"")
     assert http.get("/version").json() == {"version": diffray.__version__}
@@ -300,7 +300,7 @@ def test_reports(served: Served, http: httpx.Client) -> None:
     assert model["max_model_len"] == served.engine.limits.context
 
 
-def test_metrics_count_what_was_answered(served: Served, http: httpx.Client) -> None:
+def test_metrics_count_what_was_answered(served: Served, http: httpx2.Client) -> None:
     def values() -> dict[str, float]:
         found = http.get("/metrics")
         assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -324,33 +324,33 @@ def test_metrics_count_what_was_answered(served: Served, http: httpx.Client) -> 
     assert grown["diffray:request_success_total"] == 2
     assert after["diffray:num_requests_running"] == 0
     with serve(served.service, ApiSettings(vllm_metric_names=True)) as url:
-        assert "vllm:num_requests_waiting" in httpx.get(f"{url}/metrics").text
+        assert "vllm:num_requests_waiting" in httpx2.get(f"{url}/metrics").text
 
 
 def test_keys(served: Served) -> None:
     with serve(served.service, ApiSettings(api_keys=("first", "second"))) as url:
         for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic first"}):
             for path in ("/v1/models", "/load", "/nothing"):
-                answer = httpx.get(url + path, headers=header)
+                answer = httpx2.get(url + path, headers=header)
                 assert refusal(answer, 401)["code"] == "invalid_api_key"
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert "x-request-id" in answer.headers
-        refusal(httpx.post(url + CHAT, json=HELLO), 401)
+        refusal(httpx2.post(url + CHAT, json=HELLO), 401)
         for key in ("first", "second"):
             header = {"Authorization": f"Bearer {key}"}
-            assert httpx.get(f"{url}/v1/models", headers=header).status_code == 200
+            assert httpx2.get(f"{url}/v1/models", headers=header).status_code == 200
         for path in ("/health", "/metrics", "/version", "/docs", "/openapi.json"):
-            assert httpx.get(url + path).status_code == 200
+            assert httpx2.get(url + path).status_code == 200
 
 
-def test_browsers_are_let_in_only_on_request(served: Served, http: httpx.Client) -> None:
+def test_browsers_are_let_in_only_on_request(served: Served, http: httpx2.Client) -> None:
     asking = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
     assert "access-control-allow-origin" not in http.options(CHAT, headers=asking).headers
     settings = ApiSettings(cors_origins=("http://a.example",), api_keys=("key",))
     with serve(served.service, settings) as url:
-        preflight = httpx.options(url + CHAT, headers=asking)
+        preflight = httpx2.options(url + CHAT, headers=asking)
         assert preflight.headers["access-control-allow-origin"] == "http://a.example"
-        refused = httpx.get(f"{url}/v1/models", headers={"Origin": "http://a.example"})
+        refused = httpx2.get(f"{url}/v1/models", headers={"Origin": "http://a.example"})
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == "http://a.example"
 
@@ -361,16 +361,16 @@ def test_bodies_have_a_limit(served: Served) -> None:
             yield b" " * 100
 
     with serve(served.service, ApiSettings(max_body_bytes=1000)) as url:
-        announced = httpx.post(url + COMPLETE, json=ABC | {"prompt": "x" * 1000})
+        announced = httpx2.post(url + COMPLETE, json=ABC | {"prompt": "x" * 1000})
         assert refusal(announced, 413)["code"] == "request_too_large"
-        refusal(httpx.post(url + COMPLETE, content=pieces()), 413)
-        assert httpx.post(url + COMPLETE, json=ABC).status_code == 200
+        refusal(httpx2.post(url + COMPLETE, content=pieces()), 413)
+        assert httpx2.post(url + COMPLETE, json=ABC).status_code == 200
 
 
 @pytest.mark.slow
-def test_a_full_queue_is_429(http: httpx.Client) -> None:
+def test_a_full_queue_is_429(http: httpx2.Client) -> None:
     """Two run, one waits; five come."""
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
 
     def ask() -> None:
         answers.append(http.post(COMPLETE, json=LONG))
@@ -390,7 +390,7 @@ def test_a_full_queue_is_429(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_hanging_up_frees_the_pages(http: httpx.Client, stream: bool) -> None:
+def test_hanging_up_frees_the_pages(http: httpx2.Client, stream: bool) -> None:
     def aborted() -> float:
         (line,) = re.findall(r"request_aborted_total{.*} (.*)", http.get("/metrics").text)
         return float(line)
@@ -406,7 +406,7 @@ def test_hanging_up_frees_the_pages(http: httpx.Client, stream: bool) -> None:
     assert aborted() == before + 2
 
 
-def test_usage_in_streams(http: httpx.Client) -> None:
+def test_usage_in_streams(http: httpx2.Client) -> None:
     body = LONG | {"max_tokens": 30, "temperature": 0, "stream": True}
     usage = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, last = events(http.post(COMPLETE, json=body | {"stream_options": usage}))
@@ -420,14 +420,14 @@ def test_usage_in_streams(http: httpx.Client) -> None:
     assert {choice["finish_reason"] for choice in plain[-1]["choices"]} == {"length"}
 
 
-def test_streams_are_early(http: httpx.Client) -> None:
+def test_streams_are_early(http: httpx2.Client) -> None:
     """With a block at a time the first text is there long before the last."""
     chunks = events(http.post(COMPLETE, json=LONG | {"stream": True, "return_token_ids": True}))
     sizes = [len(choice.get("token_ids", ())) for chunk in chunks for choice in chunk["choices"]]
     assert sum(sizes) == 96 and max(sizes) <= 16
 
 
-def test_trajectory_and_ids_for_those_who_ask(served: Served, http: httpx.Client) -> None:
+def test_trajectory_and_ids_for_those_who_ask(served: Served, http: httpx2.Client) -> None:
     body = LONG | {"max_tokens": 24, "return_trajectory": True, "return_token_ids": True, "seed": 4}
     params = SamplingParams(
         max_tokens=24,
@@ -451,7 +451,7 @@ def test_trajectory_and_ids_for_those_who_ask(served: Served, http: httpx.Client
     assert [s for part in parts for s in part["trajectory"]["steps"]] == output.steps
 
 
-def test_the_canvas_for_those_who_ask(http: httpx.Client) -> None:
+def test_the_canvas_for_those_who_ask(http: httpx2.Client) -> None:
     body = LONG | {"max_tokens": 40, "stream": True, "return_token_ids": True, "seed": 1}
     chunks = events(http.post(COMPLETE, json=body | {"stream_options": {"include_canvas": True}}))
     views = [chunk for chunk in chunks if "diffusion" in chunk]
@@ -470,7 +470,7 @@ def test_the_canvas_for_those_who_ask(http: httpx.Client) -> None:
     assert [t for c in plain for each in c["choices"] for t in each.get("token_ids", [])] == final
 
 
-def test_stop_reasons(served: Served, http: httpx.Client) -> None:
+def test_stop_reasons(served: Served, http: httpx2.Client) -> None:
     (free,) = http.post(COMPLETE, json=LONG | {"temperature": 0, "return_token_ids": True}).json()[
         "choices"
     ]
@@ -486,7 +486,7 @@ def test_stop_reasons(served: Served, http: httpx.Client) -> None:
     assert ended["token_ids"] == [EOS_ID] and ended["text"] == ""
 
 
-def test_words_and_ids_that_must_not_be_written(http: httpx.Client) -> None:
+def test_words_and_ids_that_must_not_be_written(http: httpx2.Client) -> None:
     body = LONG | {"temperature": 0, "return_token_ids": True, "max_tokens": 40}
     (free,) = http.post(COMPLETE, json=body).json()["choices"]
     allowed = sorted(set(free["token_ids"]))[:2]
@@ -499,7 +499,7 @@ def test_words_and_ids_that_must_not_be_written(http: httpx.Client) -> None:
 @pytest.mark.slow
 def test_a_dead_engine_is_503(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = tiny_checkpoint(tmp_path_factory.mktemp("dead") / "model")
-    with serve_model(model, "tiny") as served, httpx.Client(base_url=served.url) as http:
+    with serve_model(model, "tiny") as served, httpx2.Client(base_url=served.url) as http:
         served.engine.close()
         assert refusal(http.get("/health"), 503)["code"] == "engine_unavailable"
         answer = http.post(COMPLETE, json=ABC)
@@ -516,7 +516,7 @@ def test_an_engine_that_dies_ends_the_stream_with_an_error(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     model = tiny_checkpoint(tmp_path_factory.mktemp("dying") / "model")
-    with serve_model(model, "tiny") as served, httpx.Client(base_url=served.url) as http:
+    with serve_model(model, "tiny") as served, httpx2.Client(base_url=served.url) as http:
         with http.stream("POST", COMPLETE, json=LONG | {"stream": True, "n": 8}) as answer:
             lines = answer.iter_lines()
             first = next(lines)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from diffray.cluster.api.app import build_api
@@ -240,8 +240,8 @@ def test_the_app_lives_below_a_prefix_and_knows_its_open_paths_there() -> None:
     app = build_api(lambda: serving, ApiSettings(api_keys=("key",)))
 
     async def ask() -> list[int]:
-        transport = httpx.ASGITransport(app, root_path="/some/where")
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        transport = httpx2.ASGITransport(app, root_path="/some/where")
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
             paths = ("health", "v1/models", "version/", "load")
             answers = [await client.get(f"/some/where/{path}") for path in paths]
             key = {"Authorization": "Bearer key"}

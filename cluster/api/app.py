@@ -30,7 +30,7 @@ Stream = Callable[[Service, object], AsyncGenerator[Json, None]]
 def build_api(get_service: GetService, settings: ApiSettings | None = None) -> FastAPI:
     """Return the application; `get_service` is called for each request, and may raise EngineFailed.
 
-    It holds nothing but its settings, so it can be built in one process and run in another.
+    FastAPI's applications cannot be pickled; build it in the process that runs it.
     """
     settings = settings or ApiSettings()
     app = FastAPI(

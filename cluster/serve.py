@@ -1,12 +1,13 @@
 """`diffray serve`: applications on a Ray of our own or on a running one, until Ctrl-C."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,16 +24,6 @@ DEADLINE_S = 3600.0  # for the models to load
 _POLL_S = 0.25
 _QUIET_S = 5.0  # before somebody is told what the cluster lacks
 
-# Ray's defaults depend on the environment, or starve ranks (nice 15): they are always said.
-ENVIRONMENT: Mapping[str, str] = {
-    "RAY_worker_niceness": "0",
-    "RAY_AUTH_MODE": "token",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # HAProxy's own settings, which the start of Serve reads.
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -41,7 +32,6 @@ class Server:
     host: str = "127.0.0.1"
     port: int = 8000
     address: str | None = None  # of a running Ray cluster
-    haproxy: bool = False
     dashboard: bool = False
 
 
@@ -58,7 +48,8 @@ def run_server(
                 stopped.wait()
         finally:
             say("Finishing what is running; press Ctrl-C again to leave it.")
-            serve.shutdown()
+            for each in applications:  # others may have theirs on the same Serve
+                serve.delete(each.name)
 
 
 class Interrupted(Exception):
@@ -88,12 +79,9 @@ def running_ray(
     applications: tuple[Application, ...], server: Server, say: Callable[[str], None]
 ) -> Iterator[None]:
     """Connect to the cluster, or start one on this machine and end it afterwards."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    if server.haproxy:
-        os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if server.address is not None:
-        ray.init(address=server.address, log_to_driver=False)
+        ray.init(address=server.address, log_to_driver=False, logging_level="warning")
     else:
         say("Starting Ray on this machine ...")
         ray.init(
@@ -101,7 +89,7 @@ def running_ray(
             num_cpus=max(cpus_needed(applications), os.cpu_count() or 1),
             include_dashboard=server.dashboard,
             log_to_driver=False,
-            configure_logging=False,
+            logging_level="warning",
         )
     try:
         yield

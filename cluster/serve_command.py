@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffray.cluster import flags
+from diffray.cluster.environment import prepare
 from diffray.components.demos import DEMOS
 
 if TYPE_CHECKING:
@@ -169,10 +170,11 @@ def serve(
         if print_config:
             _print(wanted)
             return
+        _check_models(wanted)
+        prepare(haproxy=haproxy)
         from diffray.cluster.serve import Server, run_server, to_stderr
 
-        _check_models(wanted)
-        server = Server(host, port, address, haproxy, dashboard)
+        server = Server(host, port, address, dashboard)
         run_server(wanted, server, to_stderr)
 
 

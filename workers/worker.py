@@ -4,7 +4,6 @@ torch is imported by the methods, in the actor's process: whoever creates worker
 """
 
 import os
-import resource
 from dataclasses import asdict
 from typing import Any
 
@@ -69,7 +68,3 @@ class Worker:
         link = Link.connect(host, port, secret, self.rank)
         Rank(self.engine, self.mesh, link).serve()
         self.mesh.leave()
-
-    def memory(self) -> dict[str, int]:
-        """Return the most memory this process has held, in bytes."""
-        return {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

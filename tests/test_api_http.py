@@ -237,6 +237,13 @@ def test_bodies_that_are_no_json_objects(http: httpx2.Client, content: bytes) ->
         refusal(http.post(path, content=content))
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_what_is_no_number_in_json_is_none_anywhere(http: httpx2.Client, number: str) -> None:
+    body = json.dumps(HELLO | {"chat_template_kwargs": {"odd": "NUMBER"}})
+    error = refusal(http.post(CHAT, content=body.replace('"NUMBER"', number)))
+    assert error["code"] == "invalid_json"
+
+
 def test_too_long_for_the_context(served: Served, http: httpx2.Client) -> None:
     context = served.engine.limits.context
     error = refusal(http.post(COMPLETE, json={"prompt": "x" * 50, "max_tokens": context}))

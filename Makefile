@@ -29,7 +29,7 @@ format: $(STAMP)
 	$(BIN)/ruff format
 
 run: $(STAMP)
-	$(BIN)/diffray generate
+	$(BIN)/diffray serve
 
 clean:
 	rm -rf $(VENV) build dist diffray.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

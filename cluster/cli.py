@@ -5,8 +5,6 @@ Commands import what they need when they run, so that help is quick.
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +12,8 @@ import typer
 
 import diffray
 from diffray.cluster import flags
+from diffray.cluster.client_commands import batch, chat, status
+from diffray.cluster.failures import one_sentence
 from diffray.cluster.serve_command import serve
 from diffray.components.demos import DEMOS
 
@@ -125,7 +125,8 @@ def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
         Console().print(as_table(found))
 
 
-app.command()(serve)
+for command in (serve, chat, batch, status):
+    app.command()(command)
 
 
 def _read_prompt(prompt: str | None, model: str) -> str:
@@ -136,25 +137,3 @@ def _read_prompt(prompt: str | None, model: str) -> str:
         raise typer.BadParameter("give one, or - to read it from stdin", param_hint="PROMPT")
     typer.echo(EXAMPLE, err=True)
     return EXAMPLE
-
-
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """Turn what the user can mend into one sentence and exit code 1; a bug keeps its traceback."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as error:
-        _fail(error)
-    except RuntimeError as error:
-        from torch import OutOfMemoryError
-
-        if not isinstance(error, OutOfMemoryError):
-            raise
-        _fail(error)
-
-
-def _fail(error: Exception) -> None:
-    typer.echo(f"diffray: {error}", err=True)
-    raise typer.Exit(1) from None

@@ -81,7 +81,7 @@ def running_ray(
     """Connect to the cluster, or start one on this machine and end it afterwards."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if server.address is not None:
-        ray.init(address=server.address, log_to_driver=False, logging_level="warning")
+        ray.init(address=server.address, log_to_driver=False, logging_level=logging.WARNING)
     else:
         say("Starting Ray on this machine ...")
         ray.init(
@@ -89,7 +89,7 @@ def running_ray(
             num_cpus=max(cpus_needed(applications), os.cpu_count() or 1),
             include_dashboard=server.dashboard,
             log_to_driver=False,
-            logging_level="warning",
+            logging_level=logging.WARNING,
         )
     try:
         yield

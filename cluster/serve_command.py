@@ -7,6 +7,7 @@ import typer
 
 from diffray.cluster import flags
 from diffray.cluster.environment import prepare
+from diffray.cluster.failures import one_sentence
 from diffray.components.demos import DEMOS
 
 if TYPE_CHECKING:
@@ -131,8 +132,6 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a model with an OpenAI-compatible API on Ray, until Ctrl-C."""
-    from diffray.cluster.cli import one_sentence
-
     with one_sentence():
         if model and model_path:
             raise ValueError("the model is given twice; leave --model out")

@@ -1,4 +1,8 @@
-"""What a request gets that does not say: the server's defaults, the checkpoint's, then OpenAI's."""
+"""What a request gets that does not say: the server's defaults, the checkpoint's, then ours.
+
+Ours are OpenAI's but for the temperature, which is 0: these models' own samplers take the most
+probable tokens, and many of them at once drawn at temperature 1 seldom fit together.
+"""
 
 import logging
 from pathlib import Path

@@ -36,7 +36,7 @@ class Wishes:
             n=body.n,
             max_tokens=self._max_tokens(body, taken, diffusion),
             min_tokens=body.min_tokens,
-            temperature=_first(body.temperature, default.temperature, 1.0),
+            temperature=_first(body.temperature, default.temperature, 0.0),
             top_p=_first(body.top_p, default.top_p, 1.0),
             top_k=_first(body.top_k, default.top_k, 0),
             seed=body.seed,

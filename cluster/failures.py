@@ -1,0 +1,28 @@
+"""How a command ends when something is wrong: one sentence where the user can mend it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turn what the user can mend into one sentence and exit code 1; a bug keeps its traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        _fail(error)
+    except RuntimeError as error:
+        from torch import OutOfMemoryError
+
+        if not isinstance(error, OutOfMemoryError):
+            raise
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    typer.echo(f"diffray: {error}", err=True)
+    raise typer.Exit(1) from None

@@ -81,7 +81,7 @@ def test_answers_are_plain_objects() -> None:
     assert refused(service(Recorder()).complete([])).status == 400
 
 
-def test_the_request_says_before_the_server_before_openai() -> None:
+def test_the_request_says_before_the_server_before_the_checkpoint() -> None:
     server = GenerationDefaults(temperature=0.3, max_tokens=40)
     checkpoint = GenerationDefaults(temperature=0.9, top_p=0.8)
     engine = Recorder()
@@ -99,8 +99,8 @@ def test_the_request_says_before_the_server_before_openai() -> None:
         for request, _, _ in engine.requests
     ]
     chat_len = len(TOKENIZER.encode_chat(HELLO["messages"]))
-    assert found[:3] == [(0.3, 0.8, 40), (0.0, 1.0, 7), (1.0, 1.0, 16)]
-    assert found[3] == (1.0, 1.0, min(512, LIMITS.context - chat_len))
+    assert found[:3] == [(0.3, 0.8, 40), (0.0, 1.0, 7), (0.0, 1.0, 16)]
+    assert found[3] == (0.0, 1.0, min(512, LIMITS.context - chat_len))
 
 
 def test_a_request_s_policy_is_merged_with_the_server_s() -> None:

@@ -35,6 +35,8 @@ class Load:
     preemptions: int = 0
     forwards: int = 0  # denoising steps of all requests together, model forwards shared or not
     rounds: int = 0
+    worked: float = 0.0  # seconds that rank 0 has spent in rounds
+    waited: float = 0.0  # seconds that it waited for the next round while there was work
     restarts: int = 0
 
 

@@ -34,7 +34,7 @@ class Coordinator:
         self.gang: Gang | None = None
         self.scheduler = Scheduler(config.max_num_seqs, 1, config.max_queued_requests)
         self.failure: str | None = None
-        self.stats: dict[str, int] = {}
+        self.stats: dict[str, float] = {}
         self.rounds = 0
         self._restarts: deque[float] = deque()
         self._restarted = 0
@@ -97,6 +97,8 @@ class Coordinator:
             "preemptions": self.stats.get("preemptions", 0),
             "forwards": self.stats.get("forwards", 0),
             "tokens": self.stats.get("tokens", 0),
+            "worked": self.stats.get("worked", 0.0),
+            "waited": self.stats.get("waited", 0.0),
             "rounds": self.rounds,
             "restarts": self._restarted,
             "failure": self.failure,
@@ -132,17 +134,18 @@ class Coordinator:
     async def _rounds(self) -> None:
         """Keep rounds in flight while there is work, and sleep while there is none."""
         assert self.gang is not None
-        flying = 0
+        flying, fresh = 0, True
         while True:
             self._tell(self.scheduler.expire(time.monotonic()))
             while flying < self.config.rounds_in_flight:
                 message = self.scheduler.plan(self.config.steps_per_round)
                 if message is None:
                     break
-                self.gang.send(message)
-                flying += 1
+                self.gang.send(message | {"fresh": fresh})
+                flying, fresh = flying + 1, False
             if not flying:
                 await self._wait_for_work()
+                fresh = True
                 continue
             reply = await self.gang.receive()
             flying -= 1

@@ -4,6 +4,7 @@ All ranks are told the same things in the same order, so they do the same. No te
 but through the model's collectives.
 """
 
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -24,14 +25,22 @@ class Rank:
 
     def __init__(self, engine: Engine, mesh: Mesh, link: Link) -> None:
         self.engine, self.mesh, self.link = engine, mesh, link
+        # Seconds in rounds, and between them while there was work: what the control channel costs.
+        self.worked = self.waited = 0.0
 
     def serve(self) -> None:
         """Run rounds until the coordinator says that there are no more."""
         try:
+            ready = time.perf_counter()
             while (message := self.link.receive()) is not None:
+                begin = time.perf_counter()
+                if not message["fresh"]:
+                    self.waited += begin - ready
                 answer = self._round(message)
+                self.worked += time.perf_counter() - begin
                 if self.mesh.rank == 0:
                     self.link.send(answer)
+                ready = time.perf_counter()
         except ConnectionError:
             raise
         except Exception as error:
@@ -59,7 +68,7 @@ class Rank:
             "number": message["number"],
             "updates": [update.pack() for update in updates],
             "refused": refused,
-            "stats": asdict(self.engine.stats()),
+            "stats": asdict(self.engine.stats()) | {"worked": self.worked, "waited": self.waited},
         }
 
     def _agree(self) -> bool:

@@ -158,6 +158,8 @@ class _Gauges:
             ("num_preemptions", "Choices that gave way and went on later.", load.preemptions),
             ("num_rounds", "Rounds of denoising steps.", load.rounds),
             ("num_restarts", "Times the engine was started anew.", load.restarts),
+            ("rank_work_seconds", "Of rank 0, in rounds.", load.worked),
+            ("rank_wait_seconds", "Of rank 0, for the next round, with work there.", load.waited),
         ):
             counter = CounterMetricFamily(_PREFIX + name, text, labels=["model_name"])
             counter.add_metric([self._model], value)

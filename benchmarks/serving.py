@@ -1,0 +1,268 @@
+"""What serving costs: `python -m benchmarks.serving`, the engine in process and behind Serve.
+
+One model, one rank with one thread, the same requests: tokens per second at a concurrency, in this
+process (`LocalEngine`) and over HTTP, in alternating order; what a round costs at several steps a
+round, with one and with two rounds in flight; where the time of one streamed request goes; how fast
+/health answers meanwhile; the memory of each process.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from diffray.cluster.api.service import Service
+from diffray.cluster.config import EngineConfig
+from diffray.cluster.environment import prepare
+from diffray.cluster.local import load_local
+
+Json = dict[str, Any]
+
+
+def bodies(count: int, max_tokens: int) -> list[Json]:
+    """Return chats of the kind that the demo models know."""
+    from benchmarks.demo.tasks import held_out_items
+
+    return [
+        {
+            "messages": [{"role": "user", "content": item.question}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,  # equally long answers, so that runs compare
+        }
+        for item in held_out_items(count, seed=7)
+    ]
+
+
+async def all_of(
+    asked: list[Json], concurrency: int, ask: Callable[[Json], Coroutine[Any, Any, Json]]
+) -> float:
+    """Return tokens per second, with so many requests under way at once."""
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(body: Json) -> int:
+        async with gate:
+            return int((await ask(body))["usage"]["completion_tokens"])
+
+    begin = time.perf_counter()
+    tokens = sum(await asyncio.gather(*(one(body) for body in asked)))
+    return tokens / (time.perf_counter() - begin)
+
+
+def in_process(model: str, asked: list[Json], concurrency: int) -> float:
+    """Return tokens per second of the engine in a process of its own, with one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+
+    async def run() -> float:
+        config = EngineConfig(max_num_seqs=concurrency, steps_per_round=1)
+        engine, tokenizer = load_local(model, config)
+        service = Service(engine, tokenizer, (model,))
+        with engine:
+            await all_of(asked[:concurrency], concurrency, service.chat)
+            return await all_of(asked, concurrency, service.chat)
+
+    return asyncio.run(run())
+
+
+def _in_child(pipe: Any, model: str, asked: list[Json], concurrency: int) -> None:
+    pipe.send(in_process(model, asked, concurrency))
+
+
+def in_process_alone(model: str, asked: list[Json], concurrency: int) -> float:
+    """The same in a fresh process, so that nothing of it stays beside the server."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_in_child, args=(theirs, model, asked, concurrency))
+    child.start()
+    result = float(ours.recv())
+    child.join()
+    return result
+
+
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[httpx2.AsyncClient]:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits) as opened:
+        yield opened
+
+
+async def served(url: str, asked: list[Json], concurrency: int) -> tuple[float, list[float]]:
+    """Return tokens per second over HTTP, and the milliseconds of each /health meanwhile."""
+    async with client(url) as http:
+
+        async def ask(body: Json) -> Json:
+            response = await http.post("/v1/chat/completions", json=body)
+            response.raise_for_status()
+            found: Json = response.json()
+            return found
+
+        async def watch(times: list[float]) -> None:
+            while True:
+                begin = time.perf_counter()
+                (await http.get("/health")).raise_for_status()
+                times.append(1e3 * (time.perf_counter() - begin))
+                await asyncio.sleep(0.1)
+
+        times: list[float] = []
+        await all_of(asked[:concurrency], concurrency, ask)
+        watching = asyncio.create_task(watch(times))
+        speed = await all_of(asked, concurrency, ask)
+        watching.cancel()
+        return speed, times
+
+
+async def one_stream(url: str, body: Json) -> Json:
+    """Return the milliseconds of one streamed request: to the headers, each chunk, the end."""
+    async with client(url) as http:
+        begin = time.perf_counter()
+        chunks: list[float] = []
+        async with http.stream(
+            "POST", "/v1/chat/completions", json=body | {"stream": True}
+        ) as response:
+            headers = time.perf_counter() - begin
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    chunks.append(time.perf_counter() - begin)
+        end = time.perf_counter() - begin
+    return {
+        "headers_ms": round(1e3 * headers, 1),
+        "chunks_ms": [round(1e3 * c, 1) for c in chunks],
+        "end_ms": round(1e3 * end, 1),
+    }
+
+
+async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
+    """Return what a round costs between the coordinator and one rank."""
+    from diffray.cluster.remote import RemoteEngine
+    from diffray.components.params import SamplingParams
+    from diffray.workers.messages import Request
+
+    config = EngineConfig(
+        max_num_seqs=8, steps_per_round=steps, rounds_in_flight=flying, cpu_threads=1
+    )
+    engine = await RemoteEngine.start(model, config, [{"CPU": 1}, {"CPU": 1}])
+    decoder = {"kind": "fixed", "steps": 96}
+    wish = SamplingParams(max_tokens=96, ignore_eos=True, diffusion={"decoder": decoder})
+
+    async def one(uid: int) -> None:
+        async for _ in engine.submit(Request(uid, tuple(range(10, 40)), wish)):
+            pass
+
+    try:
+        await one(0)
+        before = await engine.load()
+        await asyncio.gather(*(one(uid) for uid in range(1, asked + 1)))
+        after = await engine.load()
+    finally:
+        await engine.close()
+    count = after.rounds - before.rounds
+    worked, waited = after.worked - before.worked, after.waited - before.waited
+    return {
+        "steps": steps,
+        "in_flight": flying,
+        "rounds": count,
+        "work_ms_per_step": round(1e3 * worked / count / steps, 3),
+        "wait_ms_per_step": round(1e3 * waited / count / steps, 3),
+        "wait_share": round(waited / (waited + worked), 4),
+    }
+
+
+def memory() -> dict[str, float]:
+    """Return the proportional share of memory of each Ray process of this session, in MB."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            name = (folder / "cmdline").read_bytes().split(b"\0")[0].decode()
+            if not name.startswith("ray::"):
+                continue
+            lines = (folder / "smaps_rollup").read_text().splitlines()
+        except (OSError, ValueError):
+            continue
+        share = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        found[f"{name} {folder.name}"] = round(share / 1024, 1)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--port", type=int, default=18321)
+    parser.add_argument("--haproxy", action="store_true")
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    prepare(haproxy=arguments.haproxy)
+    import ray
+    from ray import serve
+
+    from diffray.cluster.app import build
+
+    asked = bodies(arguments.requests, arguments.max_tokens)
+    url = f"http://127.0.0.1:{arguments.port}"
+    report: Json = {"model": arguments.model, "concurrency": arguments.concurrency}
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+        ray.init(
+            address="local", num_cpus=4, include_dashboard=False, _temp_dir=folder,
+            log_to_driver=False,
+        )  # fmt: skip
+        quiet = {"log_level": "WARNING", "enable_access_log": False}
+        serve.start(http_options={"host": "127.0.0.1", "port": arguments.port})
+        config = {
+            "model_loading_config": {"model_id": arguments.model},
+            "engine_kwargs": {
+                "device": "cpu", "cpu_threads": 1, "max_num_seqs": arguments.concurrency
+            },
+        }  # fmt: skip
+        serve.run(build(config), logging_config=quiet)
+        pairs = []
+        health: list[float] = []
+        for number in range(arguments.repeat):
+            runs: dict[str, float] = {}
+            for kind in ("served", "local") if number % 2 else ("local", "served"):
+                if kind == "local":
+                    runs[kind] = in_process_alone(arguments.model, asked, arguments.concurrency)
+                else:
+                    runs[kind], times = asyncio.run(served(url, asked, arguments.concurrency))
+                    health += times
+            pairs.append(runs)
+            print(json.dumps({k: round(v, 1) for k, v in runs.items()}), flush=True)
+        report["tokens_per_second"] = {
+            kind: round(statistics.median(p[kind] for p in pairs), 1)
+            for kind in ("local", "served")
+        }
+        report["served_over_local"] = round(
+            statistics.median(p["served"] / p["local"] for p in pairs), 3
+        )
+        health.sort()
+        report["health_ms"] = {
+            "p50": round(statistics.median(health), 1), "max": round(health[-1], 1),
+            "count": len(health),
+        }  # fmt: skip
+        report["one_stream"] = asyncio.run(one_stream(url, asked[0] | {"ignore_eos": False}))
+        report["memory_mb"] = memory()
+        serve.delete("default")
+        report["rounds"] = [
+            asyncio.run(rounds(arguments.model, steps, flying, 8))
+            for steps in (1, 4, 8)
+            for flying in (1, 2)
+        ]
+        ray.shutdown()
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

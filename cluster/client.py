@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from diffray.workers.admission import Limits
 from diffray.workers.messages import Request, Update
+
+if TYPE_CHECKING:
+    from diffray.workers.admission import Limits  # with torch, which the coordinator does without
 
 
 class Overloaded(Exception):
@@ -44,7 +46,7 @@ class EngineClient(Protocol):
     """One replica's engine: in this process or behind a coordinator."""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> "Limits":
         """What `admission.check` judges a request by, before it is submitted."""
         ...
 

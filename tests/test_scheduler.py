@@ -1,5 +1,7 @@
 """The scheduler against a simple engine: nobody is lost, starved or run twice, whatever happens."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +65,14 @@ def started(scheduler: Scheduler) -> list[int]:
     message = scheduler.plan(steps=1)
     assert message is not None
     return [request["uid"] for request in message["add"]]
+
+
+def test_the_coordinator_and_whoever_creates_workers_need_no_torch() -> None:
+    code = (
+        "import sys, diffray.cluster.coordinator, diffray.workers.worker;"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_queue_is_first_come_first_served_within_a_priority() -> None:

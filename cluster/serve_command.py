@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffray.cluster import flags
-from diffray.cluster.environment import prepare
+from diffray.cluster.environment import has_haproxy, prepare
 from diffray.cluster.failures import one_sentence
 from diffray.components.demos import DEMOS
 
@@ -117,8 +117,11 @@ def serve(
         ),
     ] = None,
     haproxy: Annotated[
-        bool, _option("--haproxy/--no-haproxy", text="Ray Serve's faster proxy.", panel=_SERVER)
-    ] = False,
+        bool,
+        _option(
+            "--haproxy/--no-haproxy", text="Ray Serve's faster proxy, if installed.", panel=_SERVER
+        ),
+    ] = True,
     dashboard: Annotated[
         bool, _option("--dashboard", text="Start Ray's dashboard too.", panel=_SERVER)
     ] = False,
@@ -170,7 +173,8 @@ def serve(
             _print(wanted)
             return
         _check_models(wanted)
-        prepare(haproxy=haproxy)
+        # A running cluster has its proxies already, or the settings for them.
+        prepare(haproxy=has_haproxy() and haproxy and address is None)
         from diffray.cluster.serve import Server, run_server, to_stderr
 
         server = Server(host, port, address, dashboard)

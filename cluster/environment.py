@@ -27,7 +27,8 @@ def has_haproxy() -> bool:
 
 def _haproxy() -> dict[str, str]:
     """Settings for one machine, with files and ports that no other cluster on it uses."""
-    folder = tempfile.mkdtemp(prefix="diffray-haproxy-")
+    # Not in TMPDIR: with the node's id behind it, a socket's path has room for no longer one.
+    folder = tempfile.mkdtemp(prefix="diffray-haproxy-", dir="/tmp")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",

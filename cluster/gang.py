@@ -163,9 +163,10 @@ class Gang:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what a remote error says, without the traceback that Ray puts before it."""
+    """Return what a remote error says as one line, without Ray's traceback before it."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
-        return f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        text = " ".join(str(cause).split())
+        return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

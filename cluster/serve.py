@@ -135,8 +135,9 @@ def start_serve(server: Server) -> None:
         serve.start(http_options=options, logging_config=_QUIET_LOG)
     except RayError as error:
         raise ValueError(f"Ray Serve could not be started: {first_line(error)}") from None
-    port = _get_global_client().http_config.port
-    if port != server.port:
+    client = _get_global_client()
+    assert client is not None, "Serve was started"
+    if (port := client.http_config.port) != server.port:
         raise ValueError(f"the cluster's Serve listens on port {port} already; give --port {port}")
 
 

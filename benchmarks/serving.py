@@ -178,6 +178,49 @@ async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
     }
 
 
+async def hops(model: str, url: str) -> Json:
+    """Return the milliseconds of each hop of a request that one round answers: medians of 50."""
+    from diffray.cluster.remote import RemoteEngine
+    from diffray.components.params import SamplingParams
+    from diffray.workers.messages import Request
+
+    async def median_ms(act: Callable[[], Coroutine[Any, Any, object]]) -> float:
+        times = []
+        for _ in range(50):
+            begin = time.perf_counter()
+            await act()
+            times.append(1e3 * (time.perf_counter() - begin))
+        return statistics.median(times)
+
+    found: Json = {}
+    async with client(url) as http:
+        found["client to replica and back (GET /version)"] = await median_ms(
+            lambda: http.get("/version")
+        )
+    engine = await RemoteEngine.start(model, EngineConfig(cpu_threads=1), [{"CPU": 1}] * 2)
+    wish = SamplingParams(max_tokens=32, diffusion={"decoder": {"kind": "fixed", "steps": 1}})
+    uids = iter(range(10**6))
+
+    async def one() -> None:
+        async for _ in engine.submit(Request(next(uids), tuple(range(10, 40)), wish)):
+            pass
+
+    try:
+        await one()
+        found["replica to coordinator and back"] = await median_ms(engine.load)
+        before = (await engine.load()).worked
+        whole = await median_ms(one)
+        step = 1e3 * ((await engine.load()).worked - before) / 50
+        found["one round in the rank"] = step
+        found["coordinator to rank and back, and the news to the replica"] = (
+            whole - step - found["replica to coordinator and back"]
+        )
+        found["submit to answer, all of it"] = whole
+    finally:
+        await engine.close()
+    return {name: round(value, 2) for name, value in found.items()}
+
+
 def memory() -> dict[str, float]:
     """Return the proportional share of memory of each Ray process of this session, in MB."""
     found = {}
@@ -254,6 +297,7 @@ def main() -> None:
         }  # fmt: skip
         report["one_stream"] = asyncio.run(one_stream(url, asked[0] | {"ignore_eos": False}))
         report["memory_mb"] = memory()
+        report["hops_ms"] = asyncio.run(hops(arguments.model, url))
         serve.delete("default")
         report["rounds"] = [
             asyncio.run(rounds(arguments.model, steps, flying, 8))

@@ -13,6 +13,7 @@ from diffray.components.demos import DEMOS
 if TYPE_CHECKING:
     from diffray.cluster.config_file import Application
 
+STRICT_PACK = "STRICT_PACK"
 _SERVER, _LAYOUT, _REPLICAS = "Server", "Layout", "Replicas"
 
 ServedModel = Annotated[
@@ -100,7 +101,7 @@ def serve(
     strategy: Annotated[
         str,
         _option("--placement", text="STRICT_PACK: one node; PACK: may span.", panel=_REPLICAS),
-    ] = "STRICT_PACK",
+    ] = STRICT_PACK,
     address: Annotated[
         str | None,
         _option("--address", text="A running Ray cluster, as auto.", panel=_REPLICAS),
@@ -199,7 +200,7 @@ def _wanted(
     defaults = EngineConfig()
     said = {key: value for key, value in engine.items() if value != getattr(defaults, key)}
     if config is not None:
-        if model or name or said or diffusion or deployment or keys:
+        if model or name or said or diffusion or deployment or keys or strategy != STRICT_PACK:
             raise ValueError("--config describes everything; leave the model and its flags out")
         return read_applications(config)
     source = model or "demo"

@@ -9,15 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import diffray
 from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.app_config import app_config
 from diffray.cluster.cli import app
 from diffray.cluster.measured import Measured
 from diffray.cluster.options import sampling_params
 from diffray.cluster.watch import MASK, animate, frame
+from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.threshold import Threshold
 from diffray.workers.text import Tokenizer
 from tests.tiny import CHAT_TEMPLATE, EOS_ID, GOLDEN, tiny_checkpoint
@@ -289,3 +292,39 @@ def test_numbers_of_a_part_default_to_the_default_kind() -> None:
 def test_measured_says_its_numbers_together() -> None:
     said = str(Measured(tokens=30, forwards=12, seconds=0.5))
     assert said == "30 tokens, 12 forwards, 2.50 tokens per forward, 60.0 tokens/s (0.50 s)"
+
+
+def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None:
+    flags = "--print-config --tp 2 --ep --replicas 1:3 --decoder credit --set decoder.threshold=0.8"
+    result = diffray_says("serve", "demo-llada2", "--served-model-name", "mine", *flags.split())
+    assert result.exit_code == 0, result.stderr
+    (found,) = yaml.safe_load(result.stdout)["applications"]
+    assert found["import_path"] == "diffray.cluster.app:build"
+    config = app_config(found["args"])
+    assert (config.model_id, config.model_source) == ("mine", "demo-llada2")
+    assert config.engine_kwargs.tensor_parallel_size == 2 and config.engine_kwargs.expert_parallel
+    assert config.diffusion.decoder == Credit(threshold=0.8)
+    scaling = config.deployment_config.autoscaling_config
+    assert scaling is not None and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("serve demo --model demo", "given twice"),
+        ("serve --replicas 2:x", "give N or MIN:MAX"),
+        ("serve --replicas 3:2", "min_replicas"),
+        ("serve --ep", "tensor_parallel_size of at least 2"),
+        ("serve /no/such/model", "no local folder"),
+        ("serve --set temperature=1", "only the parts of diffusion"),
+        ("serve --placement TIGHT", "STRICT_PACK"),
+        ("serve --config /no/such.yaml", "there is no such file"),
+        ("serve --config pyproject.toml --tp 2", "leave the model and its flags out"),
+        ("serve --decoder nothing", "threshold"),
+        ("batch in.jsonl out.jsonl", "give --base-url"),
+        ("batch in.jsonl out.jsonl --base-url x", "no address"),
+        ("chat --base-url http://127.0.0.1:1", "nothing answers"),
+    ],
+)
+def test_commands_for_servers_answer_mistakes_with_one_sentence(arguments: str, words: str) -> None:
+    assert words in complaint(*arguments.split())

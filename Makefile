@@ -43,5 +43,5 @@ $(STAMP): pyproject.toml
 	elif $(BIN)/python -c '$(ANSWERS)' $(CPU_INDEX)/torch/ 2>/dev/null; then index="--extra-index-url $(CPU_INDEX)"; \
 	else index=""; fi; \
 	echo $(PIP) $(TORCH) $$index; $(PIP) $(TORCH) $$index
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,triton]'
 	@touch $@

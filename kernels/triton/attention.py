@@ -1,0 +1,203 @@
+"""Attention of packed windows over the page table in Triton: nothing is gathered into a copy.
+
+A program holds some queries of one window, for all query heads that share a key head, and runs
+over that head's keys with the usual running maximum. Few windows do not fill a GPU, so the keys are
+split over programs as well, and a second kernel joins their answers.
+
+Letters: T packed tokens, Q query heads, G key heads, D head size, S slots of the K/V pool, W
+windows, P pages of a window, C splits of the keys.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffray.kernels.triton.reference import PagedWindows
+
+_PROGRAMS = 512  # what fills a GPU of 132 multiprocessors with some to spare
+_SPLIT_KEYS = 256  # a shorter split costs more to join than it saves
+_MOST_SPLITS = 32
+
+
+def paged_attention(
+    q_TQD: Tensor, keys_SGD: Tensor, values_SGD: Tensor, windows: PagedWindows
+) -> Tensor:
+    """Return what each query reads from the keys of its own sequence; the pool is only read.
+
+    Tokens of no window are left undefined.
+    """
+    q_TQD = q_TQD.contiguous()
+    num_tokens, num_queries, size = q_TQD.shape
+    num_keys = keys_SGD.shape[1]
+    num_windows, num_pages = windows.pages_WP.shape
+    shared = num_queries // num_keys
+    out_TQD = torch.empty_like(q_TQD)
+    if num_tokens == 0 or num_windows == 0:
+        return out_TQD
+
+    rows = min(max(triton.next_power_of_2(windows.max_queries * shared), 16), 64)
+    tiles = triton.cdiv(windows.max_queries * shared, rows)
+    splits = num_splits(tiles * num_keys * num_windows, num_pages * windows.page_size)
+    part_CTQD, lse_CTQ = out_TQD, None
+    if splits > 1:
+        part_CTQD = q_TQD.new_empty(splits, *q_TQD.shape, dtype=torch.float32)
+        lse_CTQ = q_TQD.new_empty(splits, num_tokens, num_queries, dtype=torch.float32)
+    _read_keys[(tiles * splits, num_keys, num_windows)](
+        q_TQD,
+        keys_SGD,
+        values_SGD,
+        part_CTQD,
+        lse_CTQ,
+        windows.first_W,
+        windows.start_W,
+        windows.kv_stop_W,
+        windows.block_W,
+        windows.pages_WP.contiguous(),
+        num_tokens,
+        num_pages,
+        size**-0.5 * 1.4426950408889634,  # to base 2, in which the GPU raises
+        PAGE=windows.page_size,
+        GROUPS=num_keys,
+        SHARED=shared,
+        SIZE=size,
+        ROWS=rows,
+        KEYS=64 if q_TQD.element_size() <= 2 else 32,
+        BLOCK=max(triton.next_power_of_2(size), 16),
+        SPLITS=splits,
+        num_warps=4,
+        num_stages=3 if q_TQD.element_size() <= 2 else 2,
+    )
+    if splits > 1:
+        _join_splits[(num_tokens, num_queries)](
+            part_CTQD,
+            lse_CTQ,
+            out_TQD,
+            num_tokens,
+            SIZE=size,
+            QUERIES=num_queries,
+            SPLITS=splits,
+            COLUMNS=triton.next_power_of_2(splits),
+            BLOCK=triton.next_power_of_2(size),
+            num_warps=1,
+        )
+    return out_TQD
+
+
+def num_splits(programs: int, max_keys: int) -> int:
+    """Return into how many parts to cut the keys, from bounds that the host knows."""
+    return max(1, min(_PROGRAMS // programs, max_keys // _SPLIT_KEYS, _MOST_SPLITS))
+
+
+@triton.jit
+def _read_keys(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    out_ptr,
+    lse_ptr,
+    first_ptr,
+    start_ptr,
+    stop_ptr,
+    block_ptr,
+    pages_ptr,
+    num_tokens,
+    num_pages,
+    scale,
+    PAGE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SHARED: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Let some queries of one window read one split of the keys that they see.
+
+    Rows are (query, head) pairs, the heads of a query side by side.
+    """
+    split = tl.program_id(0) % SPLITS
+    group = tl.program_id(1)
+    window = tl.program_id(2)
+    first = tl.load(first_ptr + window)
+    count = (tl.load(first_ptr + window + 1) - first) * SHARED
+    row = (tl.program_id(0) // SPLITS) * ROWS + tl.arange(0, ROWS)
+    live = row < count
+    query = row // SHARED
+    stop = tl.load(stop_ptr + window)
+    length = tl.load(block_ptr + window)
+    at = tl.load(start_ptr + window) + query
+    # Where attention goes both ways, all positions are of one block that ends where the keys do.
+    own_end = tl.minimum((at // tl.maximum(length, 1) + 1) * length, stop)
+    ends = tl.where(live, tl.where(length > 0, own_end, stop), 0)
+    last = tl.max(ends, axis=0)
+    share = tl.cdiv(tl.cdiv(last, SPLITS), KEYS) * KEYS
+    low = split * share
+    high = tl.minimum(low + share, last)
+
+    dim = tl.arange(0, BLOCK)
+    token_head = (first + query).to(tl.int64) * (GROUPS * SHARED) + group * SHARED + row % SHARED
+    here = live[:, None] & (dim < SIZE)[None, :]
+    q = tl.load(q_ptr + token_head[:, None] * SIZE + dim[None, :], mask=here, other=0.0)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
+    read = tl.zeros((ROWS, BLOCK), tl.float32)
+    for from_key in range(low, high, KEYS):
+        key = from_key + tl.arange(0, KEYS)
+        inside = key < high
+        page = tl.load(pages_ptr + window * num_pages + key // PAGE, mask=inside, other=0)
+        slot = page.to(tl.int64) * PAGE + key % PAGE
+        place = (slot * GROUPS + group)[:, None] * SIZE + dim[None, :]
+        there = inside[:, None] & (dim < SIZE)[None, :]
+        k = tl.load(keys_ptr + place, mask=there, other=0.0)
+        v = tl.load(values_ptr + place, mask=there, other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        seen = inside[None, :] & (key[None, :] < ends[:, None])
+        score = tl.where(seen, score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, axis=1))
+        # A row may have seen nothing yet.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(score - base[:, None])
+        keep = tl.exp2(top - base)
+        mass = mass * keep + tl.sum(weight, axis=1)
+        read = read * keep[:, None]
+        read = tl.dot(weight.to(v.dtype), v, read, input_precision="ieee")
+        top = new_top
+    read = read / tl.where(mass > 0.0, mass, 1.0)[:, None]
+    if SPLITS == 1:
+        at_out = out_ptr + token_head[:, None] * SIZE + dim[None, :]
+        tl.store(at_out, read.to(out_ptr.dtype.element_ty), mask=here)
+    else:
+        part = split.to(tl.int64) * num_tokens * (GROUPS * SHARED) + token_head
+        tl.store(out_ptr + part[:, None] * SIZE + dim[None, :], read, mask=here)
+        lse = tl.where(mass > 0.0, top + tl.log2(tl.where(mass > 0.0, mass, 1.0)), float("-inf"))
+        tl.store(lse_ptr + part, lse, mask=live)
+
+
+@triton.jit
+def _join_splits(
+    part_ptr,
+    lse_ptr,
+    out_ptr,
+    num_tokens,
+    SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Weigh the splits' answers for one query and head by the mass of keys behind each."""
+    token_head = tl.program_id(0).to(tl.int64) * QUERIES + tl.program_id(1)
+    split = tl.arange(0, COLUMNS)
+    part = split.to(tl.int64) * num_tokens * QUERIES + token_head
+    lse = tl.load(lse_ptr + part, mask=split < SPLITS, other=float("-inf"))
+    top = tl.max(lse, axis=0)
+    weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
+    weight = weight / tl.maximum(tl.sum(weight, axis=0), 1e-30)
+    dim = tl.arange(0, BLOCK)
+    there = (split < SPLITS)[:, None] & (dim < SIZE)[None, :]
+    # A split that saw nothing has weight 0, but what it wrote is a number all the same.
+    read = tl.load(part_ptr + part[:, None] * SIZE + dim[None, :], mask=there, other=0.0)
+    out = tl.sum(read * weight[:, None], axis=0)
+    tl.store(out_ptr + token_head * SIZE + dim, out.to(out_ptr.dtype.element_ty), mask=dim < SIZE)

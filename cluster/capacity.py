@@ -1,10 +1,13 @@
 """What a cluster lacks for the replicas that wait for a place, in words."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Resources = Mapping[str, float]
+
+_QUIET_S = 5.0  # before somebody is told what the cluster lacks
+_ACCELERATOR = "accelerator_type:"  # which Ray gives to nodes that have one, as a resource of 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +40,45 @@ def pending_reasons(nodes: ClusterNodes) -> list[str]:
     return [reason for reason in reasons if reason]
 
 
+class Shortages:
+    """Tells, once each, of what the cluster has lacked for a while."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._since: dict[str, float] = {}  # when a shortage was first seen
+        self._told: set[str] = set()
+
+    def see(self, reasons: list[str], now: float) -> None:
+        """Look at what is lacking now: a replica that is being placed lacks its place a moment."""
+        self._since = {reason: self._since.get(reason, now) for reason in reasons}
+        for reason, since in self._since.items():
+            if now - since >= _QUIET_S and reason not in self._told:
+                self._say(f"Waiting: {reason}")
+                self._told.add(reason)
+
+
 def shortage(bundles: Sequence[Resources], strategy: str, nodes: ClusterNodes) -> str | None:
     """Return why these bundles have no place now, or None where they have one."""
     if fits(bundles, strategy, nodes.free):
         return None
-    wish = f"a replica needs {_sum_text(bundles)}"
+    names, count = _names(bundles), len(nodes.total)
+    wish = f"a replica needs {_text(names, bundles)}"
     if fits(bundles, strategy, nodes.total):
         return f"{wish}; the cluster has that, but other work holds it, so this one waits"
     if strategy == "STRICT_PACK":
-        wish += " on one node"
-        best = max(nodes.total, key=lambda n: sum(_of(n, name) for name in _names(bundles)))
-        has = ", ".join(f"{_of(best, name):g} {name}" for name in _names(bundles))
-        text = f"{wish}, and the largest node has {has}"
+        # GPUs come first in the names: what is scarce decides which node is the largest.
+        best = max(nodes.total, key=lambda node: [_of(node, name) for name in names], default={})
+        text = f"{wish} on one node, and the largest node has {_text(names, [best])}"
         if fits(bundles, "PACK", nodes.total):
             return (
                 f"{text}; add a larger node, or let the replica span nodes with "
                 "placement_group_config: {strategy: PACK}"
             )
         return f"{text}; add a node that is large enough"
-    has = ", ".join(
-        f"{sum(_of(node, name) for node in nodes.total):g} {name}" for name in _names(bundles)
-    )
-    return f"{wish} ({strategy}), and the cluster's {len(nodes.total)} nodes have {has}; add nodes"
+    has = f"the cluster has {_text(names, nodes.total)} on {count} node{'s' * (count != 1)}"
+    if strategy == "STRICT_SPREAD" and len(bundles) > count:
+        return f"{wish} on {len(bundles)} nodes (STRICT_SPREAD), and {has}; add nodes"
+    return f"{wish} ({strategy}), and {has}; add nodes"
 
 
 def fits(bundles: Sequence[Resources], strategy: str, nodes: Iterable[Resources]) -> bool:
@@ -90,5 +110,13 @@ def _has(room: Resources, bundle: Resources) -> bool:
     return all(_of(room, name) + 1e-6 >= amount for name, amount in bundle.items())
 
 
-def _sum_text(bundles: Sequence[Resources]) -> str:
-    return ", ".join(f"{sum(_of(b, name) for b in bundles):g} {name}" for name in _names(bundles))
+def _text(names: Iterable[str], parts: Sequence[Resources]) -> str:
+    """Return the sum of some resources; of a kind of accelerator only that it is, or is not."""
+    told = []
+    for name in names:
+        amount = sum(_of(part, name) for part in parts)
+        if name.startswith(_ACCELERATOR):
+            told.append(f"{'' if amount else 'no '}{name.removeprefix(_ACCELERATOR)}")
+        else:
+            told.append(f"{amount:g} {name}")
+    return ", ".join(told)

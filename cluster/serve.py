@@ -20,14 +20,13 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from diffray.cluster.app import application
-from diffray.cluster.capacity import ClusterNodes, pending_reasons
+from diffray.cluster.capacity import ClusterNodes, Shortages, pending_reasons
 from diffray.cluster.config_file import Application
 from diffray.cluster.deployment import placement_bundles
 from diffray.cluster.gang import first_line
 
 DEADLINE_S = 3600.0  # for the models to load
 _POLL_S = 0.25
-_QUIET_S = 5.0  # before somebody is told what the cluster lacks
 _QUIET_LOG = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
@@ -169,23 +168,6 @@ def deploy(
             raise ValueError(f"{', '.join(waiting)}: not ready after {DEADLINE_S:g} s")
         shortages.see(pending_reasons(ClusterNodes.now()), time.monotonic())
         time.sleep(_POLL_S)
-
-
-class Shortages:
-    """Tells, once each, of what the cluster has lacked for a while."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._since: dict[str, float] = {}  # when a shortage was first seen
-        self._told: set[str] = set()
-
-    def see(self, reasons: list[str], now: float) -> None:
-        """Look at what is lacking now: a replica that is being placed lacks its place a moment."""
-        self._since = {reason: self._since.get(reason, now) for reason in reasons}
-        for reason, since in self._since.items():
-            if now - since >= _QUIET_S and reason not in self._told:
-                self._say(f"Waiting: {reason}")
-                self._told.add(reason)
 
 
 def remove(applications: tuple[Application, ...]) -> None:

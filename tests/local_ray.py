@@ -2,37 +2,71 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import ray
+from ray.cluster_utils import Cluster
+
+SETTINGS = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+MEMORY = 100_000_000  # bytes of a node's object store; Ray allows no less
 
 
 @contextmanager
-def local_ray(cpus: int = 8) -> Iterator[None]:
+def local_ray(cpus: int = 8, dashboard_port: int | None = None) -> Iterator[None]:
     """Start a one-node Ray with logical cores; the machine may have fewer."""
-    settings = {
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_worker_niceness": "0",
-        "OMP_NUM_THREADS": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+    with _settings({}) as folder:
         ray.init(
             address="local",
             num_cpus=cpus,
             num_gpus=0,
-            include_dashboard=False,
+            include_dashboard=dashboard_port is not None,
+            dashboard_port=dashboard_port,
             _temp_dir=folder,
-            object_store_memory=100_000_000,
+            object_store_memory=MEMORY,
             log_to_driver=True,
         )
         try:
             yield
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def local_cluster(
+    nodes: list[dict[str, Any]], settings: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Start a Ray of several nodes on this machine, each with the resources that it claims."""
+    with _settings(settings or {}) as folder:
+        cluster = Cluster()
+        try:
+            for node in nodes:
+                cluster.add_node(
+                    temp_dir=folder, include_dashboard=False, object_store_memory=MEMORY, **node
+                )
+            ray.init(address=cluster.address, log_to_driver=True)
+            yield
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+@contextmanager
+def _settings(more: Mapping[str, str]) -> Iterator[str]:
+    """Set the environment for a while, with a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        wanted = {**SETTINGS, **more, "RAY_TMPDIR": folder}
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield folder
+        finally:
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)

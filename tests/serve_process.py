@@ -1,0 +1,121 @@
+"""`diffray serve` as a process of its own, in a home and a temporary folder of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+READY_S = 180.0  # on a machine that does other things too
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@dataclass(frozen=True)
+class ServeProcess:
+    """The command, running; what it says goes to a file, and all that it starts knows `folder`."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "said").read_text()
+
+    def wait_for(self, words: str, count: int) -> None:
+        """Wait until it has said something so often."""
+        end = time.monotonic() + READY_S
+        while self.said.count(words) < count:
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < end, self.said
+            time.sleep(0.05)
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C: a terminal tells every process of the group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def processes(self) -> dict[int, str]:
+        """Return the processes that this command has started, and theirs: id and name."""
+        mark = f"TMPDIR={self.folder}".encode()
+        names, parents, found = {}, {}, set()
+        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+            with suppress(OSError):  # it ends while we look, or is somebody else's
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                if not line:
+                    continue  # it has ended, and nobody has asked how
+                names[pid], parents[pid] = line.decode().strip(), int(_stat(pid)[1])
+                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    found.add(pid)
+        # Some write their names over their environment.
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return {pid: names[pid] for pid in found}
+
+    def busiest(self, name: str, seconds: float = 0.3) -> int:
+        """Return the process of this name that works most."""
+        pids = [pid for pid, line in self.processes().items() if name in line]
+        before = {pid: _ticks(pid) for pid in pids}
+        time.sleep(seconds)
+        return max(pids, key=lambda pid: _ticks(pid) - before[pid])
+
+
+@contextmanager
+def serve_process(*arguments: str) -> Iterator[ServeProcess]:
+    """Run `diffray serve` with these arguments and a free port; leaves nothing behind."""
+    port = free_port()
+    # Ray's sockets are in it, and a socket's path must be short.
+    with tempfile.TemporaryDirectory(prefix="serve", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with (folder / "said").open("wb") as said:
+            process = subprocess.Popen(
+                serve_command("--port", str(port), *arguments),
+                env=environment(folder),
+                cwd=folder,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+        running = ServeProcess(process, folder, port)
+        try:
+            yield running
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(60)
+            for pid in running.processes():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def serve_command(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).parent / "diffray"), "serve", *arguments]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a user who has never used Ray."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+    return kept | {"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _ticks(pid: int) -> int:
+    return int(_stat(pid)[11]) + int(_stat(pid)[12])

@@ -6,7 +6,9 @@ from torch import Tensor
 
 from tests.triton_device import DEVICE  # isort: skip
 from diffray.kernels.experts import experts_forward as reference
-from diffray.kernels.triton.experts import experts_forward, tile_for
+from diffray.kernels.triton import reference as quantized
+from diffray.kernels.triton.experts import experts_forward, quantized_experts_forward, tile_for
+from diffray.kernels.triton.reference import quantize_rows
 
 
 def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> list[Tensor]:
@@ -62,3 +64,25 @@ def test_a_token_gets_the_same_bits_whoever_else_is_there() -> None:
 def test_no_tokens_give_no_rows() -> None:
     x, w13, w2, ids, weights = case(4, 3, 2, 16, 16)
     assert experts_forward(x[:0], w13, w2, ids[:0], weights[:0]).shape == (0, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantized_experts_equal_their_weights_scaled_back(dtype: torch.dtype) -> None:
+    x, w13, w2, ids, weights = case(12, 5, 2, 48, 36)
+    q13, q2 = quantize_rows(w13, dtype), quantize_rows(w2, dtype)
+    args = (x, *q13, *q2, ids, weights)
+    got = quantized_experts_forward(*args)
+    torch.testing.assert_close(
+        got, quantized.quantized_experts_forward(*args), atol=1e-5, rtol=1e-4
+    )
+    exact = reference(x, w13, w2, ids, weights)
+    assert 0 < float((got - exact).norm() / exact.norm()) < 0.06
+
+
+def test_quantized_rows_come_back_within_half_a_step() -> None:
+    torch.manual_seed(0)
+    w = torch.randn(3, 5, 40) * torch.tensor([1e-3, 1.0, 50.0]).view(3, 1, 1)
+    w[1, 2] = 0
+    values, scale = quantize_rows(w, torch.int8)
+    assert values.dtype == torch.int8 and int(values.abs().max()) == 127
+    assert bool(((values * scale.unsqueeze(2) - w).abs() <= 0.501 * scale.unsqueeze(2)).all())

@@ -33,12 +33,12 @@ def place(spans: list[Span], padding: int = 0) -> tuple[PagedWindows, int]:
     pages[: len(spans)] = free.view(len(spans), widest).int()
     lengths = [span.stop - span.start for span in spans] + [0] * padding
     spans = spans + [Span(0, 0, 0)] * padding
+    starts, _, stops, blocks = torch.tensor(spans, dtype=torch.int32).to(DEVICE).unbind(1)
     windows = PagedWindows(
         torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE),
-        *(
-            torch.tensor([getattr(s, name) for s in spans], dtype=torch.int32, device=DEVICE)
-            for name in ("start", "kv_stop", "block")
-        ),
+        starts.contiguous(),
+        stops.contiguous(),
+        blocks.contiguous(),
         pages.to(DEVICE),
         PAGE,
         max(lengths),
@@ -46,11 +46,13 @@ def place(spans: list[Span], padding: int = 0) -> tuple[PagedWindows, int]:
     return windows, int(pages.max()) + 1
 
 
-def tensors(windows: PagedWindows, pages: int, heads: int, keys: int, size: int) -> list[Tensor]:
+def tensors(
+    windows: PagedWindows, pages: int, heads: int, keys: int, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(size)
     q = torch.randn(int(windows.first_W[-1]), heads, size, device=DEVICE)
     pools = torch.randn(2, pages * PAGE, keys, size, device=DEVICE)
-    return [q, pools[0], pools[1]]
+    return q, pools[0], pools[1]
 
 
 @pytest.mark.parametrize(("heads", "keys", "size"), [(2, 2, 16), (6, 2, 24), (4, 1, 40)])
@@ -100,7 +102,9 @@ def test_padding_changes_nothing_and_what_no_query_sees_is_not_read() -> None:
     padding = torch.zeros(2, dtype=torch.int32, device=DEVICE)
     wide = PagedWindows(
         torch.cat([bare.first_W, bare.first_W[-1:].expand(2)]),
-        *(torch.cat([part, padding]) for part in bare[1:4]),
+        torch.cat([bare.start_W, padding]),
+        torch.cat([bare.kv_stop_W, padding]),
+        torch.cat([bare.block_W, padding]),
         torch.nn.functional.pad(bare.pages_WP, (0, 3, 0, 2)),
         PAGE,
         40,

@@ -48,10 +48,10 @@ def rotate_and_store(
     if norm_ND is not None:
         x_TND = rms_norm(x_TND, norm_ND, eps)
     x_TND = rotate(x_TND, cos_T1R, sin_T1R)
-    q_TQD, k_TGD = x_TND.split([num_rotated - num_keys, num_keys], dim=1)
-    keys_SGD[slots_T] = k_TGD
+    num_queries = num_rotated - num_keys
+    keys_SGD[slots_T] = x_TND[:, num_queries:]
     values_SGD[slots_T] = heads_TND[:, num_rotated:]
-    return q_TQD
+    return x_TND[:, :num_queries]
 
 
 class PagedWindows(NamedTuple):

@@ -12,6 +12,7 @@ import typer
 
 import diffray
 from diffray.cluster import flags
+from diffray.cluster.bench import commands as bench
 from diffray.cluster.client_commands import batch, chat, status
 from diffray.cluster.failures import one_sentence
 from diffray.cluster.serve_command import serve
@@ -125,6 +126,7 @@ def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
         Console().print(as_table(found))
 
 
+app.add_typer(bench.app, name="bench")
 for command in (serve, chat, batch, status):
     app.command()(command)
 

@@ -1,0 +1,99 @@
+"""The prompts of a benchmark: from the box (demo, HumanEval, GSM8K) or a file of one's own."""
+
+import json
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+BOXED: Final = ("demo", "humaneval", "gsm8k")
+RANDOM: Final = "random"
+FROM_FILE: Final = ("custom", "sharegpt")
+NAMES: Final = (RANDOM, *BOXED, *FROM_FILE)
+
+_WORDS: Final = (
+    "time year people way day man thing woman life child world school state family student group "
+    "country problem hand part place case week company system program question work government "
+    "number night point home water room mother area money story fact month lot right study book"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt; `max_tokens` is there where the file says it."""
+
+    task: str
+    prompt: str
+    max_tokens: int | None = None
+
+
+def read_asks(name: str, path: Path | None, count: int) -> list[Ask]:
+    """Return at most `count` prompts of a data set that is not random.
+
+    `custom` is a file of JSON lines with `prompt` and, if wanted, `max_tokens` and `task`;
+    `sharegpt` a JSON file of conversations, whose first messages are the prompts.
+    """
+    if name not in NAMES:
+        raise ValueError(f"there is no data set {name!r}; allowed: {', '.join(NAMES)}")
+    if (path is None) == (name in FROM_FILE):
+        raise ValueError(
+            f"--dataset-name {name} needs --dataset-path FILE"
+            if path is None
+            else f"--dataset-name {name} reads no file; leave out --dataset-path, or say custom"
+        )
+    if path is None:
+        path = Path(str(files("diffray"))) / "prompts" / f"{name}.jsonl"
+    asks = list(islice(_sharegpt(path) if name == "sharegpt" else _lines(path, name), count))
+    if not asks:
+        raise ValueError(f"{path} has no prompts")
+    return asks
+
+
+def by_task(asks: Iterable[Ask]) -> dict[str, list[Ask]]:
+    """Return each task's prompts, for tasks are measured one by one."""
+    found: dict[str, list[Ask]] = {}
+    for ask in asks:
+        found.setdefault(ask.task, []).append(ask)
+    return found
+
+
+def random_text(words: int, draws: random.Random) -> str:
+    """Return a text of so many words, hence of at least about so many tokens."""
+    return " ".join(draws.choice(_WORDS) for _ in range(words))
+
+
+def _lines(path: Path, name: str) -> Iterator[Ask]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _ask(_parse(line, f"{path}, line {number}"), name, f"{path}, line {number}")
+
+
+def _ask(given: Any, name: str, place: str) -> Ask:
+    if not isinstance(given, dict) or not isinstance(given.get("prompt"), str):
+        raise ValueError(f"{place}: expected an object with a text under 'prompt'")
+    length = given.get("max_tokens", given.get("output_tokens"))
+    if length is not None and (not isinstance(length, int) or length < 1):
+        raise ValueError(f"{place}: max_tokens must be a whole number, at least 1")
+    task = given.get("task", name)
+    if not isinstance(task, str):
+        raise ValueError(f"{place}: task must be a text")
+    return Ask(task, given["prompt"], length)
+
+
+def _sharegpt(path: Path) -> Iterator[Ask]:
+    conversations = _parse(path.read_text(encoding="utf-8"), str(path))
+    for conversation in conversations if isinstance(conversations, list) else []:
+        messages = conversation.get("conversations", [])
+        if len(messages) > 1 and isinstance(messages[0].get("value"), str):
+            yield Ask("sharegpt", messages[0]["value"])
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{place}: no JSON ({error})") from None

@@ -1,0 +1,127 @@
+"""Bodies for a server: prompts, their lengths by its own tokenizer, and what all of them ask."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import httpx2
+
+from diffray.cluster.bench.prompts import RANDOM, Ask, random_text, read_asks
+
+COMPLETIONS, CHAT = "openai", "openai-chat"
+ENDPOINTS: Final = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
+OUTPUT_LEN: Final = 128
+_AT_ONCE: Final = 16
+
+X = TypeVar("X")
+Y = TypeVar("Y")
+
+
+class Tokens(Protocol):
+    """Who can cut and count texts in the model's tokens."""
+
+    async def encode(self, text: str) -> list[int]: ...
+    async def decode(self, ids: list[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTokens:
+    """The server's own tokenizer, through /tokenize and /detokenize."""
+
+    client: httpx2.AsyncClient
+    model: str
+
+    async def encode(self, text: str) -> list[int]:
+        wish = {"prompt": text, "add_special_tokens": False}
+        return list((await self._ask("/tokenize", wish))["tokens"])
+
+    async def decode(self, ids: list[int]) -> str:
+        return str((await self._ask("/detokenize", {"tokens": ids}))["prompt"])
+
+    async def _ask(self, path: str, wish: dict[str, Any]) -> dict[str, Any]:
+        try:
+            response = await self.client.post(path, json={"model": self.model} | wish)
+            response.raise_for_status()
+            return dict(response.json())
+        except (httpx2.HTTPError, ValueError) as error:
+            raise ValueError(
+                f"the server has no {path} to count tokens with ({error}); give --tokenizer"
+            ) from None
+
+
+class LocalTokens:
+    """A checkpoint's tokenizer, in this process."""
+
+    def __init__(self, name: str) -> None:
+        from transformers import PreTrainedTokenizerFast
+
+        from diffray.components.checkpoint import resolve
+
+        self._fast = PreTrainedTokenizerFast.from_pretrained(resolve(name))
+
+    async def encode(self, text: str) -> list[int]:
+        return list(self._fast.encode(text, add_special_tokens=False))
+
+    async def decode(self, ids: list[int]) -> str:
+        return str(self._fast.decode(ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of a server: the prompt's part of the body, and how many tokens to write."""
+
+    prompt: str | list[int]
+    max_tokens: int
+
+    def body(self, backend: str, model: str, common: dict[str, Any]) -> dict[str, Any]:
+        said: dict[str, Any] = {"model": model, "max_tokens": self.max_tokens}
+        if backend == CHAT:
+            said["messages"] = [{"role": "user", "content": self.prompt}]
+        else:
+            said["prompt"] = self.prompt
+        return said | {"stream": True, "stream_options": {"include_usage": True}} | common
+
+
+async def wishes(
+    name: str,
+    path: Path | None,
+    tokens: Tokens,
+    *,
+    backend: str,
+    count: int,
+    input_len: int,
+    output_len: int | None,
+    seed: int,
+) -> list[Wish]:
+    """Return the prompts of a data set; random ones have exactly `input_len` tokens, as ids.
+
+    A chat takes no ids: there it is the text of so many tokens, and the template comes on top.
+    """
+    if name != RANDOM:
+        asks = read_asks(name, path, count)
+        return [Wish(a.prompt, output_len or a.max_tokens or OUTPUT_LEN) for a in asks]
+    if path is not None:
+        raise ValueError("--dataset-name random reads no file; leave out --dataset-path")
+    draws = random.Random(seed)
+    asks = [Ask(name, random_text(input_len, draws)) for _ in range(count)]
+
+    async def cut(ask: Ask) -> Wish:
+        ids = (await tokens.encode(ask.prompt))[:input_len]
+        prompt: str | list[int] = ids if backend == COMPLETIONS else await tokens.decode(ids)
+        return Wish(prompt, output_len or OUTPUT_LEN)
+
+    return await each(cut, asks)
+
+
+async def each(act: Callable[[X], Awaitable[Y]], items: list[X]) -> list[Y]:
+    """Return what `act` makes of each, some at once."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(item: X) -> Y:
+        async with gate:
+            return await act(item)
+
+    return list(await asyncio.gather(*(one(item) for item in items)))

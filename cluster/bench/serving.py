@@ -1,0 +1,174 @@
+"""A benchmark of a server: the runs of a sweep, one after the other."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from typing import Any
+
+import httpx2
+from rich.table import Table
+
+from diffray.cluster.bench.load import Load, Target, run_load, wait_until_ready
+from diffray.cluster.bench.output import console
+from diffray.cluster.bench.plan import Plan
+from diffray.cluster.bench.prompts import RANDOM
+from diffray.cluster.bench.requests import (
+    LocalTokens,
+    ServerTokens,
+    Tokens,
+    Wish,
+    each,
+    wishes,
+)
+from diffray.cluster.bench.result_file import Saving
+from diffray.cluster.bench.serving_result import Served, printed
+from diffray.cluster.bench.streamed import Reply
+from diffray.cluster.endpoint import json_of
+
+TIMEOUT_SECONDS = 6 * 3600.0
+SWEEP = (
+    "data", "concurrency", "RPS", "requests", "req/s", "tokens/s", "TTFT ms", "E2EL ms",
+    "P99 E2EL ms", "tokens per step",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRun:
+    """One run of the sweep: a data set at one rate and concurrency."""
+
+    task: str
+    served: Served
+
+
+def run_plan(plan: Plan, saving: Saving, say: Callable[[str], object]) -> list[TaskRun]:
+    """Run the whole sweep, print each run's block and a table of all, and save what is wanted."""
+    runs = len(plan.datasets) * len(plan.rates) * len(plan.concurrencies)
+    saving.check(runs)
+    found = asyncio.run(_run(plan, saving, say))
+    if runs > 1:
+        console().print(sweep_table(found))
+    return found
+
+
+async def _run(plan: Plan, saving: Saving, say: Callable[[str], object]) -> list[TaskRun]:
+    found = []
+    async with httpx2.AsyncClient(**plan.server.options(TIMEOUT_SECONDS)) as client:
+        target = Target(client, plan.path, plan.headers, plan.id_prefix)
+        model = plan.model or await _first_model(client, plan)
+        tokens: Tokens = ServerTokens(client, model)
+        if plan.tokenizer:
+            tokens = LocalTokens(plan.tokenizer)
+        for name in plan.datasets:
+            common = plan.common | ({"ignore_eos": True} if name == RANDOM else {})
+            asked = await wishes(
+                name,
+                plan.file if name in ("custom", "sharegpt") or len(plan.datasets) == 1 else None,
+                tokens,
+                backend=plan.backend,
+                count=plan.count,
+                input_len=plan.input_len,
+                output_len=plan.output_len,
+                seed=plan.seed,
+            )
+            bodies = [wish.body(plan.backend, model, common) for wish in asked]
+            if plan.ready_timeout:
+                await wait_until_ready(target, bodies[0], plan.ready_timeout)
+            await each(lambda body: target.send(body, 0, 0.0), bodies[:1] * plan.warmups)
+            for rate, concurrency in product(plan.rates, plan.concurrencies):
+                load = await _measured(plan, target, bodies, rate, concurrency)
+                await _count_missing(load, asked, tokens)
+                run = TaskRun(name, Served.of(load, plan.wanted))
+                found.append(run)
+                say("\n".join(printed(run.served)))
+                _tell_failures(load.replies, say)
+                said = {
+                    "backend": plan.backend,
+                    "model_id": model,
+                    "tokenizer_id": plan.tokenizer,
+                    "num_prompts": len(asked),
+                    "burstiness": plan.burstiness,
+                    "dataset_name": name,
+                }
+                if path := saving.write(run.served, said, name):
+                    say(f"written to {path}")
+    return found
+
+
+async def _measured(
+    plan: Plan,
+    target: Target,
+    bodies: list[dict[str, Any]],
+    rate: float,
+    concurrency: int | None,
+) -> Load:
+    from tqdm.auto import tqdm
+
+    with tqdm(total=len(bodies), unit="req", delay=2, disable=not plan.progress) as progress:
+        return await run_load(
+            target,
+            bodies,
+            plan.offsets(len(bodies), rate),
+            rate=rate,
+            concurrency=concurrency,
+            tick=progress.update,
+        )
+
+
+async def _count_missing(load: Load, asked: list[Wish], tokens: Tokens) -> None:
+    """Count the tokens of replies whose server told no usage."""
+
+    async def count(pair: tuple[Reply, Wish]) -> None:
+        reply, wish = pair
+        if reply.output_tokens is None:
+            reply.output_tokens = len(await tokens.encode(reply.text)) if reply.text else 0
+        if reply.prompt_tokens is None:
+            given = wish.prompt
+            reply.prompt_tokens = len(
+                await tokens.encode(given) if isinstance(given, str) else given
+            )
+
+    await each(count, [(r, w) for r, w in zip(load.replies, asked, strict=True) if r.success])
+
+
+async def _first_model(client: httpx2.AsyncClient, plan: Plan) -> str:
+    try:
+        response = await client.get("/v1/models", headers=plan.headers)
+    except httpx2.HTTPError:
+        raise plan.server.unreachable() from None
+    found = json_of(response)
+    models = found.get("data") if isinstance(found, dict) else None
+    if response.status_code != 200 or not models:
+        raise ValueError(f"{plan.server.url}/v1/models tells no model; give --model NAME")
+    return str(models[0]["id"])
+
+
+def _tell_failures(replies: list[Reply], say: Callable[[str], object]) -> None:
+    reasons = [reply.error for reply in replies if not reply.success]
+    for reason in dict.fromkeys(reasons[:10]):
+        say(f"failed: {reasons.count(reason)} x {reason}")
+
+
+def sweep_table(found: list[TaskRun]) -> Table:
+    """Return one row for each run."""
+    table = Table(*SWEEP)
+    for run in found:
+        table.add_row(*sweep_cells(run))
+    return table
+
+
+def sweep_cells(run: TaskRun) -> list[str]:
+    load, result, spreads = run.served.load, run.served.result, run.served.spreads
+    return [
+        run.task,
+        "-" if load.concurrency is None else str(load.concurrency),
+        "all at once" if load.rate == inf else f"{load.rate:g}",
+        f"{result['completed']}" + (f" ({result['failed']} failed)" if result["failed"] else ""),
+        f"{result['request_throughput']:.2f}",
+        f"{result['output_throughput']:.1f}",
+        f"{spreads['ttft'].median:.1f}",
+        f"{spreads['e2el'].median:.1f}",
+        f"{run.served.p99_latency:.1f}",
+        "-" if load.diffusion is None else f"{load.diffusion.committed_per_step:.2f}",
+    ]

@@ -9,9 +9,10 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from diffray.components.mesh import Mesh
+from diffray.kernels.linear import linear
 from diffray.kernels.norm import rms_norm
 from diffray.kernels.rope import rope_tables
 
@@ -227,4 +228,4 @@ class Rotary(nn.Module):
         self.sin_P1R.copy_(sin_PR.unsqueeze(1))
 
     def forward(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        return self.cos_P1R[positions_T], self.sin_P1R[positions_T]
+        return self.cos_P1R.index_select(0, positions_T), self.sin_P1R.index_select(0, positions_T)

@@ -1,12 +1,16 @@
 """Gated experts over tokens that each go to a few of them.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
-rows, then up rows), K experts of a token, S token-expert pairs (T * K).
+rows, then up rows), K experts of a token, S token-expert pairs (T * K), P pairs of one expert.
 """
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm, silu
+
+from diffray.kernels.linear import LITTLE, linear
 
 
 def experts_forward(
@@ -24,29 +28,41 @@ def experts_forward(
     experts_E = torch.arange(num_experts, device=ids_S.device)
     ends_E = torch.searchsorted(ids_S, experts_E, right=True, out_int32=True)
 
-    x_SH = x_TH[order_S // num_chosen]
-    gate_SI, up_SI = _grouped(x_SH, w13_EFH, ends_E).chunk(2, dim=-1)
-    out_SH = _grouped(silu(gate_SI).mul_(up_SI), w2_EHI, ends_E)
+    x_SH = x_TH.index_select(0, order_S // num_chosen)
+    run = _grouped if _suits_grouped(x_SH, w13_EFH, w2_EHI) else _one_by_one
+    out_SH = run(x_SH, w13_EFH, w2_EHI, ends_E)
 
     # Back to the tokens' order; summed along K, so the result does not hang on who else runs.
-    read_SH = torch.empty_like(out_SH)
-    read_SH[order_S] = out_SH
-    read_TKH = read_SH.view(num_tokens, num_chosen, -1).masked_fill_(~here_TK.unsqueeze(-1), 0)
+    places_S = torch.arange(len(order_S), device=order_S.device)
+    places_S = torch.empty_like(order_S).index_copy_(0, order_S, places_S)
+    read_TKH = out_SH.index_select(0, places_S).view(num_tokens, num_chosen, -1)
     mix_T1K = weights_TK.to(x_TH.dtype).unsqueeze(1)
     return torch.bmm(mix_T1K, read_TKH).squeeze(1)
 
 
-def _grouped(x_SH: Tensor, w_EOH: Tensor, ends_E: Tensor) -> Tensor:
-    """Multiply each expert's slice of rows with its matrix; rows of no expert are undefined."""
-    row_bytes = {x_SH.shape[1] * x_SH.itemsize, w_EOH.shape[1] * x_SH.itemsize}
-    if x_SH.dtype != torch.float64 and all(size % 16 == 0 for size in row_bytes):
-        return grouped_mm(x_SH, w_EOH.transpose(1, 2), offs=ends_E)
-    # grouped_mm knows no float64 and wants rows of 16 bytes; this is for tests on the CPU, where
-    # reading the ends costs no synchronisation.
-    out_SO = x_SH.new_zeros(x_SH.shape[0], w_EOH.shape[1])
-    start = 0
-    for expert, stop in enumerate(ends_E.tolist()):
-        if start < stop:
-            torch.mm(x_SH[start:stop], w_EOH[expert].t(), out=out_SO[start:stop])
-        start = stop
-    return out_SO
+def _suits_grouped(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor) -> bool:
+    """Whether grouped_mm can; on a CPU also whether slices are so short that its loop is faster."""
+    rows_fit = all(width * x_SH.itemsize % 16 == 0 for width in w2_EHI.shape[1:])
+    if x_SH.dtype == torch.float64 or not rows_fit:
+        return False
+    return x_SH.is_cuda or x_SH.shape[0] * w13_EFH[0].numel() < LITTLE * w13_EFH.shape[0]
+
+
+def _grouped(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor) -> Tensor:
+    """Return the experts' outputs; zero for rows of no expert."""
+    gate_SI, up_SI = grouped_mm(x_SH, w13_EFH.transpose(1, 2), offs=ends_E).chunk(2, dim=-1)
+    out_SH = grouped_mm(silu(gate_SI).mul_(up_SI), w2_EHI.transpose(1, 2), offs=ends_E)
+    rows_S = torch.arange(x_SH.shape[0], device=ends_E.device)
+    return out_SH.masked_fill_((rows_S >= ends_E[-1]).unsqueeze(1), 0)
+
+
+def _one_by_one(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor) -> Tensor:
+    """The same with one matmul per expert; reads `ends_E`, for which a GPU would have to wait."""
+    ends = ends_E.tolist()
+    counts = [stop - start for start, stop in pairwise([0, *ends, x_SH.shape[0]])]
+    parts = []
+    for x_PH, w13_FH, w2_HI in zip(x_SH.split(counts), w13_EFH, w2_EHI, strict=False):
+        if x_PH.shape[0]:
+            gate_PI, up_PI = linear(x_PH, w13_FH).chunk(2, dim=-1)
+            parts.append(linear(silu(gate_PI).mul_(up_PI), w2_HI))
+    return torch.cat([*parts, x_SH.new_zeros(counts[-1], x_SH.shape[1])])

@@ -1,0 +1,22 @@
+"""Rows times a matrix: every way gives what torch's own linear gives."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from diffray.kernels.linear import linear
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "columns", "outputs"), [(3, 5, 7), (40, 256, 300), (0, 9, 4)])
+def test_linear_is_linear(dtype: torch.dtype, rows: int, columns: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, columns).to(dtype), torch.randn(outputs, columns).to(dtype)
+    expected = functional.linear(x, weight)
+    torch.testing.assert_close(linear(x, weight), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_views_are_read_as_they_are() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(40, 300)[:, 44:], torch.randn(600, 256)[::2]
+    torch.testing.assert_close(linear(x, weight), functional.linear(x, weight), atol=1e-4, rtol=0)

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -174,13 +175,26 @@ def remove(applications: tuple[Application, ...]) -> None:
     """End the applications and wait until they have finished what was running.
 
     Others may have theirs on the same Serve. How long that takes at most is each deployment's
-    graceful_shutdown_timeout_s; Serve's own call would give up after a minute.
+    graceful_shutdown_timeout_s, which Serve's own call does not wait for. It also keeps a replica
+    so long that has found no place yet; nothing runs there, so nobody waits for it here.
     """
     names = {each.name for each in applications}
+    unborn = {name: states["STARTING"] for name, states in replicas(names).items()}
     for name in names:
         serve.delete(name, _blocking=False)
-    while names & serve.status().applications.keys():
+    while any(states.total() > unborn.get(name, 0) for name, states in replicas(names).items()):
         time.sleep(_POLL_S)
+
+
+def replicas(names: set[str]) -> dict[str, Counter[str]]:
+    """Return how many replicas each application has in which state."""
+    found: dict[str, Counter[str]] = {}
+    for name, state in serve.status().applications.items():
+        if name in names:
+            found[name] = Counter()
+            for deployment in state.deployments.values():
+                found[name].update({str(s): n for s, n in deployment.replica_states.items()})
+    return found
 
 
 def not_ready(applications: tuple[Application, ...]) -> list[str]:

@@ -58,6 +58,6 @@ class KVPool:
     ) -> Tensor:
         """Store the windows' K/V in place, then return what their queries read."""
         keys_SGD, values_SGD = self.keys_LSGD[layer], self.values_LSGD[layer]
-        keys_SGD[batch.slots_T] = k_TGD
-        values_SGD[batch.slots_T] = v_TGD
+        keys_SGD.index_copy_(0, batch.slots_T, k_TGD)
+        values_SGD.index_copy_(0, batch.slots_T, v_TGD)
         return window_attention(q_THD, k_TGD, v_TGD, keys_SGD, values_SGD, batch.groups)

@@ -43,13 +43,11 @@ def local_cluster(
     nodes: list[dict[str, Any]], settings: Mapping[str, str] | None = None
 ) -> Iterator[None]:
     """Start a Ray of several nodes on this machine, each with the resources that it claims."""
-    with _settings(settings or {}) as folder:
+    with _settings(settings or {}):
         cluster = Cluster()
         try:
             for node in nodes:
-                cluster.add_node(
-                    temp_dir=folder, include_dashboard=False, object_store_memory=MEMORY, **node
-                )
+                cluster.add_node(include_dashboard=False, object_store_memory=MEMORY, **node)
             ray.init(address=cluster.address, log_to_driver=True)
             yield
         finally:

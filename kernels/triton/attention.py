@@ -36,7 +36,8 @@ def paged_attention(
     if num_tokens == 0 or num_windows == 0:
         return out_TQD
 
-    rows = min(max(triton.next_power_of_2(windows.max_queries * shared), 16), 64)
+    narrow = q_TQD.element_size() <= 2  # exact float32 has no matrix units: small tiles do
+    rows = min(max(triton.next_power_of_2(windows.max_queries * shared), 16), 64 if narrow else 16)
     tiles = triton.cdiv(windows.max_queries * shared, rows)
     splits = num_splits(tiles * num_keys * num_windows, num_pages * windows.page_size)
     part_CTQD, lse_CTQ = out_TQD, None
@@ -62,11 +63,11 @@ def paged_attention(
         SHARED=shared,
         SIZE=size,
         ROWS=rows,
-        KEYS=64 if q_TQD.element_size() <= 2 else 32,
+        KEYS=64 if narrow else 32,
         BLOCK=max(triton.next_power_of_2(size), 16),
         SPLITS=splits,
         num_warps=4,
-        num_stages=3 if q_TQD.element_size() <= 2 else 2,
+        num_stages=3 if narrow else 2,
     )
     if splits > 1:
         _join_splits[(num_tokens, num_queries)](

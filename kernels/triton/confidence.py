@@ -50,9 +50,10 @@ def confidence(
     """
     rows, hidden = hidden_RH.shape
     size = head_VH.shape[0]
-    tile = min(max(triton.next_power_of_2(rows), 16), 128)
+    narrow = hidden_RH.element_size() <= 2  # exact float32 has no matrix units: small tiles do
+    tile = min(max(triton.next_power_of_2(rows), 16), 128 if narrow else 32)
     # Noise is made in float64, for which a larger tile has no registers.
-    columns = 128 if draw is None else 64
+    columns = 128 if draw is None and narrow else 64
     parts = _Parts.empty(triton.cdiv(size, columns), rows, hidden_RH.device)
     gathered_RK = torch.zeros(gather_RK.shape, dtype=torch.float32, device=hidden_RH.device)
     if rows:
@@ -72,9 +73,9 @@ def confidence(
             DRAWN=draw is not None,
             ROWS=tile,
             COLUMNS=columns,
-            DEPTH=128 // hidden_RH.element_size(),
+            DEPTH=64 if narrow else 32,
             num_warps=8 if tile == 128 or (tile == 64 and draw is not None) else 4,
-            num_stages=4,
+            num_stages=4 if narrow else 2,
         )
     return _join(parts, gathered_RK, start)
 

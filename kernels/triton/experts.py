@@ -117,8 +117,12 @@ def tile_for(rows_per_expert: float, itemsize: int) -> Tile:
     Tokens spread over experts about as by chance, so the fullest have some deviations over mean.
     """
     full = math.ceil(rows_per_expert + 4 * math.sqrt(rows_per_expert))
-    rows = min(max(triton.next_power_of_2(full), 16), 128)
-    return Tile(rows, 64, 256 // itemsize, 8 if rows == 128 else 4, 3)
+    rows = max(triton.next_power_of_2(full), 16)
+    if itemsize > 2:
+        # Exact float32 has no matrix units: large tiles spill, and compile for minutes.
+        return Tile(min(rows, 32), 32, 32, 4, 2)
+    rows = min(rows, 128)
+    return Tile(rows, 64, 128, 8 if rows == 128 else 4, 3)
 
 
 @triton.jit

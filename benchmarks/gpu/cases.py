@@ -1,0 +1,193 @@
+"""Each kernel with the inputs that a model's step gives it, and the least it must read and compute.
+
+Letters: T packed tokens, R rows of the head, E experts, K experts of a token.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.shapes import Shape
+from benchmarks.gpu.windows import last_windows
+from diffray.kernels.rope import rope_tables
+from diffray.kernels.triton.choose import Kernels
+from diffray.kernels.triton.reference import Draw, quantize_rows
+
+EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kernel's call: `run` returns all that it computes, what it stores in place too."""
+
+    kernel: str
+    run: Callable[[Kernels], tuple[Tensor, ...]]
+    bytes: float  # every input once, every output once
+    flops: float = 0.0
+    exact_ids: bool = False  # the first output is of integers that rounding may change
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step's size: so many sequences, windows of a length, contexts of a length."""
+
+    rows: int
+    window: int
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * min(self.window, self.context)
+
+
+def cases(
+    shape: Shape, work: Work, dtype: torch.dtype, device: torch.device | str
+) -> Iterator[Case]:
+    """Yield the kernels' calls of one layer and of the head, one after the other."""
+
+    def normal(*size: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(size, device=device, dtype=dtype) * scale
+
+    yield from _layer_cases(shape, work, normal)
+    if shape.sparse is not None:
+        yield from _expert_cases(shape, work, normal)
+    yield from _head_cases(shape, work, normal)
+
+
+Normal = Callable[..., Tensor]
+
+
+def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
+    tokens, hidden, size = work.tokens, shape.hidden, shape.head_dim
+    x, residual, weight = normal(tokens, hidden), normal(tokens, hidden), normal(hidden)
+    item = x.element_size()
+    yield Case(
+        "add_norm",
+        lambda kernels: kernels.add_norm(x, residual, weight, EPS),
+        4 * tokens * hidden * item,
+    )
+    yield Case(
+        "rms_norm", lambda kernels: (kernels.rms_norm(x, weight, EPS),), 2 * tokens * hidden * item
+    )
+
+    batch = last_windows(work.rows, work.window, work.context, shape.block, x.device)
+    slots = batch.num_pages * batch.windows.page_size
+    keys, values = normal(2, slots, shape.kv_heads, size)
+    heads = normal(tokens, shape.heads + 2 * shape.kv_heads, size)
+    norm = normal(shape.heads + shape.kv_heads, size) if shape.head_norm else None
+    cos, sin = (
+        table.to(x.device)[batch.positions_T].unsqueeze(1)
+        for table in rope_tables(work.context, shape.rotated, 5e5, torch.float32)
+    )
+
+    def rotate(kernels: Kernels) -> tuple[Tensor, ...]:
+        pools = keys.clone(), values.clone()
+        q = kernels.rotate_and_store(heads, norm, EPS, cos, sin, *pools, batch.slots_T)
+        return (q, *pools)
+
+    def rotate_in_place(kernels: Kernels) -> tuple[Tensor, ...]:
+        return (kernels.rotate_and_store(heads, norm, EPS, cos, sin, keys, values, batch.slots_T),)
+
+    moved = 2 * heads.numel() * item + 2 * cos.numel() * cos.element_size()
+    yield Case("rotate_and_store", rotate, moved)
+    yield Case("rotate_and_store in place", rotate_in_place, moved)
+
+    q = normal(tokens, shape.heads, size)
+    read = 2 * work.rows * work.context * shape.kv_heads * size * item
+    yield Case(
+        "paged_attention",
+        lambda kernels: (kernels.paged_attention(q, keys, values, batch.windows),),
+        read + 2 * q.numel() * item,
+        4.0 * tokens * work.context * shape.heads * size,
+    )
+
+
+def _expert_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
+    sparse = shape.sparse
+    assert sparse is not None
+    tokens, hidden, width = work.tokens, shape.hidden, sparse.width
+    logits = normal(tokens, sparse.experts).float()
+    bias = normal(sparse.experts, scale=0.1).float()
+    moved = tokens * (sparse.experts * 4 + sparse.chosen * 12)
+
+    def route(kernels: Kernels) -> tuple[Tensor, ...]:
+        if sparse.groups == 0:
+            return kernels.softmax_topk(logits, None, sparse.chosen)
+        return kernels.grouped_sigmoid_topk(
+            logits,
+            bias,
+            sparse.chosen,
+            num_groups=sparse.groups,
+            groups_chosen=sparse.groups_chosen,
+            scale=2.5,
+        )
+
+    yield Case("router", route, moved, exact_ids=True)
+
+    x = normal(tokens, hidden)
+    w13 = normal(sparse.experts, 2 * width, hidden, scale=hidden**-0.5)
+    w2 = normal(sparse.experts, hidden, width, scale=width**-0.5)
+    weights, ids = logits.softmax(-1).topk(sparse.chosen)
+    matrices = 3 * hidden * width
+    flops = 2.0 * tokens * sparse.chosen * matrices
+    rows = 2 * tokens * hidden * x.element_size()
+    yield Case(
+        "experts_forward",
+        lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights),),
+        shape.distinct_experts(tokens) * matrices * x.element_size() + rows,
+        flops,
+    )
+    if x.device.type == "meta":
+        kinds = {
+            name: (w13.to(kind), w13.new_empty(w13.shape[:2]).float(), w2.to(kind), x.float()[0])
+            for name, kind in (("int8", torch.int8), ("float8", torch.float8_e4m3fn))
+        }
+    else:
+        kinds = {
+            name: (*quantize_rows(w13, kind), *quantize_rows(w2, kind))
+            for name, kind in (("int8", torch.int8), ("float8", torch.float8_e4m3fn))
+        }
+    for name, parts in kinds.items():
+        yield Case(
+            f"quantized_experts_forward {name}",
+            lambda kernels, parts=parts: (  # type: ignore[misc]
+                kernels.quantized_experts_forward(x, *parts, ids, weights),
+            ),
+            shape.distinct_experts(tokens) * matrices + rows,
+            flops,
+        )
+
+
+def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
+    tokens, hidden = work.tokens, shape.hidden
+    x = normal(tokens, hidden)
+    head = normal(shape.vocab, hidden, scale=hidden**-0.5 * 4)
+    gather = torch.full((tokens, 1), shape.vocab - 1, device=x.device)
+    number = torch.arange(tokens, device=x.device)
+    draw = Draw(torch.full_like(number, 1.0, dtype=torch.float32), number * 77, number, number)
+    moved = head.numel() * x.element_size() + x.numel() * x.element_size()
+    flops = 2.0 * tokens * head.numel()
+    mask = shape.vocab - 1
+    yield Case(
+        "confidence",
+        lambda kernels: kernels.confidence(x, head, 0, mask, gather, None),
+        moved,
+        flops,
+        exact_ids=True,
+    )
+    yield Case(
+        "confidence drawn",
+        lambda kernels: kernels.confidence(x, head, 0, mask, gather, draw),
+        moved,
+        flops,
+        exact_ids=True,
+    )
+    logits = torch.nn.functional.linear(x, head)
+    yield Case(
+        "confidence_of_logits",
+        lambda kernels: kernels.confidence_of_logits(logits, 0, mask, gather, None),
+        logits.numel() * x.element_size(),
+        exact_ids=True,
+    )

@@ -1,0 +1,98 @@
+"""Time a full denoising step on the GPU, against the bytes that it must read.
+
+    python -m benchmarks.gpu.step_time
+    python -m benchmarks.gpu.step_time --shape llada-moe-7b-a1b --rows 1 --window 64 --context 1024
+    python -m benchmarks.gpu.step_time --experts int8 --out int8.json
+
+The step runs from token ids to a choice for every position of the windows, with random weights, in
+a CUDA graph and without. Left out: planning, acceptance, sampling's filters. The roofline is the
+larger of bytes over measured copy bandwidth and operations over a measured bfloat16 product; the
+tokens per second are the step's time at the given tokens per forward, nothing more.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.cases import Work
+from benchmarks.gpu.measure import Clock, arguments, facts, graphed, need_cuda, write_report
+from benchmarks.gpu.shapes import SHAPES
+from benchmarks.gpu.step import make_step
+from benchmarks.gpu.time_kernels import floor_seconds, work_row
+from diffray.kernels.triton.choose import triton_kernels
+
+EXPERTS = {"bfloat16": None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    device = need_cuda()
+    clock = Clock(device, args.runs)
+    ceilings = clock.ceilings()
+    table: list[dict[str, Any]] = []
+    works = [Work(r, w, c) for r in args.rows for w in args.window for c in args.context]
+    try:
+        for name in args.shape or SHAPES:
+            for work in works:
+                torch.cuda.empty_cache()
+                row = {"shape": name, "experts": args.experts, **work_row(work)}
+                row |= _timed(name, work, EXPERTS[args.experts], clock, ceilings, args.accepted)
+                table.append(row)
+                print(_line(row), flush=True)
+    finally:
+        write_report({"facts": facts(), "ceilings": ceilings, "steps": table}, args.out)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = arguments("Time a full denoising step on the GPU.")
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--window", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--context", type=int, nargs="+", default=[512, 1024, 2048, 4096])
+    parser.add_argument("--experts", choices=EXPERTS, default="bfloat16")
+    parser.add_argument("--accepted", type=float, nargs="+", default=[3.87, 5.67])
+    parser.add_argument("--runs", type=int, default=30)
+    return parser
+
+
+def _timed(
+    name: str,
+    work: Work,
+    experts: torch.dtype | None,
+    clock: Clock,
+    ceilings: dict[str, float],
+    accepted: list[float],
+) -> dict[str, Any]:
+    """Return a step's times, with the share of the roofline, and the peak of memory."""
+    torch.manual_seed(0)
+    torch.cuda.reset_peak_memory_stats()
+    device = torch.device("cuda", torch.cuda.current_device())
+    step = make_step(SHAPES[name], work, torch.bfloat16, device, experts)
+    kernels = triton_kernels()
+    eager_s = clock.seconds(lambda: step.run(kernels))
+    graph_s = clock.seconds(graphed(lambda: step.run(kernels)))
+    floor_s = floor_seconds(step.bytes(), step.flops(), ceilings)
+    return {
+        "graph_ms": graph_s * 1e3,
+        "eager_ms": eager_s * 1e3,
+        "floor_ms": floor_s * 1e3,
+        "share_of_roofline": floor_s / graph_s,
+        "bytes": step.bytes(),
+        "flops": step.flops(),
+        "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "tokens_per_s": {str(rate): rate * work.rows / graph_s for rate in accepted},
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    place = f"{row['shape']} {row['experts']} {row['rows']}x{row['window']}@{row['context']}"
+    rates = ", ".join(f"{value:.0f} tok/s at {rate}" for rate, value in row["tokens_per_s"].items())
+    return (
+        f"{place:44} {row['graph_ms']:7.2f} ms in a graph, {row['eager_ms']:7.2f} without, "
+        f"floor {row['floor_ms']:6.2f} ({row['share_of_roofline']:4.0%}); {rates}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -191,6 +191,16 @@ class TestPhases:
         assert "communication" in Phases(engine).seconds
 
 
+@pytest.mark.gpu
+def test_phases_of_a_device_add_up(tiny: str) -> None:
+    with DiffusionLLM(tiny, device="cuda") as llm:
+        params = SamplingParams(max_tokens=64, ignore_eos=True, seed=0)
+        llm.generate([[1, 2, 3]], params)
+        with Phases(llm.engine) as phases:
+            run = timed(llm, "", [[[1, 2, 3]]], [[params]])
+    assert sum(phases.seconds.values()) == pytest.approx(run.seconds, rel=0.1)
+
+
 class TestReads:
     def test_bytes_of_a_step(self, tiny: str) -> None:
         """Bounds: all experts or one; keys of nothing, as `none` runs every position itself."""

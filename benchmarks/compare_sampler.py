@@ -11,8 +11,8 @@ give the same tokens here. Then the sampler is given ever fewer steps, as long a
 questions right as the engine with a threshold does. The engine is timed against the fewest steps,
 and against the usual one token a step, taking turns; a ratio is the median over turns of one turn's
 two times, so that a busy machine slows both. The sampler takes prompts one by one; the engine does
-so too, and then takes them all at once. With few questions, equal accuracy says little: the easy ones
-are answered right in very few steps.
+so too, and then takes them all at once. With few questions, equal accuracy says little: the easy
+ones are answered right in very few steps.
 """
 
 import argparse

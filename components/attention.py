@@ -1,7 +1,7 @@
 """Self-attention of one layer: fused projections, optional norm per head, rotary, paged keys.
 
-Letters: T packed tokens, H hidden size, Q query heads, G key heads, N query and key heads, D head
-size, R rotated size.
+Letters: T packed tokens, R of them that are asked for, H hidden size, Q query heads, G key heads,
+N query and key heads, D head size, I all heads' values.
 """
 
 import torch
@@ -62,9 +62,14 @@ class Attention(nn.Module):
         self.out = RowLinear(dims.hidden, query_rows, mesh, dtype)
 
     def forward(
-        self, x_TH: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, kv: KVPool
+        self,
+        x_TH: Tensor,
+        angles: tuple[Tensor, Tensor],
+        batch: Batch,
+        kv: KVPool,
+        read_R: Tensor | None = None,
     ) -> Tensor:
-        """Return the attention's output; stores the windows' K/V in place."""
+        """Return the output at these tokens, or at all; stores the windows' K/V in place."""
         heads_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))
         num_rotated = self.queries + self.keys
         qk_TND, v_TGD = heads_TND[:, :num_rotated], heads_TND[:, num_rotated:]
@@ -72,5 +77,6 @@ class Attention(nn.Module):
             qk_TND = self.norm(qk_TND)
         qk_TND = rotate(qk_TND, *angles)
         q_TQD, k_TGD = qk_TND[:, : self.queries], qk_TND[:, self.queries :]
-        read_TQD = kv.attend(self.layer, q_TQD, k_TGD, v_TGD, batch)
-        return self.out(read_TQD.flatten(1))  # type: ignore[no-any-return]
+        seen_TI = kv.attend(self.layer, q_TQD, k_TGD, v_TGD, batch).flatten(1)
+        seen_RI = seen_TI if read_R is None else seen_TI.index_select(0, read_R)
+        return self.out(seen_RI)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """One forward's worth of work: windows of several sequences, packed one after the other.
 
-Letters: T packed tokens, B windows of one attention group, Q queries, K keys, N positions of a
-sequence.
+Letters: T packed tokens, R of them that are read, B windows of one attention group, Q queries,
+K keys, N positions of a sequence.
 """
 
 from collections.abc import Sequence as Items
@@ -52,6 +52,7 @@ class Batch:
     positions_T: Tensor
     slots_T: Tensor  # where each token's K/V is stored
     groups: tuple[Group, ...]
+    read_R: Tensor | None = None  # the tokens whose hidden states are used; None: all of them
 
     @staticmethod
     def pack(windows: Items[Window], device: torch.device) -> "Batch":

@@ -1,7 +1,7 @@
 """The stack that all models here share: embedding, layers, last norm, head.
 
 A model file gives it a config, the MLPs and the checkpoint's names.
-Letters: T packed tokens, R rows of the head, H hidden size, V this rank's vocabulary slice.
+Letters: T packed tokens, R of them that the head reads, H hidden size, V this rank's vocabulary.
 """
 
 from collections.abc import Collection, Iterable
@@ -54,10 +54,17 @@ class Layer(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, x_TH: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, kv: KVPool
+        self,
+        x_TH: Tensor,
+        angles: tuple[Tensor, Tensor],
+        batch: Batch,
+        kv: KVPool,
+        read_R: Tensor | None = None,
     ) -> Tensor:
-        x_TH = x_TH + self.attention(self.attention_norm(x_TH), angles, batch, kv)
-        return x_TH + self.mlp(self.mlp_norm(x_TH))
+        """Return the states of the tokens asked for, or of all; stores the K/V of all in place."""
+        seen_RH = self.attention(self.attention_norm(x_TH), angles, batch, kv, read_R)
+        x_RH: Tensor = seen_RH + (x_TH if read_R is None else x_TH.index_select(0, read_R))
+        return x_RH + self.mlp(self.mlp_norm(x_RH))
 
     def parts(self, prefix: str, own: Names, names: Collection[str]) -> Parts:
         qkv = self.attention.qkv
@@ -128,9 +135,14 @@ class Denoiser(nn.Module):
 
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
         angles = self.rotary(batch.positions_T)
-        for layer in self.stack:
+        *stack, last = self.stack
+        for layer in stack:
             x_TH = layer(x_TH, angles, batch, kv)
-        return self.norm(x_TH)  # type: ignore[no-any-return]
+        # No layer comes after the last, so it need only find what is read.
+        hidden_RH = self.norm(last(x_TH, angles, batch, kv, batch.read_R))
+        if batch.read_R is None:
+            return hidden_RH  # type: ignore[no-any-return]
+        return torch.empty_like(x_TH).index_copy_(0, batch.read_R, hidden_RH)
 
     def head(self, hidden_RH: Tensor) -> Tensor:
         return self.output.logits(hidden_RH)

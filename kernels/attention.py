@@ -41,9 +41,9 @@ def window_attention(
             v = v_TGD[group.start : stop].unflatten(0, shape).transpose(1, 2)
         else:
             # Not by an index in brackets: on a CPU index_select is several times as fast.
-            slots, shape = group.keys_BK.flatten(), group.keys_BK.shape
-            k = k_SGD.index_select(0, slots).unflatten(0, shape).transpose(1, 2)
-            v = v_SGD.index_select(0, slots).unflatten(0, shape).transpose(1, 2)
+            slots, windows = group.keys_BK.flatten(), (group.windows, -1)
+            k = k_SGD.index_select(0, slots).unflatten(0, windows).transpose(1, 2)
+            v = v_SGD.index_select(0, slots).unflatten(0, windows).transpose(1, 2)
         if num_shared > 1:
             k = k.repeat_interleave(num_shared, dim=1)
             v = v.repeat_interleave(num_shared, dim=1)

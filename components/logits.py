@@ -60,6 +60,13 @@ class Logits:
         found = self.values_RV.gather(1, local)
         return self.mesh.all_reduce(torch.where(here, found, 0.0))
 
+    def column(self, token_id: int) -> Tensor:
+        """Return one token's logit in every row."""
+        column = token_id - self.start
+        if 0 <= column < self.values_RV.shape[1]:
+            return self.mesh.all_reduce(self.values_RV[:, column].clone())
+        return self.mesh.all_reduce(self.values_RV.new_zeros(len(self.values_RV)))
+
     def best(self) -> tuple[Tensor, Tensor]:
         """Return each row's largest logit and its id; of equals the lowest id."""
         return self._best_of(self.values_RV)

@@ -6,6 +6,7 @@ positions of a block, K remembered or ranked ids.
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,18 +18,30 @@ from diffray.components.logits import Logits
 _RATHER_MASKED = -1.0
 
 
+class Draws(NamedTuple):
+    """Rows with a temperature, and how they draw."""
+
+    rows_Q: Tensor
+    temperature_Q: Tensor
+    top_k_Q: Tensor | None  # None where no row asks for it
+    top_p_Q: Tensor | None
+
+
+class Edits(NamedTuple):
+    """What is added to single logits: biases, and -inf for forbidden tokens."""
+
+    rows_E: Tensor
+    ids_E: Tensor
+    values_E: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Which positions the head's rows are about, and how their tokens are chosen."""
 
     cells_R: Tensor  # flat index into [B, L]
-    draw_Q: Tensor  # rows with a temperature
-    temperature_Q: Tensor
-    top_k_Q: Tensor | None  # None where no row asks for it
-    top_p_Q: Tensor | None
-    edit_rows_E: Tensor  # logit biases and forbidden tokens
-    edit_ids_E: Tensor
-    edit_values_E: Tensor
+    draws: Draws | None
+    edits: Edits | None
     only: tuple[tuple[slice, Tensor], ...]  # rows that may take these ids and no others
     ranked: tuple[slice, ...]  # rows that ask for the most probable ids ...
     num_ranked: int  # ... and how many of them
@@ -50,19 +63,17 @@ def propose(
     for team in teams:
         if team.memory is not None:
             _remember(logits, rows, block, team, team.memory)
-    mask_R1 = torch.full_like(rows.cells_R, mask_token_id).unsqueeze(1)
     lse_R = logits.logsumexp()
-    mask_logit_R = logits.gather(mask_R1).squeeze(1)
+    mask_logit_R = logits.column(mask_token_id)
     logits.forbid(mask_token_id)
     chosen_R, ids_R = logits.best()
     top = _rank(logits, rows, lse_R) if rows.ranked else None
     rather_masked_R = mask_logit_R > chosen_R
-    if rows.draw_Q.numel():
-        cells_Q = rows.cells_R[rows.draw_Q]
+    if rows.draws is not None:
+        cells_Q = rows.cells_R[rows.draws.rows_Q]
         row_Q = cells_Q // block.ids_BL.shape[1]
         key = block.seed_B[row_Q], block.positions_BL.flatten()[cells_Q], block.step_B[row_Q]
-        drawn_Q = logits.sample(rows.draw_Q, rows.temperature_Q, rows.top_k_Q, rows.top_p_Q, key)
-        ids_R = ids_R.index_copy(0, rows.draw_Q, drawn_Q)
+        ids_R = ids_R.index_copy(0, rows.draws.rows_Q, logits.sample(*rows.draws, key))
         chosen_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
     logprob_R = chosen_R - lse_R
     confidence_R = logprob_R.exp() + torch.where(rather_masked_R, _RATHER_MASKED, 0.0)

@@ -3,7 +3,6 @@
 Letters: T packed tokens, S slots, N positions.
 """
 
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,8 @@ from torch import Tensor
 from diffray.components.batch import Batch, Window
 from diffray.components.sequence import Sequence
 from diffray.workers.slots import Slots
+
+Span = tuple[Sequence, int, int, int]  # a window of a sequence: start, stop, kv_stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,7 @@ class Layout:
     suffix are masked, with K/V of its own.
     """
 
-    starts: tuple[int, ...]  # of each sequence's window, in the order given
-    stops: tuple[int, ...]
+    windows: list[Span]  # in the order given
     batch: Batch
     cells_T: Tensor  # flat index into the slots
     blank_T: Tensor | None  # given positions of twins, shown to the model as masks
@@ -31,8 +31,14 @@ class Layout:
     twin_offsets: tuple[int, ...]  # the same for the twins; 0 where there is none
 
     @staticmethod
-    def of(windows: Items[tuple[Sequence, int, int, int]], slots: Slots) -> "Layout":
-        """Pack one window (start, stop, kv_stop) of each sequence, and of its twin."""
+    def of(windows: list[Span], slots: Slots) -> "Layout":
+        """Pack one window of each sequence, and of its twin; windows often stay for many rounds."""
+        if slots.layout is None or slots.layout.windows != windows:
+            slots.layout = Layout._pack(windows, slots)
+        return slots.layout
+
+    @staticmethod
+    def _pack(windows: list[Span], slots: Slots) -> "Layout":
         parts: list[tuple[Window, int, bool]] = []
         for number, (sequence, start, stop, kv_stop) in enumerate(windows):
             assert sequence.slots_N is not None
@@ -55,8 +61,7 @@ class Layout:
             blank.append(given & is_twin)
         guided = any(is_twin for _, _, is_twin in parts)
         return Layout(
-            starts=tuple(start for _, start, _, _ in windows),
-            stops=tuple(stop for _, _, stop, _ in windows),
+            windows=windows,
             batch=Batch.pack([window for window, _, _ in parts], slots.device),
             cells_T=torch.cat(cells).to(slots.device),
             blank_T=torch.cat(blank).to(slots.device) if guided else None,

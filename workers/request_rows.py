@@ -1,17 +1,37 @@
 """What the requests ask of the head: which rows, how to choose, what to forbid.
 
-Letters: R rows of the head, U rows of guided sequences, E single entries.
+Letters: B sequences, L positions of the longest block, R rows of the head, Q rows that draw, U rows
+of guided sequences, E single entries.
 """
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from diffray.components.propose import Rows
+from diffray.components.propose import Draws, Edits, Rows
 from diffray.components.sequence import Sequence
 from diffray.workers.layout import Layout
+
+
+class Guided(NamedTuple):
+    """Rows whose logits are led away from what their twins find."""
+
+    rows_U: Tensor
+    twins_U: Tensor  # index into the packed hidden states
+    scale_U: Tensor
+
+
+class Softened(NamedTuple):
+    """Rows whose expectation soft diffusion stores."""
+
+    rows_E: Tensor
+    cells_E: Tensor  # flat index into the slots
+    sequences_E: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,33 +40,51 @@ class Asked:
 
     tokens_R: Tensor  # index into the packed hidden states
     rows: Rows
-    guided_U: Tensor | None
-    twins_U: Tensor
-    scale_U: Tensor
-    soft_rows_E: Tensor
-    soft_cells_E: Tensor  # flat index into the slots
-    soft_sequences_E: Tensor
+    guided: Guided | None
+    soft: Softened | None
+
+    def read(self) -> Tensor:
+        """Return the tokens whose hidden states are used."""
+        if self.guided is None:
+            return self.tokens_R
+        return torch.cat([self.tokens_R, self.guided.twins_U])
 
 
 def ask(sequences: Items[Sequence], layout: Layout, length: int, device: torch.device) -> Asked:
     """Collect the masked (or editable) positions of all blocks, and their requests' wishes."""
-    asked = _Collector(length)
-    for number, sequence in enumerate(sequences):
-        asked.block(number, sequence, layout)
+    wanted_BL = pad_sequence([_wanted(s) for s in sequences], batch_first=True)
+    row_R, offset_R = wanted_BL.nonzero().unbind(1)
+    before = [
+        offset + sequence.start - start
+        for sequence, offset, (_, start, _, _) in zip(
+            sequences, layout.offsets, layout.windows, strict=False
+        )
+    ]
+    tokens_R = torch.tensor(before).index_select(0, row_R) + offset_R
+    asked = _Collector(tokens_R, row_R * length + offset_R)
+    ends = accumulate(wanted_BL.sum(1).tolist(), initial=0)
+    for number, (sequence, span) in enumerate(zip(sequences, pairwise(ends), strict=True)):
+        asked.block(number, sequence, slice(*span), offset_R, layout)
     for number, sequence in enumerate(sequences):
         if sequence.policy.iteration.soft:
             asked.beyond(number, sequence, layout)
     return asked.result(layout, device)
 
 
-class _Collector:
-    """Index tensors under construction, on the host; a few per sequence, none per token."""
+def _wanted(sequence: Sequence) -> Tensor:
+    """Return at which positions of its block the sequence asks for a token."""
+    if sequence.policy.decoder.edits:
+        return torch.arange(sequence.start, sequence.stop) >= sequence.prompt_len
+    return sequence.masked
 
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.count = 0
-        self.tokens: list[Tensor] = []
-        self.cells: list[Tensor] = []
+
+class _Collector:
+    """Index tensors under construction, on the host; only wishes cost something per sequence."""
+
+    def __init__(self, tokens_R: Tensor, cells_R: Tensor) -> None:
+        self.count = len(tokens_R)
+        self.tokens = [tokens_R]
+        self.cells_R = cells_R
         self.draws: list[tuple[Tensor, float, int, float]] = []
         self.edits: list[tuple[Tensor, Tensor, Tensor]] = []
         self.guided: list[tuple[Tensor, Tensor, float]] = []
@@ -55,19 +93,13 @@ class _Collector:
         self.num_ranked = 0
         self.soft: list[tuple[Tensor, int]] = []
 
-    def block(self, number: int, sequence: Sequence, layout: Layout) -> None:
-        wanted_L = sequence.masked
-        if sequence.policy.decoder.edits:
-            wanted_L = torch.arange(sequence.start, sequence.stop) >= sequence.prompt_len
-        offsets = wanted_L.nonzero().squeeze(1)
-        span = slice(self.count, self.count + len(offsets))
-        rows = torch.arange(span.start, span.stop)
-        self.count = span.stop
-        inside = sequence.start - layout.starts[number] + offsets
-        self.tokens.append(layout.offsets[number] + inside)
-        self.cells.append(number * self.length + offsets)
-        params = sequence.params
+    def block(
+        self, number: int, sequence: Sequence, span: slice, offset_R: Tensor, layout: Layout
+    ) -> None:
+        """Add what a sequence wishes for the rows of its block."""
+        params, policy = sequence.params, sequence.policy
         if params.temperature > 0:
+            rows = torch.arange(span.start, span.stop)
             self.draws.append((rows, params.temperature, max(params.top_k, 0), params.top_p))
         if params.top_logprobs:
             self.ranked.append(span)
@@ -75,24 +107,28 @@ class _Collector:
         if params.allowed_token_ids:
             allowed = torch.tensor(sorted({*params.allowed_token_ids, *sequence.end_ids}))
             self.only.append((span, allowed))
-        self._edit(sequence, rows, sequence.start + offsets)
+        if params.logit_bias or params.bad_token_ids or params.min_tokens:
+            self._edit(sequence, span, sequence.start + offset_R[span])
         if sequence.guided:
-            twins = layout.twin_offsets[number] + inside
-            self.guided.append((rows, twins, sequence.policy.cfg_scale))
-        if sequence.policy.iteration.soft:
-            self.soft.append((rows[sequence.masked[offsets]], number))
+            shift = layout.twin_offsets[number] - layout.offsets[number]
+            rows = torch.arange(span.start, span.stop)
+            self.guided.append((rows, self.tokens[0][span] + shift, policy.cfg_scale))
+        if policy.iteration.soft:
+            rows = torch.arange(span.start, span.stop)
+            self.soft.append((rows[sequence.masked[offset_R[span]]], number))
 
     def beyond(self, number: int, sequence: Sequence, layout: Layout) -> None:
         """Add the masked positions of the window that stand after the block."""
-        start, stop = layout.starts[number], min(layout.stops[number], sequence.blocks_stop)
+        _, start, stop, _ = layout.windows[number]
+        stop = min(stop, sequence.blocks_stop)
         positions = torch.arange(sequence.stop, max(stop, sequence.stop))
         rows = torch.arange(self.count, self.count + len(positions))
         self.count += len(positions)
         self.tokens.append(layout.offsets[number] + positions - start)
         self.soft.append((rows, number))
 
-    def _edit(self, sequence: Sequence, rows: Tensor, positions: Tensor) -> None:
-        params = sequence.params
+    def _edit(self, sequence: Sequence, span: slice, positions: Tensor) -> None:
+        params, rows = sequence.params, torch.arange(span.start, span.stop)
         if params.logit_bias:
             self._each(rows, list(params.logit_bias), list(params.logit_bias.values()))
         if params.bad_token_ids:
@@ -111,41 +147,42 @@ class _Collector:
         )
 
     def result(self, layout: Layout, device: torch.device) -> Asked:
-        def ints(parts: list[Tensor]) -> Tensor:
-            return torch.cat([torch.zeros(0, dtype=torch.long), *parts]).to(device)
+        def joined(parts: Items[Tensor]) -> Tensor:
+            return torch.cat(list(parts)).to(device)
 
-        def repeated(parts: list[tuple[Tensor, float]], dtype: torch.dtype) -> Tensor:
-            values = [torch.full((len(rows),), value, dtype=dtype) for rows, value in parts]
-            return torch.cat([torch.zeros(0, dtype=dtype), *values]).to(device)
+        def repeated(parts: Items[tuple[Tensor, float]], dtype: torch.dtype) -> Tensor:
+            return joined([torch.full((len(rows),), value, dtype=dtype) for rows, value in parts])
 
+        draws = guided = soft = None
         real = torch.float64
-        edits = [values for _, _, values in self.edits]
+        if self.draws:
+            draws = Draws(
+                joined([rows for rows, *_ in self.draws]),
+                repeated([(rows, t) for rows, t, _, _ in self.draws], real),
+                repeated([(rows, k) for rows, _, k, _ in self.draws], torch.long)
+                if any(k > 0 for _, _, k, _ in self.draws)
+                else None,
+                repeated([(rows, p) for rows, _, _, p in self.draws], real)
+                if any(p < 1 for _, _, _, p in self.draws)
+                else None,
+            )
+        if self.guided:
+            guided = Guided(
+                joined([rows for rows, _, _ in self.guided]),
+                joined([twins for _, twins, _ in self.guided]),
+                repeated([(rows, scale) for rows, _, scale in self.guided], real),
+            )
+        tokens_R = joined(self.tokens)
+        if self.soft:
+            rows_E = joined([rows for rows, _ in self.soft])
+            cells_E = layout.cells_T[tokens_R[rows_E]]
+            soft = Softened(rows_E, cells_E, repeated(self.soft, torch.long))
         rows = Rows(
-            cells_R=ints(self.cells),
-            draw_Q=ints([rows for rows, *_ in self.draws]),
-            temperature_Q=repeated([(r, t) for r, t, _, _ in self.draws], real),
-            top_k_Q=repeated([(r, k) for r, _, k, _ in self.draws], torch.long)
-            if any(k > 0 for _, _, k, _ in self.draws)
-            else None,
-            top_p_Q=repeated([(r, p) for r, _, _, p in self.draws], real)
-            if any(p < 1 for _, _, _, p in self.draws)
-            else None,
-            edit_rows_E=ints([rows for rows, _, _ in self.edits]),
-            edit_ids_E=ints([ids for _, ids, _ in self.edits]),
-            edit_values_E=torch.cat([torch.zeros(0, dtype=real), *edits]).to(device),
+            cells_R=self.cells_R.to(device),
+            draws=draws,
+            edits=Edits(*map(joined, zip(*self.edits, strict=True))) if self.edits else None,
             only=tuple((span, ids.to(device)) for span, ids in self.only),
             ranked=tuple(self.ranked),
             num_ranked=self.num_ranked,
         )
-        tokens_R = ints(self.tokens)
-        soft_rows_E = ints([rows for rows, _ in self.soft])
-        return Asked(
-            tokens_R=tokens_R,
-            rows=rows,
-            guided_U=ints([rows for rows, _, _ in self.guided]) if self.guided else None,
-            twins_U=ints([twins for _, twins, _ in self.guided]),
-            scale_U=repeated([(r, scale) for r, _, scale in self.guided], real),
-            soft_rows_E=soft_rows_E,
-            soft_cells_E=layout.cells_T[tokens_R[soft_rows_E]],
-            soft_sequences_E=repeated([(r, n) for r, n in self.soft], torch.long),
-        )
+        return Asked(tokens_R, rows, guided, soft)

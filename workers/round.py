@@ -6,7 +6,7 @@ head, G rows that share a decoder, H hidden size.
 
 from collections import defaultdict
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,8 +20,8 @@ from diffray.components.mesh import Mesh
 from diffray.components.model import Model
 from diffray.components.propose import Team, propose
 from diffray.components.sequence import Sequence
-from diffray.workers.layout import Layout
-from diffray.workers.request_rows import Asked, ask
+from diffray.workers.layout import Layout, Span
+from diffray.workers.request_rows import Asked, Softened, ask
 from diffray.workers.slots import Slots
 from diffray.workers.top_tokens import Ranking, TopTokens
 
@@ -62,16 +62,19 @@ class Round:
         self.sequences = sequences
         self.model, self.kv, self.slots, self.mesh = model, kv, slots, mesh
         self.device = slots.device
-        self.length = max((s.stop - s.start for s in sequences), default=0)
+        self.lengths = [s.stop - s.start for s in sequences]
+        self.length = max(self.lengths, default=0)
         self.soft = any(s.policy.iteration.soft for s in sequences)
-        self._windows: list[tuple[Sequence, int, int, int]] = []
+        self.edits = any(s.policy.decoder.edits for s in sequences)
+        self._windows: list[Span] = []
+        self._floors: list[float] = []
         if sequences:
             self._plan_blocks()
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of this round, and chunks of other sequences' prompts."""
         layout, slots = self._layout_at(step, chunks), self.slots
-        ids_T = slots.ids_SN.flatten()[layout.cells_T]
+        ids_T = slots.ids_SN.view(-1).index_select(0, layout.cells_T)
         if layout.blank_T is not None:
             ids_T = ids_T.masked_fill(layout.blank_T, slots.mask_token_id)
         x_TH = self.model.embed(ids_T)
@@ -80,73 +83,79 @@ class Round:
             assert slots.soft_SNH is not None
             masked_T1 = slots.masked_SN.flatten()[layout.cells_T].unsqueeze(1)
             x_TH = x_TH + slots.soft_SNH.flatten(0, 1)[layout.cells_T] * masked_T1
-        hidden_TH = self.model.forward(x_TH, layout.batch, self.kv)
+        hidden_TH = self.model.forward(x_TH, self._batch, self.kv)
         if not self.sequences:
             return
         asked = self._asked
         logits = self._logits(hidden_TH, asked)
         block = self._block(step)
-        if self.soft:
-            self._soften(logits, asked, step)
+        if asked.soft is not None:
+            self._soften(logits, asked.soft, step)
         chosen = logits.rows(len(asked.rows.cells_R))
         proposal = propose(chosen, asked.rows, block, self.teams, slots.mask_token_id)
         self._write(proposal, block)
 
     def outcomes(self) -> list[Outcome]:
         """Copy what happened to the host: the one place where a round waits for the device."""
-        state = (
-            self.ids_BL,
-            self._cells(self.slots.steps_SN),
-            self._cells(self.slots.logprobs_SN),
-            self.masked_BL,
-            self.used_B,
-            self.settled_B,
-            self.done_B,
+        rows = zip(
+            self.lengths,
+            self.masked_BL.cpu(),
+            self.ids_BL.tolist(),
+            self._cells(self.slots.steps_SN).tolist(),
+            self._cells(self.slots.logprobs_SN).tolist(),
+            self.used_B.tolist(),
+            self.settled_B.tolist(),
+            self.done_B.tolist(),
+            strict=True,
         )
-        ids, steps, logprobs, masked_BL, used, settled, done = (part.cpu() for part in state)
         rankings = self.top_tokens.rankings()
-        lengths = [s.stop - s.start for s in self.sequences]
         return [
             Outcome(
-                ids=ids[b, :n].tolist(),
-                masked=masked_BL[b, :n],
-                steps=steps[b, :n].tolist(),
-                logprobs=logprobs[b, :n].tolist(),
-                used=int(used[b]),
-                settled=int(settled[b]),
-                done=bool(done[b]),
+                ids=ids[:n],
+                masked=masked_L[:n],
+                steps=steps[:n],
+                logprobs=logprobs[:n],
+                used=used,
+                settled=settled,
+                done=done,
                 top=rankings.get(b, []),
             )
-            for b, n in enumerate(lengths)
+            for b, (n, masked_L, ids, steps, logprobs, used, settled, done) in enumerate(rows)
         ]
 
     # Planning: host integers become the tensors that all steps of the round share.
 
     def _plan_blocks(self) -> None:
-        sequences, device = self.sequences, self.device
-        starts = torch.tensor([s.start for s in sequences]).unsqueeze(1)
-        stops = torch.tensor([s.stop for s in sequences]).unsqueeze(1)
-        prompts = torch.tensor([s.prompt_len for s in sequences]).unsqueeze(1)
-        bases = torch.tensor([s.slot * self.slots.length for s in sequences]).unsqueeze(1)
-        edits = torch.tensor([s.policy.decoder.edits for s in sequences]).unsqueeze(1)
-        positions = starts + torch.arange(self.length)
-        inside = positions < stops
-        self.positions_BL = positions.to(device)
-        self.cells_BL = torch.where(inside, bases + positions, self.slots.trash).to(device)
-        self.ours_BL = (inside & (positions >= prompts) & edits).to(device)
-        self.ids_BL = self._cells(self.slots.ids_SN)
-        self.masked_BL = self._cells(self.slots.masked_SN) & inside.to(device)
-
-        def column(values: list[int]) -> Tensor:
-            return torch.tensor(values, device=device)
-
-        self.seed_B = column([s.seed for s in sequences])
-        self.step_B = column([s.steps_before + s.step for s in sequences])
-        self.step_in_block_B = column([s.step for s in sequences])
-        self.index_B = column([s.index for s in sequences])
-        self.count_B = column([s.num_blocks for s in sequences])
-        self.settle_B = column([s.policy.decoder.settle_steps() for s in sequences])
-        self.settled_B = column([s.settled for s in sequences])
+        sequences, device, slots = self.sequences, self.device, self.slots
+        facts = [
+            (
+                s.start,
+                s.stop,
+                s.slot * slots.length,
+                # An editing decoder may replace what stands from here on.
+                s.prompt_len if s.policy.decoder.edits else s.stop,
+                s.seed,
+                s.steps_before + s.step,
+                s.step,
+                s.index,
+                s.num_blocks,
+                s.policy.decoder.settle_steps(),
+                s.settled,
+            )
+            for s in sequences
+        ]
+        # One copy to the device for them all.
+        start_B, stop_B, base_B, ours_B, self.seed_B, self.step_B, *rest = (
+            torch.tensor(facts).to(device).unbind(1)
+        )
+        self.step_in_block_B, self.index_B, self.count_B, self.settle_B, self.settled_B = rest
+        self.positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=device)
+        inside_BL = self.positions_BL < stop_B.unsqueeze(1)
+        cells_BL = base_B.unsqueeze(1) + self.positions_BL
+        self.cells_BL = torch.where(inside_BL, cells_BL, slots.trash)
+        self.ours_BL = inside_BL & (self.positions_BL >= ours_B.unsqueeze(1))
+        self.ids_BL = self._cells(slots.ids_SN)
+        self.masked_BL = self._cells(slots.masked_SN) & inside_BL
         self.used_B = torch.zeros_like(self.step_B)
         self.done_B = torch.zeros_like(self.step_B, dtype=torch.bool)
         self.teams = self._plan_teams()
@@ -195,68 +204,83 @@ class Round:
         if self._windows != windows:
             self._windows = windows
             self._layout = Layout.of(windows, self.slots)
+            self._batch = self._layout.batch
             if self.sequences:
                 self._asked = ask(self.sequences, self._layout, self.length, self.device)
+                self._batch = replace(self._batch, read_R=self._asked.read())
         return self._layout
 
     # One step on the device.
 
     def _cells(self, state_SN: Tensor) -> Tensor:
-        return state_SN.view(-1)[self.cells_BL]
+        return state_SN.view(-1).index_select(0, self.cells_BL.view(-1)).view_as(self.cells_BL)
 
     def _block(self, step: int) -> Block:
         active_B1 = ~self.done_B.unsqueeze(1)
         floors = [s.policy.iteration.floor(s.steps_before + s.step + step) for s in self.sequences]
+        if floors != self._floors:
+            self._floors = floors
+            self._floor_B = torch.tensor(floors, dtype=torch.float64, device=self.device)
+        editable_BL = self.ours_BL  # empty, unless somebody edits
+        if self.edits:
+            editable_BL = self.ours_BL & ~self.masked_BL & active_B1
         return Block(
             ids_BL=self.ids_BL,
             masked_BL=self.masked_BL & active_B1,
-            editable_BL=self.ours_BL & ~self.masked_BL & active_B1,
+            editable_BL=editable_BL,
             positions_BL=self.positions_BL,
             seed_B=self.seed_B,
             step_B=self.step_B + self.used_B,
             step_in_block_B=self.step_in_block_B + self.used_B,
             index_B=self.index_B,
             count_B=self.count_B,
-            floor_B=torch.tensor(floors, dtype=torch.float64, device=self.device),
+            floor_B=self._floor_B,
         )
 
     def _logits(self, hidden_TH: Tensor, asked: Asked) -> Logits:
-        values_RV = self.model.head(hidden_TH[asked.tokens_R])
-        if asked.guided_U is not None:
-            blind_UV = self.model.head(hidden_TH[asked.twins_U])
-            guided_UV = values_RV[asked.guided_U]
-            scale_U1 = asked.scale_U.unsqueeze(1).to(values_RV)
-            values_RV[asked.guided_U] = blind_UV + (scale_U1 + 1) * (guided_UV - blind_UV)
+        values_RV = self.model.head(hidden_TH.index_select(0, asked.tokens_R))
+        if asked.guided is not None:
+            rows_U, twins_U, scale_U = asked.guided
+            blind_UV = self.model.head(hidden_TH.index_select(0, twins_U))
+            scale_U1 = scale_U.unsqueeze(1).to(values_RV)
+            values_RV[rows_U] = blind_UV + (scale_U1 + 1) * (values_RV[rows_U] - blind_UV)
         logits = Logits(values_RV, self.model.spec.vocab_start, self.mesh)
-        logits.add(asked.rows.edit_rows_E, asked.rows.edit_ids_E, asked.rows.edit_values_E)
+        if asked.rows.edits is not None:
+            logits.add(*asked.rows.edits)
         for rows, ids_K in asked.rows.only:
             logits.keep_only(rows, ids_K)
         return logits
 
-    def _soften(self, logits: Logits, asked: Asked, step: int) -> None:
+    def _soften(self, logits: Logits, soft: Softened, step: int) -> None:
         """Store what the model expects at masked positions, weighted for this step."""
         assert self.slots.soft_SNH is not None
         weights = [
             s.policy.iteration.weight(s.steps_before + s.step + step) for s in self.sequences
         ]
-        row_E, rows_E = asked.soft_sequences_E, asked.soft_rows_E
+        rows_E, cells_E, row_E = soft
         values_EV = logits.values_RV[rows_E]
         probs_EV = (values_EV - logits.logsumexp()[rows_E].unsqueeze(1)).exp()
         expected_EH = self.model.expected_embedding(probs_EV)
         weight_B = torch.tensor(weights, device=self.device, dtype=expected_EH.dtype)
         flat_EH = self.slots.soft_SNH.view(-1, self.slots.soft_SNH.shape[-1])
-        before_EH = flat_EH[asked.soft_cells_E]
+        before_EH = flat_EH[cells_E]
         active_E1 = ~self.done_B[row_E].unsqueeze(1)
         after_EH = (expected_EH * weight_B[row_E].unsqueeze(1)).to(flat_EH)
-        flat_EH[asked.soft_cells_E] = torch.where(active_E1, after_EH, before_EH)
+        flat_EH[cells_E] = torch.where(active_E1, after_EH, before_EH)
 
-    def _write(self, proposal: Proposal, block: Block) -> None:
-        """Make accepted tokens final, and find out which rows are done."""
+    def _accept(self, proposal: Proposal, block: Block) -> Tensor:
+        """Ask each team's decoder about its rows."""
+        if len(self.teams) == 1:  # nothing to be picked apart
+            return self.teams[0].decoder.accept(proposal, block)
         accepted_BL = torch.zeros_like(self.masked_BL)
         for team in self.teams:
             ours = proposal.rows(team.rows_G), block.rows(team.rows_G)
             accepted_BL[team.rows_G] = team.decoder.accept(*ours)
-        accepted_BL &= block.masked_BL | block.editable_BL
+        return accepted_BL
+
+    def _write(self, proposal: Proposal, block: Block) -> None:
+        """Make accepted tokens final, and find out which rows are done."""
+        accepted_BL = self._accept(proposal, block) & (block.masked_BL | block.editable_BL)
         accepted_BL |= _rescue(proposal, block, accepted_BL)
 
         active_B = ~self.done_B

@@ -7,12 +7,16 @@ Letters: S slots, N positions of the longest canvas, H hidden size.
 """
 
 from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from diffray.components.sequence import Sequence
 from diffray.kernels.checksum import checksum
+
+if TYPE_CHECKING:
+    from diffray.workers.layout import Layout
 
 
 class Slots:
@@ -30,6 +34,7 @@ class Slots:
         self.steps_SN = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs_SN = torch.zeros(shape, dtype=torch.float32, device=device)
         self.soft_SNH: Tensor | None = None  # what soft diffusion adds to masked inputs
+        self.layout: Layout | None = None  # the last one, as long as it may hold
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
@@ -44,6 +49,7 @@ class Slots:
     def admit(self, sequence: Sequence) -> None:
         """Give the sequence a slot and write its canvas: prompt, final tokens, masks, suffix."""
         slot = sequence.slot = self._free.pop()
+        self.layout = None  # in it the sequence may have the slot and pages of another time
         known = [*sequence.prompt, *sequence.final]
         masks = [self.mask_token_id] * (sequence.blocks_stop - len(known))
         self.ids_SN[slot] = self.mask_token_id

@@ -9,13 +9,13 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray import serve
+from ray._private.state import actors
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
@@ -172,29 +172,32 @@ def deploy(
 
 
 def remove(applications: tuple[Application, ...]) -> None:
-    """End the applications and wait until they have finished what was running.
+    """End the applications and wait until their replicas have finished what was running.
 
     Others may have theirs on the same Serve. How long that takes at most is each deployment's
-    graceful_shutdown_timeout_s, which Serve's own call does not wait for. It also keeps a replica
-    so long that has found no place yet; nothing runs there, so nobody waits for it here.
+    graceful_shutdown_timeout_s, which Serve's own call does not wait for. Serve also keeps a
+    replica so long that has found no place or is still loading; nobody waits for that here.
     """
-    names = {each.name for each in applications}
-    unborn = {name: states["STARTING"] for name, states in replicas(names).items()}
-    for name in names:
+    states = serve.status().applications
+    idle = {}
+    for name in {each.name for each in applications} & states.keys():
+        starting, running = (_replicas(states[name], kind) for kind in ("STARTING", "RUNNING"))
+        idle[name] = min(starting, _living(name) - running)
         serve.delete(name, _blocking=False)
-    while any(states.total() > unborn.get(name, 0) for name, states in replicas(names).items()):
+    while any(_living(name) > count for name, count in idle.items()):
         time.sleep(_POLL_S)
 
 
-def replicas(names: set[str]) -> dict[str, Counter[str]]:
-    """Return how many replicas each application has in which state."""
-    found: dict[str, Counter[str]] = {}
-    for name, state in serve.status().applications.items():
-        if name in names:
-            found[name] = Counter()
-            for deployment in state.deployments.values():
-                found[name].update({str(s): n for s, n in deployment.replica_states.items()})
-    return found
+def _replicas(state: Any, kind: str) -> int:
+    return sum(each.replica_states.get(kind, 0) for each in state.deployments.values())
+
+
+def _living(name: str) -> int:
+    """Return how many processes of an application's replicas there are; Serve says no longer."""
+    return sum(
+        actor["State"] == "ALIVE" and actor["ActorClassName"].startswith(f"ServeReplica:{name}:")
+        for actor in actors().values()
+    )
 
 
 def not_ready(applications: tuple[Application, ...]) -> list[str]:

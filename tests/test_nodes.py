@@ -16,7 +16,7 @@ from ray._private.state import actors
 
 from diffray import SamplingParams
 from diffray.cluster.config_file import Application, applications
-from diffray.cluster.serve import Interrupted, deploy, remove, replicas
+from diffray.cluster.serve import Interrupted, deploy, remove
 from diffray.workers.llm import DiffusionLLM
 from tests.local_ray import local_cluster
 from tests.serve_process import free_port
@@ -149,7 +149,9 @@ def scaled(url: str) -> Iterator[str]:
 
 
 def states(name: str) -> Counter[str]:
-    return replicas({name})[name]
+    """Return how many replicas are in which state."""
+    (deployment,) = serve.status().applications[name].deployments.values()
+    return Counter({str(state): count for state, count in deployment.replica_states.items()})
 
 
 def test_replicas_come_with_the_load_and_go_without_an_error(url: str, scaled: str) -> None:

@@ -46,9 +46,9 @@ PROMPT = "<role>HUMAN</role>What is 7 times 6?<|role_end|><role>ASSISTANT</role>
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 # Takes seconds: one token a step.
 LONG: dict[str, Any] = {
-    "max_tokens": 256,
+    "max_tokens": 512,
     "ignore_eos": True,
-    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 256}},
+    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 512}},
 }
 
 
@@ -372,6 +372,7 @@ def test_a_killed_rank_costs_a_pause_and_no_letter(served: ServeProcess, long_te
             text += piece
             gap, last = max(gap, time.monotonic() - last), time.monotonic()
     print(f"the stream paused for {gap:.1f} s")
+    assert gap > 0.3, "the answer was complete before the rank was killed"
     assert text == long_text
     metrics = httpx2.get(f"{served.url}/demo/metrics").text
     assert 'diffray:num_restarts_total{model_name="demo"} 1.0' in metrics
@@ -391,6 +392,7 @@ def test_ctrl_c_lets_answers_finish_and_leaves_no_process(
         begin = time.monotonic()
         text += "".join(pieces)
         finished = time.monotonic()
+    assert finished - begin > 0.5, "the answer was complete before Ctrl-C"
     assert text == long_text
     assert served.process.wait(timeout=60) == 0
     ended = time.monotonic()

@@ -1,5 +1,7 @@
 """Text that grows: nothing is shown that would have to be taken back, and masks typed are text."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +39,47 @@ def test_pieces_add_up_to_the_text(text: str, size: int) -> None:
     stream = TextStream(TOKENIZER)
     pieces = [stream.push(ids[at : at + size]) for at in range(0, len(ids), size)]
     assert "".join([*pieces, stream.finish()]) == stream.text == text
+
+
+IDS = st.lists(st.integers(0, len(TOKENIZER.fast) - 1), max_size=40)
+TEXTS = st.text(alphabet="ab \u20ac\U0001f600\ufffd", min_size=1, max_size=4)
+
+
+@given(
+    IDS | st.lists(TEXTS, max_size=12).map(lambda parts: TOKENIZER.encode("".join(parts))),
+    st.lists(st.integers(1, 9), min_size=1),
+    st.lists(TEXTS, max_size=3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_many_tokens_at_once_give_the_text_of_each_alone(
+    ids: list[int], sizes: list[int], stop: list[str], include_stop: bool, skip: bool
+) -> None:
+    """Whatever the bytes are: halves of characters, special tokens, stop strings over borders."""
+    whole, single = (TextStream(TOKENIZER, stop, include_stop, skip) for _ in range(2))
+    at = 0
+    for size in sizes * len(ids):
+        pieces = push_each(single, ids[at : at + size])
+        assert whole.push(ids[at : at + size]) == "".join(pieces)
+        assert (whole.text, whole.ids, whole.stopped) == (single.text, single.ids, single.stopped)
+        at += size
+    assert whole.finish() == single.finish()
+    assert whole.text == single.text
+
+
+def test_one_push_decodes_twice_however_many_tokens_there_are() -> None:
+    class Counting(Tokenizer):
+        decoded = 0
+
+        def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+            Counting.decoded += 1
+            return super().decode(ids, skip_special_tokens)
+
+    counting = Counting(TOKENIZER.fast, int(TOKENIZER.fast.mask_token_id))
+    stream = TextStream(counting, stop=("never",))
+    stream.push(TOKENIZER.encode("all of these at once"))
+    assert stream.text == "all of these at once"
+    assert Counting.decoded == 2
 
 
 def test_incomplete_characters_are_held_back() -> None:

@@ -90,13 +90,15 @@ class TextStream:
 
     def push(self, ids: Iterable[int]) -> str:
         """Take tokens until a stop string is complete; return the text that is now certain."""
-        before = len(self.text)
-        for token in ids:
-            if self.stopped is not None:
-                break
-            self.ids.append(token)
-            self._held += self._decode_new()
-            self._find_stop()
+        before, new = len(self.text), list(ids)
+        if self.stopped is None and new:
+            begin, read, held = self._begin, self._read, self._held
+            self._take(new)
+            if self._first_stop() is not None:
+                # Which token completed it? Only now is it worth to look at each.
+                del self.ids[-len(new) :]
+                self._begin, self._read, self._held = begin, read, held
+                self._take_until_stop(new)
         if self.stopped is None:
             self._let_go(len(self._held) - self._possible_stop())
         return self.text[before:]
@@ -105,29 +107,42 @@ class TextStream:
         """Return what was still held back: no more tokens will come."""
         before = len(self.text)
         if self.stopped is None:
-            self._held += self._decode_new(last=True)
+            self._take([], last=True)
             self._let_go(len(self._held))
         return self.text[before:]
 
-    def _decode_new(self, last: bool = False) -> str:
+    def _take(self, new: list[int], last: bool = False) -> None:
+        """Hold the text of some more tokens, up to the last complete character."""
+        self.ids += new
         if self._tokenizer is None:
-            return ""
-        known = self._tokenizer.decode(
-            self.ids[self._begin : self._read], self._skip_special_tokens
-        )
-        text = self._tokenizer.decode(self.ids[self._begin :], self._skip_special_tokens)
-        if len(text) <= len(known) or (text.endswith(_REPLACEMENT) and not last):
-            return ""
-        # Two windows of tokens, so that a tokenizer's handling of spaces sees what came before.
-        self._begin, self._read = self._read, len(self.ids)
-        return text[len(known) :]
+            return
+        skip = self._skip_special_tokens
+        known = self._tokenizer.decode(self.ids[self._begin : self._read], skip)
+        # Where a character is incomplete, fewer of the new tokens may end with a complete one.
+        for stop in range(len(self.ids), len(self.ids) - max(len(new), 1), -1):
+            text = self._tokenizer.decode(self.ids[self._begin : stop], skip)
+            if len(text) > len(known) and (last or not text.endswith(_REPLACEMENT)):
+                # Two windows of tokens, so that a tokenizer's handling of spaces sees what came
+                # before.
+                self._begin, self._read = self._read, stop
+                self._held += text[len(known) :]
+                return
+            if not text.endswith(_REPLACEMENT):
+                return
 
-    def _find_stop(self) -> None:
+    def _take_until_stop(self, new: list[int]) -> None:
+        for token in new:
+            self._take([token])
+            found = self._first_stop()
+            if found is not None:
+                at, self.stopped = found
+                self._let_go(at + len(self.stopped) if self._include_stop else at)
+                return
+
+    def _first_stop(self) -> tuple[int, str] | None:
+        """Return where in the held text the earliest stop string begins, and which it is."""
         found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
-        if found:
-            at, stop = min(found)
-            self.stopped = stop
-            self._let_go(at + len(stop) if self._include_stop else at)
+        return min(found, default=None)
 
     def _possible_stop(self) -> int:
         """Return the length of the longest end of the held text that may begin a stop string."""

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
+BASE   := $(VENV)/.runs
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -28,7 +29,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-run: $(STAMP)
+run: $(BASE)
 	$(BIN)/diffray serve
 
 clean:
@@ -36,12 +37,17 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first: with it installed, the packages that need torch do not choose another build.
-$(STAMP): pyproject.toml
+$(BASE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	@if nvidia-smi -L >/dev/null 2>&1; then index=""; \
 	elif $(BIN)/python -c '$(ANSWERS)' $(CPU_INDEX)/torch/ 2>/dev/null; then index="--extra-index-url $(CPU_INDEX)"; \
 	else index=""; fi; \
 	echo $(PIP) $(TORCH) $$index; $(PIP) $(TORCH) $$index
+	$(PIP) --editable .
+	@touch $@
+
+# The kernels' tests need Triton, which torch for the CPU does not bring.
+$(STAMP): $(BASE)
 	$(PIP) --editable '.[dev,triton]'
 	@touch $@

@@ -76,7 +76,12 @@ class Scheduler:
     def submit(
         self, packed: dict[str, Any], pages: int, priority: int = 0, deadline: float | None = None
     ) -> None:
-        """Queue a request, or raise Overloaded."""
+        """Queue a request, or raise Overloaded; one that is known already is not queued twice.
+
+        After a loss it may be handed over by its own caller and by who hands over all that is open.
+        """
+        if packed["uid"] in self._open:
+            return
         if self.waiting >= self.max_waiting + max(self.slots - len(self.running), 0):
             raise Overloaded(
                 f"the queue is full ({self.waiting} requests are waiting, "

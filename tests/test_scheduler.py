@@ -97,6 +97,15 @@ def test_a_full_queue_refuses_and_says_how_full_it_is() -> None:
         scheduler.submit(packed(3), pages=1)
 
 
+def test_a_request_that_is_handed_over_twice_runs_once() -> None:
+    scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
+    scheduler.submit(packed(0), pages=1)
+    assert started(scheduler) == [0]
+    scheduler.submit(packed(0), pages=1)
+    assert started(scheduler) == []
+    assert scheduler.waiting == 0
+
+
 def test_a_late_request_is_cancelled_and_told() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=2)
     scheduler.submit(packed(0), pages=1, deadline=5.0)

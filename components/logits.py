@@ -4,9 +4,10 @@ No rank ever holds another's logits: every answer is combined from one small tup
 all ranks get the same answer, bit by bit, because they combine the same gathered tuples.
 
 Letters: R rows, V this rank's slice of the vocabulary, K ids asked for per row, Q rows
-that ask for something, W ranks.
+that ask for something, W ranks, B values of a digit.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 from diffray.components.mesh import Mesh
 from diffray.kernels import noise
 
-_BISECTIONS = 64
+_DIGITS = 11, 11, 10  # bits of a float32
+_PARTS = 2.0**40  # of the largest probability; all of a vocabulary's still fit 64 bits
 
 
 class Logits:
@@ -103,14 +105,18 @@ class Logits:
         """
         scores = self.values_RV[rows_Q] / temperature_Q.unsqueeze(1)
         if top_k_Q is not None:
-            size = torch.where(top_k_Q > 0, top_k_Q, 1 << 40)
-            scores = self._keep_top(scores, torch.ones_like(scores), size.to(scores))
+            each = torch.ones_like(scores, dtype=torch.long)
+            scores = self._keep_top(
+                scores, each, lambda count_Q: top_k_Q.where(top_k_Q > 0, count_Q + 1)
+            )
         if top_p_Q is not None:
             peak = self.mesh.all_gather(scores.amax(-1)).amax(0)
-            mass = torch.exp(scores - peak.unsqueeze(1))
-            total = self.mesh.all_reduce(mass.sum(-1))
-            target = torch.where(top_p_Q < 1, top_p_Q * total, torch.inf)
-            scores = self._keep_top(scores, mass, target)
+            mass = (torch.exp(scores - peak.unsqueeze(1)) * _PARTS).round().long()
+            scores = self._keep_top(
+                scores,
+                mass,
+                lambda all_Q: (top_p_Q * all_Q).ceil().long().where(top_p_Q < 1, all_Q + 1),
+            )
         drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
         return self._best_of(scores + drawn.to(scores))[1]
 
@@ -130,21 +136,36 @@ class Logits:
         value, rank = values_WR.max(0)
         return value, ids_WR.gather(0, rank.unsqueeze(0)).squeeze(0)
 
-    def _keep_top(self, scores: Tensor, weight: Tensor, target_R: Tensor) -> Tensor:
-        """Forbid all ids below the highest cut above which `weight` sums to `target_R` or more.
+    def _keep_top(
+        self, scores_QV: Tensor, weight_QV: Tensor, target: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Forbid all ids below the highest score at or above which they weigh enough together.
 
-        The cut is found by bisection, so no rank sorts or sees another's row. Where even all ids
-        weigh less than the target, all stay.
+        `target` says what is enough, given what all weigh; where all are not enough, all stay. The
+        score is found digit by digit, from what weighs how much with which digit: three
+        collectives, and no rank sorts or sees another's row. Weights are integers, so the sums are
+        the same however the vocabulary is cut.
         """
-        finite = torch.where(scores.isinf(), torch.inf, scores)
-        low = -self.mesh.all_gather((-finite).amax(-1)).amax(0)
-        high = self.mesh.all_gather(scores.amax(-1)).amax(0)
-        peak_weight = torch.where(scores >= high.unsqueeze(1), weight, 0.0).sum(-1)
-        low = torch.where(self.mesh.all_reduce(peak_weight) >= target_R, high, low)
-        for _ in range(_BISECTIONS):
-            middle = low + (high - low) / 2
-            above = torch.where(scores >= middle.unsqueeze(1), weight, 0.0).sum(-1)
-            enough = self.mesh.all_reduce(above) >= target_R
-            low = torch.where(enough, middle, low)
-            high = torch.where(enough, high, middle)
-        return scores.masked_fill(scores < low.unsqueeze(1), -torch.inf)
+        order_QV = _in_order(scores_QV)
+        cut_Q1 = torch.zeros_like(order_QV[:, :1])
+        missing_Q1 = None
+        shift = 32
+        for bits in _DIGITS:
+            shift -= bits
+            digit_QV = (order_QV >> shift) & ((1 << bits) - 1)
+            here_QB = weight_QV.new_zeros(len(weight_QV), 1 << bits)
+            here_QB = self.mesh.all_reduce(here_QB.scatter_add_(1, digit_QV, weight_QV))
+            from_QB = here_QB.flip(-1).cumsum(-1).flip(-1)  # with this digit or a higher one
+            if missing_Q1 is None:
+                missing_Q1 = target(from_QB[:, 0]).unsqueeze(1)
+            digit_Q1 = ((from_QB >= missing_Q1).sum(-1, keepdim=True) - 1).clamp(min=0)
+            missing_Q1 = missing_Q1 - (from_QB - here_QB).gather(1, digit_Q1)
+            weight_QV = weight_QV.masked_fill(digit_QV != digit_Q1, 0)
+            cut_Q1 = cut_Q1 | (digit_Q1 << shift)
+        return scores_QV.masked_fill(order_QV < cut_Q1, -torch.inf)
+
+
+def _in_order(scores: Tensor) -> Tensor:
+    """Return integers of 32 bits that stand in the scores' order; as float32 equals are equal."""
+    bits = (scores.float() + 0.0).view(torch.int32).long()  # minus zero becomes zero
+    return torch.where(bits < 0, ~bits, bits + (1 << 31))

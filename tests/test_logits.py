@@ -127,7 +127,7 @@ def test_ties_go_to_the_lowest_id() -> None:
 
 def test_top_k_and_top_p_keep_what_they_should() -> None:
     one = torch.tensor([[0.4, 0.3, 0.2, 0.06, 0.04]], dtype=torch.float64).log()
-    many = 4000
+    many = 600
 
     def kept(top_k: int, top_p: float) -> set[int]:
         logits = Logits(one.expand(many, 5).clone(), 0, Mesh())
@@ -151,13 +151,69 @@ def test_top_k_and_top_p_keep_what_they_should() -> None:
     assert kept(3, 0.7) == {0, 1}  # of the three, 0.7 * 0.9 = 0.63 is reached by two
 
 
+def kept_by_sorting(row: Tensor, top_k: int, top_p: float) -> set[int]:
+    """Return what may be drawn: the definition, for values without ties."""
+    values, ids = row.sort(descending=True)
+    count = min(top_k, len(row)) if top_k else len(row)
+    mass = values[:count].softmax(-1)
+    enough = int((mass.cumsum(-1) < top_p).sum()) + 1 if top_p < 1 else count
+    return set(ids[: min(enough, count)].tolist())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_filters_keep_what_sorting_keeps(size: int) -> None:
+    draw = torch.Generator().manual_seed(5)
+    many = 500
+    for _ in range(6):
+        row = torch.randn(VOCAB, generator=draw) * 0.3
+        row[:4] = -torch.inf  # forbidden ids count for nothing
+        top_k = int(torch.randint(0, 15, (), generator=draw))
+        top_p = float(torch.rand((), generator=draw)) * 0.7 + 0.4
+
+        def drawn(
+            mesh: Mesh, row: Tensor = row, top_k: int = top_k, top_p: float = top_p
+        ) -> Tensor:
+            start, stop = mesh.shard(VOCAB, "vocabulary")
+            part = row[start:stop].expand(many, -1).clone()
+            rows = torch.arange(many)
+            return Logits(part, start, mesh).sample(
+                rows,
+                torch.ones(many, dtype=torch.float64),
+                torch.full((many,), top_k),
+                torch.full((many,), top_p, dtype=torch.float64),
+                (rows, rows, rows),
+            )
+
+        expected = kept_by_sorting(row.double(), top_k, top_p) - {0, 1, 2, 3}
+        for found in on_ranks(size, drawn):
+            assert set(found.tolist()) == expected
+
+
+def test_filters_take_few_collectives() -> None:
+    @dataclass(frozen=True, slots=True)
+    class CountingMesh(ThreadMesh):
+        calls: list[str] = field(default_factory=list)
+
+        def all_gather(self, x: Tensor) -> Tensor:
+            self.calls.append("gather")
+            return x.unsqueeze(0)
+
+        def all_reduce(self, x: Tensor) -> Tensor:
+            self.calls.append("reduce")
+            return x
+
+    mesh = CountingMesh(size=2)
+    draw_ids(Logits(values(), 0, mesh), 0.7, 5, 0.6)
+    assert len(mesh.calls) < 10
+
+
 def test_samples_follow_the_distribution() -> None:
     probs = torch.tensor([0.5, 0.25, 0.15, 0.1], dtype=torch.float64)
     many = 40_000
     logits = Logits(probs.log().expand(many, 4).clone(), 0, Mesh())
     rows, zeros = torch.arange(many), torch.zeros(many, dtype=torch.long)
     ones = torch.ones(many, dtype=torch.float64)
-    ids = logits.sample(rows, ones, zeros, ones, (zeros + 5, rows, zeros))
+    ids = logits.sample(rows, ones, None, None, (zeros + 5, rows, zeros))
     shares = torch.bincount(ids, minlength=4) / many
     assert torch.allclose(shares.double(), probs, atol=0.01)
 

@@ -248,6 +248,9 @@ def _print(wanted: "tuple[Application, ...]") -> None:
 def _check_models(wanted: "tuple[Application, ...]") -> None:
     """Refuse a checkpoint that cannot be there, before a cluster is started for it."""
     from diffray.components.checkpoint import read_config, resolve
+    from diffray.components.models.registry import check_ranks
 
     for each in wanted:
-        read_config(resolve(each.config.model_source))
+        engine = each.config.engine_kwargs
+        found = read_config(resolve(each.config.model_source))
+        check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)

@@ -316,6 +316,7 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --replicas 3:2", "min_replicas"),
         ("serve --ep", "tensor_parallel_size of at least 2"),
         ("serve /no/such/model", "no local folder"),
+        ("serve --tp 3", "this model runs on 1, 2, 4, 8 ranks"),
         ("serve --set temperature=1", "only the parts of diffusion"),
         ("serve --placement TIGHT", "STRICT_PACK"),
         ("serve --config /no/such.yaml", "there is no such file"),

@@ -1,4 +1,4 @@
-"""A coordinator and its ranks on a real Ray: same tokens as in one process, and alive after losses."""
+"""A coordinator and its ranks on a real Ray: the tokens of one process, alive after losses."""
 
 import asyncio
 import os

@@ -35,6 +35,11 @@ def build_model(config: Config, mesh: Mesh, dtype: torch.dtype) -> Denoiser:
     return model
 
 
+def check_ranks(config: Config, size: int, *, expert_parallel: bool) -> None:
+    """Refuse a number of ranks over which the model cannot be cut, before anybody loads it."""
+    build_model(config, Mesh(0, size, expert_parallel), torch.float32)
+
+
 def rank_counts(config: Config, *, expert_parallel: bool) -> tuple[int, ...]:
     """Return the numbers of ranks over which the model can be cut."""
     build = choose_build(config)

@@ -107,7 +107,7 @@ class Logits:
         if top_k_Q is not None:
             each = torch.ones_like(scores, dtype=torch.long)
             scores = self._keep_top(
-                scores, each, lambda count_Q: top_k_Q.where(top_k_Q > 0, count_Q + 1)
+                scores, each, lambda count_Q: (count_Q - top_k_Q).where(top_k_Q > 0, -1)
             )
         if top_p_Q is not None:
             peak = self.mesh.all_gather(scores.amax(-1)).amax(0)
@@ -115,7 +115,7 @@ class Logits:
             scores = self._keep_top(
                 scores,
                 mass,
-                lambda all_Q: (top_p_Q * all_Q).ceil().long().where(top_p_Q < 1, all_Q + 1),
+                lambda all_Q: (all_Q - (top_p_Q * all_Q).ceil().long()).where(top_p_Q < 1, -1),
             )
         drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
         return self._best_of(scores + drawn.to(scores))[1]
@@ -137,29 +137,30 @@ class Logits:
         return value, ids_WR.gather(0, rank.unsqueeze(0)).squeeze(0)
 
     def _keep_top(
-        self, scores_QV: Tensor, weight_QV: Tensor, target: Callable[[Tensor], Tensor]
+        self, scores_QV: Tensor, weight_QV: Tensor, spare: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Forbid all ids below the highest score at or above which they weigh enough together.
+        """Forbid the ids below the highest score below which they weigh no more than is to spare.
 
-        `target` says what is enough, given what all weigh; where all are not enough, all stay. The
+        `spare` says how much that is, given what all weigh; where it is negative, all stay. The
         score is found digit by digit, from what weighs how much with which digit: three
         collectives, and no rank sorts or sees another's row. Weights are integers, so the sums are
         the same however the vocabulary is cut.
         """
         order_QV = _in_order(scores_QV)
         cut_Q1 = torch.zeros_like(order_QV[:, :1])
-        missing_Q1 = None
+        spare_Q1 = None
         shift = 32
         for bits in _DIGITS:
             shift -= bits
             digit_QV = (order_QV >> shift) & ((1 << bits) - 1)
             here_QB = weight_QV.new_zeros(len(weight_QV), 1 << bits)
             here_QB = self.mesh.all_reduce(here_QB.scatter_add_(1, digit_QV, weight_QV))
-            from_QB = here_QB.flip(-1).cumsum(-1).flip(-1)  # with this digit or a higher one
-            if missing_Q1 is None:
-                missing_Q1 = target(from_QB[:, 0]).unsqueeze(1)
-            digit_Q1 = ((from_QB >= missing_Q1).sum(-1, keepdim=True) - 1).clamp(min=0)
-            missing_Q1 = missing_Q1 - (from_QB - here_QB).gather(1, digit_Q1)
+            up_to_QB = here_QB.cumsum(-1)
+            if spare_Q1 is None:
+                spare_Q1 = spare(up_to_QB[:, -1]).unsqueeze(1)
+            below_QB = up_to_QB.sub_(here_QB)
+            digit_Q1 = ((below_QB <= spare_Q1).sum(-1, keepdim=True) - 1).clamp_(min=0)
+            spare_Q1 = spare_Q1 - below_QB.gather(1, digit_Q1)
             weight_QV = weight_QV.masked_fill(digit_QV != digit_Q1, 0)
             cut_Q1 = cut_Q1 | (digit_Q1 << shift)
         return scores_QV.masked_fill(order_QV < cut_Q1, -torch.inf)

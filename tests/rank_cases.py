@@ -43,8 +43,7 @@ BLOCK_CAUSAL: list[dict[str, Any]] = [
     {"decoder": {"kind": "edit", "threshold": 0.1, "edit_threshold": 0.2}},
 ]
 PROMPTS = [5, 9, 13, 16, 21, 26]
-# Greedy and seeded; filters cost over a hundred collectives a step, so they stand where steps are
-# few: a prompt of whole blocks, and a part of one to generate.
+# Greedy and seeded, filtered and not.
 SAMPLING: list[dict[str, Any]] = [
     {"max_tokens": 9},
     {"max_tokens": 9, "temperature": 0.8, "logit_bias": {3: 2.0}},

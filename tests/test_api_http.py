@@ -435,7 +435,8 @@ def test_streams_are_early(http: httpx2.Client) -> None:
 
 
 def test_trajectory_and_ids_for_those_who_ask(served: Served, http: httpx2.Client) -> None:
-    body = LONG | {"max_tokens": 24, "return_trajectory": True, "return_token_ids": True, "seed": 4}
+    body = LONG | {"max_tokens": 24, "temperature": 1, "seed": 4}
+    body |= {"return_trajectory": True, "return_token_ids": True}
     params = SamplingParams(
         max_tokens=24,
         temperature=1,

@@ -1,17 +1,15 @@
 """YAML files that describe one model or several, each an application with a path of its own."""
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from diffray.cluster.app_config import AppConfig, app_config
+from diffray.cluster.strict_yaml import MOST_CHARACTERS, parse_yaml
 
 BUILDER = "diffray.cluster.app:build"
-MERGE = "tag:yaml.org,2002:merge"  # what << stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +24,12 @@ class Application:
 def read_applications(path: Path) -> tuple[Application, ...]:
     """Read a file for `diffray serve --config`."""
     try:
-        text = path.read_text()
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise ValueError(f"{path}: the file cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path}: the file is no text") from None
     return applications(parse_yaml(text, str(path)), str(path))
@@ -62,38 +63,6 @@ def serve_config(applications: tuple[Application, ...]) -> dict[str, Any]:
             for each in applications
         ]
     }
-
-
-def parse_yaml(text: str, where: str) -> object:
-    """Return the values of a YAML text, in which no key may stand twice."""
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{where}: {_sentence(error)}") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which would let the last of two equal keys win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = None if key_node.tag == MERGE else self.construct_object(key_node, deep=True)
-            if key is None or not isinstance(key, Hashable):
-                continue
-            if key in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key!r} stands twice", problem_mark=key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _sentence(error: yaml.YAMLError) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
-    return " ".join(str(error).split())
 
 
 def _models(given: object, where: str) -> list[object]:

@@ -17,8 +17,9 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
 from diffray.cluster.app_config import AppConfig, app_config
-from diffray.cluster.config_file import BUILDER, parse_yaml
+from diffray.cluster.config_file import BUILDER
 from diffray.cluster.deployment import gpus, placement_bundles
+from diffray.cluster.strict_yaml import parse_yaml
 
 ROOT = Path(__file__).parents[1]
 MANIFESTS = sorted((ROOT / "k8s").glob("*.yaml"))

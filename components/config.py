@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 class Config(BaseModel):
     """A frozen configuration; unknown keys and values out of range are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -38,4 +40,9 @@ def _sentence(mistake: dict[str, Any]) -> str:
         case "value_error":
             return prefix + str(mistake["msg"]).removeprefix("Value error, ")
         case _:
-            return f"{prefix}{mistake['msg']} (given: {mistake['input']!r})"
+            return f"{prefix}{mistake['msg']} (given: {_shown(mistake['input'])})"
+
+
+def _shown(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -186,4 +186,18 @@ def _write_side_files(work: Path, source: Path, config: Config) -> None:
         replaced = file.name == "config.json" or file.name.endswith(".index.json")
         is_side = file.suffix in _SIDE_FILES or file.name.startswith("LICENSE")
         if is_side and not replaced and file.is_file():
+            _refuse_foreign(file)
             shutil.copyfile(file, work / file.name)
+
+
+def _refuse_foreign(file: Path) -> None:
+    """Refuse a link that leads out of its checkpoint: a copy would give away what it leads to.
+
+    The Hugging Face cache links snapshots/REVISION/NAME to blobs/HASH.
+    """
+    folder, place = file.parent.resolve(), file.resolve()
+    own = (folder, folder.parent.parent / "blobs")
+    if not any(place.is_relative_to(each) for each in own):
+        raise CheckpointError(
+            f"{file} is a link to {place}, outside of the checkpoint; replace it by the file itself"
+        )

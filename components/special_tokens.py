@@ -4,7 +4,7 @@ from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Final, Literal
 
-from diffray.components.models.fields import Config
+from diffray.components.models.fields import Config, shown
 from diffray.components.weights import CheckpointError, read_json
 
 Kind = Literal["mask", "eos"]
@@ -57,11 +57,23 @@ def _added_tokens(path: Path, tokenizer_config: Config) -> dict[str, int]:
     ids: dict[str, int] = {}
     added = _read(path, "tokenizer.json").get("added_tokens")
     for token in added if isinstance(added, list) else []:
-        ids[str(token["content"])] = int(token["id"])
+        number = token.get("id") if isinstance(token, dict) else None
+        _add(ids, path / "tokenizer.json", "added_tokens", token, number)
     decoder = tokenizer_config.get("added_tokens_decoder")
-    for number, token in decoder.items() if isinstance(decoder, dict) else ():
-        ids[str(token["content"])] = int(number)
+    for text, token in decoder.items() if isinstance(decoder, dict) else ():
+        number = int(text) if text.isdecimal() and len(text) < 10 else None
+        _add(ids, path / "tokenizer_config.json", "added_tokens_decoder", token, number)
     return ids
+
+
+def _add(ids: dict[str, int], file: Path, key: str, token: object, number: object) -> None:
+    """Store an added token; refuses what is none."""
+    content = token.get("content") if isinstance(token, dict) else None
+    if not isinstance(content, str) or type(number) is not int:
+        raise CheckpointError(
+            f"{file}: {key!r} holds {shown(token)}; expected a token with its content and id"
+        )
+    ids[content] = number
 
 
 def _as_ids(value: object, key: str) -> tuple[int, ...]:
@@ -71,7 +83,7 @@ def _as_ids(value: object, key: str) -> tuple[int, ...]:
         return ()
     ids = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
     if len(ids) < len(items) or any(item < 0 for item in ids):
-        raise CheckpointError(f"{key} is {value!r}; expected a token id or a list of them")
+        raise CheckpointError(f"{key} is {shown(value)}; expected a token id or a list of them")
     return tuple(ids)
 
 

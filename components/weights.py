@@ -5,7 +5,6 @@ Opening reads headers alone; a slice is read when it is asked for.
 
 import json
 import math
-import pickle
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from diffray.components.layers import Index
+from diffray.components.models.fields import shown
 
 FLOATS = {
     "F64": torch.float64,
@@ -23,6 +23,7 @@ FLOATS = {
 }
 _MAPPED = 32 << 20  # bytes
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
+_LARGEST_JSON = 256 << 20  # bytes; tokenizers of hundreds of thousands of tokens take 30 MB
 
 
 class CheckpointError(ValueError):
@@ -69,14 +70,15 @@ class SafetensorsFile:
         try:
             self._file = safe_open(path, framework="pt")
             names = self._file.keys()  # type: ignore[no-untyped-call]
-        except (SafetensorError, OSError) as error:
+            views = {name: self._slice(name) for name in names}
+            self.tensors = {
+                name: Stored(tuple(view.get_shape()), view.get_dtype())
+                for name, view in views.items()
+            }
+        except (SafetensorError, OSError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"{path} is truncated or no safetensors file ({error}); download it again"
             ) from error
-        self.tensors = {
-            name: Stored(tuple(view.get_shape()), view.get_dtype())
-            for name, view in ((name, self._slice(name)) for name in names)
-        }
 
     def read(self, name: str, index: Index) -> Tensor:
         if self._mapped > _MAPPED:
@@ -97,12 +99,15 @@ class TorchFile:
         self.path = path
         try:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
+        except (
+            Exception
+        ) as error:  # torch's reader raises whatever a wrong file makes it stumble over
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise CheckpointError(
-                f"{path} is truncated or no state dict that torch loads safely "
-                f"({str(error).splitlines()[0]}); download it again, or save it as safetensors"
+                f"{path} is truncated or no state dict that torch loads safely ({reason}); "
+                "download it again, or save it as safetensors"
             ) from error
-        if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        if not isinstance(state, dict) or not all(map(_is_plain, state.items())):
             raise CheckpointError(f"{path} is no flat dict of tensors; save it as safetensors")
         self._state: dict[str, Tensor] = state
         known = {dtype: name for name, dtype in FLOATS.items()}
@@ -113,6 +118,17 @@ class TorchFile:
 
     def read(self, name: str, index: Index) -> Tensor:
         return self._state[name][index]
+
+
+def _is_plain(item: tuple[object, object]) -> bool:
+    """Return whether this is a named tensor whose numbers are in the file."""
+    name, tensor = item
+    return (
+        isinstance(name, str)
+        and isinstance(tensor, Tensor)
+        and tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+    )
 
 
 def open_weights(folder: Path) -> list[WeightFile]:
@@ -137,9 +153,16 @@ def _open_index(index: Path) -> list[WeightFile]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no 'weight_map'; download it again")
-    for name in set(weight_map.values()):
+    suffix = ".safetensors" if index.name.startswith("model.safetensors") else ".bin"
+    for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index} names {name!r}, which is no file of its folder")
+            raise CheckpointError(
+                f"{index} names {shown(name)} for {shown(tensor)}, which is no file of its folder"
+            )
+        if not name.endswith(suffix):
+            raise CheckpointError(
+                f"{index} names {shown(name)} for {shown(tensor)}, which is no {suffix} file"
+            )
     names = sorted(set(weight_map.values()))
     absent = [name for name in names if not (index.parent / name).is_file()]
     if absent:
@@ -159,11 +182,19 @@ def _open_index(index: Path) -> list[WeightFile]:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object."""
+    """Read a JSON object; refuses one in which a key stands twice with different values."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > _LARGEST_JSON:
+            raise CheckpointError(
+                f"{path} has more than {_LARGEST_JSON >> 20} MiB; that is no JSON"
+            )
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_twins)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except CheckpointError:
+        raise
+    except RecursionError as error:
+        raise CheckpointError(f"{path} is nested too deep; download it again") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
     if not isinstance(value, dict):
@@ -171,7 +202,17 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
+def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        for name, value in pairs:
+            if made[name] != value:
+                raise ValueError(f"the key {shown(name)} stands twice with different values")
+    return made
+
+
 def listed(names: list[str]) -> str:
     """Return the first five names and a count of the rest."""
     rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + rest
+    short = (name if name.isprintable() and len(name) <= 200 else shown(name) for name in names[:5])
+    return ", ".join(short) + rest

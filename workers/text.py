@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ class Tokenizer:
     def __init__(self, fast: "PreTrainedTokenizerFast", mask_token_id: int) -> None:
         self.fast = fast
         self._mask = str(fast.convert_ids_to_tokens(mask_token_id) or "")
+        # Cut in two, the spelling is no longer the special token's.
+        self._spelled = [*self._plain(self._mask[:1], False), *self._plain(self._mask[1:], False)]
 
     @staticmethod
     def load(path: Path, mask_token_id: int) -> "Tokenizer | None":
@@ -26,7 +29,19 @@ class Tokenizer:
             return None
         from transformers import PreTrainedTokenizerFast
 
-        return Tokenizer(PreTrainedTokenizerFast.from_pretrained(path), mask_token_id)
+        try:
+            return Tokenizer(PreTrainedTokenizerFast.from_pretrained(path), mask_token_id)
+        except Exception as error:  # the parsers of these files raise whatever they stumble over
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ValueError(
+                f"{path}: tokenizer.json and tokenizer_config.json make no tokenizer ({reason}); "
+                "download them again"
+            ) from error
+
+    @cached_property
+    def longest(self) -> int:
+        """The most characters that one token can stand for."""
+        return max(len(token) for token in self.fast.get_vocab())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text; the mask token's own spelling becomes ordinary tokens."""
@@ -34,8 +49,8 @@ class Tokenizer:
             return self._plain(text, add_special_tokens)
         ids: list[int] = []
         for number, piece in enumerate(text.split(self._mask)):
-            if number:  # cut in two, the spelling is no longer the special token's
-                ids += self._plain(self._mask[:1], False) + self._plain(self._mask[1:], False)
+            if number:
+                ids += self._spelled
             ids += self._plain(piece, add_special_tokens and number == 0)
         return ids
 

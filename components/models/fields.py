@@ -6,6 +6,20 @@ from typing import Final
 Config = Mapping[str, object]
 
 REQUIRED: Final = object()
+# Beyond these a config is wrong, and building its model would take hours or all memory.
+_MOST: Final = 2**22
+_MOST_OF: Final = {
+    "head_dim": 2**12,
+    "mlp_ratio": 2**8,
+    "n_heads": 2**10,
+    "n_layers": 2**10,
+    "num_attention_heads": 2**10,
+    "num_experts": 2**12,
+    "num_hidden_layers": 2**10,
+    "num_shared_experts": 2**8,
+}
+_MOST_EXPERTS: Final = 2**17  # of all layers together
+_LARGEST: Final = 1e30
 
 
 class Fields:
@@ -17,9 +31,12 @@ class Fields:
 
     def count(self, key: str, default: object = REQUIRED) -> int:
         """Return a whole number of at least 1."""
+        most = _MOST_OF.get(key, _MOST)
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(key, value, "a whole number of at least 1")
+        if value > most:
+            raise self._wrong(key, value, f"at most {most}")
         return value
 
     def optional_count(self, key: str) -> int | None:
@@ -29,8 +46,10 @@ class Fields:
     def number(self, key: str, default: object = REQUIRED) -> float:
         """Return a number above 0."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, value, "a number above 0")
+        if not 0 < value < _LARGEST:
+            raise self._wrong(key, value, f"a number above 0 and below {_LARGEST:g}")
         return float(value)
 
     def flag(self, key: str, default: object = REQUIRED) -> bool:
@@ -92,6 +111,9 @@ class Fields:
                 f"config.json of a {self.family} model: 'num_experts_per_tok' ({chosen}) is more "
                 f"than 'num_experts' ({experts})"
             )
+        layers = self.config.get("num_hidden_layers")
+        if isinstance(layers, int) and layers * experts > _MOST_EXPERTS:
+            raise self._wrong("num_experts", experts, f"at most {_MOST_EXPERTS} in all layers")
         return experts, chosen
 
     def rotated(self, head_dim: int, default: float) -> int:
@@ -114,5 +136,11 @@ class Fields:
 
     def _wrong(self, key: str, value: object, expected: str) -> ValueError:
         return ValueError(
-            f"config.json of a {self.family} model: {key!r} is {value!r}; expected {expected}"
+            f"config.json of a {self.family} model: {key!r} is {shown(value)}; expected {expected}"
         )
+
+
+def shown(value: object) -> str:
+    """Return what a file says, as an error may quote it: in ASCII, and not at length."""
+    text = ascii(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -164,13 +164,18 @@ class AppConfig(Config):
         keys = tuple(key.strip() for key in text.split(",") if key.strip())
         if not keys:
             raise ValueError(f"api_key_env: the variable {self.api_key_env} holds no key; set it")
-        return self.api.model_copy(update={"api_keys": keys})
+        try:
+            return ApiSettings(**dict(self.api) | {"api_keys": keys})
+        except ValidationError as error:
+            raise ValueError(f"api_key_env ({self.api_key_env}): {explain(error)}") from None
 
 
 def app_config(given: object, where: str = "args") -> AppConfig:
     """Return the configuration, or say in one sentence where in `where` it is wrong."""
     if not isinstance(given, dict):
-        raise ValueError(f"{where}: options are needed, as model_loading_config (given: {given!r})")
+        raise ValueError(
+            f"{where}: options are needed, as model_loading_config (given: {given!r:.100})"
+        )
     try:
         return AppConfig(**_as_options(given, where))
     except ValidationError as error:
@@ -198,5 +203,5 @@ def _parsed(value: object) -> object:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value

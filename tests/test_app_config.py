@@ -1,13 +1,22 @@
 """A deployment's file means what it says: nothing is ignored, mistakes are one sentence."""
 
+import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from diffray.cluster.api.keys import key_digest
 from diffray.cluster.app_config import AppConfig, app_config
-from diffray.cluster.config_file import applications, parse_yaml, read_applications, serve_config
+from diffray.cluster.config_file import (
+    Application,
+    applications,
+    read_applications,
+    serve_config,
+)
+from diffray.cluster.strict_yaml import parse_yaml
 from diffray.components.decoders.credit import Credit
 
 DEPLOY = Path(__file__).parents[1] / "docs/deploy.md"
@@ -194,16 +203,37 @@ class TestArgs:
             config(deployment_config=both)
 
     def test_keys_come_from_the_file_or_the_environment(self) -> None:
+        both = (key_digest("a"), key_digest("b"))
         assert config().api_settings({}).api_keys == ()
-        assert config(api={"api_keys": ["a", "b"]}).api_settings({}).api_keys == ("a", "b")
+        assert config(api={"api_keys": ["a", "b"]}).api_settings({}).api_keys == both
         named = config(api_key_env="KEYS", api={"docs": False})
         found = named.api_settings({"KEYS": "a, b,"})
-        assert (found.api_keys, found.docs) == (("a", "b"), False)
+        assert (found.api_keys, found.docs) == (both, False)
         with pytest.raises(ValueError, match="KEYS"):
             named.api_settings({"KEYS": " "})
 
-    def test_keys_are_not_printed(self) -> None:
-        assert "secret" not in repr(config(api={"api_keys": ["secret"]}))
+    def test_keys_are_held_as_digests_alone(self) -> None:
+        made = config(api={"api_keys": ["secret", key_digest("other")]})
+        assert made.api.api_keys == (key_digest("secret"), key_digest("other"))
+        for text in (repr(made), made.model_dump_json(), str(pickle.dumps(made))):
+            assert "secret" not in text
+        application = Application("a", "/", made)
+        assert "secret" not in yaml.safe_dump(serve_config((application,)))
+
+    @pytest.mark.parametrize("key", ["top secret", "", "secret\u00e9", "secret\n", "s" * 513])
+    def test_a_key_that_no_header_carries_is_refused_unquoted(self, key: str) -> None:
+        for where in (
+            lambda: config(api={"api_keys": [key]}),
+            lambda: config(api={"api_keys": key}),
+            lambda: config(api_key_env="A").api_settings({"A": f"{key} {key}"}),
+        ):
+            with pytest.raises(ValueError, match="key") as caught:
+                where()
+            assert "secret" not in str(caught.value) and "ssss" not in str(caught.value)
+
+    def test_a_broken_digest_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="64 hexadecimal digits"):
+            config(api={"api_keys": ["sha256:123"]})
 
     def test_auto_becomes_a_device(self) -> None:
         wish = config("auto", engine_kwargs={"max_num_seqs": 3}, api_key_env="A")
@@ -214,3 +244,65 @@ class TestArgs:
         assert wish.on("cpu").api_key_env == "A"
         with pytest.raises(ValueError, match="needs GPUs"):
             config("auto", accelerator_type="L4").on("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\na: 2", ("line 2", "'a'", "twice")),
+        ("a:\n\t- 1", ("line 2", "\\t")),
+        ("a: [1, 2", ("line 1",)),
+        ("a: &x [*x]", ("within",)),
+        ("&x {a: {b: *x}}", ("within",)),
+        ("a: *b", ("alias",)),
+        (f"a: {'9' * 30}", ("64 bits",)),
+        (f"a: {'9' * 9000}", ("cannot be read",)),
+        (f"a: 0x{'f' * 9000}", ("64 bits",)),
+        ("a: 2024-13-45", ("2024-13-45", "cannot be read")),
+        ("? [a]\n: b", ("unhashable",)),
+        ("a: !!python/object/apply:os.system [ls]", ("python/object",)),
+        ("a: !!binary 'YQ'", ("line 1",)),
+        ("a: \x00", ("special characters",)),
+        ("[" * 5000, ("nested",)),
+        ("a: " + "x" * 2**20, ("characters",)),
+        ("- 1\n" * 10_001, ("10000 values",)),
+        ("--- a\n--- b", ("document",)),
+    ],
+    ids=range(18),
+)
+def test_yaml_that_is_wrong_or_hostile_is_one_sentence(text: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_yaml(text, "a.yaml")
+    said = str(caught.value)
+    assert said.startswith("a.yaml: ") and "\n" not in said and len(said) < 400
+    assert all(word in said for word in words), said
+
+
+def test_aliases_of_aliases_cost_nothing() -> None:
+    """Nine times ten lists of lists are a billion values, in 400 bytes."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 10):
+        last = f"*a{level - 1}"
+        lines.append(f"a{level}: &a{level} [{', '.join([last] * 10)}]")
+    with pytest.raises(ValueError, match="10000 values"):
+        parse_yaml("\n".join(lines), "a.yaml")
+    merged = ["m0: &m0 {x: 1}"]
+    for level in range(1, 30):
+        merged.append(f"m{level}: &m{level} {{<<: [*m{level - 1}, *m{level - 1}]}}")
+    with pytest.raises(ValueError, match="10000 values"):
+        parse_yaml("\n".join(merged), "a.yaml")
+
+
+def test_a_few_aliases_are_fine() -> None:
+    given = parse_yaml("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}", "x")
+    assert given == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
+    assert parse_yaml("", "x") is None
+
+
+def test_what_is_no_file_of_text_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"a: \xe9")
+    for name, words in ((".", "cannot be read"), ("latin", "no text"), ("none", "no such file")):
+        with pytest.raises(ValueError, match=words):
+            read_applications(tmp_path / name)
+    with pytest.raises(ValueError, match="characters"):
+        read_applications(Path("/dev/zero"))

@@ -11,7 +11,7 @@ from diffray.workers.output import Delta
 from diffray.workers.text import Tokenizer
 
 MASK = "\N{LIGHT SHADE}"  # how a masked position is drawn
-_LEAST = -9999.0  # JSON has no infinity; vLLM says so too
+_LEAST = -9999.0  # JSON has neither infinity nor NaN; vLLM says so too
 
 Json = dict[str, Any]
 
@@ -88,7 +88,7 @@ class ChatAnswer:
 
     def _entry(self, token: int, logprob: float) -> Json:
         text, spelled = self._texts[token]
-        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": spelled}
+        return {"token": text, "logprob": _number(logprob), "bytes": spelled}
 
 
 class CompletionAnswer:
@@ -147,11 +147,11 @@ class CompletionAnswer:
         for at in range(start, stop):
             text = self._texts[ids[at]][0]
             made["tokens"].append(text)
-            made["token_logprobs"].append(max(logprobs[at], _LEAST))
+            made["token_logprobs"].append(_number(logprobs[at]))
             made["text_offset"].append(self._offsets[choice.index])
             self._offsets[choice.index] += len(text)
             top = choice.tops[at] if self._body.logprobs else []
-            best = {self._texts[token][0]: max(logprob, _LEAST) for token, logprob in top}
+            best = {self._texts[token][0]: _number(logprob) for token, logprob in top}
             made["top_logprobs"].append(best)
         return made
 
@@ -168,6 +168,10 @@ def canvas_view(event: Event, tokenizer: Tokenizer | None) -> Json:
     return {"index": event.choice.index, "canvas": canvas, "text": text}
 
 
+def _number(logprob: float) -> float:
+    return logprob if logprob > _LEAST else _LEAST
+
+
 def _ending(ask: Ask, choice: Choice) -> Json:
     return {"finish_reason": choice.output.finish_reason, "stop_reason": ask.stop_reason(choice)}
 
@@ -182,6 +186,6 @@ def _extras(body: ChatBody | CompletionBody, choice: Choice, start: int, stop: i
         made["trajectory"] = {
             "token_ids": output.token_ids[start:stop],
             "steps": (output.steps or [])[start:stop],
-            "logprobs": [max(each, _LEAST) for each in (output.logprobs or [])[start:stop]],
+            "logprobs": [_number(each) for each in (output.logprobs or [])[start:stop]],
         }
     return made

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import diffray
+from diffray.cluster.api.docs import HEADERS, page
 from diffray.cluster.api.errors import ApiError, as_api_error, bug
 from diffray.cluster.api.gate import Gate
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
@@ -37,13 +38,16 @@ def build_api(get_service: GetService, settings: ApiSettings | None = None) -> F
         title="diffray",
         summary="Diffusion language models behind an OpenAI-compatible API.",
         version=diffray.__version__,
-        docs_url="/docs" if settings.docs else None,
+        docs_url=None,  # FastAPI's page runs scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # a redirect repeats the Host that a client made up
         openapi_url="/openapi.json" if settings.docs else None,
     )
     app.openapi = partial(describe, app)  # type: ignore[method-assign]  # as FastAPI's manual says
     app.include_router(_answers(get_service, settings))
     app.include_router(_reports(get_service, settings))
+    if settings.docs:
+        app.include_router(_docs(app))
     for kind in (ApiError, EngineFailed):
         app.add_exception_handler(kind, partial(_refuse, get_service))
     app.add_exception_handler(HTTPException, _refuse_http)
@@ -56,6 +60,7 @@ def build_api(get_service: GetService, settings: ApiSettings | None = None) -> F
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            expose_headers=["Retry-After", "X-Request-Id"],
         )
     return app
 
@@ -64,8 +69,11 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return what clients ask of the model."""
     router = APIRouter()
 
+    async def read(request: Request) -> object:
+        return await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
+
     async def generate(request: Request, whole: Whole, stream: Stream) -> Response:
-        body = await read_json(request, settings.max_body_bytes)
+        body = await read(request)
         if isinstance(body, dict) and body.get("stream") is True:
             return await unless_gone(request, _open(stream(get_service(), body)))
         return answer(await unless_gone(request, whole(get_service(), body)))
@@ -88,12 +96,12 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
     @router.post("/tokenize", openapi_extra=request_body("/tokenize"))
     async def tokenize(request: Request) -> Response:
-        body = await read_json(request, settings.max_body_bytes)
+        body = await read(request)
         return answer(await get_service().tokenize(body))
 
     @router.post("/detokenize", openapi_extra=request_body("/detokenize"))
     async def detokenize(request: Request) -> Response:
-        body = await read_json(request, settings.max_body_bytes)
+        body = await read(request)
         return answer(await get_service().detokenize(body))
 
     return router
@@ -133,6 +141,17 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
     return router
 
 
+def _docs(app: FastAPI) -> APIRouter:
+    """Return what people read."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/docs")
+    async def docs() -> Response:
+        return Response(page(app.openapi()), media_type="text/html", headers=HEADERS)
+
+    return router
+
+
 async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
     """Return the stream once it has begun: what is refused before has a status of its own."""
     try:
@@ -155,7 +174,7 @@ async def _refuse(get_service: GetService, request: Request, error: Exception) -
 async def _refuse_http(request: Request, error: Exception) -> Response:
     """Shape what the framework refuses: unknown paths, wrong methods."""
     assert isinstance(error, HTTPException)
-    message = f"{error.detail} ({request.method} {request.url.path})"
+    message = f"{error.detail} ({request.method} {request.scope['path']})"
     code = "not_found" if error.status_code == 404 else None
     told = refusal(ApiError(error.status_code, message, code=code))
     told.headers.update(error.headers or {})

@@ -9,6 +9,9 @@ from diffray.cluster.api.neutral import refuse_unless_neutral
 from diffray.components.policy import DiffusionParams
 
 _MOST_PROMPTS: Final = 1024
+_MOST_MESSAGES: Final = 4096
+_MOST_TOKENS: Final = 2**20  # to make text of
+_LONGEST_WORD: Final = 1000  # characters
 _INT64: Final = 2**63
 _SANE: Final = 2**31  # no length, count or scale of a policy is larger
 
@@ -64,7 +67,12 @@ Stops = Annotated[list[str], PlainValidator(_as_stops, json_schema_input_type=st
 Biases = Annotated[
     dict[int, float], PlainValidator(_as_biases, json_schema_input_type=dict[str, float])
 ]
-TokenIds = Annotated[list[int], Field(max_length=1024)]
+# Of a list the first mistake is enough; a message for each of millions takes gigabytes.
+TokenIds = Annotated[list[int], Field(max_length=1024, fail_fast=True)]
+Messages = Annotated[
+    list[dict[str, Any]], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)
+]
+Word = Annotated[str, Field(min_length=1, max_length=_LONGEST_WORD)]
 
 
 class Body(BaseModel):
@@ -87,8 +95,8 @@ class GenerationBody(Body):
 
     model: str | None = None
     n: int = Field(1, ge=1, le=128)
-    max_tokens: int | None = Field(None, ge=1)
-    min_tokens: int = Field(0, ge=0)
+    max_tokens: int | None = Field(None, ge=1, lt=_SANE)
+    min_tokens: int = Field(0, ge=0, lt=_SANE)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=_INT64, description="0 and -1: all tokens.")
@@ -99,9 +107,12 @@ class GenerationBody(Body):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logit_bias: Biases = Field(default_factory=dict)
-    allowed_token_ids: list[int] = Field(default_factory=list, max_length=65536)
-    bad_words: list[str] = Field(
-        default_factory=list, max_length=256, description="Each must be a single token."
+    allowed_token_ids: list[int] = Field(default_factory=list, max_length=65536, fail_fast=True)
+    bad_words: list[Word] = Field(
+        default_factory=list,
+        max_length=256,
+        fail_fast=True,
+        description="Each must be a single token.",
     )
     priority: int = Field(0, ge=-_SANE, lt=_SANE, description="Lower runs first.")
     user: str | None = None
@@ -119,8 +130,8 @@ class GenerationBody(Body):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, ge=1, lt=_SANE)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     add_generation_prompt: bool = True
@@ -144,7 +155,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = Field(None, min_length=1)
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -156,7 +167,7 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[int] = Field(max_length=_MOST_TOKENS, fail_fast=True)
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)

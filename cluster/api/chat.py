@@ -4,8 +4,6 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
-from jinja2 import TemplateError
-
 from diffray.cluster.api.errors import ApiError, invalid
 from diffray.workers.text import Tokenizer
 
@@ -49,8 +47,9 @@ def chat_text(messages: list[dict[str, Any]], asks: Asks, tokenizer: Tokenizer) 
             continue_final_message=asks.continue_final_message,
             **asks.chat_template_kwargs,
         )
-    except (TemplateError, ValueError, TypeError) as error:
-        # The template is the checkpoint's program; what it says of its input is all there is.
+    except Exception as error:
+        # The template is the checkpoint's program and may raise anything; what it says of its input
+        # is all there is.
         raise invalid(f"the chat template refuses this: {error}", "messages") from None
     return str(text)
 

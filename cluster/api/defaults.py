@@ -8,9 +8,9 @@ import logging
 from pathlib import Path
 from typing import Final, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from diffray.components.config import Config
+from diffray.components.config import Config, explain
 from diffray.components.weights import read_json
 
 log = logging.getLogger(__name__)
@@ -56,4 +56,10 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     said = {ours: found[theirs] for theirs, ours in _READ.items() if found.get(theirs) is not None}
     if found.get("do_sample") is False:
         said["temperature"] = 0.0
-    return GenerationDefaults.model_validate(said)
+    try:
+        return GenerationDefaults.model_validate(said)
+    except ValidationError as error:
+        reason = explain(error)
+        for theirs, ours in _READ.items():
+            reason = reason.replace(f"{ours}: ", f"{theirs}: ")
+        raise ValueError(f"{file}: {reason}; correct it or remove it") from None

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -9,6 +10,8 @@ from pydantic import ValidationError
 from diffray.cluster.client import DeadlineExceeded, EngineFailed, Overloaded
 
 _LONGEST: Final = 600  # characters of a message; what was given may be megabytes
+_LONGEST_NAME: Final = 200  # and of the field's name, which may be the client's invention
+_LONGEST_VALUE: Final = 100
 _RETRY_FAILED: Final = 5.0  # seconds, about what it takes to start an engine's ranks anew
 _KINDS: Final = ("iteration", "decoder", "cache")  # of these a place names the kind as well
 
@@ -25,10 +28,13 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        message = shortened(message, _LONGEST)
         super().__init__(message)
-        self.status, self.message, self.kind = status, message[:_LONGEST], kind
-        self.param, self.code, self.retry_after = param, code, retry_after
+        self.status, self.message, self.kind = status, message, kind
+        self.param = None if param is None else shortened(param, _LONGEST_NAME)
+        self.code, self.retry_after, self._headers = code, retry_after, dict(headers or {})
 
     @property
     def body(self) -> dict[str, Any]:
@@ -44,8 +50,16 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         if self.retry_after is None:
-            return {}
-        return {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+            return self._headers
+        return self._headers | {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text whose middle was left out if it is long."""
+    if len(text) <= most:
+        return text
+    half = (most - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -101,7 +115,9 @@ def of_validation(error: ValidationError) -> ApiError:
     if unknown := re.match(r"unknown option '([^']*)'", message):
         param = f"{param}.{unknown[1]}"
     given = mistake["input"]
-    shown = f" (given: {given!r})" if isinstance(given, str | int | float | None) else ""
+    shown = ""
+    if isinstance(given, str | int | float | None):
+        shown = f" (given: {shortened(repr(given), _LONGEST_VALUE)})"
     return invalid(f"{param}: {message}{shown}", param, "invalid_value")
 
 

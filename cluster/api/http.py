@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from diffray.cluster.api.errors import ApiError, bug, invalid
 
@@ -19,6 +19,8 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 _DONE: Final = b"data: [DONE]\n\n"
+_DEEPEST: Final = 64  # objects and lists in each other, in a body
+_STALLED_S: Final = 60.0  # a client that takes nothing for so long is taken for gone
 
 
 def dump(value: object) -> bytes:
@@ -35,8 +37,33 @@ def refusal(error: ApiError) -> Response:
     return Response(text, error.status, error.headers, "application/json")
 
 
-async def read_json(request: Request, most: int) -> object:
-    """Return a request's body; refuses what is too large before it is in memory."""
+async def read_json(request: Request, most: int, seconds: float) -> object:
+    """Return a request's body; refuses what is too large before it is in memory, or too slow."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # Browsers send other types to any server, without asking it first whether they may.
+        raise ApiError(
+            415,
+            "The body must be JSON and say so; send the header Content-Type: application/json.",
+            code="unsupported_media_type",
+        )
+    try:
+        async with asyncio.timeout(seconds):
+            body = await _read(request, most)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"The body was not complete after {seconds:g} seconds; send it faster.",
+            code="request_timeout",
+            headers={"Connection": "close"},
+        ) from None
+    try:
+        return parse_json(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"The body is not valid JSON: {error}", code="invalid_json") from None
+
+
+async def _read(request: Request, most: int) -> bytes:
     too_large = ApiError(
         413,
         f"The request is larger than {most} bytes; send less at a time.",
@@ -51,13 +78,21 @@ async def read_json(request: Request, most: int) -> object:
         if size > most:
             raise too_large
         parts.append(part)
-    try:
-        text = b"".join(parts).decode()
-        value: object = json.loads(text, parse_constant=_no_number, parse_float=_finite)
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"The body is not valid JSON: {error}", code="invalid_json") from None
+    return b"".join(parts)
+
+
+def parse_json(text: str) -> object:
+    """Return the value of a JSON text; stricter than json, for what it lets pass hides mistakes."""
+    value: object = json.loads(
+        text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_no_twins
+    )
+    if text.count("[") + text.count("{") > _DEEPEST:
+        _refuse_depth(value)
+    if "\\u" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("half of a surrogate pair is no text") from None
     return value
 
 
@@ -68,6 +103,32 @@ def _no_number(name: str) -> float:
 def _finite(text: str) -> float:
     value = float(text)
     return value if math.isfinite(value) else _no_number(text[:40])
+
+
+def _no_twins(pairs: list[tuple[str, object]]) -> Json:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the key {name[:100]!r} stands twice in one object")
+            seen.add(name)
+    return made
+
+
+def _refuse_depth(value: object) -> None:
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        level = [
+            each
+            for outer in level
+            if isinstance(outer, dict | list)
+            for each in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(each, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -98,15 +159,20 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         sending = gone = None
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(_STALLED_S):
+                await send(message)
+
         try:
-            await send(start)
-            sending = asyncio.ensure_future(self._send(send))
+            await send_in_time(start)
+            sending = asyncio.ensure_future(self._send(send_in_time))
             gone = asyncio.ensure_future(_gone(receive))
             await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         except OSError:
-            pass  # the client hung up while it was being sent to
+            pass  # the client hung up while it was being sent to, or reads no more
         finally:
             await _cancel(*(task for task in (sending, gone) if task is not None))
             await self._rest.aclose()

@@ -5,9 +5,9 @@ A server mounts it with `build_api`; a batch calls it as it is.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from diffray.cluster.api.answering import stream, whole
@@ -33,6 +33,10 @@ from diffray.components.policy import DiffusionParams
 from diffray.workers.text import Tokenizer
 
 _LONG_TEXT: Final = 10_000  # characters; tokenizing more would hold up everybody's streams
+_CHEAP_TEXT: Final = 2**16  # characters; of so many the exact number of tokens is told
+_MOST_CHOICES: Final = 1024  # of one request
+
+Result = TypeVar("Result")
 
 
 class Service:
@@ -105,7 +109,7 @@ class Service:
             text, special = asked.prompt or "", True
         if asked.add_special_tokens is not None:
             special = asked.add_special_tokens
-        ids = await self._encode(text, special)
+        (ids,) = await self._encode([text], special)
         strings = tokenizer.fast.convert_ids_to_tokens(ids) if asked.return_token_strs else None
         return {
             "count": len(ids),
@@ -123,7 +127,8 @@ class Service:
                 raise invalid(
                     f"token id {token} is not in the vocabulary (0 to {size - 1})", "tokens"
                 )
-        return {"prompt": tokenizer.decode(asked.tokens, skip_special_tokens=False)}
+        text = await _aside(len(asked.tokens), tokenizer.decode, asked.tokens, False)
+        return {"prompt": text}
 
     # About the model and the engine.
 
@@ -158,7 +163,7 @@ class Service:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
         model, tokenizer = self._named(body.model), self._need_tokenizer()
         text = chat_text(body.messages, body, tokenizer)
-        ids = await self._encode(text, body.add_special_tokens, "messages")
+        (ids,) = await self._encode([text], body.add_special_tokens, "messages")
         ask = await self._ask(body, model, [Prompt(tuple(ids))], f"chatcmpl-{uuid4().hex}")
         return ask, ChatAnswer(ask, body, self._texts)
 
@@ -168,19 +173,24 @@ class Service:
                 "echo does not go with logprobs: a prompt's tokens have none in a diffusion model",
                 "echo",
             )
+        if len(body.prompt) * body.n > _MOST_CHOICES:
+            raise invalid(
+                f"n ({body.n}) for each of {len(body.prompt)} prompts is more than "
+                f"{_MOST_CHOICES} choices; send several requests",
+                "n",
+            )
         model = self._named(body.model)
+        texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+        encoded = iter(await self._encode(texts, body.add_special_tokens) if texts else ())
         prompts = []
         for prompt in body.prompt:
             if isinstance(prompt, str):
-                self._need_tokenizer()
-                ids = await self._encode(prompt, body.add_special_tokens)
-                prompts.append(Prompt(tuple(ids), prompt))
+                prompts.append(Prompt(tuple(next(encoded)), prompt))
             else:
                 prompts.append(Prompt(tuple(prompt), self._echo_of(prompt) if body.echo else None))
         suffix: list[int] = []
         if body.suffix is not None:
-            self._need_tokenizer()
-            suffix = await self._encode(body.suffix, False, "suffix")
+            (suffix,) = await self._encode([body.suffix], False, "suffix")
         ask = await self._ask(body, model, prompts, f"cmpl-{uuid4().hex}", tuple(suffix))
         return ask, CompletionAnswer(ask, body, self._texts)
 
@@ -232,16 +242,37 @@ class Service:
             raise invalid("the checkpoint has no tokenizer.json; send prompts as token ids")
         return self.tokenizer
 
-    async def _encode(self, text: str, special: bool, param: str = "prompt") -> list[int]:
-        encode = self._need_tokenizer().encode
+    async def _encode(
+        self, texts: list[str], special: bool, param: str = "prompt"
+    ) -> list[list[int]]:
+        """Return the ids of some texts; refuses what cannot fit before it costs any time."""
+        tokenizer, context = self._need_tokenizer(), self.engine.limits.context
+        longest = max(map(len, texts))
+        if longest > _CHEAP_TEXT and longest > context * tokenizer.longest:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {context} tokens. However, {param} is "
+                f"a text of {longest} characters, which are at least "
+                f"{longest // tokenizer.longest} tokens. Please reduce its length.",
+                param=param,
+                code="context_length_exceeded",
+            )
         try:
-            if len(text) < _LONG_TEXT:
-                return encode(text, special)
-            return await asyncio.to_thread(encode, text, special)
+            return await _aside(
+                sum(map(len, texts)), lambda: [tokenizer.encode(text, special) for text in texts]
+            )
         except ValueError as error:
             raise invalid(f"{param}: {error}", param) from None
 
     def _echo_of(self, ids: list[int]) -> str:
-        if any(token < 0 or token >= self.engine.limits.spec.vocab_size for token in ids):
+        limits = self.engine.limits
+        if len(ids) > limits.context or not all(0 <= i < limits.spec.vocab_size for i in ids):
             return ""  # the engine's own check refuses them
         return self.tokenizer.decode(ids) if self.tokenizer is not None else ""
+
+
+async def _aside(size: int, work: Callable[..., Result], *given: Any) -> Result:
+    """Return what the work gives, in a thread if that may take long."""
+    if size < _LONG_TEXT:
+        return work(*given)
+    return await asyncio.to_thread(work, *given)

@@ -1,15 +1,29 @@
 """How the HTTP endpoint behaves, whatever model is behind it."""
 
-from pydantic import Field
+from typing import Any
 
+from pydantic import Field, field_validator
+
+from diffray.cluster.api.keys import as_digest
 from diffray.components.config import Config
 
 
 class ApiSettings(Config):
     """The default is an open endpoint for clients that are no browsers."""
 
-    api_keys: tuple[str, ...] = Field((), repr=False)  # any of them is accepted; none: all may ask
+    # Any of them is accepted; none: all may ask. Given as they are or as sha256:..., held as the
+    # latter: what is logged, sent to replicas or shown on a dashboard holds no key.
+    api_keys: tuple[str, ...] = Field((), repr=False)
     max_body_bytes: int = Field(8 * 2**20, ge=1)
+    body_timeout_s: float = Field(60.0, gt=0)  # from a request's headers to the end of its body
     cors_origins: tuple[str, ...] = ()  # of browsers that may ask; "*": all
     vllm_metric_names: bool = False  # every metric once more under vLLM's name
     docs: bool = True  # /docs and /openapi.json
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _digests(cls, given: Any) -> Any:
+        """Before anything else, for what pydantic refuses it quotes."""
+        if not isinstance(given, list | tuple) or not all(isinstance(key, str) for key in given):
+            raise ValueError("a list of texts is needed")
+        return tuple(as_digest(key) for key in given)

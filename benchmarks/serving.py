@@ -2,8 +2,9 @@
 
 One model, one rank with one thread, the same requests: tokens per second at a concurrency, in this
 process (`LocalEngine`) and over HTTP, in alternating order; what a round costs at several steps a
-round, with one and with two rounds in flight; where the time of one streamed request goes; how fast
-/health answers meanwhile; the memory of each process.
+round, with one and with two rounds in flight; where the time of one streamed request goes, and how
+long after the first final block its first text arrives; how fast /health answers meanwhile; the
+memory of each process.
 """
 
 import argparse
@@ -75,17 +76,36 @@ def in_process(model: str, asked: list[Json], concurrency: int) -> float:
     return asyncio.run(run())
 
 
-def _in_child(pipe: Any, model: str, asked: list[Json], concurrency: int) -> None:
-    pipe.send(in_process(model, asked, concurrency))
+def first_blocks(model: str, asked: list[Json]) -> list[float]:
+    """Return the milliseconds after which the engine, without any server, has final text."""
+    import torch
+
+    from diffray import DiffusionLLM, SamplingParams
+
+    torch.set_num_threads(1)
+    times = []
+    with DiffusionLLM(model, device="cpu") as llm:
+        for body in asked[:1] + asked:
+            wish = SamplingParams(max_tokens=body["max_tokens"], ignore_eos=True)
+            begin = time.perf_counter()
+            stream = llm.stream(body["messages"], wish)
+            next(delta for delta in stream if delta.text)
+            times.append(1e3 * (time.perf_counter() - begin))
+            stream.close()
+    return times[1:]
 
 
-def in_process_alone(model: str, asked: list[Json], concurrency: int) -> float:
-    """The same in a fresh process, so that nothing of it stays beside the server."""
+def _in_child(pipe: Any, measure: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    pipe.send(measure(*arguments))
+
+
+def alone(measure: Callable[..., Any], *arguments: Any) -> Any:
+    """Measure in a fresh process, so that nothing of it stays beside the server."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_in_child, args=(theirs, model, asked, concurrency))
+    child = context.Process(target=_in_child, args=(theirs, measure, arguments))
     child.start()
-    result = float(ours.recv())
+    result = ours.recv()
     child.join()
     return result
 
@@ -139,6 +159,40 @@ async def one_stream(url: str, body: Json) -> Json:
         "headers_ms": round(1e3 * headers, 1),
         "chunks_ms": [round(1e3 * c, 1) for c in chunks],
         "end_ms": round(1e3 * end, 1),
+    }
+
+
+async def first_texts(url: str, asked: list[Json]) -> list[float]:
+    """Return the milliseconds after which each streamed answer's first text has arrived."""
+    times = []
+    async with client(url) as http:
+        for body in asked[:1] + asked:
+            begin = time.perf_counter()
+            async with http.stream(
+                "POST", "/v1/chat/completions", json=body | {"stream": True}
+            ) as response:
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {") and _has_text(json.loads(line[6:])):
+                        times.append(1e3 * (time.perf_counter() - begin))
+                        break
+    return times[1:]
+
+
+def _has_text(chunk: Json) -> bool:
+    return any(choice["delta"].get("content") for choice in chunk["choices"])
+
+
+def first_text(model: str, url: str, asked: list[Json]) -> Json:
+    """Compare both, question by question: the last three are what serving adds."""
+    blocks = alone(first_blocks, model, asked)
+    texts = asyncio.run(first_texts(url, asked))
+    added = sorted(text - block for text, block in zip(texts, blocks, strict=True))
+    return {
+        "engine's first block, p50 ms": round(statistics.median(blocks), 1),
+        "client's first text, p50 ms": round(statistics.median(texts), 1),
+        "added, p50 ms": round(statistics.median(added), 1),
+        "added, p90 ms": round(added[int(0.9 * len(added))], 1),
+        "added, max ms": round(added[-1], 1),
     }
 
 
@@ -277,7 +331,7 @@ def main() -> None:
             runs: dict[str, float] = {}
             for kind in ("served", "local") if number % 2 else ("local", "served"):
                 if kind == "local":
-                    runs[kind] = in_process_alone(arguments.model, asked, arguments.concurrency)
+                    runs[kind] = alone(in_process, arguments.model, asked, arguments.concurrency)
                 else:
                     runs[kind], times = asyncio.run(served(url, asked, arguments.concurrency))
                     health += times
@@ -296,6 +350,7 @@ def main() -> None:
             "count": len(health),
         }  # fmt: skip
         report["one_stream"] = asyncio.run(one_stream(url, asked[0] | {"ignore_eos": False}))
+        report["first_text"] = first_text(arguments.model, url, asked)
         report["memory_mb"] = memory()
         report["hops_ms"] = asyncio.run(hops(arguments.model, url))
         serve.delete("default")

@@ -22,6 +22,10 @@ class EngineFailed(Exception):
     """The engine cannot finish a request; the message says why and whether to try again."""
 
 
+class Poisonous(EngineFailed):
+    """The engine was lost each time that it ran a request, which must not be tried again."""
+
+
 class DeadlineExceeded(Exception):
     """A request was not done in the time it was given."""
 

@@ -8,40 +8,48 @@ import asyncio
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from diffray.cluster.client import Overloaded
+from diffray.cluster.client import Overloaded, Poisonous
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.gang import Gang, GangLost
+from diffray.cluster.news import ENDED, POISON, Bulletin, Item
+from diffray.cluster.restarts import WITHIN_S, Restarts
 from diffray.cluster.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-STORM_S = 600.0  # restarts are counted over so long
-ENDED = "ended"  # news: the coordinator gives up, and says why
+_TICK_S = 0.1  # between looks at deadlines
+_LIVED_S = 30.0  # a gang that was idle for so long was of use too
 
 
 class Coordinator:
     """Supervises a gang of ranks, and feeds it."""
 
-    def __init__(self, model: str, config: EngineConfig, group: PlacementGroup) -> None:
+    def __init__(
+        self,
+        model: str,
+        config: EngineConfig,
+        group: PlacementGroup,
+        make_gang: Callable[[str, EngineConfig, PlacementGroup], Gang] = Gang,
+    ) -> None:
         self.model, self.config, self.group = model, config, group
+        self._make_gang = make_gang
         self.gang: Gang | None = None
         self.scheduler = Scheduler(config.max_num_seqs, 1, config.max_queued_requests)
         self.failure: str | None = None
         self.stats: dict[str, float] = {}
         self.rounds = 0
-        self._restarts: deque[float] = deque()
-        self._restarted = 0
+        self.bulletin = Bulletin()
+        self.restarts = Restarts(config.max_restarts)
+        self._useful = False  # whether these ranks have answered anything
+        self._born = 0.0
         self._work = asyncio.Event()  # somebody asked for something
-        self._news: list[list[Any]] = []
-        self._told = asyncio.Event()  # there is news
-        self._loop: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     # What the replica calls.
 
@@ -55,21 +63,29 @@ class Coordinator:
             pages=facts["num_pages"],
             max_waiting=self.config.max_queued_requests,
             check_every=self.config.check_every,
+            time_slice=self.config.time_slice,
         )
-        self._loop = asyncio.create_task(self._drive())
+        self._tasks = [asyncio.create_task(self._drive()), asyncio.create_task(self._expire())]
         return facts
 
     async def submit(
-        self, packed: dict[str, Any], pages: int, priority: int, deadline: float | None
+        self,
+        packed: dict[str, Any],
+        pages: tuple[int, int],
+        priority: int,
+        deadline: float | None,
     ) -> list[str] | None:
-        """Queue a request; returns what kind of refusal it is and why, if so."""
+        """Queue a request, which takes so many pages first and last; returns a refusal and why."""
         if self.failure:
             return ["failed", self.failure]
         end = None if deadline is None else time.monotonic() + deadline
+        first, most = pages
         try:
-            self.scheduler.submit(packed, pages, priority, end)
+            self.scheduler.submit(packed, first, priority, end, most)
         except Overloaded as error:
             return ["full", str(error)]
+        except Poisonous as error:
+            return ["poison", str(error)]
         self._work.set()
         return None
 
@@ -77,13 +93,9 @@ class Coordinator:
         self.scheduler.cancel(uid)
         self._work.set()
 
-    async def news(self) -> AsyncIterator[list[list[Any]]]:
-        """Yield what happened, all requests' news of a round together."""
-        while True:
-            await self._told.wait()
-            self._told.clear()
-            news, self._news = self._news, []
-            yield news
+    async def listen(self, after: int, patience: float) -> tuple[int, list[Item]]:
+        """Return what happened after the news of this number, all requests' together."""
+        return await self.bulletin.after(after, patience)
 
     async def load(self) -> dict[str, Any]:
         """Say how busy the engine is; answers at once, whatever the ranks do."""
@@ -100,7 +112,7 @@ class Coordinator:
             "worked": self.stats.get("worked", 0.0),
             "waited": self.stats.get("waited", 0.0),
             "rounds": self.rounds,
-            "restarts": self._restarted,
+            "restarts": self.restarts.total,
             "failure": self.failure,
         }
 
@@ -113,8 +125,8 @@ class Coordinator:
 
     async def stop(self, grace: float) -> None:
         """End the ranks."""
-        if self._loop is not None:
-            self._loop.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self.gang is not None:
             await self.gang.close(grace)
 
@@ -136,7 +148,6 @@ class Coordinator:
         assert self.gang is not None
         flying, fresh = 0, True
         while True:
-            self._tell(self.scheduler.expire(time.monotonic()))
             while flying < self.config.rounds_in_flight:
                 message = self.scheduler.plan(self.config.steps_per_round)
                 if message is None:
@@ -149,7 +160,7 @@ class Coordinator:
                 continue
             reply = await self.gang.receive()
             flying -= 1
-            self.rounds += 1
+            self.rounds, self._useful = self.rounds + 1, True
             self.stats = reply["stats"]
             self._tell(self.scheduler.settle(reply))
 
@@ -167,20 +178,28 @@ class Coordinator:
             work.cancel()
             lost.cancel()
 
-    def _tell(self, news: list[list[Any]]) -> None:
-        if news:
-            self._news += news
-            self._told.set()
+    async def _expire(self) -> None:
+        """End what is late, even while the ranks are hung or being started."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            if late := self.scheduler.expire(time.monotonic()):
+                self._tell(late)
+                self._work.set()
+
+    def _tell(self, news: list[Item]) -> None:
+        for item in news:
+            self.bulletin.put(item)
 
     # Recovery.
 
     async def _new_gang(self) -> Gang:
-        gang = Gang(self.model, self.config, self.group)
+        gang = self._make_gang(self.model, self.config, self.group)
         try:
             await gang.start()
         except BaseException:
             await gang.close()
             raise
+        self._useful, self._born = False, time.monotonic()
         return gang
 
     async def _recover(self, reason: str) -> None:
@@ -188,26 +207,26 @@ class Coordinator:
         assert self.gang is not None
         log.error("the ranks are lost: %s", reason)
         await self.gang.close()
+        useful = self._useful or time.monotonic() - self._born > _LIVED_S
         while True:
-            now = time.monotonic()
-            while self._restarts and self._restarts[0] < now - STORM_S:
-                self._restarts.popleft()
-            if len(self._restarts) >= self.config.max_restarts:
+            pause = self.restarts.pause(time.monotonic(), useful=useful)
+            if pause is None:
                 self._give_up(
-                    f"the ranks were lost {len(self._restarts) + 1} times within "
-                    f"{STORM_S / 60:g} minutes (max_restarts); the last time: {reason}"
+                    f"the ranks were lost {self.restarts.lately + 1} times within "
+                    f"{WITHIN_S / 60:g} minutes (max_restarts); the last time: {reason}"
                 )
                 return
-            await asyncio.sleep(min(2.0 ** len(self._restarts) - 1, 30.0))
-            self._restarts.append(now)
-            self._restarted += 1
+            await asyncio.sleep(pause)
             try:
                 self.gang = await self._new_gang()
             except GangLost as lost:
-                reason = str(lost)
+                reason, useful = str(lost), False
                 log.error("the ranks could not be started again: %s", reason)
                 continue
-            self.scheduler.restart()
+            news = self.scheduler.restart()
+            for _, uid, *_ in (item for item in news if item[0] == POISON):
+                log.error("request %d ended the ranks twice and has failed", uid)
+            self._tell(news)
             return
 
     def _give_up(self, reason: str) -> None:

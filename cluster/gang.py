@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray._private.state import actors
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -17,6 +18,7 @@ from diffray.cluster.hub import Hub
 log = logging.getLogger(__name__)
 
 _OBITUARY_S = 1.0  # after a rank's error, for Ray to tell of the death of another
+_LOOK_S = 0.5  # between questions whether a rank that Ray could not reach is alive
 
 
 class GangLost(Exception):
@@ -104,6 +106,10 @@ class Gang:
         try:
             await ref
             reason = "has stopped"
+        except ActorUnavailableError:
+            # The network's fault, perhaps: as long as the rank lives, rounds tell how it does.
+            await self._death_of(rank)
+            dead, reason = True, "died while it could not be reached"
         except RayActorError:
             dead, reason = True, "died; its node's log may say why (killed, out of memory)"
         except RayError as error:
@@ -112,6 +118,15 @@ class Gang:
         text = f"rank {rank} (process {place['pid']} on {place['host']}): {reason}"
         self.hub.messages.put_nowait({"error": text, "dead": dead})
         return text
+
+    async def _death_of(self, rank: int) -> None:
+        """Wait until Ray knows that a rank is dead."""
+        name = self.workers[rank]._actor_id.hex()
+        while True:
+            found = await asyncio.to_thread(actors, name)
+            if not found or found["State"] == "DEAD":
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def send(self, message: Any) -> None:
         self.hub.broadcast(message)

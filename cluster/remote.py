@@ -6,20 +6,23 @@ a pause and no answer.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloaded
+from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloaded, Poisonous
 from diffray.cluster.config import EngineConfig
-from diffray.cluster.coordinator import ENDED, CoordinatorActor
+from diffray.cluster.coordinator import CoordinatorActor
 from diffray.cluster.gang import first_line
-from diffray.cluster.scheduler import FAILED, LATE, UPDATE, Ticket
+from diffray.cluster.news import ENDED, FAILED, LATE, POISON, UPDATE, Item, Mailbox
+from diffray.cluster.restarts import WITHIN_S, Restarts
+from diffray.cluster.ticket import Ticket
 from diffray.components.model import ModelSpec
 from diffray.workers.admission import Limits, check
 from diffray.workers.messages import Request, Update
@@ -27,6 +30,8 @@ from diffray.workers.messages import Request, Update
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0  # a coordinator answers at once, whatever its ranks do
+_PATIENCE_S = 1.0  # which it waits for news before it says that there are none
+_BLIP_S = 0.2  # before a coordinator is asked again that could not be reached
 
 
 @dataclass(slots=True)
@@ -34,7 +39,7 @@ class _Open:
     """A request that is waited for."""
 
     ticket: Ticket
-    news: asyncio.Queue[list[Any]] = field(default_factory=asyncio.Queue)
+    news: Mailbox = field(default_factory=Mailbox)
 
 
 class RemoteEngine:
@@ -43,7 +48,8 @@ class RemoteEngine:
     def __init__(self, model: str, config: EngineConfig, group: PlacementGroup) -> None:
         self.model, self.config, self.group = model, config, group
         self.failure: str | None = None
-        self.restarts = 0  # of the coordinator
+        self.revivals = Restarts(config.max_restarts)
+        self._born = 0.0  # when the coordinator was ready
         self._open: dict[int, _Open] = {}
         self._coordinator: Any = None
         self._listener: asyncio.Task[None] | None = None
@@ -72,6 +78,11 @@ class RemoteEngine:
         return engine
 
     @property
+    def restarts(self) -> int:
+        """How often the coordinator was started again."""
+        return self.revivals.total
+
+    @property
     def limits(self) -> Limits:
         assert self._limits is not None, "start() makes an engine"
         return self._limits
@@ -84,8 +95,9 @@ class RemoteEngine:
             raise EngineFailed(self.failure)
         sequence = check(request, self.limits)
         pages = self.limits.pages(sequence, sequence.kv_stop)
+        most = self.limits.pages(sequence, sequence.length)
         end = None if deadline is None else asyncio.get_running_loop().time() + deadline
-        mine = _Open(Ticket(request.pack(), pages, priority, end, number=0))
+        mine = _Open(Ticket(request.pack(), pages, priority, end, number=0, most=most))
         self._open[request.uid] = mine
         finished = False
         try:
@@ -100,7 +112,7 @@ class RemoteEngine:
                 finished = True
                 if kind == LATE:
                     raise DeadlineExceeded(f"the answer was not complete after {deadline:g} s")
-                raise EngineFailed(rest[0])
+                raise Poisonous(rest[0]) if kind == POISON else EngineFailed(rest[0])
         finally:
             del self._open[request.uid]
             if not finished:
@@ -152,67 +164,102 @@ class RemoteEngine:
         except RayError as error:
             raise EngineFailed(f"{self.model} could not be started: {first_line(error)}") from None
         facts["eos_token_ids"] = tuple(facts["eos_token_ids"])
+        self._born = time.monotonic()
         self._limits = Limits(**facts | {"spec": ModelSpec(**facts["spec"])})
 
     async def _hand_over(self, ticket: Ticket) -> None:
-        deadline = None
-        if ticket.deadline is not None:
-            deadline = ticket.deadline - asyncio.get_running_loop().time()
-        try:
-            refusal = await self._coordinator.submit.remote(
-                ticket.packed, ticket.pages, ticket.priority, deadline
-            )
-        except RayActorError:
-            return  # whoever revives the coordinator hands over all that is open
-        if refusal is not None:
-            kind, reason = refusal
-            raise Overloaded(reason) if kind == "full" else EngineFailed(reason)
+        """Give the coordinator a request; it takes one that it has already only once."""
+        while True:
+            coordinator, deadline = self._coordinator, None
+            if ticket.deadline is not None:
+                deadline = ticket.deadline - asyncio.get_running_loop().time()
+            try:
+                refusal = await coordinator.submit.remote(
+                    ticket.packed, (ticket.pages, ticket.most), ticket.priority, deadline
+                )
+                break
+            except ActorUnavailableError:
+                await asyncio.sleep(_BLIP_S)
+                if ticket.forwards or coordinator is not self._coordinator:
+                    return  # it was heard
+            except RayActorError:
+                return  # whoever revives the coordinator hands over all that is open
+        match refusal:
+            case ["full", reason]:
+                raise Overloaded(reason)
+            case ["poison", reason]:
+                raise Poisonous(reason)
+            case [_, reason]:
+                raise EngineFailed(reason)
 
     async def _listen(self) -> None:
-        """Pass on the coordinator's news, and replace it if it dies."""
+        """Pass on the coordinator's news, and replace it if it dies or says nothing any more."""
+        number, heard = 0, time.monotonic()
         while self.failure is None:
             try:
-                stream = self._coordinator.news.options(num_returns="streaming").remote()
-                async for ref in stream:
-                    for item in await ref:
-                        self._take(item)
-                raise EngineFailed("the coordinator's stream of news has ended")
+                async with asyncio.timeout(self.config.round_timeout_s):
+                    number, news = await self._coordinator.listen.remote(number, _PATIENCE_S)
+                heard = time.monotonic()
+                for item in news:
+                    self._take(item)
+                continue
+            except ActorUnavailableError as error:
+                reason = first_line(error)
+                if time.monotonic() - heard < self.config.round_timeout_s:
+                    await asyncio.sleep(_BLIP_S)
+                    continue
+            except TimeoutError:
+                reason = (
+                    f"it has said nothing for {self.config.round_timeout_s:g} s "
+                    "(round_timeout_s) and is taken for hung"
+                )
             except RayActorError as error:
-                await self._revive(first_line(error))
+                reason = first_line(error)
             except Exception as error:
                 self._fail(f"the coordinator's news cannot be read: {error}")
+                return
+            await self._revive(reason)
+            number, heard = 0, time.monotonic()
 
-    def _take(self, item: list[Any]) -> None:
+    def _take(self, item: Item) -> None:
         kind = item[0]
         if kind == ENDED:
             self._fail(item[1])
         elif (mine := self._open.get(item[1])) is not None:
             if kind == UPDATE:
                 mine.ticket.follow(item[2])
-            mine.news.put_nowait(item)
+            mine.news.put(item)
 
     async def _revive(self, reason: str) -> None:
-        log.error("the coordinator is lost: %s", reason)
-        self.restarts += 1
-        if self.restarts > self.config.max_restarts:
-            self._fail(f"the coordinator was lost {self.restarts} times; the last time: {reason}")
-            return
-        try:
-            await self._begin()
-        except EngineFailed as error:
-            self._fail(str(error))
-            return
+        """Start another coordinator, and hand over all that is open; give up after too many."""
+        useful = time.monotonic() - self._born > _PATIENCE_S
+        while True:
+            log.error("the coordinator is lost: %s", reason)
+            pause = self.revivals.pause(time.monotonic(), useful=useful)
+            if pause is None:
+                self._fail(
+                    f"the coordinator was lost {self.revivals.lately + 1} times within "
+                    f"{WITHIN_S / 60:g} minutes (max_restarts); the last time: {reason}"
+                )
+                return
+            ray.kill(self._coordinator, no_restart=True)
+            await asyncio.sleep(pause)
+            try:
+                await self._begin()
+                break
+            except EngineFailed as error:
+                reason, useful = str(error), False
         for uid, mine in list(self._open.items()):
             mine.ticket.again()
             try:
                 await self._hand_over(mine.ticket)
             except (EngineFailed, Overloaded) as error:
-                mine.news.put_nowait([FAILED, uid, str(error)])
+                mine.news.put([FAILED, uid, str(error)])
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
         for uid, mine in self._open.items():
-            mine.news.put_nowait([FAILED, uid, reason])
+            mine.news.put([FAILED, uid, reason])
 
     async def _ask_load(self) -> tuple[Load, int]:
         try:

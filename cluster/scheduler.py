@@ -4,65 +4,60 @@ Integers only. It has no clock, no network and no torch: the coordinator asks it
 tells it what came of them.
 """
 
-import heapq
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from diffray.cluster.client import Overloaded
+from diffray.cluster.client import Overloaded, Poisonous
+from diffray.cluster.news import FAILED, LATE, POISON, UPDATE
+from diffray.cluster.suspects import REASON, Suspects
+from diffray.cluster.ticket import Ticket
 
-# News for those who wait: [kind, ...] with plain values.
-UPDATE, FAILED, LATE = "update", "failed", "late"
+PASSES = 16  # how many may run before a request that finds no pages
 
 
-@dataclass(slots=True)
-class Ticket:
-    """A request, passed on as it came, and where it stands if it has to begin again elsewhere."""
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A round whose reply is not there."""
 
-    packed: dict[str, Any]
-    pages: int  # of K/V that its first block needs
-    priority: int
-    deadline: float | None  # on the coordinator's clock
-    number: int  # of its arrival
-    ids: list[int] = field(default_factory=list)
-    progress: list[int] = field(default_factory=lambda: [0, 0])
-    forwards: int = 0
+    admitted: list[Ticket]
+    leaving: list[Ticket]  # that give way and will go on later
 
     @property
-    def uid(self) -> int:
-        return int(self.packed["uid"])
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Lower runs first: by priority, then as they came."""
-        return self.priority, self.number
-
-    def follow(self, update: list[Any]) -> None:
-        """Remember an update, packed as `Update.pack` does."""
-        self.ids += update[1]
-        self.forwards, self.progress = update[6], update[7]
-
-    def again(self) -> None:
-        """Let the request go on from what it has reported."""
-        if self.ids:
-            resume = [list(self.ids), self.progress, self.forwards]
-            self.packed = self.packed | {"resume": resume}
+    def pages(self) -> int:
+        return sum(ticket.needs for ticket in self.admitted)
 
 
 class Scheduler:
-    """The books of one engine, kept from outside."""
+    """The books of one engine, kept from outside.
 
-    def __init__(self, slots: int, pages: int, max_waiting: int, check_every: int = 0) -> None:
+    Where others wait, a request gives way after `time_slice` steps (0: never) and goes on later
+    with the same tokens; the next time after twice as many.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        pages: int,
+        max_waiting: int,
+        check_every: int = 0,
+        time_slice: int = 0,
+    ) -> None:
         self.slots, self.pages = slots, pages
         self.max_waiting, self.check_every = max_waiting, check_every
+        self.time_slice = time_slice
         self.running: dict[int, Ticket] = {}
-        self._waiting: list[tuple[tuple[int, int], Ticket]] = []  # a heap
-        self._open: dict[int, Ticket] = {}  # waiting or running
+        self.suspects = Suspects()
+        self._waiting: list[tuple[tuple[int, int, int], Ticket]] = []  # sorted
+        self._open: dict[int, Ticket] = {}  # waiting, running or giving way
         self._cancelled: list[int] = []  # not yet told to the ranks
-        self._flying: deque[int] = deque()  # pages promised in each round whose reply is not there
+        self._leaving: dict[int, Ticket] = {}  # told, or about to be told, to give way
+        self._flying: deque[_Flight] = deque()
         self._free, self._held_back = pages, 0  # as of the last reply
-        self._arrivals = self._rounds = 0
+        self._arrivals = self._rounds = self._steps = 0
+        self.gave_way = 0
 
     @property
     def waiting(self) -> int:
@@ -74,7 +69,12 @@ class Scheduler:
         return sum(t.packed["params"]["max_tokens"] - len(t.ids) for t in self._open.values())
 
     def submit(
-        self, packed: dict[str, Any], pages: int, priority: int = 0, deadline: float | None = None
+        self,
+        packed: dict[str, Any],
+        pages: int,
+        priority: int = 0,
+        deadline: float | None = None,
+        most: int = 0,
     ) -> None:
         """Queue a request, or raise Overloaded; one that is known already is not queued twice.
 
@@ -82,32 +82,46 @@ class Scheduler:
         """
         if packed["uid"] in self._open:
             return
+        if self.suspects.is_known(packed, self._arrivals):
+            raise Poisonous(REASON)
         if self.waiting >= self.max_waiting + max(self.slots - len(self.running), 0):
             raise Overloaded(
                 f"the queue is full ({self.waiting} requests are waiting, "
                 f"{len(self.running)} are running); try again later"
             )
-        ticket = Ticket(packed, pages, priority, deadline, self._arrivals)
+        ticket = Ticket(packed, pages, priority, deadline, self._arrivals, most)
+        if packed["resume"] is not None:  # it has come from another coordinator
+            ids, ticket.progress, ticket.forwards = packed["resume"]
+            ticket.ids = list(ids)
         self._arrivals += 1
         self._open[ticket.uid] = ticket
-        heapq.heappush(self._waiting, (ticket.order, ticket))
+        insort(self._waiting, (ticket.order, ticket))
 
     def cancel(self, uid: int) -> None:
         """Forget a request, if it is still there; the next round frees what it holds."""
-        self._open.pop(uid, None)
+        ticket = self._open.pop(uid, None)
+        if ticket is None:
+            return
+        self.suspects.forget(ticket)
         if self.running.pop(uid, None):
             self._cancelled.append(uid)
-        elif len(self._waiting) > 2 * len(self._open) + 16:
-            self._waiting = [(t.order, t) for _, t in self._waiting if self._open.get(t.uid) is t]
-            heapq.heapify(self._waiting)
+        elif not self._leaving.pop(uid, None):
+            at = bisect_left(self._waiting, (ticket.order,))
+            if at < len(self._waiting) and self._waiting[at][1] is ticket:
+                del self._waiting[at]
 
     def plan(self, steps: int) -> dict[str, Any] | None:
         """Return what the ranks are told next, or None where there is nothing to do."""
-        admitted = list(self._admit())
+        admitted: list[Ticket] = []
+        self._admit(admitted)
+        leaving = self._make_way()
+        if leaving:
+            self._admit(admitted)
         if not self.running and not self._cancelled:
             return None
         self._rounds += 1
-        self._flying.append(sum(ticket.pages for ticket in admitted))
+        self._steps += steps
+        self._flying.append(_Flight(admitted, leaving))
         cancelled, self._cancelled = self._cancelled, []
         return {
             "number": self._rounds,
@@ -119,22 +133,29 @@ class Scheduler:
 
     def settle(self, reply: dict[str, Any]) -> list[list[Any]]:
         """Take over a round's reply and return the news of those who are still waited for."""
-        self._flying.popleft()
+        flight = self._flying.popleft()
         self._free = reply["stats"]["free_pages"]
         self._held_back = reply["stats"]["waiting"]
+        for ticket in flight.admitted:
+            ticket.answered = True
         news: list[list[Any]] = []
         for update in reply["updates"]:
-            ticket = self.running.get(update[0])
-            if ticket is None:
+            uid = update[0]
+            found = self.running.get(uid) or self._leaving.get(uid)
+            if found is None:
                 continue  # cancelled while the round ran
-            ticket.follow(update)
-            news.append([UPDATE, update[0], update])
+            found.follow(update)
+            news.append([UPDATE, uid, update])
             if update[4] is not None:  # the finish reason
-                self._close(ticket.uid)
+                self._close(found)
         for uid, reason in reply["refused"]:
-            if uid in self.running:
-                self._close(uid)
+            if found := self.running.get(uid):
+                self._close(found)
                 news.append([FAILED, uid, reason])
+        for ticket in flight.leaving:
+            if self._leaving.pop(ticket.uid, None):
+                self._queue_again(ticket)
+        self.suspects.settle()
         return news
 
     def expire(self, now: float) -> list[list[Any]]:
@@ -144,39 +165,115 @@ class Scheduler:
             self.cancel(uid)
         return [[LATE, uid] for uid in late]
 
-    def restart(self) -> None:
-        """The ranks are new and know of nothing: what ran is queued again, and goes on."""
-        for ticket in self.running.values():
+    def restart(self) -> list[list[Any]]:
+        """The ranks are new and know of nothing: what ran goes on, but for what has ended them.
+
+        Returns the news of the latter.
+        """
+        ran = [*self.running.values(), *self._leaving.values()]
+        guilty = self.suspects.judge(ran, self._arrivals)
+        for ticket in ran:
             ticket.again()
-            heapq.heappush(self._waiting, (ticket.order, ticket))
-        self.running.clear()
-        self._cancelled.clear()
-        self._flying.clear()
-        self._free, self._held_back = self.pages, 0
+        for ticket in guilty:
+            del self._open[ticket.uid]
+        self._forget_ranks()
+        return [[POISON, ticket.uid, REASON] for ticket in guilty]
 
     def fail_all(self, reason: str) -> list[list[Any]]:
         """Give up every request and return the news of that."""
         uids = list(self._open)
-        self.restart()
         self._open.clear()
         self._waiting.clear()
+        self.suspects = Suspects()
+        self._forget_ranks()
         return [[FAILED, uid, reason] for uid in uids]
 
-    def _admit(self) -> Iterator[Ticket]:
-        """Take requests in order while slots and pages last; the first one is never passed over."""
-        free = self._free - sum(self._flying)
-        while self._waiting and len(self.running) < self.slots:
-            ticket = self._waiting[0][1]
-            if self._open.get(ticket.uid) is not ticket:
-                heapq.heappop(self._waiting)  # cancelled meanwhile
-                continue
-            if self.running and (self._held_back or ticket.pages > free):
-                return
-            heapq.heappop(self._waiting)
-            free -= ticket.pages
+    def _forget_ranks(self) -> None:
+        self.running.clear()
+        self._cancelled.clear()
+        self._leaving.clear()
+        self._flying.clear()
+        self._free, self._held_back = self.pages, 0
+
+    def _admit(self, admitted: list[Ticket]) -> None:
+        """Let requests run that may: after a loss one by one those that ran, then the others."""
+        free = self._free - sum(flight.pages for flight in self._flying)
+        free -= sum(ticket.needs for ticket in admitted)
+        for ticket in self._next_suspect(free) if self.suspects else self._next(free):
+            ticket.began, ticket.answered = self._steps, False
             self.running[ticket.uid] = ticket
+            admitted.append(ticket)
+
+    def _next(self, free: int) -> Iterator[Ticket]:
+        """Take requests in order while slots and pages last.
+
+        One that finds no pages is passed by others, but not by so many that it starves.
+        """
+        passed: list[Ticket] = []
+        for _, ticket in list(self._waiting):
+            if len(self.running) >= self.slots:
+                return
+            if passed and ticket.turns:
+                continue  # it has just given way, so that one of those gets on
+            if self._lacks_pages(ticket, free):
+                if ticket.passed >= PASSES:
+                    return
+                passed.append(ticket)
+                continue
+            for other in passed:
+                other.passed += 1
+            del self._waiting[bisect_left(self._waiting, (ticket.order,))]
+            free -= ticket.needs
             yield ticket
 
-    def _close(self, uid: int) -> None:
-        del self.running[uid]
-        del self._open[uid]
+    def _next_suspect(self, free: int) -> Iterator[Ticket]:
+        """Take the next of those that ran at the last loss, if none is on trial."""
+        suspects = self.suspects
+        if suspects.on_trial is not None or not suspects.queue:
+            return
+        if len(self.running) >= self.slots:
+            return
+        if not self._lacks_pages(suspects.queue[0], free):
+            yield suspects.try_next()
+
+    def _lacks_pages(self, ticket: Ticket, free: int) -> bool:
+        """Whether a request has to wait for pages; alone it always has enough of them."""
+        return bool(self.running) and (self._held_back > 0 or ticket.needs > free)
+
+    def _make_way(self) -> list[Ticket]:
+        """Choose who gives way to those that have found no room: the one that ran longest."""
+        if not self.time_slice or self._leaving or self.suspects.on_trial is not None:
+            return []
+        wait = [*self.suspects.queue[:1], *(ticket for _, ticket in self._waiting[:1])]
+        if not wait and not self._held_back:
+            return []
+        first = min((ticket.priority for ticket in wait), default=0)
+        able = [t for t in self.running.values() if self._has_had_its_turn(t, first)]
+        if not able:
+            return []
+        ticket = min(able, key=lambda t: t.began)
+        ticket.turns += 1
+        self.gave_way += 1
+        del self.running[ticket.uid]
+        self._leaving[ticket.uid] = ticket
+        self._cancelled.append(ticket.uid)
+        return [ticket]
+
+    def _has_had_its_turn(self, ticket: Ticket, first: int) -> bool:
+        # Twice as long each time: what has to begin anew, as soft generations do, ends in the end.
+        steps = self.time_slice << ticket.turns
+        served = self._steps - ticket.began
+        return ticket.answered and ticket.priority >= first and served >= steps
+
+    def _queue_again(self, ticket: Ticket) -> None:
+        """Queue a request behind those that wait now; it goes on from what it has reported."""
+        ticket.again()
+        ticket.number = self._arrivals
+        self._arrivals += 1
+        insort(self._waiting, (ticket.order, ticket))
+
+    def _close(self, ticket: Ticket) -> None:
+        self.running.pop(ticket.uid, None)
+        self._leaving.pop(ticket.uid, None)
+        del self._open[ticket.uid]
+        self.suspects.forget(ticket)

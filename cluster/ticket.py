@@ -1,0 +1,63 @@
+"""A request in the coordinator's books: what was asked, how far it has come, what it is owed."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+LONG = 1024  # tokens; for each so many of its own a request lets one later arrival run first
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request, passed on as it came, and where it stands if it has to begin again elsewhere."""
+
+    packed: dict[str, Any]
+    pages: int  # of K/V that its first block needs
+    priority: int
+    deadline: float | None  # on the coordinator's clock
+    number: int  # of its arrival
+    most: int = 0  # pages that its last block needs
+    ids: list[int] = field(default_factory=list)
+    progress: list[int] = field(default_factory=lambda: [0, 0])
+    forwards: int = 0
+    # Since it was last admitted.
+    began: int = 0  # steps that all rounds had made until then
+    answered: bool = False  # the ranks have survived the round that admitted it
+    # Fairness.
+    turns: int = 0  # how often it has given way
+    passed: int = 0  # how many have run before it because it found no pages
+    # Losses of the ranks.
+    stood: int | None = None  # its tokens at the last one that it took part in
+    stuck: bool = False  # that one found it where the one before had
+    strikes: int = 0  # losses that may be its own doing
+
+    @property
+    def uid(self) -> int:
+        return int(self.packed["uid"])
+
+    @property
+    def size(self) -> int:
+        """Tokens of its prompt and of the longest answer."""
+        return len(self.packed["prompt"]) + int(self.packed["params"]["max_tokens"])
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Lower runs first: by priority, then as they came, where a long one counts as later."""
+        return self.priority, self.number + self.size // LONG, self.number
+
+    @property
+    def needs(self) -> int:
+        """About how many pages it takes on admission: more, the further it had come elsewhere."""
+        growth = max(self.most - self.pages, 0)
+        longest = int(self.packed["params"]["max_tokens"])
+        return self.pages + -(-growth * len(self.ids) // longest)
+
+    def follow(self, update: list[Any]) -> None:
+        """Remember an update, packed as `Update.pack` does."""
+        self.ids += update[1]
+        self.forwards, self.progress = update[6], update[7]
+
+    def again(self) -> None:
+        """Let the request go on from what it has reported."""
+        if self.ids:
+            resume = [list(self.ids), self.progress, self.forwards]
+            self.packed = self.packed | {"resume": resume}

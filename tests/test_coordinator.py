@@ -1,0 +1,188 @@
+"""The coordinator over ranks of its own making: what it does when they die, hang or start badly."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from diffray.cluster.config import EngineConfig
+from diffray.cluster.coordinator import Coordinator
+from diffray.cluster.gang import GangLost
+from diffray.cluster.news import ENDED, FAILED, LATE, POISON, UPDATE, Item
+from tests.test_scheduler import FakeRanks, Lost, packed
+
+T = TypeVar("T")
+
+
+class FakeGang:
+    """Ranks in this process: each reply takes a moment, and some gangs die."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.ranks = FakeRanks(slots=4, pages=40, need=world.need, poison=world.poison)
+        self.facts = {"max_num_seqs": 4, "num_pages": 40}
+        self.places: list[dict[str, Any]] = []
+        self._sent: deque[Any] = deque()
+        self._dead = asyncio.Event()
+
+    async def start(self) -> None:
+        self.world.starts.append(time.monotonic())
+        await asyncio.sleep(self.world.load_s)
+        if self.world.broken:
+            raise GangLost("no device")
+
+    def send(self, message: Any) -> None:
+        self._sent.append(message)
+
+    async def receive(self) -> dict[str, Any]:
+        await asyncio.sleep(0.001)
+        if self._dead.is_set():
+            raise GangLost("killed")
+        try:
+            return self.ranks.step(self._sent.popleft())
+        except Lost:
+            raise GangLost("it died of a request") from None
+
+    async def lost(self) -> str:
+        await self._dead.wait()
+        return "killed"
+
+    def kill(self) -> None:
+        self._dead.set()
+
+    async def close(self, grace: float = 0.0) -> None:
+        pass
+
+
+class World:
+    """What happens to gangs, and the news that came of it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.starts: list[float] = []
+        self.load_s, self.broken = 0.0, False
+        self.need: dict[int, int] = {uid: 1 for uid in range(100)}
+        self.poison: dict[int, int] = {}
+        self.news: list[Item] = []
+        group: Any = None
+        self.coordinator = Coordinator("toy", EngineConfig(**options), group, self._make)
+
+    def _make(self, *_: Any) -> Any:
+        return FakeGang(self)
+
+    @property
+    def gang(self) -> FakeGang:
+        gang: Any = self.coordinator.gang
+        return gang
+
+    async def ask(self, uid: int, max_tokens: int, deadline: float | None = None) -> None:
+        assert await self.coordinator.submit(packed(uid, max_tokens), (1, 1), 0, deadline) is None
+
+    async def some_rounds(self) -> None:
+        """Wait until these ranks have answered a few rounds."""
+        enough = self.coordinator.rounds + 8
+        while self.coordinator.rounds < enough:
+            await asyncio.sleep(0.001)
+
+    async def until(self, enough: Callable[[list[Item]], bool]) -> None:
+        number = 0
+        async with asyncio.timeout(20):
+            while not enough(self.news):
+                number, news = await self.coordinator.listen(number, 0.1)
+                self.news += news
+
+    def tokens(self, uid: int) -> list[int]:
+        mine = [item[2] for item in self.news if item[0] == UPDATE and item[1] == uid]
+        return [token for update in mine for token in update[1]]
+
+
+def finished(*uids: int) -> Callable[[list[Item]], bool]:
+    def enough(news: list[Item]) -> bool:
+        ended = {item[1] for item in news if item[0] != UPDATE or item[2][4] is not None}
+        return ended >= set(uids)
+
+    return enough
+
+
+def run(story: Callable[[World], Coroutine[Any, Any, T]], **options: Any) -> T:
+    async def told() -> T:
+        world = World(**options)
+        await world.coordinator.start()
+        try:
+            return await story(world)
+        finally:
+            await world.coordinator.stop(0)
+
+    return asyncio.run(told())
+
+
+def test_losses_cost_no_token_and_no_backoff_while_the_ranks_work() -> None:
+    async def story(world: World) -> None:
+        for uid in range(6):
+            await world.ask(uid, 60)
+        for _ in range(4):
+            await world.some_rounds()
+            world.gang.kill()
+        await world.until(finished(*range(6)))
+        for uid in range(6):
+            assert world.tokens(uid) == list(range(1, 61))
+        assert len(world.starts) == 5
+        assert (await world.coordinator.load())["restarts"] == 4
+
+    run(story)
+
+
+def test_the_request_that_ends_the_ranks_fails_and_the_others_do_not() -> None:
+    async def story(world: World) -> None:
+        world.poison[2] = 0
+        for uid in range(5):
+            await world.ask(uid, 60)
+        await world.until(finished(*range(5)))
+        assert [item[:2] for item in world.news if item[0] == POISON] == [[POISON, 2]]
+        for uid in {0, 1, 3, 4}:
+            assert world.tokens(uid) == list(range(1, 61))
+        refusal = await world.coordinator.submit(packed(2, 60) | {"uid": 9}, (1, 1), 0, None)
+        assert refusal is not None and refusal[0] == "poison"
+
+    run(story)
+
+
+def test_an_idle_loss_is_mended_before_the_next_request_comes() -> None:
+    async def story(world: World) -> None:
+        await world.ask(0, 3)
+        await world.until(finished(0))
+        world.gang.kill()
+        await asyncio.sleep(0.1)
+        assert len(world.starts) == 2
+        await world.ask(1, 3)
+        await world.until(finished(0, 1))
+
+    run(story)
+
+
+def test_deadlines_hold_while_the_ranks_are_being_started() -> None:
+    async def story(world: World) -> float:
+        await world.ask(0, 10_000, deadline=0.3)
+        await world.some_rounds()
+        world.load_s = 5.0
+        world.gang.kill()
+        begin = time.monotonic()
+        await world.until(lambda news: [LATE, 0] in news)
+        return time.monotonic() - begin
+
+    assert run(story) < 1.0
+
+
+def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None:
+    async def story(world: World) -> None:
+        await world.ask(0, 10_000)
+        await world.some_rounds()
+        world.broken = True
+        world.gang.kill()
+        await world.until(finished(0))
+        ended = [item for item in world.news if item[0] in (FAILED, ENDED)]
+        assert [item[0] for item in ended] == [FAILED, ENDED]
+        assert "3 times" in ended[0][2] and "no device" in ended[0][2]
+        assert await world.coordinator.submit(packed(1), (1, 1), 0, None) == ["failed", ended[0][2]]
+
+    run(story, max_restarts=2)

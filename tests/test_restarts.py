@@ -1,0 +1,23 @@
+"""Restarts: at once after a loss out of the blue, slower and slower where nothing works."""
+
+from diffray.cluster.restarts import WITHIN_S, Restarts
+
+
+def test_what_has_worked_is_started_again_at_once() -> None:
+    restarts = Restarts(most=100)
+    assert [restarts.pause(10.0 * n, useful=True) for n in range(50)] == [0.0] * 50
+    assert restarts.total == 50
+
+
+def test_what_never_works_is_started_ever_more_rarely_and_then_no_more() -> None:
+    restarts = Restarts(most=7)
+    pauses = [restarts.pause(0.0, useful=n == 0) for n in range(8)]
+    assert pauses == [0.0, 1.0, 3.0, 7.0, 15.0, 30.0, 30.0, None]
+
+
+def test_old_restarts_are_forgotten() -> None:
+    restarts = Restarts(most=1)
+    assert restarts.pause(0.0, useful=True) == 0.0
+    assert restarts.pause(WITHIN_S - 1, useful=True) is None
+    assert restarts.pause(WITHIN_S + 1, useful=True) == 0.0
+    assert restarts.lately == 1 and restarts.total == 2

@@ -17,6 +17,8 @@ SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's own is 15, which starves ranks beside other work
     "RAY_AUTH_MODE": "token",  # nobody else on this machine or network may run code here
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Serve's own proxy asks another replica where one is lost before it has said anything.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.ingress:middlewares",
 }
 
 
@@ -41,6 +43,9 @@ def _haproxy() -> dict[str, str]:
     command.chmod(0o700)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        # The same for HAProxy, as long as what was sent is still in its buffer.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 503",
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 1024),
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(command),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",

@@ -14,6 +14,7 @@ SETTINGS = {
     "RAY_worker_niceness": "0",
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.ingress:middlewares",
 }
 MEMORY = 100_000_000  # bytes of a node's object store; Ray allows no less
 

@@ -51,8 +51,8 @@ def test_logits_equal_the_original_systems(name: str, dtype: str) -> None:
     model = load_model(GOLDEN / name, dtype=dtype, device="cpu")
     logits = full_forward(model, golden["input_ids"], golden.get("block_length", 0))
     expected = torch.tensor(golden["logits"], dtype=logits.dtype)
-    # Rounding alone moves this checkpoint's float32 logits (up to 17) by more than 1e-4: the original
-    # code, run in float32, is 2.2e-4 off its own float64; ours is 1.8e-4 off.
+    # Rounding alone moves this checkpoint's float32 logits (up to 17) by more than 1e-4: the
+    # original code, run in float32, is 2.2e-4 off its own float64; ours is 1.8e-4 off.
     tolerance = 4e-4 if (name, dtype) == ("llada", "float32") else 1e-4
     torch.testing.assert_close(logits[golden["positions"]], expected, atol=tolerance, rtol=0)
 

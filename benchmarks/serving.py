@@ -1,10 +1,11 @@
 """What serving costs: `python -m benchmarks.serving`, the engine in process and behind Serve.
 
-One model, one rank with one thread, the same requests: tokens per second at a concurrency, in this
-process (`LocalEngine`) and over HTTP, in alternating order; what a round costs at several steps a
-round, with one and with two rounds in flight; where the time of one streamed request goes, and how
-long after the first final block its first text arrives; how fast /health answers meanwhile; the
-memory of each process.
+One model, one rank with one thread, the same requests, asked once before they count: tokens per
+second at a concurrency, of the engine that has them all from the start (`DiffusionLLM`), of the
+HTTP layer's insides in one process with it (`LocalEngine`), and over HTTP, in alternating order;
+what a round costs at several steps a round, with one and with two rounds in flight; where the time
+of one streamed request goes, and how long after the first final block its first text arrives; how
+fast /health answers meanwhile; the memory of each process.
 """
 
 import argparse
@@ -70,10 +71,27 @@ def in_process(model: str, asked: list[Json], concurrency: int) -> float:
         engine, tokenizer = load_local(model, config)
         service = Service(engine, tokenizer, (model,))
         with engine:
-            await all_of(asked[:concurrency], concurrency, service.chat)
+            await all_of(asked, concurrency, service.chat)
             return await all_of(asked, concurrency, service.chat)
 
     return asyncio.run(run())
+
+
+def engine_alone(model: str, asked: list[Json], concurrency: int) -> float:
+    """Return tokens per second where nobody serves: all questions at once, so many at a time."""
+    import torch
+
+    from diffray import DiffusionLLM, SamplingParams
+
+    torch.set_num_threads(1)
+    wish = SamplingParams(max_tokens=asked[0]["max_tokens"], ignore_eos=True)
+    questions = [body["messages"] for body in asked]
+    with DiffusionLLM(model, device="cpu", max_num_seqs=concurrency) as llm:
+        llm.chat(questions, wish, use_tqdm=False)
+        begin = time.perf_counter()
+        answers = llm.chat(questions, wish, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+    return sum(answer.completion_tokens for answer in answers) / seconds
 
 
 def first_blocks(model: str, asked: list[Json]) -> list[float]:
@@ -135,7 +153,7 @@ async def served(url: str, asked: list[Json], concurrency: int) -> tuple[float, 
                 await asyncio.sleep(0.1)
 
         times: list[float] = []
-        await all_of(asked[:concurrency], concurrency, ask)
+        await all_of(asked, concurrency, ask)
         watching = asyncio.create_task(watch(times))
         speed = await all_of(asked, concurrency, ask)
         watching.cancel()
@@ -329,21 +347,24 @@ def main() -> None:
         health: list[float] = []
         for number in range(arguments.repeat):
             runs: dict[str, float] = {}
-            for kind in ("served", "local") if number % 2 else ("local", "served"):
-                if kind == "local":
-                    runs[kind] = alone(in_process, arguments.model, asked, arguments.concurrency)
-                else:
+            kinds = ["engine", "local", "served"]
+            for kind in kinds[:: -1 if number % 2 else 1]:
+                if kind == "served":
                     runs[kind], times = asyncio.run(served(url, asked, arguments.concurrency))
                     health += times
+                else:
+                    measure = engine_alone if kind == "engine" else in_process
+                    runs[kind] = alone(measure, arguments.model, asked, arguments.concurrency)
             pairs.append(runs)
             print(json.dumps({k: round(v, 1) for k, v in runs.items()}), flush=True)
         report["tokens_per_second"] = {
             kind: round(statistics.median(p[kind] for p in pairs), 1)
-            for kind in ("local", "served")
+            for kind in ("engine", "local", "served")
         }
-        report["served_over_local"] = round(
-            statistics.median(p["served"] / p["local"] for p in pairs), 3
-        )
+        for kind in ("engine", "local"):
+            report[f"served_over_{kind}"] = round(
+                statistics.median(p["served"] / p[kind] for p in pairs), 3
+            )
         health.sort()
         report["health_ms"] = {
             "p50": round(statistics.median(health), 1), "max": round(health[-1], 1),

@@ -24,6 +24,20 @@ Dtype = Annotated[
     typer.Option(help="auto, float32, float64, bfloat16 or float16.", rich_help_panel=_MODEL),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MODEL)]
+Kernels = Annotated[
+    str,
+    typer.Option(
+        help="torch, triton, or auto: triton on a GPU that it runs on.", rich_help_panel=_MODEL
+    ),
+]
+CudaGraphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--cuda-graphs/--no-cuda-graphs",
+        help="Record cheap steps at the start and replay them; default: on one GPU, with triton.",
+        rich_help_panel=_MODEL,
+    ),
+]
 MaskTokenId = Annotated[
     int | None, typer.Option(help=f"The mask, {_UNKNOWN}.", rich_help_panel=_MODEL)
 ]

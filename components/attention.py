@@ -1,7 +1,7 @@
 """Self-attention of one layer: fused projections, optional norm per head, rotary, paged keys.
 
 Letters: T packed tokens, R of them that are asked for, H hidden size, Q query heads, G key heads,
-N query and key heads, D head size, I all heads' values.
+N heads of any kind, D head size, I all heads' values.
 """
 
 import torch
@@ -12,8 +12,7 @@ from diffray.components.dims import Dims
 from diffray.components.kv_pool import KVPool
 from diffray.components.layers import ColumnLinear, Cut, Part, Piece, RowLinear, empty
 from diffray.components.mesh import Mesh
-from diffray.kernels.norm import rms_norm
-from diffray.kernels.rope import rotate
+from diffray.kernels.attention import Turn
 
 
 def key_heads(mesh: Mesh, num_kv_heads: int) -> tuple[int, int]:
@@ -25,16 +24,12 @@ def key_heads(mesh: Mesh, num_kv_heads: int) -> tuple[int, int]:
 
 
 class HeadNorm(nn.Module):
-    """RMSNorm of each query and key head, both in one call."""
+    """The weights of an RMSNorm of each query and key head; `KVPool.attend` applies it."""
 
-    def __init__(self, queries: int, keys: int, size: int, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, queries: int, keys: int, size: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.eps = eps
         self.queries = queries
         self.weight_ND = empty(queries + keys, size, dtype=dtype)
-
-    def forward(self, x_TND: Tensor) -> Tensor:
-        return rms_norm(x_TND, self.weight_ND, self.eps)
 
     def parts(self) -> tuple[Part, Part]:
         """Return the queries' and the keys' part: one weight, repeated for each head."""
@@ -49,16 +44,15 @@ class Attention(nn.Module):
     def __init__(self, layer: int, dims: Dims, mesh: Mesh, dtype: torch.dtype) -> None:
         super().__init__()
         size = dims.head_dim
-        self.layer, self.head_dim = layer, size
+        self.layer, self.head_dim, self.eps = layer, size, dims.norm_eps
         first, last = mesh.shard(dims.heads, "the number of attention heads")
         first_key, last_key = key_heads(mesh, dims.kv_heads)
-        self.queries, self.keys = last - first, last_key - first_key
         query_rows = Cut(dims.heads * size, first * size, last * size)
         key_rows = Cut(dims.kv_heads * size, first_key * size, last_key * size)
         self.qkv = ColumnLinear(dims.hidden, (query_rows, key_rows, key_rows), dtype)
         self.norm: HeadNorm | None = None
         if dims.head_norm:
-            self.norm = HeadNorm(self.queries, self.keys, size, dims.norm_eps, dtype)
+            self.norm = HeadNorm(last - first, last_key - first_key, size, dtype)
         self.out = RowLinear(dims.hidden, query_rows, mesh, dtype)
 
     def forward(
@@ -71,12 +65,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return the output at these tokens, or at all; stores the windows' K/V in place."""
         heads_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))
-        num_rotated = self.queries + self.keys
-        qk_TND, v_TGD = heads_TND[:, :num_rotated], heads_TND[:, num_rotated:]
-        if self.norm is not None:
-            qk_TND = self.norm(qk_TND)
-        qk_TND = rotate(qk_TND, *angles)
-        q_TQD, k_TGD = qk_TND[:, : self.queries], qk_TND[:, self.queries :]
-        seen_TI = kv.attend(self.layer, q_TQD, k_TGD, v_TGD, batch).flatten(1)
+        turn = Turn(None if self.norm is None else self.norm.weight_ND, self.eps, *angles)
+        seen_TI = kv.attend(self.layer, heads_TND, turn, batch).flatten(1)
         seen_RI = seen_TI if read_R is None else seen_TI.index_select(0, read_R)
         return self.out(seen_RI)  # type: ignore[no-any-return]

@@ -24,6 +24,7 @@ from diffray.components.weights import (
     open_weights,
     read_json,
 )
+from diffray.kernels.choose import choose_kernels
 
 # Buffers that some checkpoints carry and that are computed here.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
@@ -38,13 +39,14 @@ def load_model(
     device: str = "auto",
     mesh: Mesh | None = None,
     progress: bool = True,
+    kernels: str = "auto",
 ) -> Denoiser:
     """Return the model with this rank's weights; reads no more than this rank's share of them."""
     place = choose_device(device)
     number = choose_dtype(dtype, place)
     path = resolve(path_or_hub_id)
     config = read_config(path)
-    model = build_model(config, mesh or Mesh(), number)
+    model = build_model(config, mesh or Mesh(), number, choose_kernels(kernels, place, number))
     files = open_weights(path)
     # Accounted for while the model is still without storage: a wrong checkpoint costs no memory.
     account(model.parts(names_in(files)), files, path)

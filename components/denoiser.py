@@ -17,6 +17,8 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.layers import Norm, Part, Parts, Rotary, VocabTable
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
+from diffray.kernels.choose import TORCH, Kernels
+from diffray.kernels.confidence import Confidence, Draw
 
 
 class Names(NamedTuple):
@@ -44,27 +46,44 @@ class MLP(Protocol):
 
 
 class Layer(nn.Module):
-    """Attention and an MLP, each behind its norm and added to what came in."""
+    """Attention and an MLP, each behind its norm and added to what came in.
 
-    def __init__(self, layer: int, dims: Dims, mlp: MLP, mesh: Mesh, dtype: torch.dtype) -> None:
+    The additions are left to the norms that follow them, so that both take one pass.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        dims: Dims,
+        mlp: MLP,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        kernels: Kernels,
+    ) -> None:
         super().__init__()
-        self.attention_norm = Norm(dims.hidden, dims.norm_eps, dtype)
+        self.attention_norm = Norm(dims.hidden, dims.norm_eps, dtype, kernels)
         self.attention = Attention(layer, dims, mesh, dtype)
-        self.mlp_norm = Norm(dims.hidden, dims.norm_eps, dtype)
+        self.mlp_norm = Norm(dims.hidden, dims.norm_eps, dtype, kernels)
         self.mlp = mlp
 
     def forward(
         self,
         x_TH: Tensor,
+        residual_TH: Tensor | None,
         angles: tuple[Tensor, Tensor],
         batch: Batch,
         kv: KVPool,
         read_R: Tensor | None = None,
-    ) -> Tensor:
-        """Return the states of the tokens asked for, or of all; stores the K/V of all in place."""
-        seen_RH = self.attention(self.attention_norm(x_TH), angles, batch, kv, read_R)
-        x_RH: Tensor = seen_RH + (x_TH if read_R is None else x_TH.index_select(0, read_R))
-        return x_RH + self.mlp(self.mlp_norm(x_RH))
+    ) -> tuple[Tensor, Tensor]:
+        """Return two summands of the states of the tokens asked for, or of all.
+
+        Stores the K/V of all in place.
+        """
+        residual_TH, normed_TH = self.attention_norm(x_TH, residual_TH)
+        seen_RH = self.attention(normed_TH, angles, batch, kv, read_R)
+        residual_RH = residual_TH if read_R is None else residual_TH.index_select(0, read_R)
+        residual_RH, normed_RH = self.mlp_norm(seen_RH, residual_RH)
+        return self.mlp(normed_RH), residual_RH
 
     def parts(self, prefix: str, own: Names, names: Collection[str]) -> Parts:
         qkv = self.attention.qkv
@@ -93,14 +112,17 @@ class Denoiser(nn.Module):
         dtype: torch.dtype,
         *,
         block_causal: bool,
+        kernels: Kernels = TORCH,
     ) -> None:
         super().__init__()
-        self.dims, self.names = dims, names
+        self.dims, self.names, self.kernels = dims, names, kernels
         self.embedding = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
         self.rotary = Rotary(dims.max_positions, dims.rotated, dims.rope_theta)
-        self.stack = [Layer(index, dims, mlp, mesh, dtype) for index, mlp in enumerate(mlps)]
+        self.stack = [
+            Layer(index, dims, mlp, mesh, dtype, kernels) for index, mlp in enumerate(mlps)
+        ]
         self.layers = nn.ModuleList(self.stack)  # the same layers, registered
-        self.norm = Norm(dims.hidden, dims.norm_eps, dtype)
+        self.norm = Norm(dims.hidden, dims.norm_eps, dtype, kernels)
         self.output = self.embedding
         if not dims.tied:
             self.output = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
@@ -136,16 +158,24 @@ class Denoiser(nn.Module):
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
         angles = self.rotary(batch.positions_T)
         *stack, last = self.stack
+        residual_TH = None
         for layer in stack:
-            x_TH = layer(x_TH, angles, batch, kv)
+            x_TH, residual_TH = layer(x_TH, residual_TH, angles, batch, kv)
         # No layer comes after the last, so it need only find what is read.
-        hidden_RH = self.norm(last(x_TH, angles, batch, kv, batch.read_R))
+        x_RH, residual_RH = last(x_TH, residual_TH, angles, batch, kv, batch.read_R)
+        _, hidden_RH = self.norm(x_RH, residual_RH)
         if batch.read_R is None:
             return hidden_RH  # type: ignore[no-any-return]
         return torch.empty_like(x_TH).index_copy_(0, batch.read_R, hidden_RH)
 
     def head(self, hidden_RH: Tensor) -> Tensor:
         return self.output.logits(hidden_RH)
+
+    def confidence(self, hidden_RH: Tensor, mask_token_id: int, draw: Draw | None) -> Confidence:
+        table, device = self.output, hidden_RH.device
+        mask_R1 = torch.full((len(hidden_RH), 1), mask_token_id, device=device)
+        head = table.weight_VH, table.rows.start
+        return self.kernels.confidence(hidden_RH, *head, mask_token_id, mask_R1, draw)
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return self.embedding.mix(weights_RV)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diffray.components.layers import GatedMLP, Part, Parts, Piece, cut, empty
 from diffray.components.mesh import Mesh
-from diffray.kernels.experts import experts_forward
+from diffray.kernels.choose import Kernels
 
 
 class Router(Protocol):
@@ -56,11 +56,17 @@ class Experts(nn.Module):
     """Gated experts; what they return is this rank's summand of the layer's output."""
 
     def __init__(
-        self, num_experts: int, hidden: int, intermediate: int, mesh: Mesh, dtype: torch.dtype
+        self,
+        num_experts: int,
+        hidden: int,
+        intermediate: int,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        kernels: Kernels,
     ) -> None:
         super().__init__()
         alone = Mesh()
-        self.hidden = hidden
+        self.hidden, self.kernels = hidden, kernels
         self.experts = cut(mesh if mesh.expert_parallel else alone, num_experts, "the experts")
         self.width = cut(
             alone if mesh.expert_parallel else mesh, intermediate, "the experts' intermediate size"
@@ -73,7 +79,7 @@ class Experts(nn.Module):
     def forward(self, x_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
         if self.experts.start:
             ids_TK = ids_TK - self.experts.start
-        return experts_forward(x_TH, self.w13_EFH, self.w2_EHI, ids_TK, weights_TK)
+        return self.kernels.experts_forward(x_TH, self.w13_EFH, self.w2_EHI, ids_TK, weights_TK)
 
     def parts(self, prefix: str, names: Collection[str]) -> Parts:
         """Return the parts in the layout that the checkpoint's names show.

@@ -1,13 +1,15 @@
 """Paged memory for keys and values: pages are handed out to sequences and taken back.
 
-Letters: S slots (pages * page size), T packed tokens, H query heads, G key heads, D head size.
+Letters: S slots (pages * page size), T packed tokens, N query, key and value heads, G key heads,
+D head size.
 """
 
 import torch
 from torch import Tensor
 
 from diffray.components.batch import Batch
-from diffray.kernels.attention import window_attention
+from diffray.kernels.attention import Turn
+from diffray.kernels.choose import TORCH, Kernels
 
 
 class KVPool:
@@ -23,8 +25,10 @@ class KVPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        kernels: Kernels = TORCH,
     ) -> None:
         shape = (num_layers, num_pages * page_size, num_heads, head_dim)
+        self.kernels = kernels
         self.page_size = page_size
         self.num_pages = num_pages
         self.keys_LSGD = torch.zeros(shape, dtype=dtype, device=device)
@@ -53,11 +57,10 @@ class KVPool:
         first = torch.tensor(pages, dtype=torch.long) * self.page_size
         return (first.unsqueeze(1) + torch.arange(self.page_size)).flatten()
 
-    def attend(
-        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, batch: Batch
-    ) -> Tensor:
-        """Store the windows' K/V in place, then return what their queries read."""
-        keys_SGD, values_SGD = self.keys_LSGD[layer], self.values_LSGD[layer]
-        keys_SGD.index_copy_(0, batch.slots_T, k_TGD)
-        values_SGD.index_copy_(0, batch.slots_T, v_TGD)
-        return window_attention(q_THD, k_TGD, v_TGD, keys_SGD, values_SGD, batch.groups)
+    def attend(self, layer: int, heads_TND: Tensor, turn: Turn, batch: Batch) -> Tensor:
+        """Turn query and key heads, store K/V in place, then return what the queries read.
+
+        Of each token the query heads stand first, then key heads, then value heads.
+        """
+        pool = self.keys_LSGD[layer], self.values_LSGD[layer]
+        return self.kernels.attend(heads_TND, turn, *pool, batch.slots_T, batch.windows)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
 from diffray.components.mesh import Mesh
+from diffray.kernels.choose import Kernels
 from diffray.kernels.linear import linear
-from diffray.kernels.norm import rms_norm
 from diffray.kernels.rope import rope_tables
 
 Index = tuple[slice, ...]
@@ -71,15 +71,18 @@ def whole(parameter: Tensor, *, optional: bool = False) -> Part:
 
 
 class Norm(nn.Module):
-    """RMSNorm over the last dimension."""
+    """RMSNorm over the last dimension of what a residual and the last layer's output add up to."""
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, kernels: Kernels) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.kernels = eps, kernels
         self.weight = empty(size, dtype=dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, x_TH: Tensor, residual_TH: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the sum, which is the next residual, and its norm."""
+        if residual_TH is None:
+            return x_TH, self.kernels.rms_norm(x_TH, self.weight, self.eps)
+        return self.kernels.add_norm(x_TH, residual_TH, self.weight, self.eps)
 
     def part(self) -> Part:
         return whole(self.weight)

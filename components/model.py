@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffray.components.batch import Batch
 from diffray.components.kv_pool import KVPool
+from diffray.kernels.confidence import Confidence, Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,13 @@ class Model(Protocol):
 
     def head(self, hidden_RH: Tensor) -> Tensor:
         """Return this rank's slice of the logits [R, V]; no other rank's is ever built."""
+        ...
+
+    def confidence(self, hidden_RH: Tensor, mask_token_id: int, draw: Draw | None) -> Confidence:
+        """Return each row's choice among this rank's ids, never the mask, without keeping logits.
+
+        The one gathered logit is the mask's.
+        """
         ...
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from torch import Tensor
 from diffray.components.block import Block, Proposal, Top
 from diffray.components.decoder import Decoder, Memory
 from diffray.components.logits import Logits
+from diffray.components.mesh import Mesh
+from diffray.kernels.confidence import Confidence, Draw
 
 _RATHER_MASKED = -1.0
 
@@ -46,6 +48,27 @@ class Rows:
     ranked: tuple[slice, ...]  # rows that ask for the most probable ids ...
     num_ranked: int  # ... and how many of them
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is asked for that needs the logits themselves."""
+        filtered = (
+            self.draws is not None and (self.draws.top_k_Q, self.draws.top_p_Q) != (None,) * 2
+        )
+        return not (filtered or self.edits or self.only or self.ranked)
+
+    def draw(self, block: Block) -> Draw | None:
+        """Return how each row draws at this step; None where none does."""
+        if self.draws is None:
+            return None
+        row_R = self.cells_R // block.ids_BL.shape[1]
+        cold_R = self.draws.temperature_Q.new_zeros(len(row_R))
+        return Draw(
+            cold_R.index_copy(0, self.draws.rows_Q, self.draws.temperature_Q),
+            block.seed_B[row_R],
+            block.positions_BL.flatten()[self.cells_R],
+            block.step_B[row_R],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Team:
@@ -59,28 +82,55 @@ class Team:
 def propose(
     logits: Logits, rows: Rows, block: Block, teams: Items[Team], mask_token_id: int
 ) -> Proposal:
-    """Choose a token for every head row; changes the logits in place."""
+    """Choose a token for every head row from its logits, which are changed in place."""
     for team in teams:
         if team.memory is not None:
             _remember(logits, rows, block, team, team.memory)
     lse_R = logits.logsumexp()
     mask_logit_R = logits.column(mask_token_id)
     logits.forbid(mask_token_id)
-    chosen_R, ids_R = logits.best()
+    best_R, ids_R = logits.best()
     top = _rank(logits, rows, lse_R) if rows.ranked else None
-    rather_masked_R = mask_logit_R > chosen_R
+    chosen_R = best_R
     if rows.draws is not None:
         cells_Q = rows.cells_R[rows.draws.rows_Q]
         row_Q = cells_Q // block.ids_BL.shape[1]
         key = block.seed_B[row_Q], block.positions_BL.flatten()[cells_Q], block.step_B[row_Q]
         ids_R = ids_R.index_copy(0, rows.draws.rows_Q, logits.sample(*rows.draws, key))
         chosen_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
-    logprob_R = chosen_R - lse_R
+    rather_masked_R = mask_logit_R > best_R
+    return _proposal(ids_R, chosen_R - lse_R, rather_masked_R, rows.cells_R, block, top)
+
+
+def propose_plain(found: Confidence, rows: Rows, block: Block, mesh: Mesh) -> Proposal:
+    """Join what the ranks found in their parts of the vocabulary; no logits are left to look at."""
+    best_R, lse_R = found.best_R, found.logsumexp_R
+    ids_R, chosen_R = found.ids_R, found.logits_R
+    if mesh.size > 1:
+        # Ranks stand in vocabulary order and max takes the first of equals: the lowest id.
+        winner_1R = mesh.all_gather(found.scores_R).max(0, keepdim=True).indices
+        ids_R, chosen_R = (
+            mesh.all_gather(part).gather(0, winner_1R).squeeze(0) for part in (ids_R, chosen_R)
+        )
+        best_R = mesh.all_gather(best_R).amax(0)
+        lse_R = mesh.all_gather(lse_R).logsumexp(0)
+    rather_masked_R = mesh.all_reduce(found.gathered_RK).squeeze(1) > best_R
+    return _proposal(ids_R, chosen_R - lse_R, rather_masked_R, rows.cells_R, block, None)
+
+
+def _proposal(
+    ids_R: Tensor,
+    logprob_R: Tensor,
+    rather_masked_R: Tensor,
+    cells_R: Tensor,
+    block: Block,
+    top: Top | None,
+) -> Proposal:
     confidence_R = logprob_R.exp() + torch.where(rather_masked_R, _RATHER_MASKED, 0.0)
     return Proposal(
-        _spread(ids_R, rows.cells_R, block.ids_BL),
-        _spread(confidence_R, rows.cells_R, logprob_R.new_full(block.ids_BL.shape, -torch.inf)),
-        _spread(logprob_R, rows.cells_R, logprob_R.new_zeros(block.ids_BL.shape)),
+        _spread(ids_R, cells_R, block.ids_BL),
+        _spread(confidence_R, cells_R, logprob_R.new_full(block.ids_BL.shape, -torch.inf)),
+        _spread(logprob_R, cells_R, logprob_R.new_zeros(block.ids_BL.shape)),
         top,
     )
 

@@ -1,23 +1,51 @@
 """Attention of packed windows over paged keys: the plain torch form, one SDPA per window shape.
 
-Letters: T packed queries of all windows, S slots of the K/V pool, H query heads, G key heads,
-D head size, B windows of one group, Q queries of a window, K keys of a sequence.
+Letters: T packed tokens, S slots of the K/V pool, N heads of any kind, H query heads, G key heads,
+D head size, R rotated size, B windows of one group, Q queries of a window, K keys of a sequence.
 """
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from diffray.kernels.norm import rms_norm
+from diffray.kernels.rope import rotate
+from diffray.kernels.windows import Group, PagedWindows, Windows
 
-class Group(NamedTuple):
-    """Neighbouring windows of equal shape, from packed query `start` on."""
 
-    start: int
-    windows: int
-    queries: int
-    keys_BK: Tensor | None  # pool slots of the keys; None where the window itself holds every key
-    mask_BQK: Tensor | None  # True where a query may look; None where it sees all keys
+class Turn(NamedTuple):
+    """How query and key heads are normed and rotated before they meet."""
+
+    norm_ND: Tensor | None  # a row for each query and key head; None leaves the norm out
+    eps: float
+    cos_T1R: Tensor
+    sin_T1R: Tensor
+
+
+def attend(
+    heads_THD: Tensor,
+    turn: Turn,
+    keys_SGD: Tensor,
+    values_SGD: Tensor,
+    slots_T: Tensor,
+    windows: Windows,
+) -> Tensor:
+    """Norm and rotate heads, store keys and values in place, return what the queries read.
+
+    Of each token the query heads stand first, then the key heads, then as many value heads.
+    """
+    num_keys = keys_SGD.shape[1]
+    num_turned = heads_THD.shape[1] - num_keys
+    qk_THD, v_TGD = heads_THD[:, :num_turned], heads_THD[:, num_turned:]
+    if turn.norm_ND is not None:
+        qk_THD = rms_norm(qk_THD, turn.norm_ND, turn.eps)
+    qk_THD = rotate(qk_THD, turn.cos_T1R, turn.sin_T1R)
+    q_THD, k_TGD = qk_THD[:, :-num_keys], qk_THD[:, -num_keys:]
+    keys_SGD.index_copy_(0, slots_T, k_TGD)
+    values_SGD.index_copy_(0, slots_T, v_TGD)
+    return window_attention(q_THD, k_TGD, v_TGD, keys_SGD, values_SGD, windows.groups)
 
 
 def window_attention(
@@ -50,4 +78,57 @@ def window_attention(
         mask = None if group.mask_BQK is None else group.mask_BQK.unsqueeze(1)
         read = scaled_dot_product_attention(q, k, v, attn_mask=mask)
         out_THD[group.start : stop] = read.transpose(1, 2).flatten(0, 1)
+    return out_THD
+
+
+def rotate_and_store(
+    heads_TND: Tensor,
+    turn: Turn,
+    keys_SGD: Tensor,
+    values_SGD: Tensor,
+    slots_T: Tensor,
+) -> Tensor:
+    """Return the queries, normed and rotated; store the keys, done alike, and the values in place.
+
+    N = H + 2G: query heads, key heads, value heads. No slot may be given twice, except for what
+    nobody reads.
+    """
+    num_keys = keys_SGD.shape[1]
+    num_turned = heads_TND.shape[1] - num_keys
+    x_TND = heads_TND[:, :num_turned]
+    if turn.norm_ND is not None:
+        x_TND = rms_norm(x_TND, turn.norm_ND, turn.eps)
+    x_TND = rotate(x_TND, turn.cos_T1R, turn.sin_T1R)
+    keys_SGD[slots_T] = x_TND[:, -num_keys:]
+    values_SGD[slots_T] = heads_TND[:, num_turned:]
+    return x_TND[:, :-num_keys]
+
+
+def paged_attention(
+    q_THD: Tensor, keys_SGD: Tensor, values_SGD: Tensor, windows: PagedWindows
+) -> Tensor:
+    """Return what each query reads from the keys of its own sequence; the pool is only read.
+
+    Tokens of no window are left undefined. It reads the windows on the host, one by one: this is
+    the definition that a kernel is compared with, and no engine runs it.
+    """
+    out_THD = torch.zeros_like(q_THD)
+    num_shared = q_THD.shape[1] // keys_SGD.shape[1]
+    first, starts, stops, blocks = (part.tolist() for part in windows[:4])
+    size = windows.page_size
+    for w, (start, stop, block) in enumerate(zip(starts, stops, blocks, strict=True)):
+        queries = slice(first[w], first[w + 1])
+        if queries.start == queries.stop:
+            continue
+        keys_K = torch.arange(stop, device=q_THD.device)
+        slots_K = windows.pages_WP[w, keys_K // size].long() * size + keys_K % size
+        at = torch.arange(start, start + queries.stop - queries.start, device=q_THD.device)
+        ends = (at // block + 1) * block if block else torch.full_like(at, stop)
+        k, v = (
+            pool[slots_K].transpose(0, 1).repeat_interleave(num_shared, dim=0)
+            for pool in (keys_SGD, values_SGD)
+        )
+        mask = keys_K < ends.unsqueeze(1)
+        read = scaled_dot_product_attention(q_THD[queries].transpose(0, 1), k, v, attn_mask=mask)
+        out_THD[queries] = read.transpose(0, 1)
     return out_THD

@@ -1,6 +1,6 @@
-"""Root-mean-square normalisation over the last dimension.
+"""Root-mean-square normalisation over the last dimension, alone or behind a residual's sum.
 
-Letters: H normalised size.
+Letters: T packed tokens, H normalised size.
 """
 
 import torch
@@ -15,3 +15,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     narrow = x.float() if x.dtype == torch.float64 else x  # other dtypes are widened inside
     return torch.rms_norm(narrow, x.shape[-1:], None, eps).to(x.dtype) * weight
+
+
+def add_norm(
+    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return the sum, which is the next residual, and its RMSNorm."""
+    total_TH = residual_TH + x_TH
+    return total_TH, rms_norm(total_TH, weight_H, eps)

@@ -15,7 +15,7 @@ from benchmarks.gpu.cases import Work
 from benchmarks.gpu.check_kernels import check
 from benchmarks.gpu.shapes import SHAPES, TOY
 from benchmarks.gpu.step import make_step
-from diffray.kernels.triton.choose import choose_kernels, torch_kernels, triton_kernels
+from diffray.kernels.choose import TORCH, choose_kernels, triton_kernels
 
 WORK = Work(2, 5, 21)
 
@@ -39,7 +39,7 @@ def test_a_step_is_the_same_with_both_sets_of_kernels(name: str) -> None:
     torch.manual_seed(0)
     step = make_step(TOY[name], WORK, torch.float32, DEVICE)
     pools = [pool.clone() for pool in (step.keys_LSGD, step.values_LSGD)]
-    plain = step.run(torch_kernels())
+    plain = step.run(TORCH)
     stored = [pool.clone() for pool in (step.keys_LSGD, step.values_LSGD)]
     for pool, before in zip((step.keys_LSGD, step.values_LSGD), pools, strict=True):
         assert not torch.equal(pool, before)
@@ -57,7 +57,7 @@ def test_a_step_with_quantized_experts_is_near_to_one_without() -> None:
     for kind in (None, torch.int8):
         torch.manual_seed(0)
         steps.append(make_step(TOY["toy-moe"], WORK, torch.float32, DEVICE, kind))
-    wide, narrow = (step.run(torch_kernels()).logsumexp_R for step in steps)
+    wide, narrow = (step.run(TORCH).logsumexp_R for step in steps)
     assert 0 < float((wide - narrow).norm() / wide.norm()) < 0.01
 
 
@@ -72,7 +72,7 @@ def test_the_check_passes_what_is_right(name: str) -> None:
 
 
 def test_the_check_finds_what_is_wrong() -> None:
-    right = torch_kernels()
+    right = TORCH
     wrong = right._replace(
         rms_norm=lambda x, weight, eps: right.rms_norm(x, weight, eps) * 1.01,
         paged_attention=lambda *args: right.paged_attention(*args) * torch.nan,
@@ -111,5 +111,5 @@ def test_kernels_compile_for_hopper_and_fit_it() -> None:
 
 
 def test_a_device_gets_the_kernels_that_it_can_run() -> None:
-    assert choose_kernels(torch.device("cpu"), torch.float32).name == "torch"
-    assert triton_kernels()._fields == torch_kernels()._fields
+    assert choose_kernels("auto", torch.device("cpu"), torch.float32).name == "torch"
+    assert triton_kernels()._fields == TORCH._fields

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from tests.triton_device import DEVICE  # isort: skip
 from diffray.components.batch import Batch, Window
+from diffray.kernels import attention as reference
 from diffray.kernels.attention import window_attention
-from diffray.kernels.triton import reference
 from diffray.kernels.triton.attention import num_splits, paged_attention
-from diffray.kernels.triton.reference import PagedWindows
+from diffray.kernels.windows import PagedWindows
 
 PAGE = 8
 
@@ -124,11 +124,12 @@ def test_windows_mean_what_the_model_means_by_them() -> None:
         (row.long().cpu().unsqueeze(1) * PAGE + torch.arange(PAGE)).flatten()
         for row in paged.pages_WP
     ]
-    batch = Batch.pack([Window(*s, n) for s, n in zip(spans, slots, strict=True)], DEVICE)
+    given = [Window(*s, n) for s, n in zip(spans, slots, strict=True)]
+    batch = Batch.pack(given, DEVICE, PAGE)
     own_k, own_v = keys[batch.slots_T], values[batch.slots_T]
-    torch.testing.assert_close(
-        paged_attention(q, keys, values, paged),
-        window_attention(q, own_k, own_v, keys, values, batch.groups),
-        atol=1e-5,
-        rtol=1e-4,
-    )
+    expected = window_attention(q, own_k, own_v, keys, values, batch.windows.groups)
+    bare = Batch.pack(given, DEVICE)  # of pages that nobody knows
+    for form in (paged, batch.windows.paged, bare.windows.paged):
+        assert all(part.data_ptr() % 16 == 0 for part in form[:5])
+        found = paged_attention(q, keys, values, form)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from tests.triton_device import DEVICE  # isort: skip
+from diffray.kernels import confidence as reference
 from diffray.kernels import noise
-from diffray.kernels.triton import reference
+from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.triton.confidence import confidence, confidence_of_logits
-from diffray.kernels.triton.reference import Confidence, Draw
 
 
 def draw_of(rows: int, *temperatures: float) -> Draw:

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from tests.triton_device import DEVICE  # isort: skip
+from diffray.kernels import quantized
 from diffray.kernels.experts import experts_forward as reference
-from diffray.kernels.triton import reference as quantized
+from diffray.kernels.quantized import quantize_rows
 from diffray.kernels.triton.experts import experts_forward, quantized_experts_forward, tile_for
-from diffray.kernels.triton.reference import quantize_rows
 
 
 def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> list[Tensor]:

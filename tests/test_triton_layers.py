@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from tests.triton_device import DEVICE  # isort: skip
-from diffray.kernels import norm
+from diffray.kernels import attention, norm
+from diffray.kernels.attention import Turn
 from diffray.kernels.rope import rope_tables
-from diffray.kernels.triton import reference
 from diffray.kernels.triton.norm import add_norm, rms_norm
 from diffray.kernels.triton.rope import rotate_and_store
 
@@ -27,7 +27,7 @@ def test_norm_of_a_sum_equals_the_reference(rows: int, size: int) -> None:
     weight = torch.randn(size, device=DEVICE)
     before = residual.clone()
     total, normed = add_norm(x, residual, weight, 1e-5)
-    expected = reference.add_norm(x, residual, weight, 1e-5)
+    expected = norm.add_norm(x, residual, weight, 1e-5)
     assert torch.equal(total, expected[0]) and torch.equal(residual, before)
     torch.testing.assert_close(normed, expected[1])
 
@@ -38,7 +38,7 @@ def test_norm_rounds_where_the_reference_rounds() -> None:
     x, residual = torch.randn(2, 7, 64, device=DEVICE).half()
     weight = torch.randn(64, device=DEVICE).half()
     total, normed = add_norm(x, residual, weight, 1e-5)
-    expected = reference.add_norm(x, residual, weight, 1e-5)
+    expected = norm.add_norm(x, residual, weight, 1e-5)
     assert torch.equal(total, expected[0])
     torch.testing.assert_close(normed, expected[1])
 
@@ -60,9 +60,9 @@ def test_heads_are_rotated_and_stored_as_in_the_reference(
     slots_T = torch.tensor([7, 8, 2, 11, 4], device=DEVICE)
     pools = [torch.randn(2, slots, keys, size, device=DEVICE) for _ in range(2)]
     pools[1].copy_(pools[0])
-    args = (heads, weight, 1e-5, cos, sin)
+    args = (heads, Turn(weight, 1e-5, cos, sin))
     got = rotate_and_store(*args, pools[0][0], pools[0][1], slots_T)
-    expected = reference.rotate_and_store(*args, pools[1][0], pools[1][1], slots_T)
+    expected = attention.rotate_and_store(*args, pools[1][0], pools[1][1], slots_T)
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(pools[0], pools[1])
 

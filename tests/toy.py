@@ -14,6 +14,8 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
+from diffray.kernels.attention import Turn
+from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
 from diffray.workers.slots import Slots
@@ -63,15 +65,19 @@ class ToyModel:
 
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
         x_TH = x_TH + self.places[batch.positions_T]
+        ones_T1D = torch.ones(len(x_TH), 1, 8, dtype=torch.float64)
+        still = Turn(None, 0.0, ones_T1D, torch.zeros_like(ones_T1D))
         for number, (query, key, value, out) in enumerate(self.layers):
-            heads = [(x_TH @ w).unflatten(-1, (2, 8)) for w in (query, key, value)]
-            x_TH = x_TH + torch.tanh(
-                kv.attend(number, heads[0], heads[1], heads[2], batch).flatten(1) @ out
-            )
+            heads_TND = torch.cat([query, key, value], dim=1)
+            heads_TND = (x_TH @ heads_TND).unflatten(-1, (6, 8))
+            x_TH = x_TH + torch.tanh(kv.attend(number, heads_TND, still, batch).flatten(1) @ out)
         return x_TH
 
     def head(self, hidden_RH: Tensor) -> Tensor:
         return hidden_RH @ self.head_VH.T
+
+    def confidence(self, hidden_RH: Tensor, mask_token_id: int, draw: Draw | None) -> Confidence:
+        return confidence_of(self.head(hidden_RH), mask_token_id, draw)
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV @ self.table_VH
@@ -101,8 +107,17 @@ class ScriptedModel:
                 logits_RV[row, token] = logit
         return logits_RV
 
+    def confidence(self, hidden_RH: Tensor, mask_token_id: int, draw: Draw | None) -> Confidence:
+        return confidence_of(self.head(hidden_RH), mask_token_id, draw)
+
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV.new_zeros(len(weights_RV), 1)
+
+
+def confidence_of(logits_RV: Tensor, mask_token_id: int, draw: Draw | None) -> Confidence:
+    """Return what a model answers whose logits these are."""
+    mask_R1 = torch.full((len(logits_RV), 1), mask_token_id)
+    return confidence_of_logits(logits_RV, 0, mask_token_id, mask_R1, draw)
 
 
 def toy_engine(

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.gpu.cases import Case, Work, cases
 from benchmarks.gpu.measure import arguments, facts, need_cuda, write_report
 from benchmarks.gpu.shapes import SHAPES, Shape
-from diffray.kernels.triton.choose import Kernels, torch_kernels, triton_kernels
+from diffray.kernels.choose import TORCH, Kernels, triton_kernels
 
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 # Of integers, the share that may differ: rounding decides between near equals.
@@ -50,7 +50,7 @@ def check(
     shape: Shape, work: Work, dtype: torch.dtype, device: torch.device, kernels: Kernels
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each kernel: its error against the reference, and whether that will do."""
-    plain = torch_kernels()
+    plain = TORCH
     torch.manual_seed(work.tokens)
     for case in cases(shape, work, dtype, device):
         if case.kernel.endswith("in place"):

@@ -67,7 +67,7 @@ def compile_all(
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from diffray.kernels.triton.choose import triton_kernels
+    from diffray.kernels.choose import triton_kernels
 
     knobs.runtime.interpret = False
     driver.set_active(Target(capability))

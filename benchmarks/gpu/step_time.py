@@ -20,7 +20,7 @@ from benchmarks.gpu.measure import Clock, arguments, facts, graphed, need_cuda, 
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.step import make_step
 from benchmarks.gpu.time_kernels import floor_seconds, work_row
-from diffray.kernels.triton.choose import triton_kernels
+from diffray.kernels.choose import triton_kernels
 
 EXPERTS = {"bfloat16": None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
 

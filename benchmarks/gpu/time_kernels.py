@@ -17,7 +17,8 @@ import torch
 from benchmarks.gpu.cases import Case, Work, cases
 from benchmarks.gpu.measure import Clock, arguments, facts, graphed, need_cuda, write_report
 from benchmarks.gpu.shapes import SHAPES
-from diffray.kernels.triton.choose import Kernels, torch_kernels, triton_kernels
+from diffray.kernels.choose import TORCH, Kernels, triton_kernels
+from diffray.kernels.triton.tuning import Tuner
 
 
 def main() -> None:
@@ -28,11 +29,13 @@ def main() -> None:
     parser.add_argument("--context", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--no-reference", action="store_true", help="time Triton's alone")
+    parser.add_argument("--tune", action="store_true", help="find the fastest tiles first")
     args = parser.parse_args()
     device = need_cuda()
     clock = Clock(device, args.runs)
     ceilings = clock.ceilings()
-    sets = [triton_kernels()] if args.no_reference else [triton_kernels(), torch_kernels()]
+    tuner = Tuner.of_device(device)
+    sets = [triton_kernels(tuner), *([] if args.no_reference else [TORCH])]
     table: list[dict[str, Any]] = []
     works = [Work(r, w, c) for r in args.rows for w in args.window for c in args.context]
     try:
@@ -42,6 +45,9 @@ def main() -> None:
                 for case in cases(SHAPES[name], work, torch.bfloat16, device):
                     if case.kernel == "rotate_and_store":
                         continue  # it copies the pool first; "in place" is the kernel alone
+                    if args.tune:
+                        with tuner.measuring():
+                            case.run(sets[0])
                     row = {"shape": name, "kernel": case.kernel, **work_row(work)}
                     row |= _timed(case, clock, ceilings, sets)
                     table.append(row)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import PAGE_SIZE
-from diffray.kernels.triton.reference import PagedWindows
+from diffray.kernels.windows import PagedWindows
 
 
 class Batch(NamedTuple):

@@ -7,6 +7,7 @@ from diffray.components.dims import Dims
 from diffray.components.layers import GatedMLP, GatedNames
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, Fields
+from diffray.kernels.choose import TORCH, Kernels
 
 NAMES = Names(
     embedding="model.transformer.wte.weight",
@@ -62,10 +63,12 @@ def read_dims(fields: Fields) -> Dims:
     )
 
 
-def build_llada(config: Config, mesh: Mesh, dtype: torch.dtype) -> Denoiser:
+def build_llada(
+    config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
+) -> Denoiser:
     """Return the model, without storage."""
     fields = Fields(config, "LLaDA")
     dims = read_dims(fields)
     width = fields.optional_count("mlp_hidden_size") or fields.count("mlp_ratio") * dims.hidden
     mlps = [GatedMLP(dims.hidden, width, MLP_NAMES, mesh, dtype) for _ in range(dims.layers)]
-    return Denoiser(dims, mlps, NAMES, mesh, dtype, block_causal=False)
+    return Denoiser(dims, mlps, NAMES, mesh, dtype, block_causal=False, kernels=kernels)

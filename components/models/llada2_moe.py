@@ -13,7 +13,7 @@ from diffray.components.experts import Experts, SparseMLP
 from diffray.components.layers import GatedMLP, GatedNames, Parts, empty, whole, wide
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, Fields
-from diffray.kernels.router import grouped_sigmoid_topk
+from diffray.kernels.choose import TORCH, Kernels
 
 NAMES = Names(
     embedding="model.word_embeddings.weight",
@@ -37,8 +37,9 @@ SHARED_NAMES = GatedNames(
 class GroupedRouter(nn.Module):
     """Chooses the best experts of the best groups, in float32."""
 
-    def __init__(self, fields: Fields, hidden: int, dtype: torch.dtype) -> None:
+    def __init__(self, fields: Fields, hidden: int, dtype: torch.dtype, kernels: Kernels) -> None:
         super().__init__()
+        self.kernels = kernels
         experts, self.chosen = fields.experts()
         self.groups, self.groups_chosen = fields.count("n_group"), fields.count("topk_group")
         self.scale = fields.number("routed_scaling_factor")
@@ -60,7 +61,7 @@ class GroupedRouter(nn.Module):
             )
 
     def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
-        return grouped_sigmoid_topk(
+        return self.kernels.grouped_sigmoid_topk(
             linear(x_TH.to(self.weight_EH.dtype), self.weight_EH),
             self.bias_E,
             self.chosen,
@@ -108,7 +109,9 @@ def read_dims(fields: Fields) -> Dims:
     )
 
 
-def build_llada2_moe(config: Config, mesh: Mesh, dtype: torch.dtype) -> Denoiser:
+def build_llada2_moe(
+    config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
+) -> Denoiser:
     """Return the model, without storage."""
     fields = Fields(config, "LLaDA2")
     dims = read_dims(fields)
@@ -122,8 +125,8 @@ def build_llada2_moe(config: Config, mesh: Mesh, dtype: torch.dtype) -> Denoiser
         if num_shared is not None:
             shared = GatedMLP(dims.hidden, width * num_shared, SHARED_NAMES, mesh, dtype)
         return SparseMLP(
-            GroupedRouter(fields, dims.hidden, dtype),
-            Experts(experts, dims.hidden, width, mesh, dtype),
+            GroupedRouter(fields, dims.hidden, dtype, kernels),
+            Experts(experts, dims.hidden, width, mesh, dtype, kernels),
             shared,
             mesh,
         )
@@ -133,4 +136,4 @@ def build_llada2_moe(config: Config, mesh: Mesh, dtype: torch.dtype) -> Denoiser
         return GatedMLP(dims.hidden, dense_width, DENSE_NAMES, mesh, dtype)
 
     mlps: list[MLP] = [dense() if index < num_dense else sparse() for index in range(dims.layers)]
-    return Denoiser(dims, mlps, NAMES, mesh, dtype, block_causal=True)
+    return Denoiser(dims, mlps, NAMES, mesh, dtype, block_causal=True, kernels=kernels)

@@ -13,7 +13,7 @@ from diffray.components.experts import Experts, SparseMLP
 from diffray.components.layers import GatedMLP, GatedNames, Parts, empty, whole, wide
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, Fields
-from diffray.kernels.router import softmax_topk
+from diffray.kernels.choose import TORCH, Kernels
 
 NAMES = Names(
     embedding="model.embed_tokens.weight",
@@ -39,16 +39,23 @@ class SoftmaxRouter(nn.Module):
     """Chooses by probability over all experts, in float32; the weights are not renormalised."""
 
     def __init__(
-        self, experts: int, chosen: int, hidden: int, dtype: torch.dtype, *, biased: bool
+        self,
+        experts: int,
+        chosen: int,
+        hidden: int,
+        dtype: torch.dtype,
+        kernels: Kernels,
+        *,
+        biased: bool,
     ) -> None:
         super().__init__()
-        self.chosen = chosen
+        self.chosen, self.kernels = chosen, kernels
         self.weight_EH = empty(experts, hidden, dtype=wide(dtype))
         self.bias_E = empty(experts, dtype=wide(dtype)) if biased else None
 
     def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         logits_TE = linear(x_TH.to(self.weight_EH.dtype), self.weight_EH)
-        return softmax_topk(logits_TE, self.bias_E, self.chosen)
+        return self.kernels.softmax_topk(logits_TE, self.bias_E, self.chosen)
 
     def parts(self, prefix: str) -> Parts:
         parts = {f"{prefix}.mlp.gate.weight": whole(self.weight_EH)}
@@ -86,7 +93,9 @@ def read_dims(fields: Fields) -> Dims:
     )
 
 
-def build_llada_moe(config: Config, mesh: Mesh, dtype: torch.dtype) -> Denoiser:
+def build_llada_moe(
+    config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
+) -> Denoiser:
     """Return the model, without storage."""
     fields = Fields(config, "LLaDA-MoE")
     dims = read_dims(fields)
@@ -100,8 +109,8 @@ def build_llada_moe(config: Config, mesh: Mesh, dtype: torch.dtype) -> Denoiser:
         if shared_width is not None:
             shared = GatedMLP(dims.hidden, shared_width, SHARED_NAMES, mesh, dtype)
         return SparseMLP(
-            SoftmaxRouter(experts, chosen, dims.hidden, dtype, biased=biased),
-            Experts(experts, dims.hidden, width, mesh, dtype),
+            SoftmaxRouter(experts, chosen, dims.hidden, dtype, kernels, biased=biased),
+            Experts(experts, dims.hidden, width, mesh, dtype, kernels),
             shared,
             mesh,
         )
@@ -111,7 +120,7 @@ def build_llada_moe(config: Config, mesh: Mesh, dtype: torch.dtype) -> Denoiser:
         return GatedMLP(dims.hidden, dense_width, DENSE_NAMES, mesh, dtype)
 
     mlps: list[MLP] = [sparse() if is_sparse else dense() for is_sparse in _sparse_layers(fields)]
-    return Denoiser(dims, mlps, NAMES, mesh, dtype, block_causal=False)
+    return Denoiser(dims, mlps, NAMES, mesh, dtype, block_causal=False, kernels=kernels)
 
 
 def _sparse_layers(fields: Fields) -> list[int]:

@@ -1,6 +1,6 @@
 """The one table of models: what config.json calls an architecture, and who builds it."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -10,8 +10,16 @@ from diffray.components.models.fields import Config
 from diffray.components.models.llada import build_llada
 from diffray.components.models.llada2_moe import build_llada2_moe
 from diffray.components.models.llada_moe import build_llada_moe
+from diffray.kernels.choose import TORCH, Kernels
 
-Build = Callable[[Config, Mesh, torch.dtype], Denoiser]
+
+class Build(Protocol):
+    """Makes a model of a config, without storage."""
+
+    def __call__(
+        self, config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = ...
+    ) -> Denoiser: ...
+
 
 ARCHITECTURES: dict[str, Build] = {
     "LLaDAModelLM": build_llada,
@@ -21,10 +29,12 @@ ARCHITECTURES: dict[str, Build] = {
 }
 
 
-def build_model(config: Config, mesh: Mesh, dtype: torch.dtype) -> Denoiser:
+def build_model(
+    config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
+) -> Denoiser:
     """Return the model, without storage; refuse a mesh over which it cannot be cut."""
     try:
-        model = choose_build(config)(config, mesh, dtype)
+        model = choose_build(config)(config, mesh, dtype, kernels)
     except UnevenError as error:
         sizes = rank_counts(config, expert_parallel=mesh.expert_parallel)
         how = " with expert_parallel" if mesh.expert_parallel else ""

@@ -8,37 +8,91 @@ Letters: T packed tokens, Q query heads, G key heads, D head size, S slots of th
 windows, P pages of a window, C splits of the keys.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffray.kernels.triton.reference import PagedWindows
+from diffray.kernels.attention import Turn
+from diffray.kernels.triton.rope import rotate_and_store
+from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
+from diffray.kernels.windows import PagedWindows, Windows
 
 _PROGRAMS = 512  # what fills a GPU of 132 multiprocessors with some to spare
 _SPLIT_KEYS = 256  # a shorter split costs more to join than it saves
 _MOST_SPLITS = 32
 
 
+def attend(
+    heads_TND: Tensor,
+    turn: Turn,
+    keys_SGD: Tensor,
+    values_SGD: Tensor,
+    slots_T: Tensor,
+    windows: Windows,
+    tuner: Tuner = UNTUNED,
+) -> Tensor:
+    """Norm and rotate heads, store keys and values in place, return what the queries read."""
+    q_TQD = rotate_and_store(heads_TND, turn, keys_SGD, values_SGD, slots_T)
+    return paged_attention(q_TQD, keys_SGD, values_SGD, windows.paged, tuner)
+
+
 def paged_attention(
-    q_TQD: Tensor, keys_SGD: Tensor, values_SGD: Tensor, windows: PagedWindows
+    q_TQD: Tensor,
+    keys_SGD: Tensor,
+    values_SGD: Tensor,
+    windows: PagedWindows,
+    tuner: Tuner = UNTUNED,
 ) -> Tensor:
     """Return what each query reads from the keys of its own sequence; the pool is only read.
 
     Tokens of no window are left undefined.
     """
-    q_TQD = q_TQD.contiguous()
+    num_tokens, num_queries, size = q_TQD.shape
+    num_windows, num_pages = windows.pages_WP.shape
+    if num_tokens == 0 or num_windows == 0:
+        return torch.empty_like(q_TQD)
+    shared = num_queries // keys_SGD.shape[1]
+    default = _tile_for(windows.max_queries * shared, size, q_TQD.element_size())
+    run = partial(_run, q_TQD.contiguous(), keys_SGD, values_SGD, windows)
+    # Near sizes share a tile: windows and contexts come in any.
+    near = (triton.next_power_of_2(n) for n in (num_windows, num_pages * windows.page_size))
+    shape = *near, default.rows, shared, size, str(q_TQD.dtype)
+    return run(tuner.pick("attention", shape, default, partial(_other_tiles, default), run))
+
+
+def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
+    """Return a tile: rows of queries, columns of keys; its depth is all of a head."""
+    rows = max(triton.next_power_of_2(rows), 16)
+    depth = max(triton.next_power_of_2(size), 16)
+    if itemsize > 2:  # exact float32 has no matrix units: small tiles do
+        return Tile(min(rows, 16), 32, depth, 4, 2)
+    # Keys and values of a wide head would not fit the shared memory three times.
+    return Tile(min(rows, 64), 64, depth, 4, 3) if depth <= 128 else Tile(16, 32, depth, 4, 2)
+
+
+def _other_tiles(default: Tile) -> list[Tile]:
+    """Return tiles that may be faster than the default."""
+    return [
+        Tile(rows, columns, default.depth, warps, stages)
+        for rows in (default.rows, max(default.rows // 2, 16))
+        for columns in (32, 64, 128)
+        for warps, stages in ((4, 2), (4, 3), (8, 3))
+        if (rows, columns, warps, stages) != (default.rows, default.columns, *default[3:])
+    ]
+
+
+def _run(
+    q_TQD: Tensor, keys_SGD: Tensor, values_SGD: Tensor, windows: PagedWindows, tile: Tile
+) -> Tensor:
     num_tokens, num_queries, size = q_TQD.shape
     num_keys = keys_SGD.shape[1]
     num_windows, num_pages = windows.pages_WP.shape
     shared = num_queries // num_keys
     out_TQD = torch.empty_like(q_TQD)
-    if num_tokens == 0 or num_windows == 0:
-        return out_TQD
-
-    narrow = q_TQD.element_size() <= 2  # exact float32 has no matrix units: small tiles do
-    rows = min(max(triton.next_power_of_2(windows.max_queries * shared), 16), 64 if narrow else 16)
-    tiles = triton.cdiv(windows.max_queries * shared, rows)
+    tiles = triton.cdiv(windows.max_queries * shared, tile.rows)
     splits = num_splits(tiles * num_keys * num_windows, num_pages * windows.page_size)
     part_CTQD, lse_CTQ = out_TQD, None
     if splits > 1:
@@ -62,12 +116,12 @@ def paged_attention(
         GROUPS=num_keys,
         SHARED=shared,
         SIZE=size,
-        ROWS=rows,
-        KEYS=64 if narrow else 32,
-        BLOCK=max(triton.next_power_of_2(size), 16),
+        ROWS=tile.rows,
+        KEYS=tile.columns,
+        BLOCK=tile.depth,
         SPLITS=splits,
-        num_warps=4,
-        num_stages=3 if narrow else 2,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     if splits > 1:
         _join_splits[(num_tokens, num_queries)](

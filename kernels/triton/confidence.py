@@ -7,13 +7,16 @@ tiles. The head is read once for as many rows as fit a tile.
 Letters: R rows, H hidden size, V this rank's vocabulary, K gathered ids.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels import noise
-from diffray.kernels.triton.reference import Confidence, Draw
+from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
 from diffray.kernels.triton.vocab_tiles import Parts, join, keep
 
 
@@ -24,23 +27,58 @@ def confidence(
     forbidden: int,
     gather_RK: Tensor,
     draw: Draw | None,
+    tuner: Tuner = UNTUNED,
 ) -> Confidence:
     """Return each row's choice among the ids [start, start + V); the forbidden id is never chosen.
 
     Logits are rounded to the dtype of the head, as if they had been written.
     """
+    default = _tile_for(len(hidden_RH), hidden_RH.element_size(), drawn=draw is not None)
+    run = partial(
+        _run, hidden_RH.contiguous(), head_VH.contiguous(), start, forbidden, gather_RK, draw
+    )
+    kinds = str(head_VH.dtype), "drawn" if draw is not None else "best"
+    shape = *head_VH.shape, default.rows, *kinds
+    return run(tuner.pick("confidence", shape, default, partial(_other_tiles, default), run))
+
+
+def _tile_for(rows: int, itemsize: int, *, drawn: bool) -> Tile:
+    if itemsize > 2:  # exact float32 has no matrix units: small tiles do
+        return Tile(min(max(triton.next_power_of_2(rows), 16), 32), 64, 32, 4, 2)
+    tile = min(max(triton.next_power_of_2(rows), 16), 128)
+    # Noise is made in float64, for which a larger tile has no registers.
+    warps = 8 if tile == 128 or (tile == 64 and drawn) else 4
+    return Tile(tile, 64 if drawn else 128, 64, warps, 4)
+
+
+def _other_tiles(default: Tile) -> list[Tile]:
+    """Return tiles of as many rows that may be faster than the default."""
+    return [
+        Tile(default.rows, columns, depth, warps, stages)
+        for columns in (32, 64, 128)
+        for depth in (64, 128)
+        for warps, stages in ((4, 3), (4, 4), (8, 3), (8, 4))
+        if columns <= default.columns and (columns, depth, warps, stages) != default[1:]
+    ]
+
+
+def _run(
+    hidden_RH: Tensor,
+    head_VH: Tensor,
+    start: int,
+    forbidden: int,
+    gather_RK: Tensor,
+    draw: Draw | None,
+    tile: Tile,
+) -> Confidence:
     rows, hidden = hidden_RH.shape
     size = head_VH.shape[0]
-    narrow = hidden_RH.element_size() <= 2  # exact float32 has no matrix units: small tiles do
-    tile = min(max(triton.next_power_of_2(rows), 16), 128 if narrow else 32)
-    # Noise is made in float64, for which a larger tile has no registers.
-    columns = 128 if draw is None and narrow else 64
-    parts = Parts.empty(triton.cdiv(size, columns), rows, hidden_RH.device)
+    parts = Parts.empty(triton.cdiv(size, tile.columns), rows, hidden_RH.device)
     gathered_RK = torch.zeros(gather_RK.shape, dtype=torch.float32, device=hidden_RH.device)
     if rows:
-        _weigh_head[(triton.cdiv(rows, tile), triton.cdiv(size, columns))](
-            hidden_RH.contiguous(),
-            head_VH.contiguous(),
+        _weigh_head[(triton.cdiv(rows, tile.rows), triton.cdiv(size, tile.columns))](
+            hidden_RH,
+            head_VH,
             *parts,
             gather_RK.contiguous(),
             gathered_RK,
@@ -52,11 +90,11 @@ def confidence(
             forbidden,
             GATHERED=gather_RK.shape[1],
             DRAWN=draw is not None,
-            ROWS=tile,
-            COLUMNS=columns,
-            DEPTH=64 if narrow else 32,
-            num_warps=8 if tile == 128 or (tile == 64 and draw is not None) else 4,
-            num_stages=4 if narrow else 2,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            DEPTH=tile.depth,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
         )
     return join(parts, gathered_RK, start)
 
@@ -103,6 +141,7 @@ def _weigh_head(
     score_ptr,
     id_ptr,
     logit_ptr,
+    best_ptr,
     top_ptr,
     mass_ptr,
     gather_ptr,
@@ -142,6 +181,7 @@ def _weigh_head(
         score_ptr,
         id_ptr,
         logit_ptr,
+        best_ptr,
         top_ptr,
         mass_ptr,
         gather_ptr,
@@ -163,6 +203,7 @@ def _weigh_logits(
     score_ptr,
     id_ptr,
     logit_ptr,
+    best_ptr,
     top_ptr,
     mass_ptr,
     gather_ptr,
@@ -189,6 +230,7 @@ def _weigh_logits(
         score_ptr,
         id_ptr,
         logit_ptr,
+        best_ptr,
         top_ptr,
         mass_ptr,
         gather_ptr,

@@ -9,32 +9,29 @@ rows, then up rows), K experts of a token, S token-expert pairs (T * K).
 """
 
 import math
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-
-class Tile(NamedTuple):
-    """How a program cuts its matrices, and how it is run."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
+from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
 
 
 def experts_forward(
-    x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor, weights_TK: Tensor
+    x_TH: Tensor,
+    w13_EFH: Tensor,
+    w2_EHI: Tensor,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    tuner: Tuner = UNTUNED,
 ) -> Tensor:
     """Return each token's weighted sum over its experts [T, H].
 
     Ids outside [0, E) name experts of other ranks and add nothing.
     """
-    return quantized_experts_forward(x_TH, w13_EFH, None, w2_EHI, None, ids_TK, weights_TK)
+    return quantized_experts_forward(x_TH, w13_EFH, None, w2_EHI, None, ids_TK, weights_TK, tuner)
 
 
 def quantized_experts_forward(
@@ -45,21 +42,50 @@ def quantized_experts_forward(
     scale2_EH: Tensor | None,
     ids_TK: Tensor,
     weights_TK: Tensor,
+    tuner: Tuner = UNTUNED,
 ) -> Tensor:
     """Return what `experts_forward` does, of weights in int8 or float8 with a scale for each row.
 
     The arithmetic is that of `x_TH`'s dtype; scales are applied to the float32 sums.
     """
-    num_tokens, hidden = x_TH.shape
-    num_chosen = ids_TK.shape[1]
-    num_experts, _, width = w2_EHI.shape
+    if ids_TK.numel() == 0:
+        return torch.empty_like(x_TH)
+    num_experts, hidden, width = w2_EHI.shape
+    default = tile_for(ids_TK.numel() / num_experts, x_TH.element_size())
+    run = partial(
+        _run, x_TH, w13_EFH, scale13_EF, w2_EHI, scale2_EH, ids_TK.contiguous(), weights_TK
+    )
+    kinds = str(x_TH.dtype), str(w13_EFH.dtype)
+    shape = num_experts, hidden, width, default.rows, *kinds
+    return run(tuner.pick("experts", shape, default, partial(_other_tiles, default), run))
+
+
+def _other_tiles(default: Tile) -> list[Tile]:
+    """Return tiles of as many rows that may be faster than the default."""
+    return [
+        Tile(default.rows, columns, depth, warps, stages)
+        for columns in (32, 64, 128)
+        for depth in (64, 128)
+        for warps, stages in ((4, 3), (4, 4), (8, 3))
+        if (columns, depth, warps, stages) != default[1:]
+    ]
+
+
+def _run(
+    x_TH: Tensor,
+    w13_EFH: Tensor,
+    scale13_EF: Tensor | None,
+    w2_EHI: Tensor,
+    scale2_EH: Tensor | None,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    tile: Tile,
+) -> Tensor:
+    num_tokens, num_chosen = ids_TK.shape
+    num_experts, hidden, width = w2_EHI.shape
     num_pairs = num_tokens * num_chosen
     out_TH = torch.empty_like(x_TH)
-    if num_pairs == 0:
-        return out_TH
-    tile = tile_for(num_pairs / num_experts, x_TH.element_size())
-
-    ids_TK, weights_TK = ids_TK.contiguous(), weights_TK.contiguous()
+    weights_TK = weights_TK.contiguous()
     starts_E = torch.empty(num_experts + 1, dtype=torch.int32, device=x_TH.device)
     order_S = torch.empty(num_pairs, dtype=torch.int32, device=x_TH.device)
     _list_pairs[(num_experts + 1,)](

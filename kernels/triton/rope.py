@@ -8,24 +8,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffray.kernels.attention import Turn
+
 _HEADS_AT_ONCE = 16
 
 
 def rotate_and_store(
     heads_TND: Tensor,
-    norm_ND: Tensor | None,
-    eps: float,
-    cos_T1R: Tensor,
-    sin_T1R: Tensor,
+    turn: Turn,
     keys_SGD: Tensor,
     values_SGD: Tensor,
     slots_T: Tensor,
 ) -> Tensor:
     """Return the queries, normed and rotated; store the keys, done alike, and the values in place.
 
-    N = Q + 2G: query heads, key heads, value heads. `norm_ND` has a row for each query and key
-    head; None leaves the norm out. No slot may be given twice, except for what nobody reads.
+    N = Q + 2G: query heads, key heads, value heads. No slot may be given twice, except for what
+    nobody reads.
     """
+    norm_ND, eps, cos_T1R, sin_T1R = turn
     num_tokens, num_heads, head_dim = heads_TND.shape
     num_keys = keys_SGD.shape[1]
     num_queries = num_heads - 2 * num_keys

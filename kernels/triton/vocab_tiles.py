@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffray.kernels.confidence import Confidence
 from diffray.kernels.triton.noise import gumbel
-from diffray.kernels.triton.reference import Confidence
 
 
 class Parts(NamedTuple):
@@ -20,6 +20,7 @@ class Parts(NamedTuple):
     score_NR: Tensor
     id_NR: Tensor
     logit_NR: Tensor
+    best_NR: Tensor
     top_NR: Tensor
     mass_NR: Tensor
 
@@ -29,7 +30,7 @@ class Parts(NamedTuple):
             return torch.empty(tiles, rows, dtype=dtype, device=device)
 
         wide = torch.float32
-        return Parts(part(wide), part(torch.int32), part(wide), part(wide), part(wide))
+        return Parts(part(wide), part(torch.int32), *(part(wide) for _ in range(4)))
 
 
 def join(parts: Parts, gathered_RK: Tensor, start: int) -> Confidence:
@@ -37,13 +38,14 @@ def join(parts: Parts, gathered_RK: Tensor, start: int) -> Confidence:
     tiles, rows = parts.id_NR.shape
     device = parts.id_NR.device
     ids_R = torch.empty(rows, dtype=torch.long, device=device)
-    score_R, logit_R, lse_R = torch.empty(3, rows, dtype=torch.float32, device=device)
+    score_R, logit_R, best_R, lse_R = torch.empty(4, rows, dtype=torch.float32, device=device)
     if rows:
         _join_tiles[(rows,)](
             *parts,
             ids_R,
             score_R,
             logit_R,
+            best_R,
             lse_R,
             rows,
             tiles,
@@ -51,7 +53,7 @@ def join(parts: Parts, gathered_RK: Tensor, start: int) -> Confidence:
             BLOCK=triton.next_power_of_2(tiles),
             num_warps=4,
         )
-    return Confidence(ids_R, score_R, logit_R, lse_R, gathered_RK)
+    return Confidence(ids_R, score_R, logit_R, best_R, lse_R, gathered_RK)
 
 
 @triton.jit
@@ -62,6 +64,7 @@ def keep(
     score_ptr,
     id_ptr,
     logit_ptr,
+    best_ptr,
     top_ptr,
     mass_ptr,
     gather_ptr,
@@ -90,23 +93,24 @@ def keep(
     base = tl.where(top == float("-inf"), 0.0, top)
     mass = tl.sum(tl.exp(logits - base[:, None]), axis=1)
 
-    scores = logits
+    allowed = tl.where(column[None, :] + start == forbidden, float("-inf"), logits)
+    scores = allowed
     if DRAWN:
         hot = tl.load(temperature_ptr + row, mask=live, other=0.0)
         if tl.max(hot, axis=0) > 0.0:
             key = tl.load(key_ptr + row, mask=live, other=0).to(tl.uint32)
             drawn = gumbel(key[:, None], (column + start).to(tl.uint32)[None, :])
             divisor = tl.where(hot > 0.0, hot, 1.0)[:, None]
-            tempered = tl.div_rn(logits, tl.broadcast_to(divisor, logits.shape)) + drawn
-            scores = tl.where(hot[:, None] > 0.0, tempered, logits)
-    scores = tl.where(column[None, :] + start == forbidden, float("-inf"), scores)
-    best, index = tl.max(scores, axis=1, return_indices=True, return_indices_tie_break_left=True)
+            tempered = tl.div_rn(allowed, tl.broadcast_to(divisor, allowed.shape)) + drawn
+            scores = tl.where(hot[:, None] > 0.0, tempered, allowed)
+    score, index = tl.max(scores, axis=1, return_indices=True, return_indices_tie_break_left=True)
     own = low + index
     # A tile in which nothing may be chosen names its first id, at -inf; it loses to any other.
     logit = tl.sum(tl.where(column[None, :] == own[:, None], logits, 0.0), axis=1)
 
     place = tl.program_id(1) * rows + row
-    tl.store(score_ptr + place, best, mask=live)
+    tl.store(score_ptr + place, score, mask=live)
+    tl.store(best_ptr + place, tl.max(allowed, axis=1), mask=live)
     tl.store(id_ptr + place, own, mask=live)
     tl.store(logit_ptr + place, logit, mask=live)
     tl.store(top_ptr + place, top, mask=live)
@@ -118,11 +122,13 @@ def _join_tiles(
     score_ptr,
     id_ptr,
     logit_ptr,
+    best_ptr,
     top_ptr,
     mass_ptr,
     ids_ptr,
-    best_ptr,
-    best_logit_ptr,
+    joined_score_ptr,
+    joined_logit_ptr,
+    joined_best_ptr,
     lse_ptr,
     rows,
     tiles,
@@ -141,7 +147,9 @@ def _join_tiles(
     tl.store(lse_ptr + row, base + tl.log(tl.sum(mass, axis=0)))
 
     score = tl.load(score_ptr + at, mask=inside, other=float("-inf"))
-    best, winner = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(best_ptr + row, best)
-    tl.store(best_logit_ptr + row, tl.load(logit_ptr + winner * rows + row))
+    joined, winner = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(joined_score_ptr + row, joined)
+    tl.store(joined_logit_ptr + row, tl.load(logit_ptr + winner * rows + row))
+    best = tl.load(best_ptr + at, mask=inside, other=float("-inf"))
+    tl.store(joined_best_ptr + row, tl.max(best, axis=0))
     tl.store(ids_ptr + row, tl.load(id_ptr + winner * rows + row).to(tl.int64) + start)

@@ -1,0 +1,133 @@
+"""Which kernels a model runs: Triton's on a GPU that they are written for, else plain torch.
+
+The choice is made once, when a model is made for its device; from then on a `Kernels` is all that
+the model knows of it. Triton is imported only where its kernels are chosen.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray.kernels import attention, confidence, experts, norm, quantized, router
+from diffray.kernels.attention import Turn
+from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.windows import PagedWindows, Windows
+
+if TYPE_CHECKING:
+    from diffray.kernels.triton.tuning import Tuner
+
+WISHES: Final = ("auto", "torch", "triton")
+_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+_CAPABILITY: Final = (8, 0)
+
+
+class Kernels(NamedTuple):
+    """One implementation of everything that a step runs beside dense matrix products."""
+
+    name: str
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    attend: Callable[[Tensor, Turn, Tensor, Tensor, Tensor, Windows], Tensor]
+    softmax_topk: Callable[[Tensor, Tensor | None, int], tuple[Tensor, Tensor]]
+    grouped_sigmoid_topk: Callable[..., tuple[Tensor, Tensor]]
+    experts_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
+    # Not called by models: halves of `attend`, and what waits for quantized checkpoints.
+    rotate_and_store: Callable[[Tensor, Turn, Tensor, Tensor, Tensor], Tensor]
+    paged_attention: Callable[[Tensor, Tensor, Tensor, PagedWindows], Tensor]
+    quantized_experts_forward: Callable[
+        [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor], Tensor
+    ]
+    confidence_of_logits: Callable[[Tensor, int, int, Tensor, Draw | None], Confidence]
+
+
+# Plain torch runs everywhere and defines what the others compute.
+TORCH: Final = Kernels(
+    "torch",
+    norm.rms_norm,
+    norm.add_norm,
+    attention.attend,
+    router.softmax_topk,
+    router.grouped_sigmoid_topk,
+    experts.experts_forward,
+    confidence.confidence,
+    attention.rotate_and_store,
+    attention.paged_attention,
+    quantized.quantized_experts_forward,
+    confidence.confidence_of_logits,
+)
+
+
+def choose_kernels(wish: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Return the kernels for a model of this dtype on this device; refuse what cannot be.
+
+    "auto" is Triton's wherever they run, else torch's.
+    """
+    if wish not in WISHES:
+        raise ValueError(f"kernels is {wish!r}; expected one of {', '.join(WISHES)}")
+    if wish == "torch":
+        return TORCH
+    obstacle = _obstacle(device, dtype)
+    if obstacle is None and (wish == "triton" or device.type == "cuda"):
+        from diffray.kernels.triton.tuning import Tuner
+
+        return triton_kernels(Tuner.of_device(device))
+    if wish == "triton":
+        raise ValueError(f"kernels is 'triton', but {obstacle}, or leave kernels at 'auto'")
+    return TORCH
+
+
+def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return what keeps Triton's kernels from running, and what to do about it."""
+    if find_spec("triton") is None:
+        return "Triton is not installed; pip install 'diffray[triton]'"
+    if dtype not in _DTYPES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
+        return f"they take no {str(dtype).removeprefix('torch.')}; choose a dtype of {names}"
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _CAPABILITY:
+            found = ".".join(map(str, capability))
+            return f"this GPU is of compute capability {found}; choose one of 8.0 or more"
+        return None
+    if _interpreted():
+        return None
+    return f"the device is {device}; choose cuda, or for a slow trial set TRITON_INTERPRET=1"
+
+
+def _interpreted() -> bool:
+    """Return whether Triton runs its kernels on the CPU, as the environment variable asks it to."""
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+def triton_kernels(tuner: "Tuner | None" = None) -> Kernels:
+    """Return Triton's kernels, with the tiles that a tuner knows; compiled when first called."""
+    from diffray.kernels.triton.attention import attend, paged_attention
+    from diffray.kernels.triton.confidence import confidence, confidence_of_logits
+    from diffray.kernels.triton.experts import experts_forward, quantized_experts_forward
+    from diffray.kernels.triton.norm import add_norm, rms_norm
+    from diffray.kernels.triton.rope import rotate_and_store
+    from diffray.kernels.triton.router import grouped_sigmoid_topk, softmax_topk
+    from diffray.kernels.triton.tuning import UNTUNED
+
+    tuner = tuner or UNTUNED
+    return Kernels(
+        "triton",
+        rms_norm,
+        add_norm,
+        partial(attend, tuner=tuner),
+        softmax_topk,
+        grouped_sigmoid_topk,
+        partial(experts_forward, tuner=tuner),
+        partial(confidence, tuner=tuner),
+        rotate_and_store,
+        partial(paged_attention, tuner=tuner),
+        partial(quantized_experts_forward, tuner=tuner),
+        confidence_of_logits,
+    )

@@ -1,0 +1,86 @@
+"""From hidden states, or logits, to a token for each row and what a decoder needs of it.
+
+Letters: R rows of the head, H hidden size, V this rank's vocabulary, K gathered ids, Q rows that
+draw at random.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray.kernels import noise
+from diffray.kernels.linear import linear
+
+
+class Draw(NamedTuple):
+    """How rows draw at random."""
+
+    temperature_R: Tensor  # a row with 0 takes its best id
+    seed_R: Tensor
+    position_R: Tensor
+    step_R: Tensor
+
+
+class Confidence(NamedTuple):
+    """What a decoder needs of a row of logits; all values are float32, or float64 as the logits."""
+
+    ids_R: Tensor  # the id chosen, of equals the lowest
+    scores_R: Tensor  # what it was chosen by: its logit, tempered and with noise where rows draw
+    logits_R: Tensor
+    best_R: Tensor  # the largest logit of all ids that may be chosen
+    logsumexp_R: Tensor  # over all ids of this rank, the forbidden one too
+    gathered_RK: Tensor  # the logits of the ids asked for; 0 for those of other ranks
+
+
+def confidence(
+    hidden_RH: Tensor,
+    head_VH: Tensor,
+    start: int,
+    forbidden: int,
+    gather_RK: Tensor,
+    draw: Draw | None,
+) -> Confidence:
+    """Return each row's choice among the ids [start, start + V); the forbidden id is never chosen.
+
+    Logits are rounded to the dtype of the head, as if they had been written.
+    """
+    return _choose(_wide(linear(hidden_RH, head_VH)), start, forbidden, gather_RK, draw)
+
+
+def confidence_of_logits(
+    logits_RV: Tensor, start: int, forbidden: int, gather_RK: Tensor, draw: Draw | None
+) -> Confidence:
+    """Return the same as `confidence`, of logits that have been written; they are only read."""
+    return _choose(_wide(logits_RV.clone()), start, forbidden, gather_RK, draw)
+
+
+def _wide(logits_RV: Tensor) -> Tensor:
+    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+
+
+def _choose(
+    logits_RV: Tensor, start: int, forbidden: int, gather_RK: Tensor, draw: Draw | None
+) -> Confidence:
+    """Choose; the forbidden logit is overwritten in place."""
+    size = logits_RV.shape[1]
+    column_RK = gather_RK - start
+    here_RK = (column_RK >= 0) & (column_RK < size)
+    gathered_RK = logits_RV.gather(1, column_RK.clamp(0, size - 1)).masked_fill(~here_RK, 0.0)
+    lse_R = logits_RV.logsumexp(1)
+    if 0 <= forbidden - start < size:
+        logits_RV[:, forbidden - start] = -torch.inf
+    best_R, index_R = logits_RV.max(dim=1)
+    if draw is None:
+        return Confidence(index_R + start, best_R, best_R, best_R, lse_R, gathered_RK)
+    # Noise for a whole vocabulary is dear: only for the rows that draw.
+    rows_Q = draw.temperature_R.nonzero().squeeze(1)
+    key_Q = draw.seed_R[rows_Q], draw.position_R[rows_Q], draw.step_R[rows_Q]
+    ids_V = torch.arange(start, start + size, device=logits_RV.device)
+    tempered_QV = logits_RV[rows_Q] / draw.temperature_R[rows_Q].unsqueeze(1)
+    noise_QV = noise.gumbel(*key_Q, ids_V.unsqueeze(0)).to(tempered_QV)
+    score_Q, drawn_Q = (tempered_QV + noise_QV).max(dim=1)
+    scores_R = best_R.to(score_Q).index_copy(0, rows_Q, score_Q)
+    index_R = index_R.index_copy(0, rows_Q, drawn_Q)
+    logits_R = logits_RV.gather(1, index_R.unsqueeze(1)).squeeze(1)
+    return Confidence(index_R + start, scores_R, logits_R, best_R, lse_R, gathered_RK)

@@ -1,0 +1,141 @@
+"""Which tiles a kernel uses for a shape: measured once on a GPU, kept on disk, looked up since.
+
+A kernel names the tile that it would take by itself and the others worth a try. An engine only
+looks up; programs that measure kernels let the tuner try, and so fill the file.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+from triton.runtime.errors import OutOfResources
+
+
+class Tile(NamedTuple):
+    """How a program cuts its matrices, and how it is run."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+Shape = tuple[int | str, ...]
+Seconds = Callable[[Callable[[], object]], float]
+
+
+class Tuner:
+    """The tiles that are known for one kind of GPU and one version of Triton."""
+
+    def __init__(self, path: Path | None = None, gpu: str = "") -> None:
+        self._path, self._gpu = path, gpu
+        self._seconds: Seconds | None = None
+        self._tiles = self._read()
+
+    @staticmethod
+    def of_device(device: torch.device) -> "Tuner":
+        """Return what is known about this GPU; off a GPU nothing is."""
+        if device.type != "cuda":
+            return Tuner()
+        gpu = torch.cuda.get_device_name(device)
+        return Tuner(cache_folder() / file_name(gpu), gpu)
+
+    def pick(
+        self,
+        kernel: str,
+        shape: Shape,
+        default: Tile,
+        others: Callable[[], Items[Tile]],
+        run: Callable[[Tile], object],
+    ) -> Tile:
+        """Return the tile for a kernel and a shape: the known one, else the default.
+
+        While `measuring`, what is not known is found out first, by `run`.
+        """
+        key = "/".join(map(str, (kernel, *shape)))
+        tile = self._tiles.get(key)
+        if tile is None and self._seconds is not None:
+            tile = self._fastest([default, *others()], run, self._seconds)
+            self._tiles[key] = tile
+            self._write()
+        return tile or default
+
+    @contextmanager
+    def measuring(self, seconds: Seconds | None = None) -> Iterator[None]:
+        """Try tiles for every shape that comes up inside the block; not while a graph is made."""
+        self._seconds = seconds or _median_seconds
+        try:
+            yield
+        finally:
+            self._seconds = None
+
+    def _fastest(self, tiles: Items[Tile], run: Callable[[Tile], object], seconds: Seconds) -> Tile:
+        times: dict[Tile, float] = {}
+        for tile in tiles:
+            try:
+                times[tile] = seconds(lambda tile=tile: run(tile))  # type: ignore[misc]
+            except OutOfResources:  # more shared memory than there is
+                continue
+        return min(times, key=times.__getitem__, default=tiles[0])
+
+    def _read(self) -> dict[str, Tile]:
+        """Return the file's tiles; none where it is missing, damaged, or about something else."""
+        if self._path is None:
+            return {}
+        try:
+            found = json.loads(self._path.read_text())
+            if found["gpu"] != self._gpu or found["triton"] != triton.__version__:
+                return {}
+            return {str(key): _tile(values) for key, values in found["tiles"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return {}
+
+    def _write(self) -> None:
+        """Add to the file, as one whole: somebody may be reading it, or adding to it too."""
+        if self._path is None:
+            return
+        self._tiles = self._read() | self._tiles
+        tiles = {key: list(tile) for key, tile in sorted(self._tiles.items())}
+        content = {"gpu": self._gpu, "triton": triton.__version__, "tiles": tiles}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+        with os.fdopen(number, "w") as file:
+            file.write(json.dumps(content, indent=1) + "\n")
+        os.replace(name, self._path)
+
+
+def cache_folder() -> Path:
+    """Return where tiles are kept: a folder of the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffray/tiles"
+
+
+def file_name(gpu: str) -> str:
+    """Return the name of the file about a GPU under this version of Triton."""
+    plain = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu} triton {triton.__version__}")
+    return f"{plain.strip('-').lower()}.json"
+
+
+def _tile(values: object) -> Tile:
+    if (
+        not isinstance(values, list)
+        or len(values) != len(Tile._fields)
+        or any(type(value) is not int or value < 1 for value in values)
+    ):
+        raise ValueError(f"{values!r} is no tile")
+    return Tile(*values)
+
+
+def _median_seconds(run: Callable[[], object]) -> float:
+    return float(triton.testing.do_bench(run, return_mode="median")) / 1e3
+
+
+UNTUNED = Tuner()

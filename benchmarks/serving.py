@@ -106,7 +106,7 @@ def first_blocks(model: str, asked: list[Json]) -> list[float]:
         for body in asked[:1] + asked:
             wish = SamplingParams(max_tokens=body["max_tokens"], ignore_eos=True)
             begin = time.perf_counter()
-            stream = llm.stream(body["messages"], wish)
+            stream: Any = llm.stream(body["messages"], wish)
             next(delta for delta in stream if delta.text)
             times.append(1e3 * (time.perf_counter() - begin))
             stream.close()

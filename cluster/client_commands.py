@@ -71,6 +71,8 @@ def batch(
     timeout: Annotated[float, typer.Option(help="Seconds for a server's answer.")] = 600.0,
     dtype: flags.Dtype = "auto",
     device: flags.Device = "auto",
+    kernels: flags.Kernels = "auto",
+    cuda_graphs: flags.CudaGraphs = None,
     max_num_seqs: Annotated[int, typer.Option(help="Sequences that its engine runs at once.")] = 16,
 ) -> None:
     """Answer a file of requests, through a server or with an engine of its own."""
@@ -89,7 +91,13 @@ def batch(
             from diffray.cluster.config import EngineConfig
 
             assert model is not None
-            config = EngineConfig(dtype=dtype, device=device, max_num_seqs=max_num_seqs)
+            config = EngineConfig(
+                dtype=dtype,
+                device=device,
+                kernels=kernels,
+                cuda_graphs=cuda_graphs,
+                max_num_seqs=max_num_seqs,
+            )
             answering = engine_answers(model, config)
         summary = run_batch(source, target, answering, concurrency=concurrency)
         typer.echo(str(summary), err=True)

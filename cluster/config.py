@@ -14,6 +14,9 @@ class EngineConfig(Config):
     expert_parallel: bool = False  # experts dealt out over the same ranks, instead of cut
     device: str = "auto"  # auto | cpu | cuda
     dtype: str = "auto"
+    kernels: str = "auto"  # auto | torch | triton
+    cuda_graphs: bool | None = None  # None: on one GPU, with Triton's kernels
+    graph_block_length: int = Field(32, ge=1)  # of most requests: for what steps graphs are made
     mask_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     max_model_len: int | None = Field(None, ge=1)
@@ -42,6 +45,9 @@ class EngineConfig(Config):
         return {
             "dtype": self.dtype,
             "device": self.device,
+            "kernels": self.kernels,
+            "cuda_graphs": self.cuda_graphs,
+            "graph_block_length": self.graph_block_length,
             "mask_token_id": self.mask_token_id,
             "eos_token_id": self.eos_token_id,
             "max_model_len": self.max_model_len,

@@ -259,18 +259,7 @@ def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer
             f"tensor_parallel_size {config.tensor_parallel_size} needs a cluster; "
             "without one it must be 1"
         )
-    setup = Setup(
-        dtype=config.dtype,
-        device=config.device,
-        mask_token_id=config.mask_token_id,
-        eos_token_id=config.eos_token_id,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        kv_cache_memory=config.kv_cache_memory,
-        page_size=config.page_size,
-        chunk=config.chunk,
-    )
-    engine, tokenizer = build_engine(model, setup)
+    engine, tokenizer = build_engine(model, Setup(**config.setup()))
     local = LocalEngine(
         engine,
         steps_per_round=config.steps_per_round,

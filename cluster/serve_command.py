@@ -39,6 +39,7 @@ def serve(
     dtype: flags.Dtype = "auto",
     device: flags.Device = "auto",
     kernels: flags.Kernels = "auto",
+    cuda_graphs: flags.CudaGraphs = None,
     mask_token_id: flags.MaskTokenId = None,
     eos_token_id: flags.EosTokenId = None,
     tp: Annotated[
@@ -161,6 +162,7 @@ def serve(
             "device": device,
             "dtype": dtype,
             "kernels": kernels,
+            "cuda_graphs": cuda_graphs,
             "mask_token_id": mask_token_id,
             "eos_token_id": tuple(eos_token_id) if eos_token_id else None,
             "max_model_len": max_model_len,

@@ -1,6 +1,7 @@
-"""What this machine can do: the device and the dtype that "auto" stands for, memory, threads."""
+"""What this machine can do: device, dtype and recording that "auto" stands for, memory, threads."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 
@@ -52,6 +53,67 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return available_memory()
+
+
+Record = Callable[[Callable[[], Any]], Callable[[], Any]]
+
+
+def choose_recorder(
+    wish: bool | None, device: torch.device, kernels: str, ranks: int
+) -> Record | None:
+    """Return what records a function's work on the device, to be replayed; None: nothing does.
+
+    None is yes on CUDA with Triton's kernels and one rank. Torch's kernels may wait for the host,
+    which no recording can; collectives could be recorded, but nobody has tried.
+    """
+    if wish is None:
+        wish = device.type == "cuda" and kernels == "triton" and ranks == 1
+    if not wish:
+        return None
+    if device.type != "cuda":
+        raise ValueError(f"cuda_graphs needs a CUDA device, and this is {device}; leave it out")
+    if kernels != "triton":
+        raise ValueError(f"cuda_graphs needs kernels 'triton', and these are {kernels!r}")
+    return cuda_recorder()
+
+
+def cuda_recorder() -> Record:
+    """Return what makes CUDA graphs; all share one pool of memory, so large ones come first.
+
+    What a recorded function returns stays where it is: the next replay overwrites it.
+    """
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(run: Callable[[], Any]) -> Callable[[], Any]:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # kernels are compiled, and libraries set up, before it counts
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            out = run()
+
+        def replay() -> Any:
+            graph.replay()
+            return out
+
+        return replay
+
+    return record
+
+
+def peak_memory(device: torch.device, run: Callable[[], object]) -> int:
+    """Return the most bytes that a run held beyond what was held before; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def threads_per_rank(ranks_here: int) -> int:

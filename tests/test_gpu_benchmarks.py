@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tests.triton_device import DEVICE  # isort: skip
-from benchmarks.gpu import check_kernels, step_time, time_kernels
+from benchmarks.gpu import check_kernels, generate, step_time, time_kernels
 from benchmarks.gpu.cases import Work
 from benchmarks.gpu.check_kernels import check
+from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
 from benchmarks.gpu.shapes import SHAPES, TOY
 from benchmarks.gpu.step import make_step
 from diffray.kernels.choose import TORCH, choose_kernels, triton_kernels
@@ -21,7 +22,7 @@ WORK = Work(2, 5, 21)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("program", [check_kernels, time_kernels, step_time])
+@pytest.mark.parametrize("program", [check_kernels, time_kernels, step_time, generate])
 def test_without_a_gpu_they_say_so_in_one_sentence(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,3 +114,30 @@ def test_kernels_compile_for_hopper_and_fit_it() -> None:
 def test_a_device_gets_the_kernels_that_it_can_run() -> None:
     assert choose_kernels("auto", torch.device("cpu"), torch.float32).name == "torch"
     assert triton_kernels()._fields == TORCH._fields
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOY)
+def test_a_scripted_generation_takes_the_steps_it_was_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through the engine that serves, on a CPU, over torch's kernels."""
+    argv = "program --device cpu --dtype float32 --kernels torch --prompt 9 --tokens 31 --block 8"
+    argv += f" --runs 1 --rows 1 3 --accepted 3.87 --shape {name}"
+    monkeypatch.setattr(sys, "argv", argv.split())
+    generate.main()
+    lines, report = capsys.readouterr().out.split("{", 1)
+    assert lines.count("tokens/s") == 2
+    alone, three = json.loads("{" + report)["generations"]
+    # Eight steps; a block-causal model's first block begins in the prompt and is one more.
+    assert alone["forwards"] == three["forwards"] and alone["forwards"] in (8, 9)
+    assert (alone["tokens"], three["tokens"]) == (31, 93)
+    assert alone["tokens_per_forward"] == pytest.approx(31 / alone["forwards"])
+
+
+def test_a_round_of_the_engine_is_timed_inside_a_block() -> None:
+    shape, cpu = TOY["toy-dense"], torch.device("cpu")
+    model = random_model(shape, 40, "float32", cpu, TORCH)
+    engine = random_engine(model, max_num_seqs=2)
+    requests = [scripted(row, shape, 16, 8, 8, 8, "dual") for row in range(2)]
+    assert len(list(run_to_the_end(engine, requests))) == 8 == engine.forwards

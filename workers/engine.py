@@ -15,6 +15,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.model import Model
 from diffray.components.sequence import Sequence
 from diffray.workers.admission import Limits, check
+from diffray.workers.graphs import Graphs
 from diffray.workers.messages import Request, Stats, Update
 from diffray.workers.report import report
 from diffray.workers.round import Chunk, Outcome, Round
@@ -33,11 +34,13 @@ class Engine:
         eos_token_ids: Items[int],
         mesh: Mesh | None = None,
         chunk: int = 512,
+        graphs: Graphs | None = None,
     ) -> None:
         self.model, self.kv, self.slots = model, kv, slots
         self.mesh = mesh or Mesh()
         self.eos_token_ids = tuple(eos_token_ids)
         self.chunk = chunk
+        self.graphs = graphs  # steps to replay; None: all are run
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of their admission
         self.preemptions = self.forwards = self.tokens = 0  # since it began
@@ -93,7 +96,7 @@ class Engine:
         denoising = [s for s in self.running if not self._fills(s)]
         if not self.running:
             return []
-        plan = Round(denoising, self.model, self.kv, self.slots, self.mesh)
+        plan = Round(denoising, self.model, self.kv, self.slots, self.mesh, self.graphs)
         for step in range(steps):
             chunks = [self._next_chunk(s) for s in filling if self._fills(s)]
             if not denoising and not chunks:

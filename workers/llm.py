@@ -43,7 +43,8 @@ class DiffusionLLM:
     where the checkpoint does not tell them. `diffusion` holds the defaults of all requests. At most
     `max_num_seqs` requests run together, each with at most `max_model_len` positions;
     `kv_cache_memory` (bytes) bounds their K/V. `steps_per_round` denoising steps run without
-    looking at their result.
+    looking at their result. `kernels` are "torch", "triton", or the fastest that the device has;
+    `cuda_graphs` says whether cheap steps are recorded and replayed, by default where they can be.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class DiffusionLLM:
         page_size: int = 16,
         chunk: int = 512,
         steps_per_round: int = 1,
+        kernels: str = "auto",
+        cuda_graphs: bool | None = None,
     ) -> None:
         if steps_per_round < 1:
             raise ValueError(f"steps_per_round must be at least 1 (given: {steps_per_round})")
@@ -75,6 +78,9 @@ class DiffusionLLM:
             kv_cache_memory=kv_cache_memory,
             page_size=page_size,
             chunk=chunk,
+            kernels=kernels,
+            cuda_graphs=cuda_graphs,
+            graph_block_length=self._default.block_length,
         )
         self._engine: Engine | None
         self._engine, self.tokenizer = build_engine(model, setup)

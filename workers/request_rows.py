@@ -43,6 +43,11 @@ class Asked:
     guided: Guided | None
     soft: Softened | None
 
+    @property
+    def plain(self) -> bool:
+        """Whether the head need not write its logits: one token a row is all that is asked for."""
+        return self.rows.plain and self.guided is None and self.soft is None
+
     def read(self) -> Tensor:
         """Return the tokens whose hidden states are used."""
         if self.guided is None:

@@ -18,8 +18,9 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
-from diffray.components.propose import Team, propose
+from diffray.components.propose import Team, propose, propose_plain
 from diffray.components.sequence import Sequence
+from diffray.workers.graphs import Graphs
 from diffray.workers.layout import Layout, Span
 from diffray.workers.request_rows import Asked, Softened, ask
 from diffray.workers.slots import Slots
@@ -58,6 +59,7 @@ class Round:
         kv: KVPool,
         slots: Slots,
         mesh: Mesh,
+        graphs: Graphs | None = None,
     ) -> None:
         self.sequences = sequences
         self.model, self.kv, self.slots, self.mesh = model, kv, slots, mesh
@@ -66,6 +68,8 @@ class Round:
         self.length = max(self.lengths, default=0)
         self.soft = any(s.policy.iteration.soft for s in sequences)
         self.edits = any(s.policy.decoder.edits for s in sequences)
+        # Soft embeddings are added to what a recording would look up by itself.
+        self.graphs = None if self.soft else graphs
         self._windows: list[Span] = []
         self._floors: list[float] = []
         if sequences:
@@ -73,7 +77,17 @@ class Round:
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of this round, and chunks of other sequences' prompts."""
-        layout, slots = self._layout_at(step, chunks), self.slots
+        hidden_TH = self._hidden(self._layout_at(step, chunks))
+        if not self.sequences:
+            return
+        block = self._block(step)
+        self._write(self._propose(hidden_TH, block, step), block)
+
+    def _hidden(self, layout: Layout) -> Tensor:
+        """Run the model on the canvases at the windows, or replay that."""
+        if layout.recorded is not None:
+            return layout.recorded.forward()
+        slots = self.slots
         ids_T = slots.ids_SN.view(-1).index_select(0, layout.cells_T)
         if layout.blank_T is not None:
             ids_T = ids_T.masked_fill(layout.blank_T, slots.mask_token_id)
@@ -83,17 +97,7 @@ class Round:
             assert slots.soft_SNH is not None
             masked_T1 = slots.masked_SN.flatten()[layout.cells_T].unsqueeze(1)
             x_TH = x_TH + slots.soft_SNH.flatten(0, 1)[layout.cells_T] * masked_T1
-        hidden_TH = self.model.forward(x_TH, self._batch, self.kv)
-        if not self.sequences:
-            return
-        asked = self._asked
-        logits = self._logits(hidden_TH, asked)
-        block = self._block(step)
-        if asked.soft is not None:
-            self._soften(logits, asked.soft, step)
-        chosen = logits.rows(len(asked.rows.cells_R))
-        proposal = propose(chosen, asked.rows, block, self.teams, slots.mask_token_id)
-        self._write(proposal, block)
+        return self.model.forward(x_TH, self._batch, self.kv)
 
     def outcomes(self) -> list[Outcome]:
         """Copy what happened to the host: the one place where a round waits for the device."""
@@ -159,6 +163,7 @@ class Round:
         self.used_B = torch.zeros_like(self.step_B)
         self.done_B = torch.zeros_like(self.step_B, dtype=torch.bool)
         self.teams = self._plan_teams()
+        self.plain = all(team.memory is None for team in self.teams)
         self.top_tokens = TopTokens(sequences, self.length, device)
 
     def _plan_teams(self) -> list[Team]:
@@ -203,11 +208,14 @@ class Round:
         windows += [(chunk.sequence, chunk.start, chunk.stop, chunk.stop) for chunk in chunks]
         if self._windows != windows:
             self._windows = windows
-            self._layout = Layout.of(windows, self.slots)
+            self._layout = Layout.of(windows, self.slots, self.kv.page_size, self.graphs)
             self._batch = self._layout.batch
             if self.sequences:
                 self._asked = ask(self.sequences, self._layout, self.length, self.device)
-                self._batch = replace(self._batch, read_R=self._asked.read())
+                if self._layout.recorded is not None:
+                    self._layout.recorded.read(self._asked.tokens_R)
+                else:
+                    self._batch = replace(self._batch, read_R=self._asked.read())
         return self._layout
 
     # One step on the device.
@@ -236,6 +244,23 @@ class Round:
             count_B=self.count_B,
             floor_B=self._floor_B,
         )
+
+    def _propose(self, hidden_TH: Tensor, block: Block, step: int) -> Proposal:
+        """Choose tokens; the logits are written only where somebody wants more than the best."""
+        asked, mask_token_id = self._asked, self.slots.mask_token_id
+        if self.plain and asked.plain:
+            draw, recorded = asked.rows.draw(block), self._layout.recorded
+            if recorded is not None and draw is None:
+                found = recorded.choose(len(asked.tokens_R))
+            else:
+                hidden_RH = hidden_TH.index_select(0, asked.tokens_R)
+                found = self.model.confidence(hidden_RH, mask_token_id, draw)
+            return propose_plain(found, asked.rows, block, self.mesh)
+        logits = self._logits(hidden_TH, asked)
+        if asked.soft is not None:
+            self._soften(logits, asked.soft, step)
+        chosen = logits.rows(len(asked.rows.cells_R))
+        return propose(chosen, asked.rows, block, self.teams, mask_token_id)
 
     def _logits(self, hidden_TH: Tensor, asked: Asked) -> Logits:
         values_RV = self.model.head(hidden_TH.index_select(0, asked.tokens_R))

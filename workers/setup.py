@@ -3,13 +3,14 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from diffray.components.backend import choose_device, free_memory
+from diffray.components.backend import choose_device, choose_recorder, free_memory
 from diffray.components.checkpoint import load_model, read_config, resolve
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.special_tokens import special_ids
 from diffray.workers.engine import Engine
+from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.slots import Slots
 from diffray.workers.text import Tokenizer
 
@@ -29,9 +30,19 @@ class Setup:
     kv_cache_memory: int | None = None
     page_size: int = 16
     chunk: int = 512
+    kernels: str = "auto"
+    cuda_graphs: bool | None = None  # None: where they are known to work
+    graph_block_length: int = 32  # of most requests: steps of one and of two blocks are recorded
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "kv_cache_memory", "page_size", "chunk"):
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "kv_cache_memory",
+            "page_size",
+            "chunk",
+            "graph_block_length",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1 (given: {value})")
@@ -54,7 +65,12 @@ def build_engine(
     if setup.device not in ("auto", str(device), device.type):
         raise ValueError(f"device is {setup.device!r}, but the ranks were connected for {device}")
     loaded = load_model(
-        path, dtype=setup.dtype, device=str(device), mesh=mesh, progress=mesh.rank == 0
+        path,
+        dtype=setup.dtype,
+        device=str(device),
+        mesh=mesh,
+        progress=mesh.rank == 0,
+        kernels=setup.kernels,
     )
     spec = loaded.spec
     for name, token_id in (("mask", mask_token_id), *(("eos", e) for e in eos_token_ids)):
@@ -62,35 +78,68 @@ def build_engine(
             raise ValueError(
                 f"{name} token id {token_id} is not in the vocabulary (0 to {spec.vocab_size - 1})"
             )
+    engine = engine_of(loaded, setup, mask_token_id, eos_token_ids, mesh)
+    return engine, Tokenizer.load(path, mask_token_id)
+
+
+def engine_of(
+    loaded: Denoiser,
+    setup: Setup,
+    mask_token_id: int,
+    eos_token_ids: Items[int],
+    mesh: Mesh,
+) -> Engine:
+    """Give a model its canvases and K/V memory, and record the steps that are to be replayed."""
+    spec = loaded.spec
     length = setup.max_model_len or spec.max_positions
     if length > spec.max_positions:
         raise ValueError(
             f"max_model_len ({length}) exceeds what the model was made for ({spec.max_positions})"
         )
-    # Not yet a collective: others may still be loading.
-    pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh))
-    kv = KVPool(
-        num_layers=spec.num_layers,
-        num_pages=pages,
-        page_size=setup.page_size,
-        num_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=loaded.dtype,
-        device=loaded.device,
-    )
     slots = Slots(setup.max_num_seqs, length, mask_token_id, loaded.device)
-    engine = Engine(loaded, kv, slots, eos_token_ids=eos_token_ids, mesh=mesh, chunk=setup.chunk)
-    return engine, Tokenizer.load(path, mask_token_id)
+
+    def pool(num_pages: int) -> KVPool:
+        return KVPool(
+            num_layers=spec.num_layers,
+            num_pages=num_pages,
+            page_size=setup.page_size,
+            num_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=loaded.dtype,
+            device=loaded.device,
+            kernels=loaded.kernels,
+        )
+
+    record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name, mesh.size)
+    buckets = buckets_for(setup.max_num_seqs, setup.graph_block_length)
+    reserved = 0 if record is None else memory_for(buckets[0], loaded, pool(1), slots)
+    # Not yet a collective: others may still be loading.
+    pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
+    kv, graphs = pool(pages), None
+    if record is not None:
+        graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
+    return Engine(
+        loaded,
+        kv,
+        slots,
+        eos_token_ids=eos_token_ids,
+        mesh=mesh,
+        chunk=setup.chunk,
+        graphs=graphs,
+    )
 
 
-def _num_pages(model: Denoiser, setup: Setup, length: int, mesh: Mesh) -> int:
-    """Return how many pages this rank can make: enough for every slot, if the memory allows."""
+def _num_pages(model: Denoiser, setup: Setup, length: int, mesh: Mesh, reserved: int) -> int:
+    """Return how many pages this rank can make: enough for every slot, if the memory allows.
+
+    `reserved` bytes are for recordings that are still to be made.
+    """
     spec = model.spec
     elements = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
     per_position = elements * model.dtype.itemsize
     memory = setup.kv_cache_memory
     if memory is None:
-        memory = int(free_memory(model.device) * _SHARE_FOR_KV)
+        memory = int(max(free_memory(model.device) - reserved, 0) * _SHARE_FOR_KV)
         if model.device.type == "cpu":
             memory //= mesh.size  # the ranks may all share this machine's memory
     # A guided request holds two canvases.

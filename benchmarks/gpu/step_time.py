@@ -3,11 +3,14 @@
     python -m benchmarks.gpu.step_time
     python -m benchmarks.gpu.step_time --shape llada-moe-7b-a1b --rows 1 --window 64 --context 1024
     python -m benchmarks.gpu.step_time --experts int8 --out int8.json
+    python -m benchmarks.gpu.step_time --engine --tune
 
 The step runs from token ids to a choice for every position of the windows, with random weights, in
-a CUDA graph and without. Left out: planning, acceptance, sampling's filters. The roofline is the
-larger of bytes over measured copy bandwidth and operations over a measured bfloat16 product; the
-tokens per second are the step's time at the given tokens per forward, nothing more.
+a CUDA graph and without. Left out: planning, acceptance, sampling's filters; `--engine` times them
+too, as rounds of one step of the engine that serves, in the middle of a block. With `--tune` tiles
+are tried for every shape that is not known yet, and kept where engines look for them. The roofline
+is the larger of bytes over measured copy bandwidth and operations over a measured bfloat16 product;
+the tokens per second are the step's time at the given tokens per forward, nothing more.
 """
 
 import argparse
@@ -16,11 +19,13 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.cases import Work
+from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
 from benchmarks.gpu.measure import Clock, arguments, facts, graphed, need_cuda, write_report
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.step import make_step
 from benchmarks.gpu.time_kernels import floor_seconds, work_row
-from diffray.kernels.choose import triton_kernels
+from diffray.kernels.choose import Kernels, triton_kernels
+from diffray.kernels.triton.tuning import Tuner
 
 EXPERTS = {"bfloat16": None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
 
@@ -30,6 +35,8 @@ def main() -> None:
     device = need_cuda()
     clock = Clock(device, args.runs)
     ceilings = clock.ceilings()
+    tuner = Tuner.of_device(device)
+    kernels = triton_kernels(tuner)
     table: list[dict[str, Any]] = []
     works = [Work(r, w, c) for r in args.rows for w in args.window for c in args.context]
     try:
@@ -37,7 +44,13 @@ def main() -> None:
             for work in works:
                 torch.cuda.empty_cache()
                 row = {"shape": name, "experts": args.experts, **work_row(work)}
-                row |= _timed(name, work, EXPERTS[args.experts], clock, ceilings, args.accepted)
+                experts = EXPERTS[args.experts]
+                if args.tune:
+                    with tuner.measuring():
+                        make_step(SHAPES[name], work, torch.bfloat16, device, experts).run(kernels)
+                row |= _timed(name, work, experts, kernels, clock, ceilings, args.accepted)
+                if args.engine:
+                    row |= _timed_engine(name, work, kernels, device)
                 table.append(row)
                 print(_line(row), flush=True)
     finally:
@@ -53,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--experts", choices=EXPERTS, default="bfloat16")
     parser.add_argument("--accepted", type=float, nargs="+", default=[3.87, 5.67])
     parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--engine", action="store_true", help="time the engine's rounds as well")
+    parser.add_argument("--tune", action="store_true", help="find the fastest tiles first")
     return parser
 
 
@@ -60,6 +75,7 @@ def _timed(
     name: str,
     work: Work,
     experts: torch.dtype | None,
+    kernels: Kernels,
     clock: Clock,
     ceilings: dict[str, float],
     accepted: list[float],
@@ -69,7 +85,6 @@ def _timed(
     torch.cuda.reset_peak_memory_stats()
     device = torch.device("cuda", torch.cuda.current_device())
     step = make_step(SHAPES[name], work, torch.bfloat16, device, experts)
-    kernels = triton_kernels()
     eager_s = clock.seconds(lambda: step.run(kernels))
     graph_s = clock.seconds(graphed(lambda: step.run(kernels)))
     floor_s = floor_seconds(step.bytes(), step.flops(), ceilings)
@@ -85,11 +100,29 @@ def _timed(
     }
 
 
+def _timed_engine(
+    name: str, work: Work, kernels: Kernels, device: torch.device
+) -> dict[str, float]:
+    """Return the median of the engine's rounds, of one step and one token each, inside a block."""
+    window = min(work.window, work.context)
+    model = random_model(SHAPES[name], work.context + window, "bfloat16", device, kernels)
+    engine = random_engine(model, max_num_seqs=work.rows, graph_block_length=window)
+    cache = "exact" if model.spec.block_causal else "dual"
+    start = (work.context - window) // window * window
+    requests = [
+        scripted(row, SHAPES[name], start, window, window, window, cache)
+        for row in range(work.rows)
+    ]
+    seconds = list(run_to_the_end(engine, requests))[2:-1]
+    return {"engine_ms": sorted(seconds)[len(seconds) // 2] * 1e3}
+
+
 def _line(row: dict[str, Any]) -> str:
     place = f"{row['shape']} {row['experts']} {row['rows']}x{row['window']}@{row['context']}"
+    engine = f", {row['engine_ms']:7.2f} in the engine" if "engine_ms" in row else ""
     rates = ", ".join(f"{value:.0f} tok/s at {rate}" for rate, value in row["tokens_per_s"].items())
     return (
-        f"{place:44} {row['graph_ms']:7.2f} ms in a graph, {row['eager_ms']:7.2f} without, "
+        f"{place:44} {row['graph_ms']:7.2f} ms in a graph, {row['eager_ms']:7.2f} without{engine}, "
         f"floor {row['floor_ms']:6.2f} ({row['share_of_roofline']:4.0%}); {rates}"
     )
 

@@ -16,13 +16,14 @@ import torch
 
 from diffray.components.mesh import Mesh
 from diffray.workers.engine import Engine
+from diffray.workers.graphs import Recorded
 from diffray.workers.round import Round
 
 MODEL, CACHE, DECODE, HOST, COMMUNICATION = "model", "cache", "decode", "host", "communication"
 MEANINGS: Final = {
-    MODEL: "embedding, layers and head, without the attention that reads the cache",
-    CACHE: "storing K/V, and the attention that reads them",
-    DECODE: "from logits to accepted tokens, and the copy of the outcome to the host",
+    MODEL: "embedding, layers, head and its best tokens, without the attention on the cache",
+    CACHE: "turning heads, storing K/V, and the attention that reads them",
+    DECODE: "from confidences to accepted tokens, and the copy of the outcome to the host",
     HOST: "admission, planning, reports, text",
     COMMUNICATION: "collectives between ranks",
 }
@@ -90,8 +91,11 @@ class Phases:
             (engine.model, "embed", MODEL),
             (engine.model, "forward", MODEL),
             (engine.model, "head", MODEL),
+            (engine.model, "confidence", MODEL),
             (engine.model, "expected_embedding", MODEL),
             (engine.kv, "attend", CACHE),
+            (Recorded, "forward", MODEL),  # what a graph reads of the cache is not told apart
+            (Recorded, "choose", MODEL),
             (Round, "denoise", DECODE),
             (Round, "outcomes", DECODE),
             (Round, "_layout_at", HOST),

@@ -61,6 +61,7 @@ class Reads:
         spec = model.spec
         elements = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
         self._per_position = elements * model.dtype.itemsize
+        self._graphs = engine.graphs
         self._wrapped = ExitStack()
 
     @property
@@ -68,6 +69,8 @@ class Reads:
         return (self.weights + self.keys) / max(self.forwards, 1)
 
     def __enter__(self) -> Self:
+        # A replay calls nothing that could be counted.
+        self._engine.graphs = self._engine.slots.layout = None
         self._wrapped.enter_context(replaced(Experts, "forward", self._count_experts))
         self._wrapped.enter_context(replaced(Round, "denoise", self._count_step))
         return self
@@ -79,6 +82,7 @@ class Reads:
         trace: TracebackType | None,
     ) -> None:
         self._wrapped.close()
+        self._engine.graphs, self._engine.slots.layout = self._graphs, None
 
     def _count_experts(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         def forward(experts: Experts, x_TH: Any, ids_TK: Any, weights_TK: Any) -> Any:

@@ -1,0 +1,209 @@
+"""Steps of fixed shapes: recorded once when the engine starts, then replayed on other numbers.
+
+On a GPU a recording is a CUDA graph: a few hundred launches become one, and the host is out of the
+way. A recording belongs to a bucket, so many windows of at most so many positions, and reads and
+writes tensors that stay where they are; what stands in them says which canvases, pages and rows it
+is about. Windows that a bucket has too many of are padding: they show the model a position that
+nobody reads, and store into page 0.
+
+Recorded are the model's forward and the choice of a token for each row of the head. What follows,
+decoders and canvases, is not: which decoders there are, and whose rows they are about, is said by
+the requests, so there would be a recording for every mixture of them; and requests that need more
+than the best token (filters, biases, guidance, rankings, credit) go on from the hidden states.
+
+Letters: T tokens of a bucket, W windows, P pages of a window, B windows of a group, Q queries of a
+window, K keys, R rows of the head, H hidden size.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from diffray.components.backend import Record, peak_memory
+from diffray.components.batch import Batch, Window, first_slots
+from diffray.components.kv_pool import KVPool
+from diffray.components.model import Model
+from diffray.kernels.confidence import Confidence
+from diffray.kernels.windows import Group, PagedWindows
+from diffray.workers.slots import Slots
+
+_FEWEST_ROWS = 32  # of the head: fewer cost as much
+
+
+class Bucket(NamedTuple):
+    """Windows that share a recording: at most so many, of at most so many positions each."""
+
+    windows: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        return self.windows * self.length
+
+
+def buckets_for(max_num_seqs: int, block_length: int) -> list[Bucket]:
+    """Return buckets for one and for two blocks of every sequence, the largest first.
+
+    A cheap step runs the block, with its neighbours under `vicinity`; under `exact` a block's first
+    step runs the block before it too.
+    """
+    counts = {2**power for power in range(max_num_seqs.bit_length())} | {max_num_seqs}
+    lengths = block_length, 2 * block_length
+    found = [Bucket(windows, length) for windows in counts for length in lengths]
+    return sorted(found, key=lambda bucket: (bucket.tokens, bucket.length), reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticWindows:
+    """A bucket's windows, each at a multiple of the same length."""
+
+    paged: PagedWindows
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Return one group of all windows and all keys that a window may have, most of them masked.
+
+        Computed on the device, so that a recording does it too.
+        """
+        _, start_W, stop_W, block_W, pages_WP, size, length = self.paged
+        device = pages_WP.device
+        keys_K = torch.arange(pages_WP.shape[1] * size, device=device)
+        keys_BK = pages_WP.long()[:, keys_K // size] * size + keys_K % size
+        at_BQ = start_W.unsqueeze(1) + torch.arange(length, device=device)
+        block_B1, stop_B1 = block_W.unsqueeze(1), stop_W.unsqueeze(1)
+        own_BQ = torch.minimum((at_BQ // block_B1.clamp(min=1) + 1) * block_B1, stop_B1)
+        ends_BQ = torch.where(block_B1 > 0, own_BQ, stop_B1)
+        return (Group(0, len(stop_W), length, keys_BK, keys_K < ends_BQ.unsqueeze(-1)),)
+
+
+class Recorded:
+    """One bucket's tensors and the recordings that read them."""
+
+    def __init__(
+        self, bucket: Bucket, model: Model, kv: KVPool, slots: Slots, record: Record
+    ) -> None:
+        self.bucket = bucket
+        self._model, self._kv, self._slots = model, kv, slots
+        device = slots.device
+        # Where each token is: its position, the K/V slot that it stores to, its cell on a canvas.
+        self._places_3T = torch.zeros(3, bucket.tokens, dtype=torch.long, device=device)
+        self._read_R = torch.zeros(bucket.tokens, dtype=torch.long, device=device)
+        # Rounded up, so that each row begins where Triton likes a tensor to begin.
+        facts_3W = torch.zeros(3, -(-bucket.windows // 4) * 4, dtype=torch.int32, device=device)
+        self._facts_3W = facts_3W[:, : bucket.windows]
+        pages = bucket.windows, kv.pages_for(slots.length)
+        self._pages_WP = torch.zeros(pages, dtype=torch.int32, device=device)
+        first_W = torch.arange(bucket.windows + 1, dtype=torch.int32, device=device) * bucket.length
+        start_W, stop_W, block_W = self._facts_3W
+        paged = PagedWindows(
+            first_W, start_W, stop_W, block_W, self._pages_WP, kv.page_size, bucket.length
+        )
+        positions_T, slots_T, self.cells_T = self._places_3T
+        self.batch = Batch(positions_T, slots_T, StaticWindows(paged), self._read_R)
+        self.fill((), ())
+        self._forward = record(self._run_forward)
+        self._hidden_TH: Tensor = self._forward()
+        self._choose = {
+            rows: record(partial(self._run_choice, rows)) for rows in _halves(bucket.tokens)
+        }
+
+    def fill(self, windows: Items[Window], cells: Items[Tensor]) -> None:
+        """Point the recordings at these windows, and at the canvas cells of their tokens."""
+        count, length = self.bucket
+        # Padding is a window of the first position, whose only key is what padding has stored.
+        places_3WT = torch.zeros(3, count, length, dtype=torch.long)
+        places_3WT[2] = self._slots.trash
+        pages_WP = torch.zeros(self._pages_WP.shape, dtype=torch.int32)
+        facts = [(0, 1, 0)] * count
+        for number, (window, cells_T) in enumerate(zip(windows, cells, strict=True)):
+            span = slice(window.start, window.stop)
+            own_3T = places_3WT[:, number, : window.stop - window.start]
+            torch.arange(window.start, window.stop, out=own_3T[0])
+            own_3T[1], own_3T[2] = window.slots_N[span], cells_T
+            pages = first_slots(window, self._kv.page_size) // self._kv.page_size
+            pages_WP[number, : len(pages)] = pages
+            facts[number] = window.start, window.kv_stop, window.block
+        self._places_3T.copy_(places_3WT.flatten(1))
+        self._facts_3W.copy_(torch.tensor(facts).T)
+        self._pages_WP.copy_(pages_WP)
+
+    def read(self, tokens_R: Tensor) -> None:
+        """Say for which tokens `choose` is to find a token."""
+        self._read_R.zero_()
+        self._read_R[: len(tokens_R)] = tokens_R
+
+    def forward(self) -> Tensor:
+        """Run the model; return the hidden states of the tokens that are read, at their places."""
+        self._hidden_TH = self._forward()
+        return self._hidden_TH
+
+    def choose(self, count: int) -> Confidence:
+        """Return the choice for the first `count` rows that are read, without randomness."""
+        capacity = min(rows for rows in self._choose if rows >= count)
+        found = self._choose[capacity]()
+        return Confidence(*(part[:count] for part in found))
+
+    def _run_forward(self) -> Tensor:
+        ids_T = self._slots.ids_SN.view(-1).index_select(0, self.cells_T)
+        return self._model.forward(self._model.embed(ids_T), self.batch, self._kv)
+
+    def _run_choice(self, rows: int) -> Confidence:
+        hidden_RH = self._hidden_TH.index_select(0, self._read_R[:rows])
+        return self._model.confidence(hidden_RH, self._slots.mask_token_id, None)
+
+
+class Graphs:
+    """The recordings of all buckets."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        model: Model,
+        kv: KVPool,
+        slots: Slots,
+        buckets: Iterable[Bucket],
+        record: Record,
+        *,
+        progress: bool = False,
+    ) -> None:
+        # Large ones first: the memory that they leave is enough for the others.
+        bar = tqdm(list(buckets), desc="graphs", unit="", disable=None if progress else True)
+        self._recorded = [Recorded(bucket, model, kv, slots, record) for bucket in bar]
+
+    def fit(self, windows: int, length: int) -> Recorded | None:
+        """Return the smallest bucket's recordings for so many windows of at most this length."""
+        fitting = (
+            recorded
+            for recorded in self._recorded
+            if recorded.bucket.windows >= windows and recorded.bucket.length >= length
+        )
+        return min(fitting, key=lambda recorded: recorded.bucket.tokens, default=None)
+
+
+@torch.inference_mode()
+def memory_for(bucket: Bucket, model: Model, kv: KVPool, slots: Slots) -> int:
+    """Return about how many bytes the recordings of a bucket and of all smaller ones take.
+
+    The bucket is run once as it is, on padding alone: a pool of one page will do.
+    """
+    return peak_memory(slots.device, lambda: Recorded(bucket, model, kv, slots, _run_again))
+
+
+def _run_again(run: Callable[[], Any]) -> Callable[[], Any]:
+    """Record nothing."""
+    return run
+
+
+def _halves(rows: int) -> Iterator[int]:
+    """Yield row counts for the head, each half of the one before: only masked positions ask."""
+    while True:
+        yield rows
+        if rows <= _FEWEST_ROWS:
+            return
+        rows = -(-rows // 2)

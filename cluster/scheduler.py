@@ -34,7 +34,8 @@ class Scheduler:
     """The books of one engine, kept from outside.
 
     Where others wait, a request gives way after `time_slice` steps (0: never) and goes on later
-    with the same tokens; the next time after twice as many.
+    with the same tokens; the next time after twice as many. While requests come, an eighth of the
+    slots is kept from those that have had their turn, so that short ones need not wait for one.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Scheduler:
         self.slots, self.pages = slots, pages
         self.max_waiting, self.check_every = max_waiting, check_every
         self.time_slice = time_slice
+        self.kept = -(-slots // 8) if time_slice and slots > 1 else 0
         self.running: dict[int, Ticket] = {}
         self.suspects = Suspects()
         self._waiting: list[tuple[tuple[int, int, int], Ticket]] = []  # sorted
@@ -57,6 +59,7 @@ class Scheduler:
         self._flying: deque[_Flight] = deque()
         self._free, self._held_back = pages, 0  # as of the last reply
         self._arrivals = self._rounds = self._steps = 0
+        self._newest = 0  # steps that all rounds had made at the last arrival
         self.gave_way = 0
 
     @property
@@ -94,6 +97,7 @@ class Scheduler:
             ids, ticket.progress, ticket.forwards = packed["resume"]
             ticket.ids = list(ids)
         self._arrivals += 1
+        self._newest = self._steps
         self._open[ticket.uid] = ticket
         insort(self._waiting, (ticket.order, ticket))
 
@@ -210,9 +214,13 @@ class Scheduler:
         One that finds no pages is passed by others, but not by so many that it starves.
         """
         passed: list[Ticket] = []
+        quiet = self._steps - self._newest >= self.time_slice
         for _, ticket in list(self._waiting):
             if len(self.running) >= self.slots:
                 return
+            ticket.guest = ticket.turns > 0 and self._veterans >= self.slots - self.kept
+            if ticket.guest and not quiet:
+                continue
             if passed and ticket.turns:
                 continue  # it has just given way, so that one of those gets on
             if self._lacks_pages(ticket, free):
@@ -247,23 +255,33 @@ class Scheduler:
         wait = [*self.suspects.queue[:1], *(ticket for _, ticket in self._waiting[:1])]
         if not wait and not self._held_back:
             return []
-        first = min((ticket.priority for ticket in wait), default=0)
-        able = [t for t in self.running.values() if self._has_had_its_turn(t, first)]
+        able = [t for t in self.running.values() if self._may_go(t, wait)]
         if not able:
             return []
         ticket = min(able, key=lambda t: t.began)
-        ticket.turns += 1
+        ticket.turns += self._has_had_its_turn(ticket)
         self.gave_way += 1
         del self.running[ticket.uid]
         self._leaving[ticket.uid] = ticket
         self._cancelled.append(ticket.uid)
         return [ticket]
 
-    def _has_had_its_turn(self, ticket: Ticket, first: int) -> bool:
+    def _may_go(self, ticket: Ticket, wait: list[Ticket]) -> bool:
+        if not ticket.answered or any(other.priority > ticket.priority for other in wait):
+            return False
+        is_guest = ticket.guest and any(other.turns == 0 for other in wait)
+        return is_guest or self._has_had_its_turn(ticket)
+
+    def _has_had_its_turn(self, ticket: Ticket) -> bool:
         # Twice as long each time: what has to begin anew, as soft generations do, ends in the end.
-        steps = self.time_slice << ticket.turns
-        served = self._steps - ticket.began
-        return ticket.answered and ticket.priority >= first and served >= steps
+        return self._steps - ticket.began >= self.time_slice << ticket.turns
+
+    @property
+    def _veterans(self) -> int:
+        """How many of those that run have had a turn before, or have it behind them now."""
+        return sum(
+            t.turns > 0 or self._steps - t.began >= self.time_slice for t in self.running.values()
+        )
 
     def _queue_again(self, ticket: Ticket) -> None:
         """Queue a request behind those that wait now; it goes on from what it has reported."""

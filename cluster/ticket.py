@@ -24,6 +24,7 @@ class Ticket:
     answered: bool = False  # the ranks have survived the round that admitted it
     # Fairness.
     turns: int = 0  # how often it has given way
+    guest: bool = False  # it runs in a slot that is kept for newcomers
     passed: int = 0  # how many have run before it because it found no pages
     # Losses of the ranks.
     stood: int | None = None  # its tokens at the last one that it took part in

@@ -74,8 +74,8 @@ class FakeRanks:
         return {"updates": updates, "refused": [], "stats": stats}
 
 
-def drain(scheduler: Scheduler, ranks: FakeRanks) -> Iterator[list[Any]]:
-    for _ in range(1000):
+def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterator[list[Any]]:
+    for _ in range(rounds):
         message = scheduler.plan(steps=1)
         if message is None:
             return
@@ -154,6 +154,28 @@ def test_who_has_run_for_long_gives_way_to_those_that_wait_and_goes_on_later() -
     assert order == [0] * 4 + [1] * 3 + [0] * 26
     assert [update[1] for _, uid, update in news if uid == 0] == [[n] for n in range(1, 31)]
     assert scheduler.gave_way == 1
+
+
+def test_short_requests_hardly_wait_for_long_ones() -> None:
+    scheduler = Scheduler(slots=4, pages=100, max_waiting=100, time_slice=32)
+    ranks = FakeRanks(slots=4, pages=100, need={uid: 1 for uid in range(100)})
+    for uid in range(6):
+        scheduler.submit(packed(uid, 1000), pages=1)
+    waited: list[int] = []
+    for uid in range(10, 40):
+        scheduler.submit(packed(uid, 4), pages=1)
+        for rounds in range(1, 2000):
+            message = scheduler.plan(steps=1)
+            assert message is not None
+            if any(
+                n == uid and update[4] for _, n, update in scheduler.settle(ranks.step(message))
+            ):
+                waited.append(rounds)
+                break
+    # Until all long ones have had a turn, the others wait for the end of one.
+    assert max(waited) <= 32 + 6 and max(waited[3:]) <= 6
+    news = list(drain(scheduler, ranks, rounds=3000))
+    assert sum(update[4] is not None for _, _, update in news) == 6
 
 
 def test_turns_become_longer_so_that_what_must_begin_anew_ends() -> None:

@@ -1,0 +1,159 @@
+"""How long short requests wait beside long ones: the real scheduler over a simulated engine.
+
+    python -m benchmarks.fairness --time-slice 1024
+
+Time is counted in denoising steps. The engine writes `--rate` tokens a step of each sequence,
+fills long prompts in chunks that ride along, and takes pages as answers grow; who finds none gives
+way, the latest first. Short requests arrive at random and are the same ones in every run.
+"""
+
+import argparse
+import random
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+from diffray.cluster.bench.percentiles import percentile
+from diffray.cluster.scheduler import Scheduler
+
+PAGE, CHUNK = 16, 512
+
+
+@dataclass(slots=True)
+class Running:
+    """A request on the simulated ranks."""
+
+    uid: int
+    prompt: int
+    most: int
+    written: float
+    filled: int = 0
+
+    @property
+    def pages(self) -> int:
+        return -(-(self.prompt + int(self.written) + 32) // PAGE)
+
+
+@dataclass(slots=True)
+class Engine:
+    """Slots, pages and preemption as the real one has them, without a model."""
+
+    pages: int
+    rate: float
+    running: list[Running] = field(default_factory=list)
+    waiting: deque[Running] = field(default_factory=deque)
+
+    def step(self, message: dict[str, Any]) -> dict[str, Any]:
+        for uid in message["cancel"]:
+            self.running = [each for each in self.running if each.uid != uid]
+            self.waiting = deque(each for each in self.waiting if each.uid != uid)
+        for packed in message["add"]:
+            written = len(packed["resume"][0]) if packed["resume"] else 0
+            prompt, most = len(packed["prompt"]), packed["params"]["max_tokens"]
+            self.waiting.append(Running(packed["uid"], prompt, most, written))
+        while self.waiting and self.waiting[0].pages <= self.free:
+            self.running.append(self.waiting.popleft())
+        updates = []
+        for each in list(self.running):
+            if each not in self.running:
+                continue  # it gave way to one before it
+            before = int(each.written)
+            if (known := each.prompt + before) - each.filled > CHUNK:
+                each.filled += CHUNK
+                continue
+            each.filled = known
+            each.written = min(each.written + self.rate, each.most)
+            done = each.written >= each.most
+            new = [0] * (int(each.written) - before)
+            updates.append([each.uid, new, [], [], "length" if done else None, None, 1, [0, 0]])
+            if done:
+                self.running.remove(each)
+            while self.free < 0:
+                latest = self.running.pop()
+                latest.filled = 0
+                self.waiting.appendleft(latest)
+        stats = {"free_pages": self.free, "waiting": len(self.waiting)}
+        return {"updates": updates, "refused": [], "stats": stats}
+
+    @property
+    def free(self) -> int:
+        return self.pages - sum(each.pages for each in self.running)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that comes at a step."""
+
+    at: int
+    uid: int
+    prompt: int
+    tokens: int
+
+
+def arrivals(steps: int, gap: float, longs: int, seed: int) -> list[Arrival]:
+    """Return the long requests, all at once, and short ones after them at random."""
+    draw = random.Random(seed)
+    found = [Arrival(0, uid, 2048, 30_000) for uid in range(longs)]
+    at = 0.0
+    while (at := at + draw.expovariate(1 / gap)) < steps:
+        found.append(Arrival(int(at), len(found), draw.randint(20, 400), draw.randint(16, 128)))
+    return found
+
+
+def simulate(
+    coming: Iterable[Arrival], slots: int, pages: int, rate: float, time_slice: int
+) -> tuple[dict[int, int], int]:
+    """Return the step in which each request ended, and how often one gave way."""
+    scheduler = Scheduler(slots, pages, max_waiting=100_000, time_slice=time_slice)
+    engine, queue = Engine(pages, rate), deque(coming)
+    ended: dict[int, int] = {}
+    step = 0
+    while queue or scheduler.running or scheduler.waiting:
+        while queue and queue[0].at <= step:
+            each = queue.popleft()
+            packed = {
+                "uid": each.uid,
+                "prompt": range(each.prompt),
+                "params": {"max_tokens": each.tokens},
+                "resume": None,
+            }
+            first, last = (-(-(each.prompt + n) // PAGE) for n in (32, each.tokens))
+            scheduler.submit(packed, first, most=last)
+        step += 1
+        if (message := scheduler.plan(steps=1)) is not None:
+            for _, uid, update in scheduler.settle(engine.step(message)):
+                if update[4] is not None:
+                    ended[uid] = step
+    return ended, scheduler.gave_way
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--pages", type=int, default=16_384)
+    parser.add_argument("--rate", type=float, default=2.0, help="tokens a step of each sequence")
+    parser.add_argument("--long", type=int, default=16, help="requests of 32k tokens at the start")
+    parser.add_argument("--gap", type=float, default=20.0, help="steps between short requests")
+    parser.add_argument("--steps", type=int, default=40_000)
+    parser.add_argument("--time-slice", type=int, default=1024)
+    parser.add_argument("--seed", type=int, default=7)
+    given = parser.parse_args()
+    coming = arrivals(given.steps, given.gap, given.long, given.seed)
+    ended, gave_way = simulate(coming, given.slots, given.pages, given.rate, given.time_slice)
+    for name, long in (("short", False), ("32k", True)):
+        took = sorted(
+            ended[each.uid] - each.at for each in coming if (each.tokens > 10_000) == long
+        )
+        if took:
+            p50, p95 = percentile(took, 50), percentile(took, 95)
+            print(
+                f"{name:>5}: {len(took)} requests, steps p50 {p50:.0f}, p95 {p95:.0f}, "
+                f"most {took[-1]}, mean {mean(took):.0f}"
+            )
+    print(f"gave way {gave_way} times; {max(ended.values())} steps in all")
+
+
+if __name__ == "__main__":
+    main()

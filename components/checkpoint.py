@@ -13,7 +13,7 @@ from diffray.components.demos import demo_path
 from diffray.components.denoiser import Denoiser
 from diffray.components.layers import Part, Parts, Piece
 from diffray.components.mesh import Mesh
-from diffray.components.models.fields import Config
+from diffray.components.models.fields import Config, shown
 from diffray.components.models.registry import build_model
 from diffray.components.weights import (
     FLOATS,
@@ -148,7 +148,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*_FILES, "pytorch_model*.bin"]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = next(iter(str(error).split("\n")), "").strip()
         raise CheckpointError(
             f"{name!r} is no local folder, and the Hugging Face Hub did not give it either "
             f"({type(error).__name__}: {reason}); give a checkpoint's folder or its Hub id"
@@ -160,4 +160,10 @@ def read_config(path: Path) -> Config:
     """Read the checkpoint's config.json."""
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} has no config.json; give the folder of a checkpoint")
-    return read_json(path / "config.json")
+    config = read_json(path / "config.json")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"{path / 'config.json'}: 'architectures' is {shown(names)}; expected a list of names"
+        )
+    return config

@@ -77,7 +77,7 @@ class SafetensorsFile:
             }
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
             raise CheckpointError(
-                f"{path} is truncated or no safetensors file ({error}); download it again"
+                f"{path} is truncated or no safetensors file ({_why(error)}); download it again"
             ) from error
 
     def read(self, name: str, index: Index) -> Tensor:
@@ -102,9 +102,8 @@ class TorchFile:
         except (
             Exception
         ) as error:  # torch's reader raises whatever a wrong file makes it stumble over
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise CheckpointError(
-                f"{path} is truncated or no state dict that torch loads safely ({reason}); "
+                f"{path} is truncated or no state dict that torch loads safely ({_why(error)}); "
                 "download it again, or save it as safetensors"
             ) from error
         if not isinstance(state, dict) or not all(map(_is_plain, state.items())):
@@ -196,7 +195,8 @@ def read_json(path: Path) -> dict[str, object]:
     except RecursionError as error:
         raise CheckpointError(f"{path} is nested too deep; download it again") from error
     except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
+        reason = _why(error)
+        raise CheckpointError(f"{path} is not valid JSON ({reason}); download it again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     return value
@@ -209,6 +209,12 @@ def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
             if made[name] != value:
                 raise ValueError(f"the key {shown(name)} stands twice with different values")
     return made
+
+
+def _why(error: Exception) -> str:
+    """Return the first line of what a parser says, without what the file has put into it."""
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line[:200])
 
 
 def listed(names: list[str]) -> str:

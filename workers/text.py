@@ -32,7 +32,7 @@ class Tokenizer:
         try:
             return Tokenizer(PreTrainedTokenizerFast.from_pretrained(path), mask_token_id)
         except Exception as error:  # the parsers of these files raise whatever they stumble over
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            reason = ascii(" ".join(f"{type(error).__name__}: {error}".split())[:200])[1:-1]
             raise ValueError(
                 f"{path}: tokenizer.json and tokenizer_config.json make no tokenizer ({reason}); "
                 "download them again"

@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.triton_device import DEVICE  # isort: skip
 from diffray import DiffusionLLM, SamplingParams
+from diffray.components.batch import Batch, Window
 from diffray.components.checkpoint import load_model
+from diffray.components.denoiser import Denoiser
 from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
 from tests.test_golden import FAMILIES, GOLDEN, cases_of, diffusion_of
-from tests.tiny_checkpoints import IDS, LLADA2_MOE, LLADA_MOE, full_forward, random_weights, save
+from tests.tiny_checkpoints import IDS, LLADA2_MOE, LLADA_MOE, kv_pool, random_weights, save
 
 CPU = torch.device("cpu")
 
@@ -55,14 +58,31 @@ def test_golden_tokens_come_out_of_triton_s_kernels(family: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [LLADA_MOE, LLADA2_MOE], ids=["softmax", "grouped"])
-def test_logits_and_stored_keys_equal_torch_s(tmp_path: Path, config: dict[str, object]) -> None:
+def test_layers_compute_and_store_what_torch_s_do(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    """Two windows of one sequence, the second of which reads what the first has stored."""
     folder = save(tmp_path, config, random_weights(config))
-    block = 4 if config is LLADA2_MOE else 0
-    logits = [
-        full_forward(load_model(folder, dtype="float32", device="cpu", kernels=kernels), IDS, block)
+    plain, fused = (
+        two_windows(load_model(folder, dtype="float32", device="cpu", kernels=kernels), IDS)
         for kernels in ("torch", "triton")
-    ]
-    torch.testing.assert_close(logits[1], logits[0], atol=2e-5, rtol=1e-4)
+    )
+    for ours, theirs in zip(fused, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+@torch.inference_mode()
+def two_windows(model: Denoiser, ids: list[int]) -> tuple[Tensor, ...]:
+    """Return the last window's hidden states, what its rows choose, and the pool."""
+    block = 4 if model.spec.block_causal else 0
+    kv = kv_pool(model, model.dtype, len(ids))
+    kv.kernels = model.kernels
+    slots = kv.slots(kv.allocate(kv.pages_for(len(ids))))
+    for start, stop in ((0, 8), (4, len(ids))):
+        window = Window(start, stop, stop, block, slots)
+        batch = Batch.pack([window], CPU, kv.page_size)
+        hidden = model.forward(model.embed(torch.tensor(ids[start:stop])), batch, kv)
+    return hidden, *model.confidence(hidden, 62, None), kv.keys_LSGD, kv.values_LSGD
 
 
 @pytest.mark.slow

@@ -192,7 +192,11 @@ def memory_for(bucket: Bucket, model: Model, kv: KVPool, slots: Slots) -> int:
 
     The bucket is run once as it is, on padding alone: a pool of one page will do.
     """
-    return peak_memory(slots.device, lambda: Recorded(bucket, model, kv, slots, _run_again))
+
+    def run() -> None:
+        Recorded(bucket, model, kv, slots, _run_again).choose(bucket.tokens)
+
+    return peak_memory(slots.device, run)
 
 
 def _run_again(run: Callable[[], Any]) -> Callable[[], Any]:

@@ -40,6 +40,7 @@ class Tuner:
         self._path, self._gpu = path, gpu
         self._seconds: Seconds | None = None
         self._tiles = self._read()
+        self._picked: dict[Shape, Tile] = {}  # what was asked for lately, without making a key
 
     @staticmethod
     def of_device(device: torch.device) -> "Tuner":
@@ -61,13 +62,15 @@ class Tuner:
 
         While `measuring`, what is not known is found out first, by `run`.
         """
-        key = "/".join(map(str, (kernel, *shape)))
-        tile = self._tiles.get(key)
-        if tile is None and self._seconds is not None:
-            tile = self._fastest([default, *others()], run, self._seconds)
-            self._tiles[key] = tile
+        asked = kernel, *shape
+        if self._seconds is None and asked in self._picked:
+            return self._picked[asked]
+        key = "/".join(map(str, asked))
+        if self._seconds is not None and key not in self._tiles:
+            self._tiles[key] = self._fastest([default, *others()], run, self._seconds)
             self._write()
-        return tile or default
+        tile = self._picked[asked] = self._tiles.get(key, default)
+        return tile
 
     @contextmanager
     def measuring(self, seconds: Seconds | None = None) -> Iterator[None]:

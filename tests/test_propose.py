@@ -1,0 +1,83 @@
+"""A proposal is the same whether logits were written or only their best was kept, on any ranks."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.logits import Logits
+from diffray.components.mesh import Mesh
+from diffray.components.propose import Draws, Rows, propose, propose_plain
+from diffray.kernels.confidence import confidence_of_logits
+from tests.test_logits import on_ranks
+
+VOCAB, MASK = 24, 5
+ROWS, LENGTH = 3, 4
+CELLS = torch.tensor([0, 2, 3, 4, 5, 9, 10])
+
+
+def logits() -> Tensor:
+    draw = torch.Generator().manual_seed(8)
+    values = torch.randn(len(CELLS), VOCAB, generator=draw, dtype=torch.float64) * 2
+    values[1, MASK] = 9.0  # the model would rather keep the mask
+    values[2, [3, 11, 20]] = 7.0  # equals, each on another rank
+    values[3, MASK] = values[3].max()  # as sure of the mask as of its best
+    return values
+
+
+def block() -> Block:
+    number = torch.arange(ROWS)
+    cells = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH)
+    return Block(
+        ids_BL=cells,
+        masked_BL=cells >= 0,
+        editable_BL=cells < 0,
+        positions_BL=cells + 7,
+        seed_B=number * 13 + 1,
+        step_B=number,
+        step_in_block_B=number,
+        index_B=number,
+        count_B=number,
+        floor_B=number.double(),
+    )
+
+
+def rows(draws: Draws | None) -> Rows:
+    return Rows(CELLS, draws, None, (), (), 0)
+
+
+DRAWS = Draws(torch.tensor([0, 2, 5]), torch.tensor([0.7, 1.5, 3.0]).double(), None, None)
+
+
+@pytest.mark.parametrize("draws", [None, DRAWS], ids=["best", "drawn"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_is_kept_of_logits_is_enough(size: int, draws: Draws | None) -> None:
+    asked = rows(draws)
+
+    def kept(mesh: Mesh) -> Tensor:
+        start, stop = mesh.shard(VOCAB, "vocabulary")
+        mask_R1 = torch.full((len(CELLS), 1), MASK)
+        found = confidence_of_logits(
+            logits()[:, start:stop], start, MASK, mask_R1, asked.draw(block())
+        )
+        return as_one(propose_plain(found, asked, block(), mesh))
+
+    expected = as_one(propose(Logits(logits(), 0, Mesh()), asked, block(), (), MASK))
+    assert asked.plain
+    for found in on_ranks(size, kept):
+        assert torch.equal(found[0], expected[0])
+        torch.testing.assert_close(found, expected)
+
+
+def as_one(proposal: Proposal) -> Tensor:
+    return torch.stack(
+        [proposal.ids_BL.double(), proposal.confidence_BL.double(), proposal.logprob_BL.double()]
+    )
+
+
+def test_filters_and_wishes_need_the_logits() -> None:
+    some = torch.tensor([1])
+    assert not rows(DRAWS._replace(top_k_Q=some)).plain
+    assert not rows(DRAWS._replace(top_p_Q=some.double())).plain
+    assert not Rows(CELLS, None, None, ((slice(0, 1), some),), (), 0).plain
+    assert not Rows(CELLS, None, None, (), (slice(0, 1),), 2).plain

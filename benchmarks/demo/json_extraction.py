@@ -53,8 +53,17 @@ def _event(rng: random.Random) -> tuple[dict[str, str | int], str]:
     ]).format(**f)  # fmt: skip
 
 
+def _as_list(rng: random.Random, values: dict[str, str | int]) -> str:
+    """The easiest sentence: every value behind its key. It teaches to copy."""
+    pairs = [f"{key}: {value}" for key, value in values.items()]
+    rng.shuffle(pairs)
+    return ", ".join(pairs) + "."
+
+
 def json_extraction(rng: random.Random) -> Item:
     values, sentence = rng.choice([_person, _person, _order, _event])(rng)
+    if rng.random() < 0.3:
+        sentence = _as_list(rng, values)
     keys = rng.sample(list(values), rng.randint(2, len(values)))
     asked = ", ".join(keys[:-1]) + " and " + keys[-1]
     ask = rng.choice(["Extract {} as JSON: ", "Give {} as JSON: ", "Return JSON with {}: "])

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.demo.vocabulary import Vocabulary
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -229,20 +231,16 @@ class Layer(nn.Module):
 class Body(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.embedding_name = "word_embeddings" if shape.causal else "embed_tokens"
-        self.add_module(
-            self.embedding_name, nn.Embedding(int(shape.config["vocab_size"]), shape.hidden)
-        )
         self.layers = nn.ModuleList(Layer(shape, dense) for dense in shape.dense_layers)
         self.norm = Norm(shape.hidden, float(shape.config["rms_norm_eps"]))
 
 
 class DemoModel(nn.Module):
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], vocab: dict[str, int]) -> None:
         super().__init__()
         self.shape = Shape(config)
+        self.vocabulary = Vocabulary(vocab, self.shape.hidden)
         self.model = Body(self.shape)
-        self.lm_head = nn.Linear(self.shape.hidden, int(config["vocab_size"]), bias=False)
 
     @property
     def moes(self) -> list[Moe]:
@@ -250,17 +248,16 @@ class DemoModel(nn.Module):
 
     def forward(self, ids_BL: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the logits; `mask` is True where a query may look."""
-        logits: Tensor = self.lm_head(self.hidden(ids_BL, mask))
-        return logits
+        return self.vocabulary.logits(self.hidden(ids_BL, mask))
 
     def hidden(self, ids_BL: Tensor, mask: Tensor | None = None) -> Tensor:
         """Everything but the head."""
         c, length = self.shape.config, ids_BL.shape[1]
-        dim = int(self.shape.heads[2] * float(c["partial_rotary_factor"]))
+        dim = int(self.shape.heads[2] * float(c.get("partial_rotary_factor", 1)))
         inverse = float(c["rope_theta"]) ** (-torch.arange(0, dim, 2) / dim)
         angle_LR = torch.outer(torch.arange(length), inverse).repeat(1, 2)
         cos, sin = angle_LR.cos(), angle_LR.sin()
-        x = self.model.get_submodule(self.model.embedding_name)(ids_BL)
+        x = self.vocabulary.embed(ids_BL)
         for layer in self.model.layers:
             x = layer(x, cos, sin, mask)
         y: Tensor = self.model.norm(x)
@@ -275,8 +272,14 @@ def block_causal(length: int, block: int) -> Tensor:
 
 def to_checkpoint(model: DemoModel) -> dict[str, Tensor]:
     """The state under the checkpoint's names, the experts one by one."""
-    state: dict[str, Tensor] = {}
+    embedding = "word_embeddings" if model.shape.causal else "embed_tokens"
+    state = {
+        f"model.{embedding}.weight": model.vocabulary.embedding().detach(),
+        "lm_head.weight": model.vocabulary.head().detach(),
+    }
     for name, tensor in model.state_dict().items():
+        if name.startswith("vocabulary."):
+            continue
         head, _, stack = name.rpartition(".")
         if stack == "w13_experts":
             for e, w13 in enumerate(tensor):
@@ -289,23 +292,3 @@ def to_checkpoint(model: DemoModel) -> dict[str, Tensor]:
         else:
             state[name] = tensor
     return state
-
-
-def from_checkpoint(model: DemoModel, tensors: dict[str, Tensor]) -> None:
-    """Fill the model from tensors under the checkpoint's names."""
-    state = {}
-    for name in model.state_dict():
-        head, _, stack = name.rpartition(".")
-        experts = range(int(model.shape.config["num_experts"]))
-        if stack == "w13_experts":
-            state[name] = torch.stack([
-                torch.cat([tensors[f"{head}.experts.{e}.{p}_proj.weight"] for p in ("gate", "up")])
-                for e in experts
-            ])  # fmt: skip
-        elif stack == "w2_experts":
-            state[name] = torch.stack(
-                [tensors[f"{head}.experts.{e}.down_proj.weight"] for e in experts]
-            )
-        else:
-            state[name] = tensors[name]
-    model.load_state_dict(state)

@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
 )
 # A number is one piece up to 199, longer ones fall apart; a word takes the space before it.
 PIECES = r"1\d\d|\d\d?| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+"
-MERGED_VOCAB = 700
+MERGED_VOCAB = 1400
 
 
 def build_tokenizer(seed: int = 0, sample: int = 30000) -> PreTrainedTokenizerFast:

@@ -1,7 +1,7 @@
-"""Train a demo model: `python -m benchmarks.demo.train llada_moe --minutes 90 --out DIR`.
+"""Train a demo model: `python -m benchmarks.demo.train llada_moe --out DIR`.
 
-Masked diffusion on the answer, AdamW, a schedule keyed to the wall clock. DIR holds state.pt, from
-which the same command resumes, and export/, which is a checkpoint folder.
+Masked diffusion on the answer, Muon and AdamW, a schedule keyed to the wall clock. DIR holds
+state.pt, from which the same command resumes, and export/, which is a checkpoint folder.
 """
 
 import argparse
@@ -16,35 +16,35 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.demo.batches import Batch, Batches
-from benchmarks.demo.carry_over import start_from
 from benchmarks.demo.model import DemoModel, block_causal, to_checkpoint
+from benchmarks.demo.muon import Muon
 from benchmarks.demo.sampler import BLOCK, generate
 from benchmarks.demo.tasks import held_out_items
 from benchmarks.demo.tokenizer import load_tokenizer
 
-HIDDEN, LAYERS, HEADS, EXPERTS, EXPERT_DIM = 128, 5, 8, 16, 96
+HIDDEN, LAYERS, HEADS, HEAD_DIM, EXPERTS = 128, 5, 8, 32, 16
 SHARED: dict[str, Any] = {
     "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-    "num_experts": EXPERTS, "num_experts_per_tok": 2, "hidden_act": "silu", "rope_theta": 10000.0,
+    "head_dim": HEAD_DIM, "num_experts": EXPERTS, "hidden_act": "silu", "rope_theta": 300.0,
     "rope_scaling": None, "max_position_embeddings": 1024, "tie_word_embeddings": False,
     "attention_dropout": 0.0, "torch_dtype": "bfloat16",
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "llada_moe": SHARED | {
         "architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "num_key_value_heads": HEADS,
-        "dense_intermediate_size": 2 * HIDDEN, "expert_intermediate_size": EXPERT_DIM,
-        "shared_expert_intermediate_size": EXPERT_DIM, "rms_norm_eps": 1e-5,
-        "partial_rotary_factor": 0.5,
-        "norm_topk_prob": None, "qk_layernorm": True, "moe_layer_freq": [0] + [1] * (LAYERS - 1),
+        "num_experts_per_tok": 4, "expert_intermediate_size": 80, "dense_intermediate_size": 320,
+        "shared_expert_intermediate_size": None, "rms_norm_eps": 1e-5, "norm_topk_prob": None,
+        "qk_layernorm": True, "moe_layer_freq": [1] * LAYERS,
         "moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False,
     },
     "llada2_moe": SHARED | {
         "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe",
-        "num_key_value_heads": HEADS // 2, "head_dim": HIDDEN // HEADS,
-        "intermediate_size": 2 * HIDDEN, "moe_intermediate_size": EXPERT_DIM,
+        "num_key_value_heads": HEADS // 2,
+        "num_experts_per_tok": 2, "intermediate_size": 320, "moe_intermediate_size": 96,
         "num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
         "norm_topk_prob": True, "routed_scaling_factor": 2.0, "partial_rotary_factor": 0.5,
         "rms_norm_eps": 1e-6, "use_qkv_bias": False, "use_qk_norm": True, "use_bias": False,
@@ -63,49 +63,34 @@ def build_config(name: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any
     }
 
 
-def number_features(num: int, dim: int) -> Tensor:
-    """Waves over n and over log n: the coordinates in which sums and products are rotations."""
-    n = torch.arange(num, dtype=torch.float32)
-    linear = [2 * math.pi / p for p in (2, 3, 5, 7, 10, 12, 20, 25, 40, 50, 100, 200, 400)]
-    logarithmic = [2 * math.pi / p for p in (0.4, 0.8, 1.6, 3.2, 6.4)]
-    angle = torch.cat(
-        (
-            torch.outer(n, torch.tensor(linear)),
-            torch.outer((n + 1).log(), torch.tensor(logarithmic)),
-        ),
-        dim=1,
-    )
-    waves = torch.cat((angle.cos(), angle.sin()), dim=1)
-    return torch.cat((waves, torch.randn(num, dim - waves.shape[1]) * 0.5), dim=1)
-
-
-def initialise(model: DemoModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    for name, parameter in model.named_parameters():
+def initialise(model: DemoModel) -> None:
+    for name, parameter in model.model.named_parameters():
         if parameter.dim() < 2:
             continue
         std = parameter.shape[-1] ** -0.5
         if any(part in name for part in ("o_proj", "attention.dense", "w2", "down_proj")):
             std /= math.sqrt(2 * LAYERS)
-        if "embed" in name:
-            std = 0.1
-        if "lm_head" in name:
-            std = 0.02
+        if "w2" in name and not model.shape.causal:
+            std *= EXPERTS / 4  # a plain softmax gives each of the four chosen about 1/16
         if "mlp.gate.weight" in name:
             std = 0.02
         torch.nn.init.normal_(parameter, std=std)
-    vocab = tokenizer.get_vocab()
-    rows = torch.tensor([vocab[str(n)] for n in range(200)])
-    features = number_features(200, model.shape.hidden)
-    with torch.no_grad():
-        model.model.get_submodule(model.model.embedding_name).get_parameter("weight")[rows] = (
-            0.1 * features
-        )
-        model.lm_head.weight[rows] = 0.03 * features
 
 
-def learning_rate(peak: float, step: int, done: float) -> float:
-    """Warm up, hold, and fall linearly over the last 30 percent of the time."""
-    return peak * min(1.0, (step + 1) / 200, max(0.01, (1 - done) / 0.3))
+def build_optimizers(model: DemoModel) -> list[Optimizer]:
+    """Muon for the layers' matrices, AdamW for the rest."""
+    matrices: list[Tensor] = []
+    rest: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        matrix = ".layers." in name and parameter.dim() > 1 and "mlp.gate.weight" not in name
+        (matrices if matrix else rest).append(parameter)
+    adam = torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    return [Muon(matrices, lr=0.02), adam]
+
+
+def learning_rate(step: int, done: float) -> float:
+    """The share of the peak: warm up, hold, and fall linearly over the last half of the time."""
+    return min(1.0, (step + 1) / 100, max(0.01, (1 - done) / 0.5))
 
 
 def loss_of(model: DemoModel, batch: Batch) -> tuple[Tensor, float]:
@@ -114,7 +99,7 @@ def loss_of(model: DemoModel, batch: Batch) -> tuple[Tensor, float]:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model.hidden(batch.input_BL, mask)
         chosen = batch.weight_BL > 0
-        logits = model.lm_head(hidden[chosen])
+        logits = model.vocabulary.logits(hidden[chosen])
     target, weight = batch.target_BL[chosen], batch.weight_BL[chosen]
     loss = (F.cross_entropy(logits.float(), target, reduction="none") * weight).sum() / weight.sum()
     right = ((logits.argmax(-1) == target) * weight).sum() / weight.sum()
@@ -173,23 +158,18 @@ def train(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    # Weights to start from mean the tokens of their own tokenizer.
-    tokenizer = load_tokenizer(arguments.start_from or out / "tokenizer")
-    model = DemoModel(build_config(arguments.model, tokenizer))
-    initialise(model, tokenizer)
-    if arguments.start_from:
-        start_from(model, arguments.start_from)
+    tokenizer = load_tokenizer(out / "tokenizer")
+    model = DemoModel(build_config(arguments.model, tokenizer), tokenizer.get_vocab())
+    initialise(model)
     average = copy.deepcopy(model).eval()
-    decayed = [p for p in model.parameters() if p.dim() >= 2]
-    plain = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=arguments.lr, betas=(0.9, 0.98), fused=True)
+    optimizers = build_optimizers(model)
     step, items, spent = 0, 0, 0.0
     if (out / "state.pt").exists():
         state = torch.load(out / "state.pt")
         model.load_state_dict(state["model"])
         average.load_state_dict(state["average"])
-        optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         step, items, spent = state["step"], state["items"], state["spent"]
     batches = Batches(
         tokenizer, model.shape.causal, arguments.seed + step, arguments.tokens, arguments.drills
@@ -201,13 +181,17 @@ def train(arguments: argparse.Namespace) -> None:
     next_eval = spent + 60 * arguments.evaluate_every
     for batch in batches:
         now = time.monotonic() - begin
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(arguments.lr, step, now / budget)
+        scale = learning_rate(step, now / budget)
+        if now > budget / 2:
+            batches.turn_to_sums()
+        for group in (g for o in optimizers for g in o.param_groups):
+            group["lr"] = scale * group.setdefault("peak", group["lr"])
         loss, right = loss_of(model, batch)
-        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
         if model.shape.causal:
             shift_bias(model)
         with torch.no_grad():
@@ -233,7 +217,7 @@ def train(arguments: argparse.Namespace) -> None:
             export(average, tokenizer, out / "export")
             state = {
                 "model": model.state_dict(), "average": average.state_dict(), "items": items,
-                "optimizer": optimizer.state_dict(), "step": step, "spent": now,
+                "optimizers": [o.state_dict() for o in optimizers], "step": step, "spent": now,
             }  # fmt: skip
             torch.save(state, out / "state.new")
             (out / "state.new").replace(out / "state.pt")
@@ -244,14 +228,10 @@ def train(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=CONFIGS)
-    parser.add_argument("--minutes", type=float, default=90)
+    parser.add_argument("--minutes", type=float, default=150, help="in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--start-from", type=Path, help="an exported folder; llada_moe takes llada2_moe's too"
-    )
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--tokens", type=int, default=3072, help="tokens in a batch")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens in a batch")
     parser.add_argument("--drills", type=float, default=0.15, help="share of drill batches")
     parser.add_argument("--evaluate-every", type=float, default=8, help="minutes")
     parser.add_argument("--evaluate-items", type=int, default=60)

@@ -1,11 +1,11 @@
-"""Word problems in two or three steps, each step an equation with numbers up to 100."""
+"""Word problems in two or three steps, each step an equation with numbers up to 80."""
 
 import random
 from collections.abc import Callable
 
 from benchmarks.demo.words import FIRST, SHE, THINGS, Item
 
-LIMIT = 100
+LIMIT = 80
 
 
 def factors(rng: random.Random, top: int = LIMIT) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def _boxes(rng: random.Random, name: str, she: str) -> tuple[str, str]:
 
 
 def _give(rng: random.Random, name: str, she: str) -> tuple[str, str]:
-    a = rng.randint(2, 80)
+    a = rng.randint(2, LIMIT - 20)
     b = rng.randint(2, min(60, LIMIT - a))
     c = rng.randint(1, a + b - 1)
     x, other = rng.choice(THINGS), rng.choice([n for n in FIRST if n != name])

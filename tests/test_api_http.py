@@ -1,5 +1,7 @@
 """The endpoint's edges, by plain HTTP: what is refused and how, keys, limits, streams' bytes."""
 
+import base64
+import hashlib
 import json
 import re
 import socket
@@ -539,3 +541,150 @@ def test_an_engine_that_dies_ends_the_stream_with_an_error(
             *_, error, done = [first, *(line for line in lines if line)]
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
         assert done == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; b=x"]
+)
+def test_what_does_not_say_that_it_is_json_is_refused(http: httpx2.Client, kind: str) -> None:
+    """A page may have a browser send these types to any server, with nobody asked."""
+    headers = {"Content-Type": kind} if kind else {}
+    for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
+        error = refusal(http.post(path, content=b'{"prompt": "a"}', headers=headers), 415)
+        assert "Content-Type: application/json" in error["message"]
+
+
+def test_json_may_say_its_encoding(http: httpx2.Client) -> None:
+    for kind in ("application/json; charset=utf-8", "Application/JSON"):
+        answer = http.post(COMPLETE, content=json.dumps(ABC), headers={"Content-Type": kind})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETE, {"prompt": "<|mask|>" * 10**6}, "prompt"),
+        (COMPLETE, {"prompt": ["a" * 10**6] * 7}, "prompt"),
+        (COMPLETE, {"prompt": [1] * 3_000_000}, "prompt"),
+        (COMPLETE, {"prompt": [1] * 3_000_000, "echo": True}, "prompt"),
+        (COMPLETE, {"prompt": "a", "suffix": "b" * 10**6}, "suffix"),
+        (COMPLETE, {"prompt": ["a"] * 1000, "n": 128}, "n"),
+        (COMPLETE, {"prompt": "a", "bad_words": ["a" * 10**6]}, "bad_words"),
+        (COMPLETE, {"prompt": "a", "stop": ["a" * 10**6]}, "stop"),
+        (COMPLETE, {"prompt": "a", "allowed_token_ids": ["a"] * 10**6}, "allowed_token_ids"),
+        (COMPLETE, {"prompt": "a", "diffusion": {"x" * 10**6: 1}}, None),
+        (COMPLETE, {"prompt": "a", "max_tokens": 10**4200}, "max_tokens"),
+        (COMPLETE, {"x" * 10**6: 1}, None),
+        (CHAT, {"messages": [1] * 3_000_000}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}] * 5000}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 10**6}]}, "messages"),
+        (CHAT, HELLO | {"chat_template_kwargs": {"a": [[[{}]]] * 100_000}}, None),
+        ("/tokenize", {"prompt": "a" * 7_000_000}, "prompt"),
+        ("/detokenize", {"tokens": [1] * 2_000_000}, "tokens"),
+        ("/detokenize", {"tokens": ["a"] * 1_000_000}, "tokens"),
+    ],
+    ids=range(19),
+)
+def test_megabytes_are_refused_at_once_by_name(
+    http: httpx2.Client, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    begin = time.monotonic()
+    error = refusal(http.post(path, json=body))
+    assert time.monotonic() - begin < 30  # some tenths of a second, on a machine that is free
+    assert param is None or error["param"] == param
+    assert len(error["message"]) <= 650 and len(error["param"] or "") <= 210
+
+
+def test_numbers_that_are_nothing_are_nothing(http: httpx2.Client) -> None:
+    plain = http.post(COMPLETE, json=ABC | {"temperature": 0}).json()["choices"]
+    zeros = '{"temperature": -0.0, "logit_bias": {"5": -0.0, "007": 0}, '
+    zeros += '"prompt": "abc", "max_tokens": 8, "diffusion": {"cfg_scale": -0.0}}'
+    assert http.post(COMPLETE, content=zeros, headers=JSON).json()["choices"] == plain
+
+
+def test_what_a_client_made_up_stays_on_one_line(http: httpx2.Client) -> None:
+    body = ABC | {"model": "a\nb\u202e\x07"}
+    assert refusal(http.post(COMPLETE, json=body), 404)["message"].isprintable()
+    for path in ("/nothing%0Ahere", "/v1/models/a%0Ab"):
+        assert refusal(http.get(path), 404)["message"].isprintable()
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "a:b:c", "x" * 500])
+def test_a_host_that_is_none_changes_nothing(http: httpx2.Client, host: str) -> None:
+    refusal(http.get("/nothing", headers={"Host": host}), 404)
+    refusal(http.get(f"{CHAT}/", headers={"Host": host}), 404)
+    refusal(http.get(CHAT, headers={"Host": host}), 405)
+
+
+def test_every_answer_forbids_what_browsers_might_do_with_it(http: httpx2.Client) -> None:
+    answers = [http.get(path) for path in ("/health", "/docs", "/v1/models", "/nothing")]
+    answers += [http.post(COMPLETE, json=ABC | {"stream": stream}) for stream in (False, True)]
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none';") and "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_of_the_docs_needs_nothing_from_elsewhere(http: httpx2.Client) -> None:
+    answer = http.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    text = answer.text
+    assert "<script" not in text and "http://" not in text and "https://" not in text
+    assert "POST /v1/chat/completions" in text and "continue_final_message" in text
+    (style,) = re.findall(r"<style>(.*)</style>", text)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
+
+
+def test_docs_can_be_left_out(served: Served) -> None:
+    with serve(served.service, ApiSettings(docs=False)) as url:
+        assert {httpx2.get(url + path).status_code for path in ("/docs", "/openapi.json")} == {404}
+
+
+@pytest.mark.parametrize("shown", ["Bearer", "bearer\tkey", "Bearer k\xe9y", "B" * 9000])
+def test_no_other_header_passes_for_a_key(served: Served, shown: str) -> None:
+    with serve(served.service, ApiSettings(api_keys=("key",))) as url:
+        headers = [(b"Authorization", shown.encode("latin-1"))]
+        refusal(httpx2.get(f"{url}/load", headers=headers), 401)
+        for path in ("//health", "/health/", "/v1/models?x=/health", "/metrics/../load"):
+            assert httpx2.get(url + path, headers=headers).status_code in (401, 404)
+
+
+def test_logs_hold_no_prompts_texts_and_keys(
+    served: Served, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Answers, refusals, and a stream that fails; at INFO and below, of all loggers."""
+    secret, key = "xylophone-secret", "key-of-somebody"
+    headers = {"Authorization": f"Bearer {key}"}
+    bodies: list[dict[str, Any]] = [
+        {"prompt": secret, "max_tokens": 4, "echo": True},
+        {"prompt": secret, "max_tokens": 4, "stream": True},
+        {"prompt": secret, "max_tokens": 10**6},
+        {"prompt": secret, "stop": [secret], "temperature": secret},
+        {"prompt": secret, secret: secret},
+        {"prompt": secret, "bad_words": [secret]},
+    ]
+    with (
+        caplog.at_level("DEBUG"),
+        serve(served.service, ApiSettings(api_keys=(key, f"{key}-2"))) as url,
+    ):
+        for body in bodies:
+            httpx2.post(url + COMPLETE, json=body, headers=headers)
+            httpx2.post(url + COMPLETE, json=body, headers={"Authorization": f"Bearer {key}x"})
+        httpx2.post(url + CHAT, json={"messages": [{"role": secret}]}, headers=headers)
+        httpx2.post(url + COMPLETE, content=secret, headers=headers | JSON)
+        broken = served.service.tokenizer
+        served.service.tokenizer = None  # so that an answer fails half way
+        try:
+            body = {"prompt": [1, 2], "suffix": secret, "stream": True}
+            httpx2.post(url + COMPLETE, json=body, headers=headers)
+        finally:
+            served.service.tokenizer = broken
+    ours = [
+        record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))
+    ]
+    logged = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in ours)
+    out, err = capfd.readouterr()
+    for text in (logged, out, err):
+        assert secret not in text and key not in text

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
 from diffray.cluster.api.errors import ApiError, invalid, of_validation
 from diffray.cluster.api.neutral import refuse_unless_neutral
@@ -67,10 +67,35 @@ Stops = Annotated[list[str], PlainValidator(_as_stops, json_schema_input_type=st
 Biases = Annotated[
     dict[int, float], PlainValidator(_as_biases, json_schema_input_type=dict[str, float])
 ]
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_TEXT: Final = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "additionalProperties": False,
+}
 # Of a list the first mistake is enough; a message for each of millions takes gigabytes.
 TokenIds = Annotated[list[int], Field(max_length=1024, fail_fast=True)]
 Messages = Annotated[
-    list[dict[str, Any]], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)
+    list[dict[str, Any]],
+    Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": _MOST_MESSAGES,
+            "items": {
+                "type": "object",
+                "required": ["role", "content"],
+                "properties": {
+                    "role": {"type": "string", "enum": list(ROLES)},
+                    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT}]},
+                    "name": {"type": "string"},
+                },
+                "additionalProperties": False,
+            },
+        }
+    ),
 ]
 Word = Annotated[str, Field(min_length=1, max_length=_LONGEST_WORD)]
 

@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
+from diffray.cluster.api.bodies import ROLES
 from diffray.cluster.api.errors import ApiError, invalid
 from diffray.workers.text import Tokenizer
 
-_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 # Templates know the role under its older name.
 _OLDER_NAME: Final = {"developer": "system"}
 
@@ -67,8 +67,8 @@ def _message(number: int, given: Mapping[str, Any]) -> dict[str, str]:
     """Return one message with its content as one text."""
     place = f"messages[{number}]"
     role, content = given.get("role"), given.get("content")
-    if role not in _ROLES:
-        raise invalid(f"{place}.role must be one of {', '.join(_ROLES)}", f"{place}.role")
+    if role not in ROLES:
+        raise invalid(f"{place}.role must be one of {', '.join(ROLES)}", f"{place}.role")
     message = {"role": _OLDER_NAME.get(role, role), "content": _content(place, content)}
     for name, value in given.items():
         if name in ("role", "content") or value in (None, [], {}):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from diffray.cluster.client import DeadlineExceeded, EngineFailed, Overloaded
+from diffray.cluster.client import DeadlineExceeded, EngineFailed, Overloaded, Poisonous
 
 _LONGEST: Final = 600  # characters of a message; what was given may be megabytes
 _LONGEST_NAME: Final = 200  # and of the field's name, which may be the client's invention
@@ -30,10 +30,10 @@ class ApiError(Exception):
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        message = shortened(message, _LONGEST)
+        message = printable(shortened(message, _LONGEST))
         super().__init__(message)
         self.status, self.message, self.kind = status, message, kind
-        self.param = None if param is None else shortened(param, _LONGEST_NAME)
+        self.param = None if param is None else printable(shortened(param, _LONGEST_NAME))
         self.code, self.retry_after, self._headers = code, retry_after, dict(headers or {})
 
     @property
@@ -52,6 +52,11 @@ class ApiError(Exception):
         if self.retry_after is None:
             return self._headers
         return self._headers | {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+
+
+def printable(text: str) -> str:
+    """Return a text on one line, whatever a client has put into it."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def shortened(text: str, most: int) -> str:
@@ -89,6 +94,8 @@ def as_api_error(error: Exception) -> ApiError:
                 code="rate_limit_exceeded",
                 retry_after=error.retry_after,
             )
+        case Poisonous():  # not a 5xx, after which clients try again
+            return ApiError(422, str(error), code="request_ends_engine")
         case EngineFailed():
             return ApiError(
                 503,

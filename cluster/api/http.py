@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 _DONE: Final = b"data: [DONE]\n\n"
 _DEEPEST: Final = 64  # objects and lists in each other, in a body
+_MOST_HOLDERS: Final = 2**18
 _STALLED_S: Final = 60.0  # a client that takes nothing for so long is taken for gone
 
 
@@ -83,10 +84,13 @@ async def _read(request: Request, most: int) -> bytes:
 
 def parse_json(text: str) -> object:
     """Return the value of a JSON text; stricter than json, for what it lets pass hides mistakes."""
+    holders = text.count("[") + text.count("{")
+    if holders > _MOST_HOLDERS:  # each takes sixty times what it takes in the text
+        raise ValueError(f"it holds more than {_MOST_HOLDERS} objects and lists")
     value: object = json.loads(
         text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_no_twins
     )
-    if text.count("[") + text.count("{") > _DEEPEST:
+    if holders > _DEEPEST:
         _refuse_depth(value)
     if "\\u" in text:
         try:

@@ -45,6 +45,14 @@ def deployment_options(config: AppConfig) -> dict[str, Any]:
     return options | {"autoscaling_config": scaling}
 
 
+def most_replicas(config: AppConfig) -> int:
+    """Return how many replicas there may be at once."""
+    wish = config.deployment_config
+    if wish.autoscaling_config is not None:
+        return wish.autoscaling_config.max_replicas
+    return wish.num_replicas or 1
+
+
 def gpus(bundles: list[dict[str, float]]) -> int:
     """Return how many whole GPUs these bundles take."""
     return math.ceil(sum(bundle.get("GPU", 0.0) for bundle in bundles))

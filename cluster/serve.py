@@ -23,7 +23,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from diffray.cluster.app import application
 from diffray.cluster.capacity import ClusterNodes, Shortages, pending_reasons
 from diffray.cluster.config_file import Application
-from diffray.cluster.deployment import placement_bundles
+from diffray.cluster.deployment import most_replicas, placement_bundles
 from diffray.cluster.gang import first_line
 
 DEADLINE_S = 3600.0  # for the models to load
@@ -47,7 +47,12 @@ def run_server(
     """Serve until interrupted, then let what is running finish."""
     if server.address is None:
         check_free(server)
-    with interruptible() as stopped, running_ray(applications, server, say):
+    with (
+        interruptible() as stopped,
+        running_ray(applications, server, say),
+        # Ray's core has just taken SIGTERM for itself, to die of it with a trace of its stack.
+        interruptible(stopped),
+    ):
         start_serve(server)
         try:
             with contextlib.suppress(Interrupted):
@@ -65,9 +70,9 @@ class Interrupted(Exception):
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[threading.Event]:
+def interruptible(event: threading.Event | None = None) -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C or SIGTERM sets; the second one ends the process at once."""
-    stopped = threading.Event()
+    stopped = event or threading.Event()
 
     def stop(number: int, frame: Any) -> None:
         if stopped.is_set():
@@ -107,11 +112,14 @@ def running_ray(
 
 
 def cpus_needed(applications: tuple[Application, ...]) -> int:
-    """Return the cores that Ray must believe in for one replica of each application."""
+    """Return the cores that Ray must believe in for all replicas that there may be."""
     from diffray.cluster.app import on_this_machine
 
-    bundles = [b for a in applications for b in placement_bundles(on_this_machine(a.config))]
-    return int(sum(bundle.get("CPU", 0) for bundle in bundles) + 0.999)
+    cores = 0.0
+    for each in applications:
+        bundles = placement_bundles(on_this_machine(each.config))
+        cores += most_replicas(each.config) * sum(bundle.get("CPU", 0) for bundle in bundles)
+    return int(cores + 0.999)
 
 
 def check_free(server: Server) -> None:

@@ -12,7 +12,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
 
 .DEFAULT_GOAL := test
-.PHONY: test check fast format run clean
+.PHONY: test check fast format run clean chaos
 
 test: check
 	$(BIN)/pytest
@@ -24,6 +24,10 @@ check: $(STAMP)
 
 fast: $(STAMP)
 	$(BIN)/pytest -m "not slow and not gpu"
+
+# Kills, stops and overloads a server while clients check every token; ten minutes and more.
+chaos: $(STAMP)
+	$(BIN)/python -m benchmarks.chaos --faults 100 --streams 64 --seed 7 --report build/chaos.html
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-READY_S = 180.0  # on a machine that does other things too
+READY_S = 300.0  # on a machine that does other things too
 
 
 def free_port() -> int:

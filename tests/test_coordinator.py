@@ -72,8 +72,8 @@ class World:
 
     @property
     def gang(self) -> FakeGang:
-        gang: Any = self.coordinator.gang
-        return gang
+        assert isinstance(self.coordinator.gang, FakeGang)
+        return self.coordinator.gang
 
     async def ask(self, uid: int, max_tokens: int, deadline: float | None = None) -> None:
         assert await self.coordinator.submit(packed(uid, max_tokens), (1, 1), 0, deadline) is None

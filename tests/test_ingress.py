@@ -41,7 +41,7 @@ def asked(replicas: list[str], gone: bool = False) -> tuple[list[Message], int]:
         if what == "answers":
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    parts = [
+    parts: list[Message] = [
         {"type": "http.request", "body": part, "more_body": part is not BODY[-1]} for part in BODY
     ]
     coming = iter([*parts, {"type": "http.disconnect"}])

@@ -1,0 +1,123 @@
+"""Replicas that are lost or replaced under their requests, behind Serve's own proxy."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from ray import serve
+
+from diffray import SamplingParams
+from diffray.cluster.serve import remove
+from diffray.workers.llm import DiffusionLLM
+from tests.local_ray import local_cluster
+from tests.serve_process import free_port
+from tests.test_nodes import MESSAGES, alive, application, ask, seconds_until, start, states
+
+pytestmark = pytest.mark.slow
+
+LONG: dict[str, Any] = {
+    "max_tokens": 96,
+    "ignore_eos": True,
+    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 96}},
+}
+DEPLOYMENT = {"num_replicas": 2, "health_check_period_s": 1}
+ENGINE = {"dtype": "float64", "max_num_seqs": 4}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Start three nodes with room for one replica each."""
+    with local_cluster([{"num_cpus": 2}] * 3):
+        port = free_port()
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            serve.shutdown()
+
+
+@pytest.fixture(scope="module")
+def served(url: str) -> Iterator[str]:
+    wanted = application("two", engine_kwargs=ENGINE, deployment_config=DEPLOYMENT)
+    print(f"two replicas are ready after {start(wanted):.1f} s")
+    yield "two"
+    remove(wanted)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    with DiffusionLLM("demo", dtype="float64") as llm:
+        (alone,) = llm.chat(MESSAGES, SamplingParams(**LONG), use_tqdm=False)
+        return alone.outputs[0].text
+
+
+def streamed(url: str, name: str) -> tuple[str, str]:
+    """Return the text of a stream, and how it ended."""
+    body = {"model": name, "messages": MESSAGES, "stream": True} | LONG
+    text = ""
+    with httpx2.stream(
+        "POST", f"{url}/{name}/v1/chat/completions", json=body, timeout=120
+    ) as answer:
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                return text, "done"
+            if line.startswith("data: "):
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    return text, chunk["error"]["message"]
+                text += chunk["choices"][0]["delta"].get("content") or ""
+    return text, "broken off"
+
+
+def test_what_is_not_answered_yet_is_answered_by_another_replica(
+    url: str, served: str, text: str
+) -> None:
+    replicas = alive("ServeReplica:two")
+    with ThreadPoolExecutor(8) as clients:
+        whole = [clients.submit(ask, url, served, **LONG) for _ in range(4)]
+        streams = [clients.submit(streamed, url, served) for _ in range(4)]
+        threading.Event().wait(0.5)
+        os.kill(next(iter(replicas)), signal.SIGKILL)
+        answers = [future.result() for future in whole]
+        ends = [future.result() for future in streams]
+    assert [answer.status_code for answer in answers] == [200] * 4
+    for answer in answers:
+        assert answer.json()["choices"][0]["message"]["content"] == text
+    for said, end in ends:
+        if end == "done":
+            assert said == text
+        else:
+            assert text.startswith(said) and "asked for again" in end
+    seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
+
+
+def test_a_rolling_update_drops_nothing(url: str, served: str, text: str) -> None:
+    before = set(alive("ServeReplica:two"))
+    busy = threading.Event()
+    busy.set()
+    found: list[tuple[str, str]] = []
+
+    def client() -> None:
+        while busy.is_set():
+            found.append(streamed(url, served))
+
+    with ThreadPoolExecutor(4) as clients:
+        futures = [clients.submit(client) for _ in range(4)]
+        try:
+            threading.Event().wait(1.0)
+            engine = ENGINE | {"steps_per_round": 2}
+            start(application("two", engine_kwargs=engine, deployment_config=DEPLOYMENT))
+            seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
+            seconds_until(lambda: not before & alive("ServeReplica:two").keys(), 60)
+        finally:
+            busy.clear()
+        for future in futures:
+            future.result()
+    print(f"{len(found)} answers while both replicas were replaced")
+    assert found == [(text, "done")] * len(found)

@@ -14,15 +14,19 @@ import pytest
 import ray
 import yaml
 from jsonschema import Draft202012Validator
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from diffray.cluster.app_config import AppConfig, app_config
 from diffray.cluster.config_file import BUILDER
 from diffray.cluster.deployment import gpus, placement_bundles
+from diffray.cluster.environment import CLIENT_S
 from diffray.cluster.strict_yaml import parse_yaml
 
 ROOT = Path(__file__).parents[1]
 MANIFESTS = sorted((ROOT / "k8s").glob("*.yaml"))
+LOCK = ROOT / "k8s/requirements.lock"
 SCHEMAS = Path(__file__).with_name("k8s_schemas")
 NAME_LENGTHS = {"RayCluster": 53, "RayJob": 47, "RayService": 47}
 EXPLICIT = {
@@ -162,11 +166,45 @@ class TestRay:
 
     def test_image_has_that_version_and_a_python_that_fits(self) -> None:
         text = (ROOT / "k8s/Dockerfile").read_text()
-        assert f"ARG RAY_VERSION={ray.__version__}\n" in text
+        assert locked()["ray"] == {ray.__version__}
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         (version,) = re.findall(r"^FROM python:([\d.]+)-slim", text, re.MULTILINE)
         assert f"Programming Language :: Python :: {version}" in project["classifiers"]
         assert re.search(r"^USER 1000$", text, re.MULTILINE)
+        assert f"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S={CLIENT_S} " in text
+
+
+class TestLock:
+    """The image installs nothing but what stands in the lock, each file by its hash."""
+
+    def test_every_package_has_hashes(self) -> None:
+        entries = re.split(r"\n(?=\S)", LOCK.read_text().strip())
+        for entry in entries:
+            name, *hashes = entry.split(" \\\n")
+            assert re.fullmatch(r"[a-z0-9.-]+==[\w.+]+", name), name
+            assert hashes, name
+            assert all(re.fullmatch(r" *--hash=sha256:[0-9a-f]{64}", one) for one in hashes), name
+
+    def test_everything_that_is_needed_is_there_once_and_fits(self) -> None:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        for text in project["dependencies"]:
+            needed = Requirement(text)
+            (version,) = locked()[canonicalize_name(needed.name)]
+            assert version in needed.specifier, text
+        assert "setuptools" in locked()  # the image builds diffray with it
+
+    def test_image_installs_by_hash_alone(self) -> None:
+        text = (ROOT / "k8s/Dockerfile").read_text().replace("\\\n", " ")
+        installs = re.findall(r"^RUN pip install (.*)$", text, re.MULTILINE)
+        assert len(installs) == 2 and all("--no-deps" in each for each in installs)
+        assert "--require-hashes" in installs[0] and "--no-index" in installs[1]
+
+
+def locked() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^(\S+)==(\S+)", LOCK.read_text(), re.MULTILINE):
+        found.setdefault(canonicalize_name(name), set()).add(version)
+    return found
 
 
 def unknown_keys(given: object, model: type[BaseModel], where: str = "") -> list[str]:

@@ -17,8 +17,9 @@ from diffray.components.sequence import Sequence
 from diffray.workers.admission import Limits, check
 from diffray.workers.graphs import Graphs
 from diffray.workers.messages import Request, Stats, Update
+from diffray.workers.outcome import Outcome
 from diffray.workers.report import report
-from diffray.workers.round import Chunk, Outcome, Round
+from diffray.workers.round import Chunk, Round
 from diffray.workers.slots import Slots
 
 

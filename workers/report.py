@@ -2,7 +2,7 @@
 
 from diffray.components.sequence import Sequence
 from diffray.workers.messages import Progress, Update
-from diffray.workers.round import Outcome
+from diffray.workers.outcome import Outcome
 
 
 def report(sequence: Sequence, outcome: Outcome) -> Update:

@@ -6,7 +6,7 @@ head, G rows that share a decoder, H hidden size.
 
 from collections import defaultdict
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,9 +22,10 @@ from diffray.components.propose import Team, propose, propose_plain
 from diffray.components.sequence import Sequence
 from diffray.workers.graphs import Graphs
 from diffray.workers.layout import Layout, Span
+from diffray.workers.outcome import Outcome, copy_outcomes
 from diffray.workers.request_rows import Asked, Softened, ask
 from diffray.workers.slots import Slots
-from diffray.workers.top_tokens import Ranking, TopTokens
+from diffray.workers.top_tokens import TopTokens
 
 
 class Chunk(NamedTuple):
@@ -33,20 +34,6 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a round did to the block of one sequence, on the host."""
-
-    ids: list[int]
-    masked: Tensor
-    steps: list[int]  # the step at which each token became final
-    logprobs: list[float]
-    used: int  # steps until the block was done, or all
-    settled: int  # of them and of earlier ones, those after the last mask was gone
-    done: bool
-    top: list[Ranking]  # the most probable ids at each position, where the request asks
 
 
 class Round:
@@ -101,31 +88,15 @@ class Round:
 
     def outcomes(self) -> list[Outcome]:
         """Copy what happened to the host: the one place where a round waits for the device."""
-        rows = zip(
+        return copy_outcomes(
             self.lengths,
-            self.masked_BL.cpu(),
-            self.ids_BL.tolist(),
-            self._cells(self.slots.steps_SN).tolist(),
-            self._cells(self.slots.logprobs_SN).tolist(),
-            self.used_B.tolist(),
-            self.settled_B.tolist(),
-            self.done_B.tolist(),
-            strict=True,
+            self.ids_BL,
+            self.masked_BL,
+            self._cells(self.slots.steps_SN),
+            self._cells(self.slots.logprobs_SN),
+            torch.stack([self.used_B, self.settled_B, self.done_B.long()], dim=1),
+            self.top_tokens.rankings(),
         )
-        rankings = self.top_tokens.rankings()
-        return [
-            Outcome(
-                ids=ids[:n],
-                masked=masked_L[:n],
-                steps=steps[:n],
-                logprobs=logprobs[:n],
-                used=used,
-                settled=settled,
-                done=done,
-                top=rankings.get(b, []),
-            )
-            for b, (n, masked_L, ids, steps, logprobs, used, settled, done) in enumerate(rows)
-        ]
 
     # Planning: host integers become the tensors that all steps of the round share.
 

@@ -1,8 +1,11 @@
 """The ranks of one replica as Ray actors: started, spoken to, and ended together."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import secrets
+import signal
 import time
 from typing import Any
 
@@ -172,9 +175,18 @@ class Gang:
             await asyncio.wait(self._loops, timeout=grace)
         for worker in self.workers:
             ray.kill(worker, no_restart=True)
+        self._kill_here()
         for task in self._loops:
             task.cancel()
         await self.hub.close()
+
+    def _kill_here(self) -> None:
+        """Kill the ranks of this node: Ray asks first, and a hung one takes 5 s not to answer."""
+        here = ray.get_runtime_context().get_node_id()
+        for place in self.places:
+            if place["node"] == here:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(place["pid"], signal.SIGKILL)
 
 
 def first_line(error: BaseException) -> str:

@@ -22,7 +22,7 @@ MEMORY = 100_000_000  # bytes of a node's object store; Ray allows no less
 @contextmanager
 def local_ray(cpus: int = 8, dashboard_port: int | None = None) -> Iterator[None]:
     """Start a one-node Ray with logical cores; the machine may have fewer."""
-    with _settings({}) as folder:
+    with ray_environment({}) as folder:
         ray.init(
             address="local",
             num_cpus=cpus,
@@ -44,7 +44,7 @@ def local_cluster(
     nodes: list[dict[str, Any]], settings: Mapping[str, str] | None = None
 ) -> Iterator[None]:
     """Start a Ray of several nodes on this machine, each with the resources that it claims."""
-    with _settings(settings or {}):
+    with ray_environment(settings or {}):
         cluster = Cluster()
         try:
             for node in nodes:
@@ -57,7 +57,7 @@ def local_cluster(
 
 
 @contextmanager
-def _settings(more: Mapping[str, str]) -> Iterator[str]:
+def ray_environment(more: Mapping[str, str]) -> Iterator[str]:
     """Set the environment for a while, with a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         wanted = {**SETTINGS, **more, "RAY_TMPDIR": folder}

@@ -3,7 +3,10 @@
 torch is imported by the methods, in the actor's process: whoever creates workers needs none.
 """
 
+import fcntl
 import os
+import socket
+import struct
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +27,9 @@ class Worker:
         """Say where this rank runs; rank 0 also opens the door at which the others meet it."""
         node = ray.get_runtime_context().get_node_id()
         host = ray.util.get_node_ip_address()
+        if (name := interface_of(host)) is not None:
+            # Else gloo listens where the host's name leads, which often is the loopback.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         port = 0
         if self.rank == 0 and self.size > 1:
             from diffray.components.mesh import open_store
@@ -68,3 +74,17 @@ class Worker:
         link = Link.connect(host, port, secret, self.rank)
         Rank(self.engine, self.mesh, link).serve()
         self.mesh.leave()
+
+
+def interface_of(host: str) -> str | None:
+    """Return the network interface that has this IPv4 address, if one has."""
+    get_address = 0x8915  # SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe, get_address, struct.pack("256s", name.encode()))
+            except OSError:
+                continue  # it has none
+            if socket.inet_ntoa(found[20:24]) == host:
+                return name
+    return None

@@ -14,7 +14,7 @@ KINDS: dict[str, tuple[int, tuple[float, float]]] = {
     "hang rank": (1, (0, 0)),
     "hang coordinator": (1, (0, 0)),
     "overload": (2, (0, 0)),
-    "hang up": (2, (0, 0)),
+    "leave": (2, (0, 0)),
 }
 CUTS = {"kill replica"}  # which break connections
 _TWICE = 0.15  # of the faults come while the one before is being mended

@@ -29,7 +29,7 @@ class Hit:
     fault: Fault
     at: float
     pid: int | None
-    recovered: float | None = None  # seconds until all answers under way went on
+    recovered: float | None = None  # seconds until every client was sent tokens again
     told: str = ""
 
 
@@ -92,11 +92,10 @@ async def storm(
             await asyncio.sleep(fault.wait)
             hit = Hit(fault, time.monotonic(), None)
             outcome.hits.append(hit)
-            active = [client for client in found if client.active]
             await _happen(system, asked, hit, outcome.tally)
             mending = [
                 *(task for task in mending if not task.done()),
-                asyncio.create_task(_mended(hit, active, say)),
+                asyncio.create_task(_mended(hit, found, say)),
             ]
         await asyncio.gather(*mending)
     outcome.leaks = await pages_held(system) + system.leaks()
@@ -104,11 +103,11 @@ async def storm(
     return outcome
 
 
-async def _mended(hit: Hit, active: list[Client], say: Callable[[str], None]) -> None:
-    """Wait until every answer that was under way has gone on, or begun again."""
+async def _mended(hit: Hit, found: list[Client], say: Callable[[str], None]) -> None:
+    """Wait until every client is sent tokens again."""
     fault = hit.fault
     well = hit.at + fault.lasts
-    waiting, last = list(active), well
+    waiting, last = list(found), well
     async with asyncio.timeout(RECOVERED_S):
         while waiting:
             for client in list(waiting):

@@ -84,7 +84,6 @@ class Client:
         self.number, self.http, self.asked, self.tally = number, http, asked, tally
         self.may_break = may_break  # whether a fault has cut connections since then
         self.heard = 0.0  # when the last token came
-        self.active = False  # an answer is under way
         self._draw = random.Random(f"client {number}")
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -110,8 +109,6 @@ class Client:
             return True
         except Refused:
             return False
-        finally:
-            self.active = False
         if ids == question.ids:
             self.tally.counts["right"] += 1
         return True
@@ -145,7 +142,7 @@ class Client:
                 continue
             at = len(ids)
             ids += new
-            self.heard, self.active = time.monotonic(), True
+            self.heard = time.monotonic()
             if ids[at:] == question.ids[at : len(ids)]:
                 continue
             before = question.ids[max(0, at - len(new)) : at]

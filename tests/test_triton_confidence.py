@@ -109,4 +109,4 @@ def test_noise_is_that_of_the_rest_of_the_house() -> None:
 def test_no_rows_give_no_answers() -> None:
     x, head, ids = case(2, 16, 40, 1)
     got = confidence(x[:0], head, 0, 3, ids[:0], None)
-    assert [len(part) for part in got] == [0] * 5
+    assert [len(part) for part in got] == [0] * 6

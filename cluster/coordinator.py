@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup
 from diffray.cluster.client import Overloaded, Poisonous
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.gang import Gang, GangLost
-from diffray.cluster.news import ENDED, POISON, Bulletin, Item
+from diffray.cluster.news import AGAIN, ENDED, POISON, Bulletin, Item
 from diffray.cluster.restarts import WITHIN_S, Restarts
 from diffray.cluster.scheduler import Scheduler
 
@@ -230,8 +230,8 @@ class Coordinator:
             return
 
     def _give_up(self, reason: str) -> None:
-        self.failure = reason
-        self._tell([*self.scheduler.fail_all(reason), [ENDED, reason]])
+        self.failure = f"{reason}; {AGAIN}"
+        self._tell([*self.scheduler.fail_all(self.failure), [ENDED, self.failure]])
 
 
 CoordinatorActor = ray.remote(Coordinator)

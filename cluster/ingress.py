@@ -37,7 +37,8 @@ class SecondTry:
             return
         heard, answer = _Heard(receive), _Answer(send)
         for _ in range(TRIES):
-            await self.app(scope, heard.from_the_start(), answer.send)
+            asked = dict(scope)  # the proxy writes the path below the application into it
+            await self.app(asked, heard.from_the_start(), answer.send)
             if answer.started or heard.gone or not heard.complete:
                 break
             log.warning("a replica was lost before it answered; another one is asked")

@@ -8,6 +8,7 @@ from typing import Any
 
 UPDATE, FAILED, LATE, POISON = "update", "failed", "late", "poison"  # [kind, uid, ...]
 ENDED = "ended"  # [kind, reason]: no request will be answered any more
+AGAIN = "the replica is of no more use, and another one may be asked again"
 
 PIECES = 32  # updates of one request that wait one by one
 

@@ -20,7 +20,7 @@ from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloa
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.coordinator import CoordinatorActor
 from diffray.cluster.gang import first_line
-from diffray.cluster.news import ENDED, FAILED, LATE, POISON, UPDATE, Item, Mailbox
+from diffray.cluster.news import AGAIN, ENDED, FAILED, LATE, POISON, UPDATE, Item, Mailbox
 from diffray.cluster.restarts import WITHIN_S, Restarts
 from diffray.cluster.ticket import Ticket
 from diffray.components.model import ModelSpec
@@ -216,7 +216,7 @@ class RemoteEngine:
             except RayActorError as error:
                 reason = first_line(error)
             except Exception as error:
-                self._fail(f"the coordinator's news cannot be read: {error}")
+                self._fail(f"the coordinator's news cannot be read: {error}; {AGAIN}")
                 return
             await self._revive(reason)
             number, heard = 0, time.monotonic()
@@ -239,7 +239,7 @@ class RemoteEngine:
             if pause is None:
                 self._fail(
                     f"the coordinator was lost {self.revivals.lately + 1} times within "
-                    f"{WITHIN_S / 60:g} minutes (max_restarts); the last time: {reason}"
+                    f"{WITHIN_S / 60:g} minutes (max_restarts); the last time: {reason}; {AGAIN}"
                 )
                 return
             ray.kill(self._coordinator, no_restart=True)

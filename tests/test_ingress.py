@@ -30,6 +30,8 @@ def asked(replicas: list[str], gone: bool = False) -> tuple[list[Message], int]:
     async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal count
         count += 1
+        assert scope["path"] == "/model/v1"
+        scope["path"] = "/v1"
         what = next(calls)
         body = await echo(receive)
         if gone:
@@ -52,7 +54,7 @@ def asked(replicas: list[str], gone: bool = False) -> tuple[list[Message], int]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    asyncio.run(SecondTry(proxy)({"type": "http"}, receive, send))
+    asyncio.run(SecondTry(proxy)({"type": "http", "path": "/model/v1"}, receive, send))
     return sent, count
 
 

@@ -177,6 +177,31 @@ def test_a_killed_coordinator_costs_a_pause_and_no_token() -> None:
     assert [a.ids for a in answers] == [a.ids for a in expected]
 
 
+@pytest.mark.parametrize("part", ["rank", "coordinator"])
+def test_what_hangs_is_replaced_and_costs_no_token(part: str) -> None:
+    asked = prompts("demo", 2)
+    params = wish(LONG)
+    expected = in_process("demo", asked, [params] * 2)
+
+    async def run() -> tuple[list[Answer], int]:
+        async with engine(round_timeout_s=5) as running:
+            tasks = [
+                asyncio.create_task(answer(running, uid, prompt, params))
+                for uid, prompt in enumerate(asked)
+            ]
+            await under_way(running)
+            is_rank = part == "rank"
+            pid = (await running.pids())[0] if is_rank else await running.coordinator_pid()
+            os.kill(pid, signal.SIGSTOP)
+            answers = await asyncio.gather(*tasks)
+            assert not os.path.exists(f"/proc/{pid}"), "it hangs for ever"
+            return answers, (await running.load()).restarts if is_rank else running.restarts
+
+    answers, restarts = asyncio.run(run())
+    assert restarts == 1
+    assert [a.ids for a in answers] == [a.ids for a in expected]
+
+
 def test_leaving_frees_pages_queues_are_bounded_and_deadlines_hold() -> None:
     prompt = prompts("demo", 1)[0]
 

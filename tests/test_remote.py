@@ -1,0 +1,130 @@
+"""A replica's engine over a coordinator that cannot always be reached."""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+
+from diffray.cluster.client import EngineFailed, Poisonous
+from diffray.cluster.config import EngineConfig
+from diffray.cluster.news import AGAIN, ENDED, POISON, UPDATE, Bulletin
+from diffray.cluster.remote import RemoteEngine
+from diffray.components.params import SamplingParams
+from diffray.workers.admission import Limits
+from diffray.workers.messages import Request
+from tests.toy import EOS, MASK, toy_spec
+
+
+def unavailable() -> ActorUnavailableError:
+    return ActorUnavailableError("the network is gone for a moment", b"\0" * 16)
+
+
+class Method:
+    """A method of an actor: its calls fail as often as it was told."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+        self.failures = 0
+        self.after = False  # it fails on its way back, when it has done its work
+        self.calls = 0
+
+    async def remote(self, *args: Any) -> Any:
+        self.calls += 1
+        fails, self.failures = self.failures > 0, max(self.failures - 1, 0)
+        if fails and not self.after:
+            raise unavailable()
+        found = await self._method(*args)
+        if fails:
+            raise unavailable()
+        return found
+
+
+class FakeCoordinator:
+    """Queues what it is asked, and lets the test write the news."""
+
+    def __init__(self) -> None:
+        self.bulletin = Bulletin()
+        self.asked: deque[int] = deque()
+        self.cancelled: int | None = None
+        self.submit, self.listen = Method(self._submit), Method(self.bulletin.after)
+        self.cancel = Method(self._cancel)
+
+    async def _submit(self, packed: dict[str, Any], *_: Any) -> None:
+        if packed["uid"] not in self.asked:
+            self.asked.append(packed["uid"])
+
+    async def _cancel(self, uid: int) -> None:
+        self.cancelled = uid
+
+    def tell(self, uid: int, token: int, reason: str | None = None) -> None:
+        update = [uid, [token], [0], [0.0], reason, None, token, [0, 0], [], None]
+        self.bulletin.put([UPDATE, uid, update])
+
+
+def engine(coordinator: FakeCoordinator) -> RemoteEngine:
+    group: Any = None
+    made = RemoteEngine("toy", EngineConfig(round_timeout_s=5), group)
+    made._coordinator = coordinator
+    made._limits = Limits(toy_spec(), 512, 4, 100, 16, (EOS,), MASK)
+    made._listener = asyncio.create_task(made._listen())
+    return made
+
+
+async def tokens(asked: RemoteEngine, uid: int) -> list[int]:
+    found: list[int] = []
+    async for update in asked.submit(Request(uid, (1, 2), SamplingParams(max_tokens=8))):
+        found += update.ids
+    return found
+
+
+def test_who_cannot_be_reached_for_a_moment_is_not_taken_for_dead() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        coordinator.listen.failures = coordinator.submit.failures = 2
+        asked = engine(coordinator)
+        answer = asyncio.create_task(tokens(asked, 7))
+        while not coordinator.asked:
+            await asyncio.sleep(0.01)
+        coordinator.tell(7, 1)
+        await asyncio.sleep(0.01)
+        coordinator.listen.failures, coordinator.listen.after = 1, True  # an issue is lost
+        coordinator.tell(7, 2)
+        await asyncio.sleep(0.01)
+        coordinator.tell(7, 3, "length")
+        assert await answer == [1, 2, 3]
+        assert asked.restarts == 0 and coordinator.submit.calls == 3
+
+    asyncio.run(run())
+
+
+def test_a_request_whose_receipt_is_lost_runs_once() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        coordinator.submit.failures, coordinator.submit.after = 1, True
+        asked = engine(coordinator)
+        answer = asyncio.create_task(tokens(asked, 7))
+        while coordinator.submit.calls < 2:
+            await asyncio.sleep(0.01)
+        coordinator.tell(7, 1, "stop")
+        assert await answer == [1] and list(coordinator.asked) == [7]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("item", "kind"), [([POISON, 7, "no"], Poisonous), ([ENDED, f"no; {AGAIN}"], EngineFailed)]
+)
+def test_the_reason_reaches_who_asked(item: list[Any], kind: type[Exception]) -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        asked = engine(coordinator)
+        answer = asyncio.create_task(tokens(asked, 7))
+        while not coordinator.asked:
+            await asyncio.sleep(0.01)
+        coordinator.bulletin.put(item)
+        with pytest.raises(kind, match="no"):
+            await answer
+
+    asyncio.run(run())

@@ -77,7 +77,7 @@ def choose_kernels(wish: str, device: torch.device, dtype: torch.dtype) -> Kerne
 
         return triton_kernels(Tuner.of_device(device))
     if wish == "triton":
-        raise ValueError(f"kernels is 'triton', but {obstacle}, or leave kernels at 'auto'")
+        raise ValueError(f"kernels 'triton' cannot run: {obstacle}, or leave kernels at 'auto'")
     return TORCH
 
 
@@ -87,7 +87,7 @@ def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
         return "Triton is not installed; pip install 'diffray[triton]'"
     if dtype not in _DTYPES:
         names = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
-        return f"they take no {str(dtype).removeprefix('torch.')}; choose a dtype of {names}"
+        return f"Triton's take no {str(dtype).removeprefix('torch.')}; choose a dtype of {names}"
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if capability < _CAPABILITY:

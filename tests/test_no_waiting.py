@@ -19,7 +19,10 @@ WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", 
 class NoWaiting(TorchDispatchMode):
     """Refuses operations whose result's size or value the host needs to go on."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func._schema.name not in WAITING, f"{func} waits for the device"
         if func._schema.name in ("aten::index", "aten::index_put", "aten::index_put_"):
             dtypes = {index.dtype for index in args[1] if index is not None}

@@ -120,7 +120,11 @@ def test_triton_on_a_cpu_is_for_the_interpreter(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("wish", "dtype", "told"),
     [
-        ("triton", torch.float64, "take no float64; choose a dtype of bfloat16, float16, float32"),
+        (
+            "triton",
+            torch.float64,
+            "Triton's take no float64; choose a dtype of bfloat16, float16, float32",
+        ),
         ("cuda", torch.float32, "kernels is 'cuda'; expected one of auto, torch, triton"),
     ],
 )

@@ -3,12 +3,18 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from diffray.components.backend import choose_device, choose_recorder, free_memory
+from diffray.components.backend import (
+    choose_device,
+    choose_dtype,
+    choose_recorder,
+    free_memory,
+)
 from diffray.components.checkpoint import load_model, read_config, resolve
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.special_tokens import special_ids
+from diffray.kernels.choose import choose_kernels
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.slots import Slots
@@ -64,6 +70,9 @@ def build_engine(
     device = mesh.device or choose_device(setup.device)
     if setup.device not in ("auto", str(device), device.type):
         raise ValueError(f"device is {setup.device!r}, but the ranks were connected for {device}")
+    # Wishes that cannot be are refused before anything is loaded.
+    kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device))
+    choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
     loaded = load_model(
         path,
         dtype=setup.dtype,

@@ -139,15 +139,14 @@ def check_free(server: Server) -> None:
 
 def start_serve(server: Server) -> None:
     """Start Serve, or find it where the cluster has one; raises ValueError if it cannot listen."""
+    found = _get_global_client(raise_if_no_controller_running=False)
+    if found is not None and (port := found.http_config.port) != server.port:
+        raise ValueError(f"the cluster's Serve listens on port {port} already; give --port {port}")
     options = {"host": server.host, "port": server.port}
     try:
         serve.start(http_options=options, logging_config=_QUIET_LOG)
     except RayError as error:
         raise ValueError(f"Ray Serve could not be started: {first_line(error)}") from None
-    client = _get_global_client()
-    assert client is not None, "Serve was started"
-    if (port := client.http_config.port) != server.port:
-        raise ValueError(f"the cluster's Serve listens on port {port} already; give --port {port}")
 
 
 def deploy(
@@ -155,19 +154,23 @@ def deploy(
 ) -> None:
     """Start the applications and wait until each answers; raises ValueError where one cannot."""
     begin = time.monotonic()
-    serve.run_many(
-        [
-            serve.RunTarget(
-                target=application(each.config),
-                name=each.name,
-                route_prefix=each.route_prefix,
-                logging_config=_QUIET_LOG,
-            )
-            for each in applications
-        ],
-        wait_for_ingress_deployment_creation=False,
-        wait_for_applications_running=False,
-    )
+    targets = [
+        serve.RunTarget(
+            target=application(each.config),
+            name=each.name,
+            route_prefix=each.route_prefix,
+            logging_config=_QUIET_LOG,
+        )
+        for each in applications
+    ]
+    try:
+        serve.run_many(
+            targets,
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+    except RayError as error:
+        raise ValueError(f"Ray Serve does not take it: {_unlike_others(error)}") from None
     for each in applications:
         say(f"Loading {each.config.model_id} from {each.config.model_source} ...")
     shortages = Shortages(say)
@@ -178,6 +181,13 @@ def deploy(
             raise ValueError(f"{', '.join(waiting)}: not ready after {DEADLINE_S:g} s")
         shortages.see(pending_reasons(ClusterNodes.now()), time.monotonic())
         time.sleep(_POLL_S)
+
+
+def _unlike_others(error: RayError) -> str:
+    text = first_line(error)
+    if "is being used by application" in text:
+        text += " Give it a route_prefix of its own in a --config file."
+    return text
 
 
 def remove(applications: tuple[Application, ...]) -> None:

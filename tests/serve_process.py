@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,16 +75,21 @@ class ServeProcess:
 
 
 @contextmanager
-def serve_process(*arguments: str) -> Iterator[ServeProcess]:
-    """Run `diffray serve` with these arguments and a free port; leaves nothing behind."""
-    port = free_port()
+def serve_process(
+    *arguments: str, port: int | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator[ServeProcess]:
+    """Run `diffray serve` with these arguments, on a free port; leaves nothing behind.
+
+    `settings` come on top of the environment of a user who has never used Ray.
+    """
+    port = port or free_port()
     # Ray's sockets are in it, and a socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="serve", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with (folder / "said").open("wb") as said:
             process = subprocess.Popen(
                 serve_command("--port", str(port), *arguments),
-                env=environment(folder),
+                env=environment(folder) | dict(settings or {}),
                 cwd=folder,
                 stdout=said,
                 stderr=said,

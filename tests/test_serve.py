@@ -25,6 +25,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from diffray import SamplingParams
 from diffray.workers.llm import DiffusionLLM
+from tests.npm_client import npm_project, npm_told
 from tests.serve_process import ServeProcess, environment, serve_command, serve_process
 
 pytestmark = pytest.mark.slow
@@ -162,6 +163,18 @@ def test_a_stock_client_gets_the_answers_of_this_process(
         text[: text.find(stop)],
         "stop",
     )
+
+
+def test_the_npm_client_streams(
+    served: ServeProcess, llms: dict[str, DiffusionLLM], tmp_path: Path
+) -> None:
+    told = npm_told(npm_project(tmp_path), f"{served.url}/demo", MESSAGES, KEY)
+    (expected,) = llms["demo"].chat(MESSAGES, SamplingParams(max_tokens=40), use_tqdm=False)
+    assert told["text"] == told["whole"] == expected.outputs[0].text
+    assert told["usage"] == told["wholeUsage"]
+    assert told["usage"]["completion_tokens"] == expected.completion_tokens
+    assert told["models"] == ["demo"]
+    assert told["refused"] == ["NotFoundError", 404, "model_not_found"]
 
 
 def test_refusals_have_openai_s_classes(served: ServeProcess) -> None:

@@ -1,0 +1,125 @@
+"""`diffray serve` on a cluster that others started, and Ctrl-C pressed twice."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from openai import OpenAI
+from ray._private.state import actors
+
+from tests.local_ray import SETTINGS, local_cluster
+from tests.serve_process import ServeProcess, free_port, serve_process
+
+pytestmark = pytest.mark.slow
+
+MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
+LONG: dict[str, Any] = {
+    "ignore_eos": True,
+    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 512}},
+}
+WIDE = """
+model_loading_config: {model_id: wide, model_source: demo}
+engine_kwargs: {device: cpu, tensor_parallel_size: 8}
+route_prefix: /wide
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Start a cluster of one node, and say where it is."""
+    with local_cluster([{"num_cpus": 4}]):
+        yield ray.get_runtime_context().gcs_address
+
+
+def first_text(served: ServeProcess, **options: Any) -> str:
+    """Ask for a stream, and return its first piece once it is there."""
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.chat.completions.create(
+            model="demo", messages=MESSAGES, stream=True, **options
+        )
+        for chunk in stream:
+            if chunk.choices and chunk.choices[0].delta.content:
+                return chunk.choices[0].delta.content
+    raise AssertionError("the stream ended without text")
+
+
+def status(address: str) -> str:
+    """Return what `diffray status` says."""
+    command = [str(Path(sys.executable).parent / "diffray"), "status", "--address", address]
+    ended = subprocess.run(
+        command, env=os.environ | SETTINGS, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def replicas() -> list[str]:
+    """Return the classes of the replicas' actors that live."""
+    kinds = ("ServeReplica", "Coordinator", "Worker")
+    living = (a["ActorClassName"] for a in actors().values() if a["State"] == "ALIVE")
+    return [name for name in living if name.startswith(kinds)]
+
+
+def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -> None:
+    port, where = free_port(), ("--address", cluster)
+    quick: dict[str, Any] = {"port": port, "settings": SETTINGS}
+    with serve_process("demo", "--device", "cpu", *where, **quick) as served:
+        served.wait_for(" is ready at ", 1)
+        assert first_text(served, max_tokens=24)
+        assert "replicas: 1 running" in status(cluster)
+        with serve_process("demo", "--served-model-name", "same", *where, **quick) as refused:
+            assert refused.process.wait(120) == 1
+            assert refused.said.count("\n") == 1, refused.said
+            assert "used by application" in refused.said and "route_prefix" in refused.said
+        config = tmp_path / "wide.yaml"
+        config.write_text(WIDE)
+        with serve_process("--config", str(config), *where, **quick) as waiting:
+            waiting.wait_for("Waiting: ", 1)
+            told = status(cluster)
+            assert "waiting: a replica needs 9 CPU" in told, told
+            assert "replicas: 1 running" in told, "the other model is not touched"
+            waiting.interrupt()
+            assert waiting.process.wait(60) == 0
+        assert first_text(served, max_tokens=24), "the other model answers still"
+        served.interrupt()
+        assert served.process.wait(60) == 0
+        assert "Traceback" not in served.said
+    assert replicas() == []
+    assert ray.cluster_resources()["CPU"] == 4, "the cluster is not ours to end"
+
+
+def test_another_port_than_the_cluster_s_is_one_sentence(cluster: str) -> None:
+    with serve_process("demo", "--address", cluster, settings=SETTINGS) as served:
+        assert served.process.wait(120) == 1
+        assert served.said.count("\n") == 1
+        assert "listens on port" in served.said and "give --port" in served.said
+
+
+def test_ctrl_c_twice_leaves_an_answer_unfinished_but_no_process() -> None:
+    with serve_process("demo", "--device", "cpu") as served:
+        served.wait_for(" is ready at ", 1)
+        started = served.processes()
+        with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+            stream = client.chat.completions.create(
+                model="demo", messages=MESSAGES, max_tokens=800, stream=True, extra_body=LONG
+            )
+            next(chunk for chunk in stream if chunk.choices[0].delta.content)
+            served.interrupt()
+            served.wait_for("press Ctrl-C again", 1)
+            served.interrupt()
+            begin = time.monotonic()
+            code = served.process.wait(timeout=30)
+            print(f"it ended {time.monotonic() - begin:.1f} s after the second Ctrl-C")
+        assert code != 0
+        assert "Traceback" not in served.said, served.said
+        end = time.monotonic() + 10
+        while served.processes() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert served.processes() == {}
+        assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]

@@ -13,7 +13,6 @@ from tests.triton_device import DEVICE  # isort: skip
 from benchmarks.gpu import check_kernels, generate, step_time, time_kernels
 from benchmarks.gpu.cases import Work
 from benchmarks.gpu.check_kernels import check
-from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
 from benchmarks.gpu.shapes import SHAPES, TOY
 from benchmarks.gpu.step import make_step
 from diffray.kernels.choose import TORCH, choose_kernels, triton_kernels
@@ -135,9 +134,7 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(
     assert alone["tokens_per_forward"] == pytest.approx(31 / alone["forwards"])
 
 
-def test_a_round_of_the_engine_is_timed_inside_a_block() -> None:
-    shape, cpu = TOY["toy-dense"], torch.device("cpu")
-    model = random_model(shape, 40, "float32", cpu, TORCH)
-    engine = random_engine(model, max_num_seqs=2)
-    requests = [scripted(row, shape, 16, 8, 8, 8, "dual") for row in range(2)]
-    assert len(list(run_to_the_end(engine, requests))) == 8 == engine.forwards
+@pytest.mark.parametrize("name", TOY)
+def test_a_round_of_the_engine_is_timed_inside_a_block(name: str) -> None:
+    found = step_time.timed_engine(TOY[name], Work(2, 8, 27), TORCH, torch.device("cpu"), "float32")
+    assert 0 < found["engine_ms"] < 10_000

@@ -21,7 +21,7 @@ import torch
 from benchmarks.gpu.cases import Work
 from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
 from benchmarks.gpu.measure import Clock, arguments, facts, graphed, need_cuda, write_report
-from benchmarks.gpu.shapes import SHAPES
+from benchmarks.gpu.shapes import SHAPES, Shape
 from benchmarks.gpu.step import make_step
 from benchmarks.gpu.time_kernels import floor_seconds, work_row
 from diffray.kernels.choose import Kernels, triton_kernels
@@ -50,7 +50,7 @@ def main() -> None:
                         make_step(SHAPES[name], work, torch.bfloat16, device, experts).run(kernels)
                 row |= _timed(name, work, experts, kernels, clock, ceilings, args.accepted)
                 if args.engine:
-                    row |= _timed_engine(name, work, kernels, device)
+                    row |= timed_engine(SHAPES[name], work, kernels, device, "bfloat16")
                 table.append(row)
                 print(_line(row), flush=True)
     finally:
@@ -100,18 +100,17 @@ def _timed(
     }
 
 
-def _timed_engine(
-    name: str, work: Work, kernels: Kernels, device: torch.device
+def timed_engine(
+    shape: Shape, work: Work, kernels: Kernels, device: torch.device, dtype: str
 ) -> dict[str, float]:
     """Return the median of the engine's rounds, of one step and one token each, inside a block."""
     window = min(work.window, work.context)
-    model = random_model(SHAPES[name], work.context + window, "bfloat16", device, kernels)
+    model = random_model(shape, work.context + window, dtype, device, kernels)
     engine = random_engine(model, max_num_seqs=work.rows, graph_block_length=window)
     cache = "exact" if model.spec.block_causal else "dual"
     start = (work.context - window) // window * window
     requests = [
-        scripted(row, SHAPES[name], start, window, window, window, cache)
-        for row in range(work.rows)
+        scripted(row, shape, start, window, window, window, cache) for row in range(work.rows)
     ]
     seconds = list(run_to_the_end(engine, requests))[2:-1]
     return {"engine_ms": sorted(seconds)[len(seconds) // 2] * 1e3}

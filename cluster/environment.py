@@ -5,7 +5,9 @@ import os
 import shlex
 import shutil
 import socket
+import sys
 import tempfile
+from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,7 +84,7 @@ def haproxy_script(*, private: bool = False) -> str:
     )
 
 
-def hide_keys() -> None:
+def hide_keys(keys: Collection[str]) -> None:
     """Take API keys out of what others see of this process: its arguments and its environment.
 
     Ray hands the environment on to all its processes, and shows the arguments as a job's
@@ -91,7 +93,17 @@ def hide_keys() -> None:
     os.environ.pop(API_KEY, None)
     from ray._raylet import setproctitle  # type: ignore[attr-defined]  # its stub has not all
 
-    setproctitle("diffray serve")
+    own = Path("/proc/self/cmdline")
+    line = own.read_text(errors="replace").rstrip("\0") if own.exists() else "\0".join(sys.argv)
+    words = ["*" * len(word) if word in keys else word for word in _parted(line.split("\0"))]
+    setproctitle(" ".join(words))
+
+
+def _parted(words: Iterable[str]) -> Iterator[str]:
+    """Yield a command line's words, with --name=value as two."""
+    for word in words:
+        name, equals, value = word.partition("=")
+        yield from (name, value) if equals and name.startswith("--") else (word,)
 
 
 def _free_port() -> int:

@@ -189,7 +189,7 @@ def serve(
         # A running cluster has its proxies already, or the settings for them.
         prepare(haproxy=has_haproxy() and haproxy and address is None)
         if api_key:
-            hide_keys()
+            hide_keys(api_key)
         from diffray.cluster.serve import Server, run_server, to_stderr
 
         server = Server(host, port, address, dashboard)

@@ -1,0 +1,116 @@
+"""What others can see of `diffray serve`: no key, no prompt, and only what is meant to listen."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.serve_process import ServeProcess, serve_process
+
+pytestmark = pytest.mark.slow
+
+KEYS = ("key-on-the-command-line-7731", "key-in-the-environment-7732")
+PROMPT = "xylophone-7733"
+ASK = {"prompt": PROMPT, "max_tokens": 4}
+
+
+@pytest.fixture(scope="module", params=["argument", "environment"])
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[ServeProcess, str]]:
+    arguments = ["demo", "--device", "cpu", "--dashboard"]
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "argument":
+            key = KEYS[0]
+            arguments += ["--api-key", key]
+        else:
+            key = KEYS[1]
+            patch.setenv("DIFFRAY_API_KEY", key)
+        with serve_process(*arguments) as running:
+            running.wait_for("is ready", 1)
+            yield running, key
+
+
+def test_keys_and_prompts_are_nowhere_to_be_read(served: tuple[ServeProcess, str]) -> None:
+    running, key = served
+    right, wrong = ({"Authorization": f"Bearer {each}"} for each in (key, "no-key-7734"))
+    url = f"{running.url}/v1/completions"
+    assert httpx2.post(url, json=ASK, headers=right, timeout=120).status_code == 200
+    stream = httpx2.post(url, json=ASK | {"stream": True}, headers=right, timeout=120)
+    assert stream.text.endswith("data: [DONE]\n\n")
+    assert httpx2.post(url, json=ASK | {"top_p": PROMPT}, headers=right).status_code == 400
+    for headers in (wrong, {}):
+        assert httpx2.post(url, json=ASK, headers=headers).status_code == 401
+
+    words = [word.encode() for word in (key, PROMPT, "no-key-7734")]
+    for pid, line in running.processes().items():
+        seen = line.encode()
+        if pid != running.process.pid:  # which was given what it knows; the others inherit
+            seen += Path(f"/proc/{pid}/environ").read_bytes()
+        assert not any(word in seen for word in words), line
+    told = [running.said.encode(), *dashboard(running)]
+    told += [file.read_bytes() for file in running.folder.rglob("*") if file.is_file()]
+    for text in told:
+        for word in words:
+            assert word not in text, text[max(text.index(word) - 200, 0) :][:400]
+
+
+def dashboard(running: ServeProcess) -> Iterator[bytes]:
+    """Yield what Ray's dashboard knows of jobs, actors and Serve's applications."""
+    token = (running.folder / ".ray/auth_token").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}"}
+
+    def ask(port: int, path: str) -> httpx2.Response:
+        return httpx2.get(f"http://127.0.0.1:{port}/api/{path}", headers=headers, timeout=60)
+
+    def has_jobs(port: int) -> bool:
+        with suppress(httpx2.HTTPError, ValueError):
+            return isinstance(ask(port, "jobs/").json(), list)
+        return False
+
+    local = {port for host, port in listening(running) if host == "127.0.0.1"}
+    port = next(port for port in sorted(local) if has_jobs(port))
+    assert "diffray serve" in ask(port, "jobs/").text
+    for path in ("jobs/", "serve/applications/", "v0/jobs", "v0/actors?detail=1"):
+        answer = ask(port, path)
+        assert answer.status_code == 200, answer.text
+        yield answer.content
+
+
+def listening(running: ServeProcess) -> set[tuple[str, int]]:
+    """Return the addresses on which the command's processes listen."""
+    inodes = set()
+    for pid in running.processes():
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))
+            except OSError:
+                continue  # it was closed while we looked
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and words[9] in inodes:
+            host, port = words[1].split(":")
+            found.add(
+                (".".join(str(int(host[at : at + 2], 16)) for at in (6, 4, 2, 0)), int(port, 16))
+            )
+    return found
+
+
+def test_what_speaks_http_listens_on_this_machine_alone(
+    served: tuple[ServeProcess, str],
+) -> None:
+    """Neither the endpoint nor the dashboard is reached from elsewhere; Ray's own ports are."""
+    running, key = served
+    headers = {"Authorization": f"Bearer {key}"}
+    outside = {(host, port) for host, port in listening(running) if host != "127.0.0.1"}
+    assert ("127.0.0.1", running.port) in listening(running)
+    for host, port in outside:
+        for path in ("/health", "/v1/models", "/-/routes", "/stats", "/api/version"):
+            with suppress(httpx2.HTTPError):
+                answer = httpx2.get(f"http://{host}:{port}{path}", headers=headers, timeout=5)
+                # Ray's metrics, which are open, say the same at every path.
+                closed = answer.status_code in (401, 403, 404) or answer.text.startswith("# HELP")
+                assert closed, (host, port, path, answer.text[:200])

@@ -175,9 +175,11 @@ class Scheduler:
         Returns the news of the latter.
         """
         ran = [*self.running.values(), *self._leaving.values()]
-        guilty = self.suspects.judge(ran, self._arrivals)
+        guilty, clear = self.suspects.judge(ran, self._arrivals)
         for ticket in ran:
             ticket.again()
+        for ticket in clear:
+            insort(self._waiting, (ticket.order, ticket))
         for ticket in guilty:
             del self._open[ticket.uid]
         self._forget_ranks()
@@ -200,7 +202,7 @@ class Scheduler:
         self._free, self._held_back = self.pages, 0
 
     def _admit(self, admitted: list[Ticket]) -> None:
-        """Let requests run that may: after a loss one by one those that ran, then the others."""
+        """Let requests run that may: after a loss one by one the suspects, then the others."""
         free = self._free - sum(flight.pages for flight in self._flying)
         free -= sum(ticket.needs for ticket in admitted)
         for ticket in self._next_suspect(free) if self.suspects else self._next(free):
@@ -235,7 +237,7 @@ class Scheduler:
             yield ticket
 
     def _next_suspect(self, free: int) -> Iterator[Ticket]:
-        """Take the next of those that ran at the last loss, if none is on trial."""
+        """Take the next of those that may have ended the ranks, if none is on trial."""
         suspects = self.suspects
         if suspects.on_trial is not None or not suspects.queue:
             return

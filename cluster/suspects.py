@@ -1,8 +1,8 @@
-"""Which request ends the ranks: after a loss those that ran are admitted again one by one.
+"""Which request ends the ranks: after a loss those that may have caused it are tried one by one.
 
 Most losses are nobody's fault, so no request fails for having been there. What was new at a loss,
 or on trial, is tried first the next time, while nothing else runs; if the ranks are lost then too,
-it fails, and the others go on without it.
+it fails, and the others go on without it. Who got no further between two losses is tried as well.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ REASON = (
 
 
 class Suspects:
-    """Those that ran at the last loss and are not cleared yet, and the one on trial."""
+    """Those that may have caused the last loss, and the one on trial."""
 
     def __init__(self) -> None:
         self.queue: list[Ticket] = []  # in the order of their trials
@@ -29,10 +29,10 @@ class Suspects:
     def __bool__(self) -> bool:
         return bool(self.queue) or self.on_trial is not None
 
-    def judge(self, running: list[Ticket], arrivals: int) -> list[Ticket]:
-        """Take over who ran when the ranks were lost; return who has caused that."""
+    def judge(self, running: list[Ticket], arrivals: int) -> tuple[list[Ticket], list[Ticket]]:
+        """Take over who ran when the ranks were lost; return who has caused that, and who not."""
         guilty: list[Ticket] = []
-        cleared: list[Ticket] = [*self.queue]  # they had not begun, this loss is not theirs
+        clear: list[Ticket] = []
         for ticket in running:
             new = ticket is self.on_trial or not ticket.answered
             ticket.stuck = ticket.stood == len(ticket.ids)
@@ -41,11 +41,13 @@ class Suspects:
             if len(running) == 1 and ticket.strikes >= STRIKES:
                 guilty.append(ticket)
                 self._guilty[_content(ticket.packed)] = arrivals
+            elif ticket.strikes or ticket.stuck:
+                self.queue.append(ticket)
             else:
-                cleared.append(ticket)
+                clear.append(ticket)
         self.on_trial = None
-        self.queue = sorted(cleared, key=lambda ticket: (-ticket.strikes, ticket.order))
-        return guilty
+        self.queue.sort(key=lambda ticket: (-ticket.strikes, ticket.order))
+        return guilty, clear
 
     def is_known(self, packed: dict[str, Any], arrivals: int) -> bool:
         """Whether a request like this one has ended the ranks not long ago."""

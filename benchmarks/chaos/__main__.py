@@ -19,13 +19,15 @@ from benchmarks.chaos.system import Layout, leftovers, running, shared_now
 from benchmarks.chaos.workload import questions
 
 
-def chaos(layout: Layout, *, faults: int, streams: int, tokens: int, seed: int) -> Outcome:
+def chaos(
+    layout: Layout, *, faults: int, streams: int, tokens: int, seed: int, minutes: float = 1e9
+) -> Outcome:
     """Serve, hurt, end; returns what was found."""
     asked = questions(layout.model, count=6, tokens=tokens, seed=seed)
     _say(f"{len(asked)} answers are known; starting {layout.replicas} replicas ...")
     before = shared_now()
     with tempfile.TemporaryDirectory() as folder, running(layout, Path(folder)) as system:
-        outcome = asyncio.run(storm(system, asked, streams, schedule(faults, seed), _say))
+        outcome = asyncio.run(storm(system, asked, streams, schedule(faults, seed), minutes, _say))
         system.wake_all()
         outcome.leaks += leftovers(system.served, before)
     return outcome
@@ -34,6 +36,7 @@ def chaos(layout: Layout, *, faults: int, streams: int, tokens: int, seed: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=10)
+    parser.add_argument("--minutes", type=float, default=1e9, help="after which no more come")
     parser.add_argument("--streams", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--seed", type=int, default=7)
@@ -46,7 +49,12 @@ def main() -> None:
     room = -(-given.streams // given.replicas)
     layout = Layout(given.model, given.replicas, given.ranks, slots=room, queue=room)
     outcome = chaos(
-        layout, faults=given.faults, streams=given.streams, tokens=given.tokens, seed=given.seed
+        layout,
+        faults=given.faults,
+        streams=given.streams,
+        tokens=given.tokens,
+        seed=given.seed,
+        minutes=given.minutes,
     )
     command = "python -m benchmarks.chaos " + " ".join(sys.argv[1:])
     print(as_text(outcome, command))

@@ -78,9 +78,13 @@ async def storm(
     asked: list[Question],
     streams: int,
     faults: list[Fault],
+    minutes: float,
     say: Callable[[str], None],
 ) -> Outcome:
-    """Let the faults happen, each after the one before is mended unless it is to come at once."""
+    """Let the faults happen, each after the one before is mended unless it is to come at once.
+
+    After so many minutes no more come.
+    """
     outcome = Outcome()
     begin = time.monotonic()
     async with clients(system, asked, streams, outcome) as found:
@@ -89,6 +93,8 @@ async def storm(
         for fault in faults:
             if not fault.at_once:
                 await asyncio.gather(*mending)
+            if time.monotonic() - begin > 60 * minutes:
+                break
             await asyncio.sleep(fault.wait)
             hit = Hit(fault, time.monotonic(), None)
             outcome.hits.append(hit)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from diffray.cluster.api.keys import key_digest
 from diffray.cluster.app_config import AppConfig, app_config
+from diffray.cluster.cli import app
 from diffray.cluster.config_file import (
     Application,
     applications,
@@ -306,3 +308,22 @@ def test_what_is_no_file_of_text_is_one_sentence(tmp_path: Path) -> None:
             read_applications(tmp_path / name)
     with pytest.raises(ValueError, match="characters"):
         read_applications(Path("/dev/zero"))
+
+
+def test_flags_become_digests_and_origins() -> None:
+    flags = ["--api-key", "secret", "--allowed-origins", "https://chat.example.com"]
+    shown = CliRunner().invoke(app, ["serve", "demo", *flags, "--print-config"])
+    assert shown.exit_code == 0, shown.output
+    (application,) = yaml.safe_load(shown.stdout)["applications"]
+    api = {"api_keys": [key_digest("secret")], "cors_origins": ["https://chat.example.com"]}
+    assert application["args"]["api"] == api
+    assert "secret" not in shown.output
+
+
+@pytest.mark.parametrize(
+    "flags", [["--api-key", "top secret"], ["--allowed-origins", "x", "--config", "a.yaml"]]
+)
+def test_flags_that_cannot_be_are_refused(flags: list[str]) -> None:
+    shown = CliRunner().invoke(app, ["serve", *flags])
+    assert shown.exit_code == 1 and shown.output.count("\n") == 1
+    assert "secret" not in shown.output

@@ -15,7 +15,7 @@ def as_list(prompts: object) -> list[Prompt]:
         return [prompts]
     if not isinstance(prompts, Items):
         raise ValueError(
-            f"a prompt is a text or a list of token ids, or several (given: {prompts!r})"
+            f"a prompt is a text or a list of token ids, or several (given: {prompts!r:.200})"
         )
     if prompts and all(isinstance(each, int) for each in prompts):
         return [as_ids(prompts)]
@@ -25,7 +25,7 @@ def as_list(prompts: object) -> list[Prompt]:
 def as_ids(prompt: object) -> tuple[int, ...]:
     """Return a prompt's token ids."""
     if not isinstance(prompt, Items) or not all(type(token) is int for token in prompt):
-        raise ValueError(f"a prompt is a text or a list of token ids (given: {prompt!r})")
+        raise ValueError(f"a prompt is a text or a list of token ids (given: {prompt!r:.200})")
     return tuple(prompt)
 
 
@@ -35,7 +35,7 @@ def as_conversations(messages: object) -> list[Messages]:
         return [as_messages(messages)]
     if not isinstance(messages, Items) or isinstance(messages, str):
         raise ValueError(
-            f"a conversation is a list of {{'role': ..., 'content': ...}} (given: {messages!r})"
+            f"a conversation is a list of {{'role': ..., 'content': ...}} (given: {messages!r:.99})"
         )
     return [as_messages(each) for each in messages]
 
@@ -44,13 +44,15 @@ def as_messages(messages: object) -> Messages:
     """Return one conversation, each message with a role and a text."""
     if not isinstance(messages, Items) or isinstance(messages, str):
         raise ValueError(
-            f"a conversation is a list of {{'role': ..., 'content': ...}} (given: {messages!r})"
+            f"a conversation is a list of {{'role': ..., 'content': ...}} (given: {messages!r:.99})"
         )
     for message in messages:
         if not isinstance(message, Mapping) or not all(
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
-            raise ValueError(f"a message needs a 'role' and a 'content' text (given: {message!r})")
+            raise ValueError(
+                f"a message needs a 'role' and a 'content' text (given: {message!r:.200})"
+            )
     return messages
 
 
@@ -61,7 +63,9 @@ def one_each(params: object, count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Items) or not all(isinstance(p, SamplingParams) for p in params):
-        raise ValueError(f"params is one SamplingParams, or a list of them (given: {params!r})")
+        raise ValueError(
+            f"params is one SamplingParams, or a list of them (given: {params!r:.200})"
+        )
     if len(params) != count:
         raise ValueError(f"{len(params)} SamplingParams for {count} prompts; give one, or one each")
     return list(params)

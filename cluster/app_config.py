@@ -74,7 +74,7 @@ class Deployment(Config):
     num_replicas: int | None = Field(None, ge=1)
     autoscaling_config: Autoscaling | None = None
     max_ongoing_requests: int | None = Field(None, ge=1)  # None: all that the engine takes
-    max_queued_requests: int = Field(-1, ge=-1)  # at each proxy; -1: no limit
+    max_queued_requests: int = Field(1024, ge=-1)  # at each proxy; -1: no limit
     backpressure_config: Backpressure = Backpressure()
     health_check_period_s: float = Field(2.0, gt=0)
     health_check_timeout_s: float = Field(30.0, gt=0)

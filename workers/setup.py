@@ -57,11 +57,16 @@ class Setup:
 def build_engine(
     model: str, setup: Setup, mesh: Mesh | None = None
 ) -> tuple[Engine, Tokenizer | None]:
-    """Load a checkpoint and return its engine, with its tokenizer if it has one.
+    """Load a checkpoint and return its engine, with its tokenizer if it has one."""
+    engine = build_rank(model, setup, mesh or Mesh())
+    return engine, Tokenizer.load(resolve(model), engine.slots.mask_token_id)
+
+
+def build_rank(model: str, setup: Setup, mesh: Mesh) -> Engine:
+    """Load a rank's share of a checkpoint and return its engine.
 
     All ranks of a mesh do so, each at its pace, and then agree on the number of K/V pages.
     """
-    mesh = mesh or Mesh()
     path = resolve(model)
     config = read_config(path)
     mask_token_id, eos_token_ids = special_ids(
@@ -88,7 +93,7 @@ def build_engine(
                 f"{name} token id {token_id} is not in the vocabulary (0 to {spec.vocab_size - 1})"
             )
     engine = engine_of(loaded, setup, mask_token_id, eos_token_ids, mesh)
-    return engine, Tokenizer.load(path, mask_token_id)
+    return engine
 
 
 def engine_of(

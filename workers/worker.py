@@ -46,7 +46,7 @@ class Worker:
 
         from diffray.components.backend import choose_device, threads_per_rank
         from diffray.components.mesh import Mesh, join_store
-        from diffray.workers.setup import Setup, build_engine
+        from diffray.workers.setup import Setup, build_rank
 
         device = choose_device(setup["engine"]["device"])
         if device.type == "cpu":
@@ -63,7 +63,7 @@ class Worker:
                 timeout=setup["collective_timeout_s"],
                 expert_parallel=setup["expert_parallel"],
             )
-        self.engine, _ = build_engine(model, Setup(**setup["engine"]), self.mesh)
+        self.engine = build_rank(model, Setup(**setup["engine"]), self.mesh)
         return asdict(self.engine.limits)
 
     def run(self, host: str, port: int, secret: bytes) -> None:

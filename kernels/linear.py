@@ -10,6 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 LITTLE = 1 << 20  # multiplications; with fewer, oneDNN's call costs more than it saves
+# oneDNN makes and keeps a program for every number of rows. Beyond so few, rows are added until the
+# number is a round one: else these programs take gigabytes, and are made again and again.
+FEW, ROUND = 64, 32
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
@@ -24,6 +27,9 @@ def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
         and x_TI.is_cpu
         and torch.backends.mkldnn.is_available()
     ):
+        num_rows = x_TI.shape[0]
+        if num_rows > FEW and num_rows % ROUND:
+            x_TI = functional.pad(x_TI, (0, 0, 0, -num_rows % ROUND))
         multiply = torch.ops.mkldnn._linear_pointwise.default
-        return cast(Tensor, multiply(x_TI, weight_OI, None, "none", [], ""))
+        return cast(Tensor, multiply(x_TI, weight_OI, None, "none", [], ""))[:num_rows]
     return functional.linear(x_TI, weight_OI)

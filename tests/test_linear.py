@@ -1,5 +1,8 @@
 """Rows times a matrix: every way gives what torch's own linear gives."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
@@ -8,12 +11,31 @@ from diffray.kernels.linear import linear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "columns", "outputs"), [(3, 5, 7), (40, 256, 300), (0, 9, 4)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "outputs"), [(3, 5, 7), (40, 256, 300), (77, 256, 300), (0, 9, 4)]
+)
 def test_linear_is_linear(dtype: torch.dtype, rows: int, columns: int, outputs: int) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(rows, columns).to(dtype), torch.randn(outputs, columns).to(dtype)
     expected = functional.linear(x, weight)
     torch.testing.assert_close(linear(x, weight), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_ever_other_numbers_of_rows_take_no_ever_more_memory() -> None:
+    script = """
+import resource, torch
+from diffray.kernels.linear import linear
+torch.set_num_threads(1)
+weight = torch.randn(1024, 128)
+def peak(counts):
+    for rows in counts:
+        linear(torch.randn(rows, 128), weight)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before = peak([64, 500, 512])
+print(peak(range(65, 513)) - before)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 100  # MB; it would be hundreds
 
 
 def test_views_are_read_as_they_are() -> None:

@@ -5,7 +5,8 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 BASE   := $(VENV)/.runs
 STAMP  := $(VENV)/.installed
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Not compiled: that would take as long as the rest, and Python compiles what it imports.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Without an NVIDIA GPU the CPU build saves gigabytes. Its index is offered to pip only where it answers within seconds.
 CPU_INDEX := https://download.pytorch.org/whl/cpu

@@ -4,7 +4,7 @@ A quarter of the requests is made up by schemathesis from the OpenAPI document, 
 cases of this folder. Every answer is judged: no status of 500 or more, refusals in OpenAI's shape
 with one sentence, strict JSON, nothing slower than --slowest; afterwards no page is held and the
 server is healthy. The run of a seed is always the same; --only repeats one of its cases. --url
-tries a server that is running already, as behind Ray Serve.
+tries a server that is running already, as behind Ray Serve, whose proxy refuses in its own words.
 """
 
 import argparse
@@ -34,11 +34,11 @@ def main() -> int:
 
 
 def _run(url: str, arguments: argparse.Namespace) -> Findings:
-    seed, slowest = arguments.seed, arguments.slowest
+    seed, slowest, proxied = arguments.seed, arguments.slowest, bool(arguments.url)
     if arguments.only is not None:
         made = case(seed, arguments.only)
         print(made.method, made.path, made.headers, made.body[:2000])
-        return probe(url, [arguments.only], seed=seed, slowest=slowest)
+        return probe(url, [arguments.only], seed=seed, slowest=slowest, proxied=proxied)
     of_schema = arguments.requests // 4
     findings = probe(
         url,
@@ -46,12 +46,15 @@ def _run(url: str, arguments: argparse.Namespace) -> Findings:
         seed=seed,
         slowest=slowest,
         at_once=arguments.at_once,
+        proxied=proxied,
         tell=_tell,
     )
     if of_schema:
         from benchmarks.fuzz.from_schema import probe_from_schema
 
-        more = probe_from_schema(url, -(-of_schema // 8), seed=seed, slowest=slowest)
+        more = probe_from_schema(
+            url, -(-of_schema // 8), seed=seed, slowest=slowest, proxied=proxied
+        )
         findings.add(more)
     return findings
 

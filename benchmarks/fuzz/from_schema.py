@@ -14,9 +14,11 @@ from benchmarks.fuzz.judge import Findings
 from benchmarks.fuzz.run import Prober
 
 
-def probe_from_schema(url: str, examples: int, *, seed: int, slowest: float) -> Findings:
+def probe_from_schema(
+    url: str, examples: int, *, seed: int, slowest: float, proxied: bool = False
+) -> Findings:
     """Try each operation with so many requests that fit its description, and as many others."""
-    prober = Prober(url, slowest)
+    prober = Prober(url, slowest, proxied=proxied)
     document = httpx2.get(f"{url}/openapi.json").json()
     schema = schemathesis.openapi.from_dict(document)
     operations: list[Any] = list(schema.get_all_operations())

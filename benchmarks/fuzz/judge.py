@@ -15,9 +15,14 @@ class Broken(AssertionError):
     """An answer that no request may get."""
 
 
-def judge(answer: httpx2.Response, content: bytes) -> str:
-    """Return what kind of answer it is, or raise Broken with what is wrong."""
+def judge(answer: httpx2.Response, content: bytes, *, proxied: bool = False) -> str:
+    """Return what kind of answer it is, or raise Broken with what is wrong.
+
+    A proxy in front refuses some requests in its own words; our answers have an id.
+    """
     status = answer.status_code
+    if proxied and 400 <= status < 500 and "x-request-id" not in answer.headers:
+        return f"{status} by proxy"
     if status >= 500:
         raise Broken(f"status {status}: {content[:300]!r}")
     if answer.request.method == "HEAD" or (status == 405 and not content):

@@ -17,9 +17,9 @@ GIVE_UP_S = 60.0
 class Prober:
     """A client that notes how each of its requests was answered."""
 
-    def __init__(self, url: str, slowest: float) -> None:
+    def __init__(self, url: str, slowest: float, *, proxied: bool = False) -> None:
         self.findings = Findings()
-        self._slowest, self._lock = slowest, Lock()
+        self._slowest, self._proxied, self._lock = slowest, proxied, Lock()
         self._http = httpx2.Client(
             base_url=url, timeout=GIVE_UP_S, limits=httpx2.Limits(max_connections=None)
         )
@@ -30,7 +30,7 @@ class Prober:
         begin, fault, outcome = time.perf_counter(), None, "broken"
         try:
             answer = self._http.request(made.method, made.path, content=made.body, headers=headers)
-            outcome = judge(answer, answer.content)
+            outcome = judge(answer, answer.content, proxied=self._proxied)
         except Broken as error:
             fault = str(error)
         except httpx2.HTTPError as error:
@@ -71,10 +71,11 @@ def probe(
     slowest: float,
     at_once: int = 8,
     heavy: bool = True,
+    proxied: bool = False,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Findings:
     """Try a server with the cases of these numbers."""
-    prober = Prober(url, slowest)
+    prober = Prober(url, slowest, proxied=proxied)
 
     def one(number: int) -> None:
         prober.try_case(case(seed, number, heavy=heavy), f"--seed {seed} --only {number}")

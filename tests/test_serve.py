@@ -48,7 +48,7 @@ MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 # Takes seconds: one token a step.
 LONG: dict[str, Any] = {
     "max_tokens": 512,
-    "ignore_eos": True,
+    "min_tokens": 512,
     "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 512}},
 }
 
@@ -242,7 +242,7 @@ def mixed_requests(count: int) -> list[dict[str, Any]]:
 
 async def ask(client: AsyncOpenAI, body: dict[str, Any]) -> tuple[list[str], Any, set[str]]:
     """Return the texts, the usage and the ids seen."""
-    ours = {name: body[name] for name in ("diffusion", "ignore_eos") if name in body}
+    ours = {name: body[name] for name in ("diffusion", "min_tokens") if name in body}
     own: Any = {name: value for name, value in body.items() if name not in ours}
     own["extra_body"] = ours
     if not body["stream"]:
@@ -294,7 +294,8 @@ def open_stream(served: ServeProcess, model: str) -> socket.socket:
     body = json.dumps({"model": model, "messages": MESSAGES, "stream": True} | LONG).encode()
     head = (
         f"POST /{model}/v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Authorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
     )
     connection = socket.create_connection(("127.0.0.1", served.port))
     connection.sendall(head.encode())

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 LONG: dict[str, Any] = {
-    "ignore_eos": True,
+    "min_tokens": 512,
     "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 512}},
 }
 WIDE = """

@@ -44,8 +44,8 @@ def first_text(served: ServeProcess, **options: Any) -> str:
             model="demo", messages=MESSAGES, stream=True, **options
         )
         for chunk in stream:
-            if chunk.choices and chunk.choices[0].delta.content:
-                return chunk.choices[0].delta.content
+            if chunk.choices and (text := chunk.choices[0].delta.content):
+                return str(text)
     raise AssertionError("the stream ended without text")
 
 

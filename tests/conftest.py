@@ -1,12 +1,17 @@
 """Settings every test shares: one thread, no network, GPU tests only where there is a GPU."""
 
 import os
+import signal
 
 # Before torch is imported, here and in the processes that tests start: on few cores, many threads
 # cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A run in the background of a script ignores Ctrl-C, and so would every program that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch

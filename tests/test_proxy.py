@@ -1,11 +1,14 @@
-"""HAProxy as `diffray serve` and the image run it: deadlines that Ray Serve has no setting for."""
+"""HAProxy as `diffray serve` and the image run it: deadlines that Ray Serve has no setting for.
+
+And that it asks another replica where one is lost before it has said anything.
+"""
 
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,14 +28,21 @@ defaults
     timeout client {client}s
     timeout server 60s
     option abortonclose
+    option redispatch 1
+    retry-on {retry_on}
+    balance roundrobin
 frontend prometheus
     bind :{metrics}
     mode http
     http-request use-service prometheus-exporter
 frontend http_frontend
     bind 127.0.0.1:{port}
+    use_backend two if {{ path /two }}
     default_backend one
 backend one
+    server one 127.0.0.1:{upstream}
+backend two
+    server lost 127.0.0.1:{lost}
     server one 127.0.0.1:{upstream}
 listen stats
   bind *:{stats}
@@ -52,16 +62,48 @@ class Slow(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"ok")
 
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
     def log_message(self, *_: object) -> None:
         pass
+
+
+class Lost(Slow):
+    """Reads a request and is killed."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.close_connection = True
+
+
+@contextmanager
+def listening(handler: type[Slow]) -> Iterator[int]:
+    """Listen until the block is left; yields the port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that hang up
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(environment, "HEADERS_S", 1)
-    upstream = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    upstream.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that hang up
-    threading.Thread(target=upstream.serve_forever, daemon=True).start()
+    monkeypatch.setattr(environment, "BODY_S", 2)
+    with listening(Slow) as upstream, listening(Lost) as lost:
+        yield from haproxy(tmp_path, upstream, lost)
+
+
+def haproxy(tmp_path: Path, upstream: int, lost: int) -> Iterator[int]:
+    """Run HAProxy before a server that answers, and one that never does."""
     command, config, port = tmp_path / "haproxy", tmp_path / "haproxy.cfg", free_port()
     command.write_text(environment.haproxy_script(private=True))
     command.chmod(0o700)
@@ -69,7 +111,9 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         CONFIG.format(
             client=2,
             port=port,
-            upstream=upstream.server_port,
+            upstream=upstream,
+            lost=lost,
+            retry_on=environment.RETRY_ON,
             metrics=free_port(),
             stats=free_port(),
         )
@@ -86,8 +130,6 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
-        upstream.shutdown()
-        upstream.server_close()
 
 
 def said(port: int, first: bytes, drip: bytes = b"") -> tuple[bytes, float]:
@@ -113,6 +155,8 @@ def test_serves_template_is_what_the_script_edits() -> None:
     assert lines.count("defaults") == 1
     assert "    bind :{{ config.metrics_port }}" in lines
     assert "  bind *:{{ config.stats_port }}" in lines
+    assert lines.count("frontend http_frontend") == 1
+    assert "    option redispatch 1" in lines
     assert "timeout_http_request_s" in HAPROXY_CONFIG_TEMPLATE
     assert HAProxyConfig.timeout_http_request_s is None
 
@@ -135,6 +179,48 @@ def test_an_answer_may_take_longer_than_clients_may(port: int) -> None:
 def test_headers_have_a_size(port: int) -> None:
     line, _ = said(port, b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000)
     assert line.startswith(b"HTTP/1.1 4")
+
+
+def head(length: int, *more: bytes) -> bytes:
+    lines = [b"POST /two HTTP/1.1", b"Host: x", b"Content-Length: %d" % length, *more]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+def test_another_replica_is_asked_where_one_is_lost(port: int, pause: float) -> None:
+    """Stock clients send a body in a segment of its own, which comes when HAProxy has begun."""
+    body = b"x" * 5000
+    for _ in range(4):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            client.sendall(head(len(body)))
+            time.sleep(pause)
+            client.sendall(body)
+            answer = client.makefile("rb").readline()
+        assert answer.rstrip() == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.slow
+def test_large_bodies_arrive_whole(port: int) -> None:
+    """What fits no buffer is passed on as it comes, and who wants to be asked first is asked."""
+    body = b"y" * 1_000_000
+    length = b"content-length: %d" % len(body)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(head(len(body), b"Expect: 100-continue").replace(b"/two", b"/one"))
+        stream = client.makefile("rb")
+        assert stream.readline().startswith(b"HTTP/1.1 100")
+        client.sendall(body)
+        while (line := stream.readline().strip()) != length:
+            assert stream.peek(), line
+        while stream.readline().strip():
+            pass
+        assert stream.read(len(body)) == body
+
+
+@pytest.mark.slow
+def test_bodies_have_a_deadline(port: int) -> None:
+    line, seconds = said(port, head(1000), b"x")
+    assert line.startswith(b"HTTP/1.1 408") and 1.5 < seconds < 20
 
 
 @pytest.mark.slow

@@ -5,13 +5,18 @@ import hmac
 from collections.abc import Iterable
 from typing import Any
 
-from diffray.workers.link import HEADER, body_length, decode, encode
+from diffray.workers.link import HEADER, LARGEST, body_length, decode, encode
 
 _HELLO_S = 10.0  # for a stranger to say who it is
+_HELLO_BYTES = 256
 
 
 class Hub:
-    """Listens for the ranks of one gang, sends to all of them and hears from each."""
+    """Listens for the ranks of one gang, sends to all of them and hears from each.
+
+    What waits here is bounded: a rank says nothing but its answers to the rounds in flight, and
+    strangers say little and are let in only while a rank is missing.
+    """
 
     def __init__(self, size: int, secret: bytes) -> None:
         self.size, self.secret = size, secret
@@ -43,7 +48,7 @@ class Hub:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            hello = await asyncio.wait_for(_read(reader), _HELLO_S)
+            hello = await asyncio.wait_for(_read(reader, _HELLO_BYTES), _HELLO_S)
             rank = self._rank_of(hello)
         except Exception:
             # Whoever this is, it is none of ours; a port is open to strangers.
@@ -52,6 +57,8 @@ class Hub:
         self._writers[rank] = writer
         if len(self._writers) == self.size:
             self.complete.set()
+            if self._server is not None:
+                self._server.close()
         self._readers.add(asyncio.create_task(self._hear(reader)))
 
     def _rank_of(self, hello: Any) -> int:
@@ -73,6 +80,8 @@ class Hub:
             self.messages.put_nowait(None)
 
 
-async def _read(reader: asyncio.StreamReader) -> Any:
-    header = await reader.readexactly(HEADER.size)
-    return decode(await reader.readexactly(body_length(header)))
+async def _read(reader: asyncio.StreamReader, most: int = LARGEST) -> Any:
+    length = body_length(await reader.readexactly(HEADER.size))
+    if length > most:
+        raise ConnectionError(f"a frame of {length} bytes from who has not said who it is")
+    return decode(await reader.readexactly(length))

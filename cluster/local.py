@@ -15,6 +15,7 @@ from typing import Self
 
 from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloaded
 from diffray.cluster.config import EngineConfig
+from diffray.cluster.news import FAILED, UPDATE, Item, Mailbox
 from diffray.workers.admission import Limits
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
@@ -22,8 +23,6 @@ from diffray.workers.setup import Setup, build_engine
 from diffray.workers.text import Tokenizer
 
 log = logging.getLogger(__name__)
-
-_News = Update | Exception
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +32,7 @@ class _Stream:
     request: Request
     priority: int
     loop: asyncio.AbstractEventLoop
-    news: "asyncio.Queue[_News]" = field(default_factory=asyncio.Queue)
+    news: Mailbox = field(default_factory=Mailbox)  # touched by the loop alone
     forwards: int = 0  # as the last update told
     left: bool = False  # nobody waits any more
 
@@ -108,15 +107,16 @@ class LocalEngine:
             while True:
                 try:
                     async with asyncio.timeout_at(end):
-                        news = await stream.news.get()
+                        kind, _, told = await stream.news.get()
                 except TimeoutError:
                     raise DeadlineExceeded(
                         f"the request was not done within {deadline} seconds"
                     ) from None
-                if isinstance(news, Exception):
-                    raise news
-                yield news
-                if news.finish_reason:
+                if kind == FAILED:
+                    raise told
+                update = Update.unpack(told)
+                yield update
+                if update.finish_reason:
                     return
         finally:
             self._leave(stream)
@@ -211,7 +211,7 @@ class LocalEngine:
 
     def _hand_out(self, updates: list[Update]) -> None:
         """Pass a round's news on, in one call to each event loop."""
-        news: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, _News]]] = {}
+        news: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Item]]] = {}
         with self._wake:
             for update in updates:
                 stream = self._streams.get(update.uid)
@@ -219,7 +219,8 @@ class LocalEngine:
                     continue  # it was left a moment ago
                 self._forwards += update.forwards - stream.forwards
                 stream.forwards = update.forwards
-                news.setdefault(stream.loop, []).append((stream, update))
+                item = [UPDATE, update.uid, update.pack()]
+                news.setdefault(stream.loop, []).append((stream, item))
                 if update.finish_reason:
                     del self._streams[update.uid]
         for loop, items in news.items():
@@ -228,7 +229,7 @@ class LocalEngine:
     def _end(self, stream: _Stream, error: Exception) -> None:
         with self._wake:
             self._streams.pop(stream.request.uid, None)
-        _tell(stream.loop, [(stream, error)])
+        _fail(stream, error)
 
     def _fail(self, failure: EngineFailed) -> None:
         """End every stream, and refuse new ones; the first failure is the one that counts."""
@@ -237,7 +238,7 @@ class LocalEngine:
             reason = str(self._failure)
             streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
-            _tell(stream.loop, [(stream, EngineFailed(reason))])
+            _fail(stream, EngineFailed(reason))
 
     def _measure(self) -> Load:
         engine = self._engine
@@ -268,10 +269,14 @@ def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer
     return local, tokenizer
 
 
-def _tell(loop: asyncio.AbstractEventLoop, items: Iterable[tuple[_Stream, _News]]) -> None:
+def _fail(stream: _Stream, error: Exception) -> None:
+    _tell(stream.loop, [(stream, [FAILED, stream.request.uid, error])])
+
+
+def _tell(loop: asyncio.AbstractEventLoop, items: Iterable[tuple[_Stream, Item]]) -> None:
     def put() -> None:
-        for stream, news in items:
-            stream.news.put_nowait(news)
+        for stream, item in items:
+            stream.news.put(item)
 
     with suppress(RuntimeError):  # the loop was closed, and nobody waits there
         loop.call_soon_threadsafe(put)

@@ -10,6 +10,7 @@ import pytest
 from diffray.cluster.client import DeadlineExceeded, EngineFailed, Overloaded
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.local import LocalEngine, load_local
+from diffray.cluster.news import PIECES
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request, Update
 from tests.toy import ToyModel, toy_engine
@@ -72,6 +73,22 @@ def test_a_full_queue_refuses(engine: LocalEngine) -> None:
         await asyncio.gather(*first, return_exceptions=True)
         await until(lambda: all_free(engine))
         assert (await finish(engine, Request(9, (1, 2), SHORT)))[-1].finish_reason == "length"
+
+    asyncio.run(scenario())
+
+
+def test_who_does_not_read_gets_few_pieces_and_every_token(engine: LocalEngine) -> None:
+    async def scenario() -> None:
+        async with aclosing(engine.submit(Request(1, (1, 2), LONG))) as stream:
+            found = [await anext(stream)]
+            await until(lambda: all_free(engine))
+            found += [update async for update in stream]
+        assert found[-1].finish_reason == "length"
+        assert len(found) <= 2 * PIECES
+        tokens = [token for update in found for token in update.ids]
+        quick = await finish(engine, Request(2, (1, 2), LONG))
+        assert len(quick) > 2 * PIECES, "too few pieces to join"
+        assert tokens == [token for update in quick for token in update.ids]
 
     asyncio.run(scenario())
 

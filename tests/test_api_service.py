@@ -262,3 +262,30 @@ def test_the_end_token_is_no_stop_reason_unless_asked_for() -> None:
     for asked, reason in (({}, None), ({"stop_token_ids": [EOS]}, EOS)):
         (choice,) = asyncio.run(service(Ending()).complete(IDS | asked))["choices"]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
+
+
+class Endless(Recorder):
+    """An engine that says more than anybody reads."""
+
+    told = 0
+
+    async def submit(
+        self, request: Request, *, priority: int = 0, deadline: float | None = None
+    ) -> AsyncGenerator[Update, None]:
+        for number in range(100_000):
+            self.told += 1
+            yield Update(request.uid, [number % 256], [number], [-0.5], None, forwards=number)
+            await asyncio.sleep(0)
+
+
+def test_the_news_of_several_choices_wait_for_their_reader() -> None:
+    async def run() -> None:
+        engine = Endless()
+        body = IDS | {"n": 2, "stream": True, "max_tokens": 200}
+        async with aclosing(service(engine).stream_completion(body)) as chunks:
+            await anext(chunks)
+            for _ in range(1000):
+                await asyncio.sleep(0)
+        assert engine.told < 100
+
+    asyncio.run(run())

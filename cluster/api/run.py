@@ -14,6 +14,8 @@ from diffray.workers.output import CompletionOutput, Delta
 
 Top = list[tuple[int, float]]
 
+_PIECES = 64  # news of several choices that wait for a reader; more wait where they are joined
+
 
 @dataclass(slots=True, eq=False)
 class Choice:
@@ -63,15 +65,15 @@ class Runner:
             return
         # A batch larger than the engine does not crowd its queue; each that ends lets one in.
         gate = asyncio.Semaphore(self.engine.limits.max_num_seqs)
-        news: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        news: asyncio.Queue[Event | Exception] = asyncio.Queue(_PIECES)
 
         async def pump(choice: Choice) -> None:
             try:
                 async with gate, aclosing(self._one(choice, priority)) as events:
                     async for event in events:
-                        news.put_nowait(event)
+                        await news.put(event)
             except Exception as error:
-                news.put_nowait(error)
+                await news.put(error)
 
         tasks = [asyncio.create_task(pump(choice)) for choice in choices]
         try:

@@ -93,6 +93,12 @@ class RemoteEngine:
         """Yield the request's news; see EngineClient."""
         if self.failure:
             raise EngineFailed(self.failure)
+        # The coordinator's own bound, for while there is none.
+        if len(self._open) >= self.limits.max_num_seqs + self.config.max_queued_requests:
+            raise Overloaded(
+                f"the queue is full ({len(self._open)} requests are running or waiting); "
+                "try again later"
+            )
         sequence = check(request, self.limits)
         pages = self.limits.pages(sequence, sequence.kv_stop)
         most = self.limits.pages(sequence, sequence.length)
@@ -114,7 +120,7 @@ class RemoteEngine:
                     raise DeadlineExceeded(f"the answer was not complete after {deadline:g} s")
                 raise Poisonous(rest[0]) if kind == POISON else EngineFailed(rest[0])
         finally:
-            del self._open[request.uid]
+            self._open.pop(request.uid, None)
             if not finished:
                 self._coordinator.cancel.remote(request.uid)
 
@@ -226,9 +232,11 @@ class RemoteEngine:
         if kind == ENDED:
             self._fail(item[1])
         elif (mine := self._open.get(item[1])) is not None:
-            if kind == UPDATE:
-                mine.ticket.follow(item[2])
             mine.news.put(item)
+            if kind == UPDATE and item[2][4] is None:  # the finish reason
+                mine.ticket.follow(item[2])
+            else:  # it may not be read yet, but nobody has to answer it any more
+                del self._open[item[1]]
 
     async def _revive(self, reason: str) -> None:
         """Start another coordinator, and hand over all that is open; give up after too many."""
@@ -250,6 +258,8 @@ class RemoteEngine:
             except EngineFailed as error:
                 reason, useful = str(error), False
         for uid, mine in list(self._open.items()):
+            if uid not in self._open:
+                continue  # its client has left meanwhile
             mine.ticket.again()
             try:
                 await self._hand_over(mine.ticket)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from diffray.cluster.client import EngineFailed, Poisonous
+from diffray.cluster.client import EngineFailed, Overloaded, Poisonous
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.news import AGAIN, ENDED, POISON, UPDATE, Bulletin
 from diffray.cluster.remote import RemoteEngine
@@ -63,9 +63,9 @@ class FakeCoordinator:
         self.bulletin.put([UPDATE, uid, update])
 
 
-def engine(coordinator: FakeCoordinator) -> RemoteEngine:
+def engine(coordinator: FakeCoordinator, **options: Any) -> RemoteEngine:
     group: Any = None
-    made = RemoteEngine("toy", EngineConfig(round_timeout_s=5), group)
+    made = RemoteEngine("toy", EngineConfig(round_timeout_s=5, **options), group)
     made._coordinator = coordinator
     made._limits = Limits(toy_spec(), 512, 4, 100, 16, (EOS,), MASK)
     made._listener = asyncio.create_task(made._listen())
@@ -109,6 +109,50 @@ def test_a_request_whose_receipt_is_lost_runs_once() -> None:
             await asyncio.sleep(0.01)
         coordinator.tell(7, 1, "stop")
         assert await answer == [1] and list(coordinator.asked) == [7]
+
+    asyncio.run(run())
+
+
+def test_the_queue_is_bounded_while_there_is_no_coordinator() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        asked = engine(coordinator, max_queued_requests=2)
+        asked._listener.cancel()  # type: ignore[union-attr]  # engine() has made one
+        waiting = [asyncio.create_task(tokens(asked, uid)) for uid in range(6)]  # 4 slots
+        await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded, match="6 requests"):
+            await tokens(asked, 9)
+        waiting[0].cancel()
+        await asyncio.sleep(0.01)
+        later = asyncio.create_task(tokens(asked, 10))
+        await asyncio.sleep(0.01)
+        assert not later.done()
+        for task in (later, *waiting):
+            task.cancel()
+
+    asyncio.run(run())
+
+
+def test_who_does_not_read_its_end_holds_no_place() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        asked = engine(coordinator, max_queued_requests=0)
+        wish = SamplingParams(max_tokens=8)
+        streams = [asked.submit(Request(uid, (1, 2), wish)) for uid in range(4)]
+        for uid, stream in enumerate(streams):
+            first = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0.01)
+            coordinator.tell(uid, 1)
+            assert (await first).ids == [1]
+            coordinator.tell(uid, 2, "stop")
+        await asyncio.sleep(0.01)
+        another = asyncio.create_task(tokens(asked, 9))
+        while 9 not in coordinator.asked:
+            assert not another.done()
+            await asyncio.sleep(0.01)
+        another.cancel()
+        for stream in streams:
+            assert [update.ids async for update in stream] == [[2]]
 
     asyncio.run(run())
 

@@ -1,13 +1,16 @@
-"""`diffray serve` on a cluster that others started, and Ctrl-C pressed twice."""
+"""`diffray serve` on a cluster of others, when Ctrl-C comes twice, and when a replica is lost."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import ray
 from openai import OpenAI
@@ -123,3 +126,34 @@ def test_ctrl_c_twice_leaves_an_answer_unfinished_but_no_process() -> None:
             time.sleep(0.1)
         assert served.processes() == {}
         assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+
+
+TWO = """
+model_loading_config: {model_id: demo}
+engine_kwargs: {device: cpu, cpu_threads: 1, max_num_seqs: 8}
+deployment_config: {num_replicas: 2, health_check_period_s: 1}
+"""
+
+
+@pytest.mark.parametrize("proxy", [(), ("--no-haproxy",)])
+def test_a_lost_replica_s_whole_answers_come_from_another(
+    proxy: tuple[str, ...], tmp_path: Path
+) -> None:
+    """No client asks again by itself, and each gets the answer that it asked for."""
+    config = tmp_path / "two.yaml"
+    config.write_text(TWO)
+    body = LONG | {"model": "demo", "messages": MESSAGES, "max_tokens": 512}
+    with serve_process("--config", str(config), *proxy) as served:
+        served.wait_for(" is ready at ", 1)
+
+        def ask(_: int) -> httpx2.Response:
+            return httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=120)
+
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(ask, number) for number in range(8)]
+            time.sleep(0.5)
+            assert not any(each.done() for each in asked)
+            os.kill(served.busiest("ray::ServeReplica"), signal.SIGKILL)
+            answers = [each.result() for each in asked]
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 1

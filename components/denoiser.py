@@ -42,6 +42,8 @@ class MLP(Protocol):
 
     def __call__(self, x_TH: Tensor) -> Tensor: ...
 
+    def pack(self) -> None: ...
+
     def parts(self, prefix: str, names: Collection[str]) -> Parts: ...
 
 
@@ -84,6 +86,11 @@ class Layer(nn.Module):
         residual_RH = residual_TH if read_R is None else residual_TH.index_select(0, read_R)
         residual_RH, normed_RH = self.mlp_norm(seen_RH, residual_RH)
         return self.mlp(normed_RH), residual_RH
+
+    def pack(self) -> None:
+        self.attention.qkv.pack()
+        self.attention.out.pack()
+        self.mlp.pack()
 
     def parts(self, prefix: str, own: Names, names: Collection[str]) -> Parts:
         qkv = self.attention.qkv
@@ -184,6 +191,13 @@ class Denoiser(nn.Module):
         """Give every parameter storage on `device`; only the rotary tables have values yet."""
         self.to_empty(device=device)
         self.rotary.fill()
+
+    def pack(self) -> None:
+        """Lay the loaded matrices out in the order in which this device reads them fastest."""
+        for layer in self.stack:
+            layer.pack()
+        if self.output is not self.embedding:
+            self.output.pack()
 
     def parts(self, names: Collection[str]) -> Parts:
         """Return where each tensor of the checkpoint goes, in the layout that its names show."""

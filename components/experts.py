@@ -47,6 +47,11 @@ class SparseMLP(nn.Module):
         out_TH: Tensor = self.experts(x_TH, *self.router(x_TH))
         return out_TH if self.shared is None else out_TH + self.shared.partial(x_TH)
 
+    def pack(self) -> None:
+        """Pack the shared expert; the others are read in slices, as they are."""
+        if self.shared is not None:
+            self.shared.pack()
+
     def parts(self, prefix: str, names: Collection[str]) -> Parts:
         shared = {} if self.shared is None else self.shared.parts(prefix, names)
         return self.router.parts(prefix) | self.experts.parts(f"{prefix}.mlp", names) | shared

@@ -13,7 +13,7 @@ from torch.nn.functional import embedding, silu
 
 from diffray.components.mesh import Mesh
 from diffray.kernels.choose import Kernels
-from diffray.kernels.linear import linear
+from diffray.kernels.linear import linear, pack
 from diffray.kernels.rope import rope_tables
 
 Index = tuple[slice, ...]
@@ -59,6 +59,11 @@ def empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
 
 
+def packed(weight_OI: Tensor) -> nn.Parameter:
+    """Return a loaded matrix as `linear` reads it fastest; nothing else can read it then."""
+    return nn.Parameter(pack(weight_OI), requires_grad=False)
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for what is computed in float32 at least."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -100,6 +105,9 @@ class ColumnLinear(nn.Module):
     def forward(self, x_TI: Tensor) -> Tensor:
         return linear(x_TI, self.weight_OI)
 
+    def pack(self) -> None:
+        self.weight_OI = packed(self.weight_OI)
+
     def parts(self) -> list[Part]:
         """Return a part for each matrix that stands alone in the checkpoint."""
         columns = self.weight_OI.shape[1]
@@ -133,6 +141,9 @@ class RowLinear(nn.Module):
     def partial(self, x_TI: Tensor) -> Tensor:
         """Return this rank's summand, for layers that add more to it before the ranks meet."""
         return linear(x_TI, self.weight_OI)
+
+    def pack(self) -> None:
+        self.weight_OI = packed(self.weight_OI)
 
     def part(self) -> Part:
         index = (slice(None), slice(self.columns.start, self.columns.stop))
@@ -169,6 +180,10 @@ class GatedMLP(nn.Module):
         gate_TI, up_TI = self.gate_up(x_TH).chunk(2, dim=-1)
         return self.down.partial(silu(gate_TI).mul_(up_TI))
 
+    def pack(self) -> None:
+        self.gate_up.pack()
+        self.down.pack()
+
     def parts(self, prefix: str, _: Collection[str]) -> Parts:
         gate, up = self.gate_up.parts()
         return {
@@ -200,6 +215,10 @@ class VocabTable(nn.Module):
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Return this rank's slice of the logits."""
         return linear(hidden_RH, self.weight_VH)
+
+    def pack(self) -> None:
+        """Lay the rows out for `logits`; they can no longer be looked up."""
+        self.weight_VH = packed(self.weight_VH)
 
     def mix(self, weights_RV: Tensor) -> Tensor:
         """Return the weighted sum of all ranks' rows; `weights_RV` is about this rank's rows."""

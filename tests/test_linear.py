@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from diffray.kernels.linear import linear
+from diffray.kernels.linear import linear, pack
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -24,7 +24,7 @@ def test_linear_is_linear(dtype: torch.dtype, rows: int, columns: int, outputs: 
 def test_ever_other_numbers_of_rows_take_no_ever_more_memory() -> None:
     script = """
 import resource, torch
-from diffray.kernels.linear import linear
+from diffray.kernels.linear import linear, pack
 torch.set_num_threads(1)
 weight = torch.randn(1024, 128)
 def peak(counts):
@@ -42,3 +42,25 @@ def test_views_are_read_as_they_are() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(40, 300)[:, 44:], torch.randn(600, 256)[::2]
     torch.testing.assert_close(linear(x, weight), functional.linear(x, weight), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 40, 77])
+def test_a_packed_matrix_gives_the_same(rows: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, 256), torch.randn(300, 256)
+    found = linear(x, pack(weight))
+    torch.testing.assert_close(found, functional.linear(x, weight), atol=1e-4, rtol=1e-5)
+
+
+def test_a_packed_matrix_gives_a_row_the_same_among_any_others() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(512, 256), pack(torch.randn(300, 256))
+    among_all = linear(x, weight)
+    for rows in (1, 7, 32, 77, 256):
+        assert torch.equal(linear(x[:rows], weight), among_all[:rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_torch_multiplies_is_not_packed(dtype: torch.dtype) -> None:
+    weight = torch.randn(6, 4).to(dtype)
+    assert pack(weight) is weight

@@ -14,7 +14,7 @@ from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.special_tokens import special_ids
-from diffray.kernels.choose import choose_kernels
+from diffray.kernels.choose import TORCH, choose_kernels
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.slots import Slots
@@ -86,6 +86,8 @@ def build_rank(model: str, setup: Setup, mesh: Mesh) -> Engine:
         progress=mesh.rank == 0,
         kernels=setup.kernels,
     )
+    if kernels is TORCH:  # Triton's read the head as it is
+        loaded.pack()
     spec = loaded.spec
     for name, token_id in (("mask", mask_token_id), *(("eos", e) for e in eos_token_ids)):
         if not 0 <= token_id < spec.vocab_size:

@@ -189,7 +189,8 @@ class Denoiser(nn.Module):
 
     def allocate(self, device: torch.device) -> None:
         """Give every parameter storage on `device`; only the rotary tables have values yet."""
-        self.to_empty(device=device)
+        # As `to_empty`, whose empty_like of what has no storage imports sympy: half a second.
+        self._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
         self.rotary.fill()
 
     def pack(self) -> None:

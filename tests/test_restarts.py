@@ -1,5 +1,10 @@
 """Restarts: at once after a loss out of the blue, slower and slower where nothing works."""
 
+import subprocess
+import sys
+
+import pytest
+
 from diffray.cluster.restarts import WITHIN_S, Restarts
 
 
@@ -21,3 +26,21 @@ def test_old_restarts_are_forgotten() -> None:
     assert restarts.pause(WITHIN_S - 1, useful=True) is None
     assert restarts.pause(WITHIN_S + 1, useful=True) == 0.0
     assert restarts.lately == 1 and restarts.total == 2
+
+
+LOADS = """
+import sys
+from diffray.components.mesh import Mesh
+from diffray.workers.rank import Rank
+from diffray.workers.setup import Setup, build_rank
+
+build_rank("demo", Setup(device="cpu"), Mesh())
+print(*{"ray", "sympy", "transformers"} & set(sys.modules))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_imports_nothing_that_takes_long() -> None:
+    """Each restart waits for it: sympy took half a second, transformers more."""
+    told = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == ""

@@ -55,7 +55,9 @@ class Coordinator:
 
     async def start(self) -> dict[str, Any]:
         """Start the ranks; returns the facts about their engine."""
-        logging.basicConfig(level=logging.INFO)
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
         self.gang = await self._new_gang()
         facts = self.gang.facts
         self.scheduler = Scheduler(
@@ -116,8 +118,9 @@ class Coordinator:
             "failure": self.failure,
         }
 
-    async def pid(self) -> int:
-        return os.getpid()
+    async def place(self) -> dict[str, Any]:
+        """Say where this process runs."""
+        return {"node": ray.get_runtime_context().get_node_id(), "pid": os.getpid()}
 
     async def pids(self) -> list[int]:
         """Return the ranks' processes."""

@@ -39,6 +39,7 @@ class Gang:
         self.places: list[dict[str, Any]] = []  # node and process of each rank
         self.workers: list[Any] = []
         self._loops: list[asyncio.Task[Any]] = []
+        self._placed = 0.0  # when all ranks had processes
 
     async def start(self) -> None:
         """Place the ranks, let them load and connect; raises GangLost where one fails."""
@@ -55,13 +56,19 @@ class Gang:
                 f"the ranks were not ready within {self.config.load_timeout_s:g} s; "
                 "raise load_timeout_s if the checkpoint is large or the disk slow"
             ) from None
-        log.info("%d ranks ready after %.1f s", self.size, time.monotonic() - begin)
+        log.info(
+            "%d ranks ready after %.1f s, with processes after %.1f s",
+            self.size,
+            time.monotonic() - begin,
+            self._placed - begin,
+        )
 
     async def _start(self, host: str, port: int) -> None:
         self.workers = [self._create(rank) for rank in range(self.size)]
         self.places = await asyncio.gather(
             *(w.place.remote(self.config.load_timeout_s) for w in self.workers)
         )
+        self._placed = time.monotonic()
         nodes = [place["node"] for place in self.places]
         log.info("loading %s on %d ranks over %d nodes", self.model, self.size, len(set(nodes)))
         store = self.places[0]["host"], self.places[0]["port"]
@@ -175,18 +182,19 @@ class Gang:
             await asyncio.wait(self._loops, timeout=grace)
         for worker in self.workers:
             ray.kill(worker, no_restart=True)
-        self._kill_here()
+        kill_here(self.places)
         for task in self._loops:
             task.cancel()
         await self.hub.close()
 
-    def _kill_here(self) -> None:
-        """Kill the ranks of this node: Ray asks first, and a hung one takes 5 s not to answer."""
-        here = ray.get_runtime_context().get_node_id()
-        for place in self.places:
-            if place["node"] == here:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(place["pid"], signal.SIGKILL)
+
+def kill_here(places: list[dict[str, Any]]) -> None:
+    """Kill the processes of this node: Ray asks first, and a hung one takes 5 s not to answer."""
+    here = ray.get_runtime_context().get_node_id()
+    for place in places:
+        if place["node"] == here:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(place["pid"], signal.SIGKILL)
 
 
 def first_line(error: BaseException) -> str:

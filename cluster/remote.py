@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloaded, Poisonous
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.coordinator import CoordinatorActor
-from diffray.cluster.gang import first_line
+from diffray.cluster.gang import first_line, kill_here
 from diffray.cluster.news import AGAIN, ENDED, FAILED, LATE, POISON, UPDATE, Item, Mailbox
 from diffray.cluster.restarts import WITHIN_S, Restarts
 from diffray.cluster.ticket import Ticket
@@ -30,6 +30,7 @@ from diffray.workers.messages import Request, Update
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0  # a coordinator answers at once, whatever its ranks do
+_BORN_S = 60.0  # a new process may need so long to say where it is
 _PATIENCE_S = 1.0  # which it waits for news before it says that there are none
 _BLIP_S = 0.2  # before a coordinator is asked again that could not be reached
 
@@ -52,6 +53,7 @@ class RemoteEngine:
         self._born = 0.0  # when the coordinator was ready
         self._open: dict[int, _Open] = {}
         self._coordinator: Any = None
+        self._places: list[dict[str, Any]] = []  # of the coordinator, once it has a process
         self._listener: asyncio.Task[None] | None = None
         self._owns_group = False
         self._limits: Limits | None = None
@@ -137,8 +139,8 @@ class RemoteEngine:
         return pids
 
     async def coordinator_pid(self) -> int:
-        pid: int = await self._coordinator.pid.remote()
-        return pid
+        place = await self._coordinator.place.remote()
+        return int(place["pid"])
 
     async def check_health(self) -> None:
         """Raise EngineFailed if no request can be answered, now and later."""
@@ -156,22 +158,42 @@ class RemoteEngine:
                 await asyncio.wait_for(self._coordinator.stop.remote(grace), grace + _ANSWER_S)
             except (RayError, TimeoutError) as error:
                 log.warning("the coordinator did not stop by itself: %s", first_line(error))
-            ray.kill(self._coordinator, no_restart=True)
+            self._kill_coordinator()
         if self._owns_group:
             remove_placement_group(self.group)
+
+    def _kill_coordinator(self) -> None:
+        ray.kill(self._coordinator, no_restart=True)
+        kill_here(self._places)
 
     async def _begin(self) -> None:
         """Start a coordinator, and its gang with it."""
         self._coordinator = CoordinatorActor.options(
             num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, 0)
         ).remote(self.model, self.config, self.group)
+        self._places = []
         try:
-            facts = await self._coordinator.start.remote()
-        except RayError as error:
+            facts = await self._started(self._coordinator)
+        except (RayError, TimeoutError) as error:
             raise EngineFailed(f"{self.model} could not be started: {first_line(error)}") from None
         facts["eos_token_ids"] = tuple(facts["eos_token_ids"])
         self._born = time.monotonic()
         self._limits = Limits(**facts | {"spec": ModelSpec(**facts["spec"])})
+
+    async def _started(self, coordinator: Any) -> dict[str, Any]:
+        """Let a coordinator start its ranks, however long they take, as long as it answers."""
+        starting = asyncio.ensure_future(coordinator.start.remote())
+        try:
+            while not starting.done():
+                async with asyncio.timeout(_BORN_S):
+                    self._places = [await coordinator.place.remote()]
+                await asyncio.wait([starting], timeout=_PATIENCE_S)
+            facts: dict[str, Any] = await starting
+        except TimeoutError:
+            raise TimeoutError(f"its coordinator has not answered for {_BORN_S:g} s") from None
+        finally:
+            starting.cancel()
+        return facts
 
     async def _hand_over(self, ticket: Ticket) -> None:
         """Give the coordinator a request; it takes one that it has already only once."""
@@ -250,7 +272,7 @@ class RemoteEngine:
                     f"{WITHIN_S / 60:g} minutes (max_restarts); the last time: {reason}; {AGAIN}"
                 )
                 return
-            ray.kill(self._coordinator, no_restart=True)
+            self._kill_coordinator()
             await asyncio.sleep(pause)
             try:
                 await self._begin()

@@ -31,11 +31,13 @@ class Worker:
             # Else gloo listens where the host's name leads, which often is the loopback.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         port = 0
-        if self.rank == 0 and self.size > 1:
+        if self.size > 1:
+            # On all ranks, though one needs it: else the others import torch when it has done so.
             from diffray.components.mesh import open_store
 
-            self.store = open_store(host, timeout=load_timeout_s)
-            port = self.store.port
+            if self.rank == 0:
+                self.store = open_store(host, timeout=load_timeout_s)
+                port = self.store.port
         return {"node": node, "pid": os.getpid(), "host": host, "port": port}
 
     def start(

@@ -189,8 +189,12 @@ class Denoiser(nn.Module):
 
     def allocate(self, device: torch.device) -> None:
         """Give every parameter storage on `device`; only the rotary tables have values yet."""
+
+        def empty(tensor: Tensor) -> Tensor:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
         # As `to_empty`, whose empty_like of what has no storage imports sympy: half a second.
-        self._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+        self._apply(empty)  # type: ignore[no-untyped-call]  # torch's own has no types
         self.rotary.fill()
 
     def pack(self) -> None:

@@ -5,7 +5,9 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 BASE   := $(VENV)/.runs
 STAMP  := $(VENV)/.installed
-# Not compiled: that would take as long as the rest, and Python compiles what it imports.
+# Not compiled: that would take as long as the rest, and Python compiles what it imports. It has to keep that,
+# or each of Ray's processes would compile all of torch again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Without an NVIDIA GPU the CPU build saves gigabytes. Its index is offered to pip only where it answers within seconds.

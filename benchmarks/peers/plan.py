@@ -1,0 +1,83 @@
+"""What the command is asked: which peers, with which checkouts, at which sizes."""
+
+import argparse
+import os
+from pathlib import Path
+
+SERVERS = ("dlmserve", "dfastllm")
+# peer -> the option that names the checkout that it needs
+CHECKOUTS = {
+    "dlmserve": "fast_dllm",
+    "dfastllm": "fast_dllm",
+    "fast-dllm": "fast_dllm",
+    "sampler": "llada",
+    "diffusers": "llada2_code",
+}
+PEERS = tuple(CHECKOUTS)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description="Compare diffray with its peers: same weights, prompts and threads, in turns.",
+    )
+    made.add_argument("peers", nargs="*", metavar="PEER", help=f"of {', '.join(PEERS)}; or all")
+    made.add_argument("--folder", type=Path, default=Path("build/peers"), help="for environments")
+    made.add_argument("--fast-dllm", type=Path, help="a checkout of NVlabs/Fast-dLLM")
+    made.add_argument("--llada", type=Path, help="a checkout of ML-GSAI/LLaDA")
+    made.add_argument("--llada2-code", type=Path, help="where modeling_llada2_moe.py is")
+    made.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    made.add_argument("--turns", type=int, default=3, help="after one that warms up")
+    made.add_argument("--concurrency", type=int, nargs="+", default=[1, 8])
+    made.add_argument("--requests", type=int, help="of each turn; else the concurrency, or 4")
+    made.add_argument(
+        "--prompt-length", type=int, nargs=2, default=[24, 40], metavar=("MIN", "MAX")
+    )
+    made.add_argument("--gen-length", type=int, default=64)
+    made.add_argument("--steps", type=int, default=16, help="of a whole answer, for servers")
+    made.add_argument("--block-length", type=int, default=32, help="where ours has a cache")
+    made.add_argument("--layers", type=int, default=12, help="of the servers' random LLaDA")
+    made.add_argument("--hidden", type=int, default=640)
+    made.add_argument("--seed", type=int, default=1)
+    made.add_argument("--llada2", default="demo-llada2", help="diffusers' checkpoint")
+    made.add_argument("--questions", type=int, default=32, help="for diffusers")
+    made.add_argument("--make-only", action="store_true", help="make the environments, and end")
+    return made
+
+
+def chosen(args: argparse.Namespace) -> list[str]:
+    """Return the peers to run; refuse unknown ones and those whose checkout is missing."""
+    wanted = args.peers or list(PEERS)
+    for name in wanted:
+        if name not in PEERS:
+            raise ValueError(f"{name!r} is no peer; there are {', '.join(PEERS)}")
+        option = CHECKOUTS[name]
+        flag = "--" + option.replace("_", "-")
+        given: Path | None = getattr(args, option)
+        if given is None:
+            raise ValueError(f"{name} needs {flag} FOLDER; give it, or name other peers")
+        if not given.is_dir():
+            raise ValueError(f"{flag} {given} is no folder; give a checkout")
+    return [name for name in PEERS if name in wanted]
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse sizes with which the systems could not do the same work."""
+    if args.gen_length % args.steps:
+        raise ValueError("--gen-length must be a multiple of --steps: odd shares differ by peer")
+    if args.gen_length % args.block_length or args.steps % (args.gen_length // args.block_length):
+        raise ValueError("--block-length must divide --gen-length, and the blocks share --steps")
+    if args.hidden % 64 or args.hidden <= 0:
+        raise ValueError("--hidden must be a multiple of 64, the size of a head")
+    shortest, longest = args.prompt_length
+    counts = (
+        *args.concurrency,
+        args.requests or 1,
+        args.questions,
+        args.turns,
+        args.threads,
+        args.layers,
+        shortest,
+    )
+    if min(counts) < 1 or shortest > longest:
+        raise ValueError("counts and lengths are at least 1, and --prompt-length MIN at most MAX")

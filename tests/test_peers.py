@@ -1,0 +1,198 @@
+"""The comparison with peers: what is asked of each, what is counted, what is refused. No peers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.peers import checkpoint, plan, served, servers, table
+from benchmarks.peers.environments import Environment, environments
+from benchmarks.peers.offline import BLOCK_LENGTH, gen_length
+from benchmarks.peers.run_diffusers import block_causal
+from diffray.components.policy import DiffusionParams
+
+SETTING = servers.Setting(Path("/m/llada"), threads=2, gen_length=64, steps=16, batch=8)
+
+
+def parsed(*words: str) -> Any:
+    return plan.parser().parse_args(words)
+
+
+def code(folder: Path, names: tuple[str, ...]) -> Path:
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text("")
+    return folder
+
+
+def after(command: tuple[str, ...], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_a_missing_checkout_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^dlmserve needs --fast-dllm FOLDER; give it, or name"):
+        plan.chosen(parsed("dlmserve"))
+    with pytest.raises(ValueError, match=r"--llada2-code .*gone is no folder; give a checkout"):
+        plan.chosen(parsed("diffusers", "--llada2-code", str(tmp_path / "gone")))
+    with pytest.raises(ValueError, match="'vllm' is no peer; there are dlmserve, dfastllm"):
+        plan.chosen(parsed("vllm"))
+
+
+def test_peers_run_in_the_same_order_however_they_are_named(tmp_path: Path) -> None:
+    asked = parsed("dfastllm", "dlmserve", "--fast-dllm", str(tmp_path))
+    assert plan.chosen(asked) == ["dlmserve", "dfastllm"]
+    folders = ["--fast-dllm", "--llada", "--llada2-code"]
+    everything = parsed(*(word for flag in folders for word in (flag, str(tmp_path))))
+    assert plan.chosen(everything) == list(plan.PEERS)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--gen-length", "60"], "multiple of --steps"),
+        (["--block-length", "48"], "must divide"),
+        (["--hidden", "100"], "multiple of 64"),
+        (["--prompt-length", "9", "8"], "MIN at most MAX"),
+        (["--concurrency", "0"], "at least 1"),
+    ],
+)
+def test_sizes_with_which_work_would_differ_are_refused(words: list[str], reason: str) -> None:
+    plan.check(parsed())
+    with pytest.raises(ValueError, match=reason):
+        plan.check(parsed(*words))
+
+
+def test_remote_code_is_found_anywhere_in_a_checkout(tmp_path: Path) -> None:
+    code(tmp_path / "a" / "deep" / "copy", checkpoint.LLADA_CODE)
+    code(tmp_path / "half", checkpoint.LLADA_CODE[:1])
+    right = code(tmp_path / "v1" / "model", checkpoint.LLADA_CODE)
+    assert checkpoint.code_folder(tmp_path, checkpoint.LLADA_CODE) == right
+    with pytest.raises(ValueError, match=r"has no configuration_llada2_moe.py with modeling_"):
+        checkpoint.code_folder(tmp_path, checkpoint.LLADA2_CODE)
+
+
+def test_an_environment_takes_torch_first_and_is_made_once(tmp_path: Path) -> None:
+    made = Environment(tmp_path, "peer", ("peer==1",))
+    _, first, second = made.commands()
+    version = torch.__version__.partition("+")[0]
+    assert first[-1] == f"torch=={version}"
+    assert second[-2:] == [f"torch=={version}", "peer==1"]
+    assert not made.is_made()
+    (tmp_path / "peer").mkdir()
+    (tmp_path / "peer" / "requirements.txt").write_text(f"torch=={version}\npeer==1\n")
+    assert made.is_made()
+    assert not Environment(tmp_path, "peer", ("peer==2",)).is_made()
+    assert sorted(environments(tmp_path)) == ["dfastllm", "diffusers", "dlmserve"]
+
+
+def test_servers_get_the_same_model_threads_and_address() -> None:
+    environment = Environment(Path("/e"), "peer", ())
+    ours = servers.our_recipe(SETTING, 1)
+    assert after(ours.command, "--cpu-threads") == "2"
+    assert after(ours.command, "--dtype") == "float32"
+    assert after(ours.command, "--max-num-seqs") == "8"
+    makers: list[Callable[[servers.Setting, int, Environment], servers.Recipe]]
+    makers = [servers.dlmserve_recipe, servers.dfastllm_recipe]
+    dlmserve, dfastllm = (make(SETTING, 1, environment) for make in makers)
+    assert dlmserve.variables["OMP_NUM_THREADS"] == dfastllm.variables["OMP_NUM_THREADS"] == "2"
+    assert dlmserve.variables["DLMSERVE_MODEL"] == after(dfastllm.command, "--model") == "/m/llada"
+    assert dlmserve.variables["DLMSERVE_MAX_BATCH"] == "8"
+    assert after(dfastllm.command, "--host") == "127.0.0.1"
+    assert after(dfastllm.command, "--diffusion-steps") == "16"
+    assert "127.0.0.1" in Path(dlmserve.command[1]).read_text()
+
+
+def test_dfastllm_may_accept_its_share_of_a_step() -> None:
+    few = servers.Setting(SETTING.model, 2, gen_length=64, steps=4, batch=8)
+    command = servers.dfastllm_recipe(few, 1, Environment(Path("/e"), "peer", ())).command
+    assert after(command, "--apd-max-parallel") == "16"
+
+
+def test_the_first_contender_decodes_as_the_peers_do() -> None:
+    found = servers.contenders(SETTING, ["dlmserve", "dfastllm"], block_length=32)
+    assert [each.server for each in found] == ["diffray", "diffray", "dlmserve", "dfastllm"]
+    assert [each.same for each in found] == [True, False, True, True]
+    same, cached = (DiffusionParams(**each.body["diffusion"]) for each in found[:2])
+    assert (same.block_length, cached.block_length) == (64, 32)
+    assert same.decoder == cached.decoder
+    assert same.cache is not None and same.cache.kind == "none"
+    assert found[2].body == {"num_denoising_steps": 16, "block_length": 64}
+
+
+def test_all_are_asked_the_same_greedy_question() -> None:
+    found = servers.contenders(SETTING, ["dlmserve", "dfastllm"], block_length=32)
+    bodies = [served.body(each, "m", "w1 w2", 64) for each in found]
+    shared = {"messages", "max_tokens", "temperature", "stream", "model"}
+    assert all({key: body[key] for key in shared} == bodies[-1] for body in bodies)
+    assert bodies[-1]["temperature"] == 0
+
+
+def test_prompts_are_ragged_and_hold_no_special_token() -> None:
+    texts = served.prompts(50, 3, 9, seed=1)
+    assert {len(text.split()) for text in texts} == set(range(3, 10))
+    words = {checkpoint.word(token) for token in range(checkpoint.ORDINARY)}
+    assert all(set(text.split()) <= words for text in texts)
+    assert texts == served.prompts(50, 3, 9, seed=1) != served.prompts(50, 3, 9, seed=2)
+
+
+def test_rows_a_forward_are_counted_from_the_servers_metrics() -> None:
+    rows, forwards = served.COUNTERS["dlmserve"]
+    text = f"# TYPE dlmserve_step_batch_size histogram\n{rows} 256.0\n{forwards} 192.0\n"
+    now = served.Work(served.counter(text, rows), served.counter(text, forwards))
+    assert now == (256, 192)
+    assert now.rows_per_forward(served.Work(56, 92)) == 2
+
+
+def test_a_ratio_is_the_median_over_turns() -> None:
+    assert table.ratios([6.0, 10.0, 8.0], [2.0, 2.0, 4.0]) == "3.00 (2.00 to 5.00)"
+
+
+def test_rows_count_equal_tokens_of_the_same_algorithm_only() -> None:
+    found = servers.contenders(SETTING, ["dlmserve"], block_length=32)
+    right, wrong = [["a", "b"], ["c", "d"]], [["a", "b"], ["c", "x"]]
+    results = {
+        "diffray": [served.Turn(1.0, right)],
+        "diffray, dual cache": [served.Turn(0.5, wrong)],
+        "dlmserve": [served.Turn(4.0, wrong)],
+    }
+    first, cached, peer = table.served_rows(8, found, results)
+    assert first == "| 8 | diffray | 4.0 | 1 | 4/4 | 2/2 |"
+    assert "0.50 (0.50 to 0.50)" in cached and "another algorithm" in cached
+    assert peer == "| 8 | dlmserve | 1.0 | 4.00 (4.00 to 4.00) | 3/4 | 1/2 |"
+
+
+def test_a_pipelines_answer_ends_with_a_block() -> None:
+    for size in range(1, 70):
+        length = gen_length([0] * size, 64)
+        assert 64 <= length < 64 + BLOCK_LENGTH
+        assert (size + length) % BLOCK_LENGTH == 0
+
+
+def test_block_causal_shows_a_query_its_own_block_and_those_before() -> None:
+    seen = block_causal(6, 2)[0, 0] == 0
+    for query in range(6):
+        assert seen[query].sum() == 2 * (query // 2 + 1)
+        assert seen[query, : 2 * (query // 2 + 1)].all()
+
+
+@pytest.mark.slow
+def test_the_checkpoints_words_are_its_ids(tmp_path: Path) -> None:
+    folder = tmp_path / "llada"
+    source = code(tmp_path / "code", checkpoint.LLADA_CODE)
+    checkpoint.write_llada(folder, source, layers=1, hidden=64, seed=1)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["mask_token_id"], config["vocab_size"]) == (126336, 126464)
+    assert (folder / "modeling_llada.py").is_file()
+    head = load_file(folder / "model.safetensors")["model.transformer.ff_out.weight"]
+    assert not head[checkpoint.ORDINARY :].any() and head[checkpoint.ORDINARY - 1].any()
+    fast = PreTrainedTokenizerFast.from_pretrained(folder)
+    ids = [5, 126079, 0, 777]
+    assert fast.encode(fast.decode(ids)) == ids
+    assert fast.convert_tokens_to_ids("<|mdm_mask|>") == checkpoint.MASK_ID
+    chat = [{"role": "user", "content": "w5 w6"}]
+    assert fast.apply_chat_template(chat, tokenize=False) == "w5 w6"

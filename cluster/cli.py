@@ -15,6 +15,7 @@ from diffray.cluster import flags
 from diffray.cluster.bench import commands as bench
 from diffray.cluster.client_commands import batch, chat, status
 from diffray.cluster.failures import one_sentence
+from diffray.cluster.flag_records import spread
 from diffray.cluster.serve_command import serve
 from diffray.components.demos import DEMOS
 
@@ -42,60 +43,33 @@ def main(
 
 
 @app.command()
+@spread
 def generate(
     prompt: flags.Prompt = None,
+    *,
     model: flags.Model = "demo",
-    dtype: flags.Dtype = "auto",
-    device: flags.Device = "auto",
-    kernels: flags.Kernels = "auto",
-    cuda_graphs: flags.CudaGraphs = None,
-    mask_token_id: flags.MaskTokenId = None,
-    eos_token_id: flags.EosTokenId = None,
+    engine: flags.Engine,
     max_tokens: flags.MaxTokens = None,
-    temperature: flags.Temperature = None,
-    top_p: flags.TopP = None,
-    top_k: flags.TopK = None,
+    sampling: flags.Sampling,
     seed: flags.Seed = None,
     stop: flags.Stop = None,
     raw: flags.Raw = False,
-    block_length: flags.BlockLength = None,
-    decoder: flags.Decoder = None,
-    cache: flags.Cache = None,
-    iteration: flags.Iteration = None,
-    settings: flags.Settings = None,
+    diffusion: flags.Diffusion,
     watch: flags.Watch = False,
     stats: flags.Stats = False,
 ) -> None:
     """Answer a prompt, as a chat message where the model has a chat template."""
-    typed = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-        "stop": stop,
-        "block_length": block_length,
-        "decoder.kind": decoder,
-        "cache.kind": cache,
-        "iteration.kind": iteration,
-    }
     with one_sentence():
         text = _read_prompt(prompt, model)
         from diffray.cluster.answer import as_prompt, print_answer
         from diffray.cluster.options import sampling_params
         from diffray.workers.llm import DiffusionLLM
 
-        params = sampling_params(typed, settings or ())
-        llm = DiffusionLLM(
-            model,
-            dtype=dtype,
-            device=device,
-            kernels=kernels,
-            cuda_graphs=cuda_graphs,
-            mask_token_id=mask_token_id,
-            eos_token_id=eos_token_id,
-            max_num_seqs=1,
+        typed = flags.typed_request(
+            sampling, diffusion, max_tokens=max_tokens, seed=seed, stop=stop
         )
+        params = sampling_params(typed, diffusion.settings or ())
+        llm = DiffusionLLM(model, max_num_seqs=1, **engine.typed())
         asked = as_prompt(llm, text, raw=raw)
         measured = print_answer(llm, asked, params, watch=watch)
     if stats:

@@ -8,6 +8,7 @@ import typer
 from diffray.cluster import flags
 from diffray.cluster.environment import prepare
 from diffray.cluster.failures import one_sentence
+from diffray.cluster.flag_records import spread
 
 _LOCAL = "http://127.0.0.1:8000"
 
@@ -17,6 +18,7 @@ ApiKey = Annotated[
 ]
 
 
+@spread
 def chat(
     base_url: BaseUrl = _LOCAL,
     model: Annotated[
@@ -25,16 +27,11 @@ def chat(
     api_key: ApiKey = None,
     system: Annotated[str | None, typer.Option(help="How to answer.")] = None,
     max_tokens: flags.MaxTokens = None,
-    temperature: flags.Temperature = None,
-    top_p: flags.TopP = None,
-    top_k: flags.TopK = None,
+    *,
+    sampling: flags.Sampling,
     seed: flags.Seed = None,
     stop: flags.Stop = None,
-    block_length: flags.BlockLength = None,
-    decoder: flags.Decoder = None,
-    cache: flags.Cache = None,
-    iteration: flags.Iteration = None,
-    settings: flags.Settings = None,
+    diffusion: flags.Diffusion,
 ) -> None:
     """Talk to a server, in the terminal or line by line from stdin."""
     with one_sentence():
@@ -42,22 +39,14 @@ def chat(
         from diffray.cluster.endpoint import Endpoint
         from diffray.cluster.request_options import request_options
 
-        typed = {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "seed": seed,
-            "stop": stop,
-            "block_length": block_length,
-            "decoder.kind": decoder,
-            "cache.kind": cache,
-            "iteration.kind": iteration,
-        }
-        options = request_options(typed, settings or ())
+        typed = flags.typed_request(
+            sampling, diffusion, max_tokens=max_tokens, seed=seed, stop=stop
+        )
+        options = request_options(typed, diffusion.settings or ())
         talk(Endpoint.at(base_url, api_key), model=model, options=options, system=system)
 
 
+@spread
 def batch(
     source: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format (JSON lines).")],
     target: Annotated[Path, typer.Argument(help="Answers; what is there is not asked again.")],
@@ -69,36 +58,26 @@ def batch(
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Requests under way at once.")] = 64,
     timeout: Annotated[float, typer.Option(help="Seconds for a server's answer.")] = 600.0,
-    dtype: flags.Dtype = "auto",
-    device: flags.Device = "auto",
-    kernels: flags.Kernels = "auto",
-    cuda_graphs: flags.CudaGraphs = None,
+    *,
+    engine: flags.Engine,
     max_num_seqs: Annotated[int, typer.Option(help="Sequences that its engine runs at once.")] = 16,
 ) -> None:
     """Answer a file of requests, through a server or with an engine of its own."""
     with one_sentence():
+        from diffray.cluster.answerers import endpoint_answers, engine_answers
         from diffray.cluster.batch import run_batch
 
-        if (base_url is None) == (model is None):
-            raise ValueError("give --base-url URL of a server, or --model for an engine of its own")
-        if base_url is not None:
-            from diffray.cluster.answerers import endpoint_answers
+        if base_url is not None and model is None:
             from diffray.cluster.endpoint import Endpoint
 
             answering = endpoint_answers(Endpoint.at(base_url, api_key), timeout=timeout)
-        else:
-            from diffray.cluster.answerers import engine_answers
+        elif model is not None and base_url is None:
             from diffray.cluster.config import EngineConfig
 
-            assert model is not None
-            config = EngineConfig(
-                dtype=dtype,
-                device=device,
-                kernels=kernels,
-                cuda_graphs=cuda_graphs,
-                max_num_seqs=max_num_seqs,
-            )
+            config = EngineConfig(max_num_seqs=max_num_seqs, **engine.typed())
             answering = engine_answers(model, config)
+        else:
+            raise ValueError("give --base-url URL of a server, or --model for an engine of its own")
         summary = run_batch(source, target, answering, concurrency=concurrency)
         typer.echo(str(summary), err=True)
     if summary.interrupted:

@@ -1,6 +1,7 @@
-"""What the commands' flags are: their types, and what help says about them."""
+"""What the commands' flags are: their types, what help says about them, and which go together."""
 
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import typer
 
@@ -117,3 +118,54 @@ Stats = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a model runs on; what it does not say the checkpoint does."""
+
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    kernels: Kernels = "auto"
+    cuda_graphs: CudaGraphs = None
+    mask_token_id: MaskTokenId = None
+    eos_token_id: EosTokenId = None
+
+    def typed(self) -> dict[str, Any]:
+        """Return the options of `DiffusionLLM`, which `EngineConfig` has too."""
+        ids = tuple(self.eos_token_id) if self.eos_token_id else None
+        return asdict(self) | {"eos_token_id": ids}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diffusion:
+    """How a canvas is denoised."""
+
+    block_length: BlockLength = None
+    decoder: Decoder = None
+    cache: Cache = None
+    iteration: Iteration = None
+    settings: Settings = None
+
+    def typed(self) -> dict[str, object]:
+        """Return what was typed, but the settings, under a request's names."""
+        return {
+            "block_length": self.block_length,
+            "decoder.kind": self.decoder,
+            "cache.kind": self.cache,
+            "iteration.kind": self.iteration,
+        }
+
+
+def typed_request(sampling: Sampling, diffusion: Diffusion, **others: object) -> dict[str, object]:
+    """Return what was typed of a request, but the settings, under its names."""
+    return {**others, **asdict(sampling), **diffusion.typed()}

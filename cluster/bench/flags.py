@@ -1,5 +1,6 @@
-"""What the flags of the benchmarks are: their types, and what help says about them."""
+"""What the flags of all benchmarks are: their types, and what help says about them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -77,3 +78,23 @@ Report = Annotated[
         rich_help_panel=_RESULT,
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What is asked."""
+
+    dataset_name: DatasetName = "random"
+    dataset_path: DatasetPath = None
+    num_prompts: NumPrompts = 1000
+    input_len: InputLen = 1024
+    output_len: MaybeOutputLen = None
+    ignore_eos: IgnoreEos = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where the numbers go, beside the terminal."""
+
+    output_json: OutputJson = None
+    report: Report = None

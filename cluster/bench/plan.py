@@ -1,18 +1,20 @@
 """What a benchmark of a server is told to do, checked before anything is sent."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from diffray.cluster.bench.arrivals import RampUp, arrivals
+from diffray.cluster.bench.flags import Data
 from diffray.cluster.bench.percentiles import counts, numbers
 from diffray.cluster.bench.requests import ENDPOINTS
 from diffray.cluster.bench.result_file import pairs
+from diffray.cluster.bench.serve_flags import Server, Telling, Traffic, Wishes
 from diffray.cluster.bench.serving_result import Wanted, read_goodput
 from diffray.cluster.endpoint import Endpoint
+from diffray.cluster.flags import Diffusion, Sampling, typed_request
 from diffray.cluster.request_options import request_options
 
 
@@ -45,64 +47,42 @@ class Plan:
 
     @staticmethod
     def of(
+        server: Server,
+        data: Data,
+        traffic: Traffic,
+        telling: Telling,
         *,
-        backend: str,
-        url: str,
-        endpoint: str | None,
-        model: str | None,
-        tokenizer: str | None,
-        api_key: str | None,
-        headers: list[str],
-        id_prefix: str | None,
-        ready_timeout: float,
-        dataset: str,
-        path: Path | None,
-        count: int,
-        input_len: int,
-        output_len: int | None,
         seed: int,
-        rates: str,
-        burstiness: float,
-        concurrencies: str | None,
-        warmups: int,
-        ramp: tuple[str | None, float | None, float | None],
-        typed: Mapping[str, object],
-        settings: list[str],
-        extra_body: str | None,
-        metrics: str,
-        percents: str,
-        goodput: list[str],
+        common: dict[str, Any],
         progress: bool,
     ) -> "Plan":
-        if backend not in ENDPOINTS:
-            raise ValueError(f"--backend is {backend!r}; allowed: {', '.join(ENDPOINTS)}")
-        limits = counts(concurrencies, "--max-concurrency") if concurrencies else []
+        if server.backend not in ENDPOINTS:
+            raise ValueError(f"--backend is {server.backend!r}; allowed: {', '.join(ENDPOINTS)}")
+        at_once = traffic.max_concurrency
+        limits = counts(at_once, "--max-concurrency") if at_once else []
+        prefix = server.request_id_prefix
         plan = Plan(
-            backend=backend,
-            server=Endpoint.at(url, api_key),
-            path=endpoint or ENDPOINTS[backend],
-            model=model,
-            tokenizer=tokenizer,
-            headers=pairs(headers, "--header"),
-            id_prefix=f"bench-{token_hex(4)}-" if id_prefix is None else id_prefix,
-            ready_timeout=ready_timeout,
-            datasets=dataset.split(","),
-            file=path,
-            count=count,
-            input_len=input_len,
-            output_len=output_len,
+            backend=server.backend,
+            server=Endpoint.at(server.url, server.api_key),
+            path=server.endpoint or ENDPOINTS[server.backend],
+            model=server.model,
+            tokenizer=server.tokenizer,
+            headers=pairs(server.header or [], "--header"),
+            id_prefix=f"bench-{token_hex(4)}-" if prefix is None else prefix,
+            ready_timeout=server.ready_check_timeout_sec,
+            datasets=data.dataset_name.split(","),
+            file=data.dataset_path,
+            count=data.num_prompts,
+            input_len=data.input_len,
+            output_len=data.output_len,
             seed=seed,
-            rates=numbers(rates, "--request-rate"),
-            burstiness=burstiness,
+            rates=numbers(traffic.request_rate, "--request-rate"),
+            burstiness=traffic.burstiness,
             concurrencies=[*limits] or [None],
-            warmups=warmups,
-            ramp=_ramp(*ramp, rates),
-            common=request_options(typed, settings) | _json(extra_body),
-            wanted=Wanted(
-                tuple(metrics.split(",")),
-                tuple(numbers(percents, "--metric-percentiles", high=100)),
-                read_goodput([pair for typed in goodput for pair in typed.split()]),
-            ),
+            warmups=traffic.num_warmups,
+            ramp=_ramp(traffic),
+            common=common,
+            wanted=_wanted(telling),
             progress=progress,
         )
         for rate in plan.rates:
@@ -121,16 +101,36 @@ class Plan:
         }
 
 
-def _ramp(
-    strategy: str | None, start: float | None, end: float | None, rates: str
-) -> RampUp | None:
+def body(
+    backend: str, data: Data, sampling: Sampling, wishes: Wishes, diffusion: Diffusion
+) -> dict[str, Any]:
+    """Return what all requests' bodies have in common."""
+    others = {"ignore_eos": data.ignore_eos or None, **wishes.typed(backend)}
+    typed = typed_request(sampling, diffusion, **others)
+    return request_options(typed, diffusion.settings or ()) | _json(wishes.extra_body)
+
+
+def _wanted(telling: Telling) -> Wanted:
+    return Wanted(
+        tuple(telling.percentile_metrics.split(",")),
+        tuple(numbers(telling.metric_percentiles, "--metric-percentiles", high=100)),
+        read_goodput([pair for typed in telling.goodput or [] for pair in typed.split()]),
+    )
+
+
+def _ramp(traffic: Traffic) -> RampUp | None:
+    strategy, start, end = (
+        traffic.ramp_up_strategy,
+        traffic.ramp_up_start_rps,
+        traffic.ramp_up_end_rps,
+    )
     if strategy is None:
         if start is not None or end is not None:
             raise ValueError("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy")
         return None
     if start is None or end is None:
         raise ValueError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps")
-    if rates != "inf":
+    if traffic.request_rate != "inf":
         raise ValueError("--ramp-up-strategy sets the rate; leave out --request-rate")
     return RampUp(strategy, start, end)
 

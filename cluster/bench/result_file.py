@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final
 
+from diffray.cluster.bench.serve_flags import Keeping
 from diffray.cluster.bench.serving_result import Served
 
 _DETAILS: Final = (
@@ -27,28 +28,20 @@ class Saving:
     metadata: dict[str, str]
 
     @staticmethod
-    def of(
-        *,
-        save: bool,
-        detailed: bool,
-        append: bool,
-        folder: Path | None,
-        filename: str | None,
-        label: str,
-        metadata: list[str],
-    ) -> "Saving":
-        if (detailed or folder or filename) and not (save or append):
+    def of(keeping: Keeping, backend: str) -> "Saving":
+        save = keeping.save_result or keeping.append_result
+        if (keeping.save_detailed or keeping.result_dir or keeping.result_filename) and not save:
             raise ValueError(
                 "--save-detailed, --result-dir and --result-filename need --save-result"
             )
         return Saving(
-            save or append,
-            detailed,
-            append,
-            folder or Path(),
-            filename,
-            label,
-            pairs(metadata, "--metadata"),
+            save,
+            keeping.save_detailed,
+            keeping.append_result,
+            keeping.result_dir or Path(),
+            keeping.result_filename,
+            keeping.label or backend,
+            pairs(keeping.metadata or [], "--metadata"),
         )
 
     def check(self, runs: int) -> None:

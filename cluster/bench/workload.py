@@ -2,8 +2,8 @@
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
+from diffray.cluster.bench.flags import Data
 from diffray.cluster.bench.prompts import RANDOM, Ask, by_task, read_asks
 from diffray.components.params import SamplingParams
 from diffray.workers.llm import DiffusionLLM
@@ -36,25 +36,17 @@ def _with_length(params: SamplingParams, told: int | None) -> SamplingParams:
 
 
 def tasks(
-    llm: DiffusionLLM,
-    names: str,
-    *,
-    path: Path | None,
-    count: int,
-    input_len: int,
-    seed: int,
-    raw: bool,
-    params: SamplingParams,
+    llm: DiffusionLLM, data: Data, *, seed: int, raw: bool, params: SamplingParams
 ) -> dict[str, tuple[list[list[int]], list[SamplingParams]]]:
     """Return each task's prompts and parameters, all checked before the first is run."""
     found: dict[str, tuple[list[list[int]], list[SamplingParams]]] = {}
-    for name in names.split(","):
+    for name in data.dataset_name.split(","):
         if name == RANDOM:
-            wishes = [params.model_copy(update={"ignore_eos": True})] * count
-            found[name] = random_ids(llm, count, input_len, seed), wishes
+            wishes = [params.model_copy(update={"ignore_eos": True})] * data.num_prompts
+            found[name] = random_ids(llm, data.num_prompts, data.input_len, seed), wishes
             continue
-        boxed = path if name in ("custom", "sharegpt") else None
-        for task, asks in by_task(read_asks(name, boxed, count)).items():
+        own = data.dataset_path if name in ("custom", "sharegpt") else None
+        for task, asks in by_task(read_asks(name, own, data.num_prompts)).items():
             wishes = [_with_length(params, ask.max_tokens) for ask in asks]
             found[task] = as_ids(llm, asks, raw=raw), wishes
     return found

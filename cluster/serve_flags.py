@@ -1,0 +1,165 @@
+"""The flags of `diffray serve` beside those of the model: vLLM's names, SGLang's as aliases."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diffray.cluster.environment import API_KEY
+from diffray.components.demos import DEMOS
+
+STRICT_PACK = "STRICT_PACK"
+_MODEL, _SERVER, _LAYOUT, _REPLICAS = "Model", "Server", "Layout", "Replicas"
+
+
+def _option(*names: str, text: str, panel: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+Positional = Annotated[
+    str | None,
+    typer.Argument(
+        help="A checkpoint's folder, a Hugging Face Hub id, or one of: " + ", ".join(DEMOS) + "."
+    ),
+]
+ModelPath = Annotated[
+    str | None, _option("--model", "--model-path", text="The same, as a flag.", panel=_MODEL)
+]
+ServedName = Annotated[
+    str | None, _option("--served-model-name", text="Its name in requests.", panel=_MODEL)
+]
+ConfigFile = Annotated[
+    Path | None,
+    _option("--config", text="A YAML file with models, instead of flags.", panel=_SERVER),
+]
+PrintConfig = Annotated[
+    bool,
+    _option("--print-config", text="Print what `serve deploy` reads, and end.", panel=_SERVER),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an engine is laid out over its ranks."""
+
+    tp: Annotated[
+        int,
+        _option(
+            "--tensor-parallel-size",
+            "--tp",
+            "--tp-size",
+            "-tp",
+            text="Ranks that share the model.",
+            panel=_LAYOUT,
+        ),
+    ] = 1
+    ep: Annotated[
+        bool,
+        _option(
+            "--enable-expert-parallel",
+            "--ep",
+            text="Deal whole experts out over the ranks.",
+            panel=_LAYOUT,
+        ),
+    ] = False
+    max_model_len: Annotated[
+        int | None,
+        _option(
+            "--max-model-len",
+            "--context-length",
+            text="Positions of the longest prompt with its answer.",
+            panel=_LAYOUT,
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int,
+        _option(
+            "--max-num-seqs",
+            "--max-running-requests",
+            text="Sequences that run together.",
+            panel=_LAYOUT,
+        ),
+    ] = 16
+    max_queued_requests: Annotated[
+        int, _option("--max-queued-requests", text="More are refused with 429.", panel=_LAYOUT)
+    ] = 256
+    kv_cache_memory: Annotated[
+        int | None, _option("--kv-cache-memory", text="Bytes on each rank.", panel=_LAYOUT)
+    ] = None
+    steps_per_round: Annotated[
+        int, _option("--steps-per-round", text="Steps between two looks.", panel=_LAYOUT)
+    ] = 1
+    cpu_threads: Annotated[
+        int | None, _option("--cpu-threads", text="Of each rank on CPU.", panel=_LAYOUT)
+    ] = None
+
+    def typed(self) -> dict[str, Any]:
+        """Return options of `EngineConfig`."""
+        found = asdict(self)
+        sizes = {"tensor_parallel_size": found.pop("tp"), "expert_parallel": found.pop("ep")}
+        return sizes | found
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How many engines there are, and where."""
+
+    replicas: Annotated[
+        str, _option("--replicas", text="N, or MIN:MAX.", panel=_REPLICAS, metavar="N|MIN:MAX")
+    ] = "1"
+    strategy: Annotated[
+        str,
+        _option("--placement", text="STRICT_PACK: one node; PACK: may span.", panel=_REPLICAS),
+    ] = STRICT_PACK
+    address: Annotated[
+        str | None,
+        _option("--address", text="A running Ray cluster, as auto.", panel=_REPLICAS),
+    ] = None
+
+    def deployment(self) -> dict[str, Any]:
+        """Return options of a Serve deployment."""
+        low, colon, high = self.replicas.partition(":")
+        if not low.isdecimal() or (colon and not high.isdecimal()):
+            raise ValueError(f"--replicas {self.replicas!r}: give N or MIN:MAX, as 1:4")
+        if not colon:
+            return {} if int(low) == 1 else {"num_replicas": int(low)}
+        return {"autoscaling_config": {"min_replicas": int(low), "max_replicas": int(high)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where requests come in, and whose are answered."""
+
+    host: Annotated[str, _option("--host", text="To listen on.", panel=_SERVER)] = "127.0.0.1"
+    port: Annotated[int, _option("--port", text="To listen on.", panel=_SERVER)] = 8000
+    api_key: Annotated[
+        list[str] | None,
+        _option(
+            "--api-key",
+            text="Requests must show one; repeatable. From the variable, no shell remembers it.",
+            panel=_SERVER,
+            envvar=API_KEY,
+        ),
+    ] = None
+    allowed_origins: Annotated[
+        list[str] | None,
+        _option(
+            "--allowed-origins",
+            text="Pages that browsers may ask from, as https://chat.example.com; repeatable.",
+            panel=_SERVER,
+        ),
+    ] = None
+    haproxy: Annotated[
+        bool,
+        _option(
+            "--haproxy/--no-haproxy", text="Ray Serve's faster proxy, if installed.", panel=_SERVER
+        ),
+    ] = True
+    dashboard: Annotated[
+        bool, _option("--dashboard", text="Start Ray's dashboard too.", panel=_SERVER)
+    ] = False
+
+    def api(self) -> dict[str, list[str]]:
+        """Return options of `ApiConfig`."""
+        return {"api_keys": self.api_key or [], "cors_origins": self.allowed_origins or []}

@@ -1,5 +1,6 @@
 """What every component's configuration shares: frozen, no unknown keys, errors in one sentence."""
 
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -19,8 +20,14 @@ class Config(BaseModel):
             for name in given:
                 if name not in cls.model_fields:
                     allowed = ", ".join(cls.model_fields)
-                    raise ValueError(f"unknown option {name!r}; allowed: {allowed}")
+                    raise ValueError(f"unknown option {name!r}{_meant(str(name), allowed)}")
         return given
+
+
+def _meant(name: str, allowed: str) -> str:
+    """Return what is allowed, and which of it the name looks like; a very long one like none."""
+    near = get_close_matches(name, allowed.split(", "), 1) if len(name) < 64 else []
+    return f", did you mean {near[0]!r}? Allowed: {allowed}" if near else f"; allowed: {allowed}"
 
 
 def explain(error: ValidationError) -> str:

@@ -13,8 +13,12 @@ from tests.toy import toy_spec
         ({"temperature": -1}, r"^temperature: .*greater than or equal to 0 \(given: -1\)$"),
         ({"top_p": 0}, r"^top_p: .*greater than 0 \(given: 0\)$"),
         ({"max_tokens": 0}, r"^max_tokens: .*greater than or equal to 1"),
-        ({"temprature": 1}, r"^unknown option 'temprature'; allowed: n, max_tokens, .*temperature"),
-        ({"presence_penalty": 1}, r"^unknown option 'presence_penalty'"),
+        (
+            {"temprature": 1},
+            r"^unknown option 'temprature', did you mean 'temperature'\? Allowed: n,",
+        ),
+        ({"presence_penalty": 1}, r"^unknown option 'presence_penalty'; allowed: n, max_tokens,"),
+        ({"temperature" * 10_000: 1}, r"^unknown option '(temperature)+'; allowed: n, max_tokens,"),
         (
             {"min_tokens": 9, "max_tokens": 4},
             r"^min_tokens \(9\) must not exceed max_tokens \(4\)$",
@@ -28,7 +32,8 @@ from tests.toy import toy_spec
         ),
         (
             {"diffusion": {"decoder": {"kind": "threshold", "treshold": 0.9}}},
-            r"^diffusion.decoder.threshold: unknown option 'treshold'; allowed: kind, threshold$",
+            r"^diffusion.decoder.threshold: unknown option 'treshold', did you mean 'threshold'\? "
+            r"Allowed: kind, threshold$",
         ),
         (
             {"diffusion": {"decoder": {"threshold": 0.9}}},

@@ -119,3 +119,10 @@ def peak_memory(device: torch.device, run: Callable[[], object]) -> int:
 def threads_per_rank(ranks_here: int) -> int:
     """Return how many threads torch should use in each of a machine's ranks on the CPU."""
     return max(usable_cores() // ranks_here, 1)
+
+
+def bound_threads() -> None:
+    """Let torch use no more threads than may run: in a container it counts the machine's cores."""
+    cores = usable_cores()
+    if torch.get_num_threads() > cores:
+        torch.set_num_threads(cores)

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from diffray.components.backend import threads_per_rank
+from diffray.components.backend import bound_threads, threads_per_rank
 from diffray.components.container import available_memory, usable_cores
 
 GIB = 1 << 30
@@ -67,3 +68,16 @@ def test_ranks_of_one_machine_share_its_cores() -> None:
     assert threads_per_rank(1) == cores
     assert threads_per_rank(cores) == 1
     assert threads_per_rank(10 * cores) == 1
+
+
+def test_an_engine_takes_no_more_threads_than_may_run() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(usable_cores() + 3)
+        bound_threads()
+        assert torch.get_num_threads() == usable_cores()
+        torch.set_num_threads(1)
+        bound_threads()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from diffray.components.backend import (
+    bound_threads,
     choose_device,
     choose_dtype,
     choose_recorder,
@@ -58,6 +59,7 @@ def build_engine(
     model: str, setup: Setup, mesh: Mesh | None = None
 ) -> tuple[Engine, Tokenizer | None]:
     """Load a checkpoint and return its engine, with its tokenizer if it has one."""
+    bound_threads()
     engine = build_rank(model, setup, mesh or Mesh())
     return engine, Tokenizer.load(resolve(model), engine.slots.mask_token_id)
 

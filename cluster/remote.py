@@ -30,7 +30,7 @@ from diffray.workers.messages import Request, Update
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0  # a coordinator answers at once, whatever its ranks do
-_BORN_S = 60.0  # a new process may need so long to say where it is
+_BORN_S = 120.0  # a new process may need so long to say where it is
 _PATIENCE_S = 1.0  # which it waits for news before it says that there are none
 _BLIP_S = 0.2  # before a coordinator is asked again that could not be reached
 

@@ -1,6 +1,8 @@
 """How much of a machine a process may use, as the files of its control groups tell it."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,28 @@ def test_an_engine_takes_no_more_threads_than_may_run() -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def page_faults(prepare: str) -> int:
+    """Return how many pages the system makes anew while tensors of 32 MB come and go ten times."""
+    script = f"""
+import resource, torch
+from diffray.components.backend import keep_freed_memory
+{prepare}
+def use():
+    parts = [torch.ones(1 << 20) for _ in range(8)]
+    del parts
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    before = use()
+for _ in range(10):
+    after = use()
+print(after - before)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return int(run.stdout)
+
+
+@pytest.mark.slow
+def test_freed_memory_is_used_again() -> None:
+    assert page_faults("keep_freed_memory()") < page_faults("") / 10

@@ -9,6 +9,7 @@ from diffray.components.backend import (
     choose_dtype,
     choose_recorder,
     free_memory,
+    keep_freed_memory,
 )
 from diffray.components.checkpoint import load_model, read_config, resolve
 from diffray.components.denoiser import Denoiser
@@ -77,6 +78,8 @@ def build_rank(model: str, setup: Setup, mesh: Mesh) -> Engine:
     device = mesh.device or choose_device(setup.device)
     if setup.device not in ("auto", str(device), device.type):
         raise ValueError(f"device is {setup.device!r}, but the ranks were connected for {device}")
+    if device.type == "cpu":
+        keep_freed_memory()
     # Wishes that cannot be are refused before anything is loaded.
     kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device))
     choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -36,9 +35,9 @@ def run_python(code: str, path: Path, cwd: Path) -> str:
 def test_import_is_cheap(tmp_path: Path) -> None:
     code = """
 import sys, time
-start = time.perf_counter()
+start = time.process_time()
 import diffray
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 assert not {"torch", "transformers", "ray", "pydantic"} & set(sys.modules)
 """
     seconds = [float(run_python(code, PACKAGE.parent, tmp_path)) for _ in range(5)]
@@ -55,9 +54,12 @@ assert not {"torch", "transformers", "ray"} & set(sys.modules)
 """
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = os.times()
         assert "generate" in run_python(code, PACKAGE.parent, tmp_path)
-        seconds.append(time.perf_counter() - start)
+        end = os.times()
+        # Processor seconds: a busy machine is not the command's fault.
+        busy = end.children_user + end.children_system
+        seconds.append(busy - start.children_user - start.children_system)
     assert min(seconds) < 0.5
 
 

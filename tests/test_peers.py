@@ -39,11 +39,15 @@ def test_a_missing_checkout_is_told_in_one_sentence(tmp_path: Path) -> None:
         plan.chosen(parsed("dlmserve"))
     with pytest.raises(ValueError, match=r"--llada2-code .*gone is no folder; give a checkout"):
         plan.chosen(parsed("diffusers", "--llada2-code", str(tmp_path / "gone")))
+    with pytest.raises(ValueError, match=r"has no generate.py; give a checkout that has them"):
+        plan.chosen(parsed("sampler", "--llada", str(tmp_path)))
     with pytest.raises(ValueError, match="'vllm' is no peer; there are dlmserve, dfastllm"):
         plan.chosen(parsed("vllm"))
 
 
 def test_peers_run_in_the_same_order_however_they_are_named(tmp_path: Path) -> None:
+    for names in (checkpoint.LLADA_CODE, checkpoint.LLADA2_CODE, ("generate.py",)):
+        code(tmp_path / names[0], names)
     asked = parsed("dfastllm", "dlmserve", "--fast-dllm", str(tmp_path))
     assert plan.chosen(asked) == ["dlmserve", "dfastllm"]
     folders = ["--fast-dllm", "--llada", "--llada2-code"]
@@ -161,9 +165,10 @@ def test_rows_count_equal_tokens_of_the_same_algorithm_only() -> None:
         "dlmserve": [served.Turn(4.0, wrong)],
     }
     first, cached, peer = table.served_rows(8, found, results)
-    assert first == "| 8 | diffray | 4.0 | 1 | 4/4 | 2/2 |"
-    assert "0.50 (0.50 to 0.50)" in cached and "another algorithm" in cached
-    assert peer == "| 8 | dlmserve | 1.0 | 4.00 (4.00 to 4.00) | 3/4 | 1/2 |"
+    assert first == "| 8 | diffray | 4.0 | 1 | 2.00 (2.00 to 2.00) | 4/4 | 2/2 |"
+    assert cached.startswith("| 8 | diffray, dual cache | 8.0 | 0.50 (0.50 to 0.50) | 1 | another")
+    ratios = "4.00 (4.00 to 4.00) | 8.00 (8.00 to 8.00)"
+    assert peer == f"| 8 | dlmserve | 1.0 | {ratios} | 3/4 | 1/2 |"
 
 
 def test_a_pipelines_answer_ends_with_a_block() -> None:

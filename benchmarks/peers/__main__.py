@@ -12,6 +12,7 @@ LLaDA's sampler run in one process with the engine. docs/benchmarks.md says how 
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,8 @@ def run(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = plan.parser()
     args = parser.parse_args()
+    # So that servers are ended then too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         run(args)
     except ValueError as error:

@@ -4,14 +4,16 @@ import argparse
 import os
 from pathlib import Path
 
+from benchmarks.peers.checkpoint import LLADA2_CODE, LLADA_CODE, code_folder
+
 SERVERS = ("dlmserve", "dfastllm")
-# peer -> the option that names the checkout that it needs
+# peer -> the option that names the checkout that it needs, and files that must be in it
 CHECKOUTS = {
-    "dlmserve": "fast_dllm",
-    "dfastllm": "fast_dllm",
-    "fast-dllm": "fast_dllm",
-    "sampler": "llada",
-    "diffusers": "llada2_code",
+    "dlmserve": ("fast_dllm", LLADA_CODE),
+    "dfastllm": ("fast_dllm", LLADA_CODE),
+    "fast-dllm": ("fast_dllm", LLADA_CODE),
+    "sampler": ("llada", ("generate.py",)),
+    "diffusers": ("llada2_code", LLADA2_CODE),
 }
 PEERS = tuple(CHECKOUTS)
 
@@ -46,18 +48,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
-    """Return the peers to run; refuse unknown ones and those whose checkout is missing."""
+    """Return the peers to run; refuse unknown ones, and missing or wrong checkouts."""
     wanted = args.peers or list(PEERS)
     for name in wanted:
         if name not in PEERS:
             raise ValueError(f"{name!r} is no peer; there are {', '.join(PEERS)}")
-        option = CHECKOUTS[name]
+        option, files = CHECKOUTS[name]
         flag = "--" + option.replace("_", "-")
         given: Path | None = getattr(args, option)
         if given is None:
             raise ValueError(f"{name} needs {flag} FOLDER; give it, or name other peers")
         if not given.is_dir():
             raise ValueError(f"{flag} {given} is no folder; give a checkout")
+        code_folder(given, files)
     return [name for name in PEERS if name in wanted]
 
 

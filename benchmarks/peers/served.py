@@ -18,10 +18,7 @@ from diffray.cluster.endpoint import Endpoint
 
 TIMEOUT_S = 600.0
 # Where a server counts sequences' steps, and the forwards that they shared.
-COUNTERS = {
-    "diffray": ("diffray:diffusion_num_denoising_steps_total", "diffray:num_rounds_total"),
-    "dlmserve": ("dlmserve_step_batch_size_sum", "dlmserve_step_batch_size_count"),
-}
+COUNTERS = {"dlmserve": ("dlmserve_step_batch_size_sum", "dlmserve_step_batch_size_count")}
 
 
 class Work(NamedTuple):
@@ -113,7 +110,7 @@ async def _load(server: Running, bodies: list[dict[str, Any]], concurrency: int)
 
 
 def work(servers: dict[str, Running]) -> dict[str, Work]:
-    """Return what the servers that count it have done since they started; dfastllm does not."""
+    """Return what the servers that count it have done since they started."""
     found = {}
     for name, (rows, forwards) in COUNTERS.items():
         if name in servers:

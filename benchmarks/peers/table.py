@@ -7,8 +7,9 @@ from benchmarks.peers.served import Turn
 from benchmarks.peers.servers import Contender
 
 HEADER = """\
-| concurrency | server | tokens/s | diffray / it | equal tokens | equal answers |
-|---|---|---|---|---|---|"""
+| concurrency | server | tokens/s | diffray / it | diffray with dual cache / it | equal tokens \
+| equal answers |
+|---|---|---|---|---|---|---|"""
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> str:
@@ -26,16 +27,16 @@ def equal_tokens(mine: Sequence[Sequence[object]], others: Sequence[Sequence[obj
 def served_rows(
     concurrency: int, found: list[Contender], results: dict[str, list[Turn]]
 ) -> list[str]:
-    """Return a row for each contender; the first is the one that the others are compared with."""
-    first = found[0]
-    mine = results[first.name]
+    """Return a row for each contender; the first two are what the others are compared with."""
+    rates = {name: [turn.rate for turn in turns] for name, turns in results.items()}
+    same, cached = found[0].name, found[1].name
     rows = []
     for contender in found:
-        turns = results[contender.name]
-        rates = [turn.rate for turn in turns]
-        cells = [str(concurrency), contender.name, f"{median(rates):.1f}"]
-        cells.append("1" if contender is first else ratios([turn.rate for turn in mine], rates))
-        cells += equalities(mine[-1].answers, turns[-1].answers, contender)
+        name = contender.name
+        cells = [str(concurrency), name, f"{median(rates[name]):.1f}"]
+        for base in (same, cached):
+            cells.append("1" if base == name else ratios(rates[base], rates[name]))
+        cells += equalities(results[same][-1].answers, results[name][-1].answers, contender)
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 

@@ -8,7 +8,7 @@ from benchmarks.peers.checkpoint import LLADA2_CODE, LLADA_CODE, code_folder
 
 SERVERS = ("dlmserve", "dfastllm")
 # peer -> the option that names the checkout that it needs, and files that must be in it
-CHECKOUTS = {
+CHECKOUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "dlmserve": ("fast_dllm", LLADA_CODE),
     "dfastllm": ("fast_dllm", LLADA_CODE),
     "fast-dllm": ("fast_dllm", LLADA_CODE),

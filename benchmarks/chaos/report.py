@@ -22,13 +22,13 @@ def passed(outcome: Outcome) -> bool:
 
 
 def recoveries(outcome: Outcome) -> list[Row]:
-    """Return a line for each kind of fault, and one for all."""
-    by_kind: dict[str, list[float]] = {}
+    """Return a line for each kind of fault, one for all, and one for the wait without a fault."""
+    by_kind: dict[str, list[float]] = {"nothing": outcome.calm}
     for hit in outcome.hits:
         by_kind.setdefault(hit.fault.kind, []).append(hit.recovered or 0.0)
-    found = [*sorted(by_kind.items())]
-    if found:
-        found.append(("all", [seconds for _, each in found for seconds in each]))
+    found = [(kind, each) for kind, each in sorted(by_kind.items()) if each]
+    if outcome.hits:
+        found.append(("all faults", [hit.recovered or 0.0 for hit in outcome.hits]))
     return [
         (kind, str(len(each)), *(f"{n:.1f}" for n in (_p(each, 50), _p(each, 95), max(each))))
         for kind, each in found
@@ -70,7 +70,7 @@ def write(outcome: Outcome, command: str, path: Path) -> None:
     """Write the report: JSON or HTML by the file's name, else text."""
     if path.suffix == ".json":
         hits = [asdict(hit) for hit in outcome.hits]
-        value = {"command": command, "facts": facts(outcome), "hits": hits}
+        value = {"command": command, "facts": facts(outcome), "hits": hits, "calm": outcome.calm}
         text = json.dumps(value | {"wrong": outcome.tally.wrong, "leaks": outcome.leaks}, indent=1)
     elif path.suffix == ".html":
         text = _page(outcome, command)

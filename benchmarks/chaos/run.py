@@ -20,6 +20,7 @@ RECOVERED_S = 120.0  # a fault from which nothing recovers in so long ends the r
 _CUT_S = 3.0  # after a cut a connection may still be given to what is lost
 _ON_ITS_WAY_S = 0.3  # tokens that were written before a fault still arrive for so long
 _BURST = 150  # requests at once
+_CALM = 5  # waits that are measured before the first fault
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Outcome:
     tally: Tally = field(default_factory=Tally)
     hits: list[Hit] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
+    calm: list[float] = field(default_factory=list)  # the same wait before any fault
     seconds: float = 0.0
 
     def may_break(self, since: float) -> bool:
@@ -89,6 +91,7 @@ async def storm(
     begin = time.monotonic()
     async with clients(system, asked, streams, outcome) as found:
         await _all_heard(found, since=0.0)
+        outcome.calm = [await _all_heard(found, time.monotonic()) for _ in range(_CALM)]
         mending: list[asyncio.Task[None]] = []
         for fault in faults:
             if not fault.at_once:
@@ -113,21 +116,21 @@ async def _mended(hit: Hit, found: list[Client], say: Callable[[str], None]) -> 
     """Wait until every client is sent tokens again."""
     fault = hit.fault
     well = hit.at + fault.lasts
-    waiting, last = list(found), well
     async with asyncio.timeout(RECOVERED_S):
-        while waiting:
-            for client in list(waiting):
-                if client.heard > well + _ON_ITS_WAY_S:
-                    waiting.remove(client)
-                    last = max(last, client.heard)
-            await asyncio.sleep(0.02)
-    hit.recovered = last - well
+        hit.recovered = await _all_heard(found, well)
     say(f"{fault.number + 1}: {fault.kind} {hit.told}: {hit.recovered:.1f} s".replace(" :", ":"))
 
 
-async def _all_heard(found: list[Client], since: float) -> None:
-    while not all(client.heard > since for client in found):
+async def _all_heard(found: list[Client], since: float) -> float:
+    """Wait until every client is sent tokens after that moment; return the seconds it took."""
+    waiting, last = list(found), since
+    while waiting:
+        for client in list(waiting):
+            if client.heard > since + _ON_ITS_WAY_S:
+                waiting.remove(client)
+                last = max(last, client.heard)
         await asyncio.sleep(0.02)
+    return last - since
 
 
 async def _happen(system: System, asked: list[Question], hit: Hit, tally: Tally) -> None:

@@ -1,10 +1,15 @@
 """How one model's engine is laid out over its ranks."""
 
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from diffray.components.config import Config
+
+_NAMES: Final = {
+    "dtype": ("auto", "float32", "float64", "bfloat16", "float16"),
+    "kernels": ("auto", "torch", "triton"),
+}
 
 
 class EngineConfig(Config):
@@ -33,6 +38,14 @@ class EngineConfig(Config):
     round_timeout_s: float = Field(30.0, gt=0)  # a rank that is silent longer is taken for hung
     check_every: int = Field(64, ge=0)  # rounds between comparisons of the ranks' canvases; 0: none
     max_restarts: int = Field(5, ge=0)  # of the ranks, within ten minutes
+
+    @field_validator(*_NAMES)
+    @classmethod
+    def _known(cls, name: str, info: ValidationInfo) -> str:
+        allowed = _NAMES[info.field_name or ""]
+        if name not in allowed:
+            raise ValueError(f"{name!r} is none of {', '.join(allowed)}")
+        return name
 
     @model_validator(mode="after")
     def _experts_need_ranks(self) -> Self:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from diffray.cluster.api.keys import key_digest
 from diffray.cluster.app_config import AppConfig, app_config
 from diffray.cluster.cli import app
+from diffray.cluster.config import EngineConfig
 from diffray.cluster.config_file import (
     Application,
     applications,
@@ -19,6 +20,7 @@ from diffray.cluster.config_file import (
     serve_config,
 )
 from diffray.cluster.strict_yaml import parse_yaml
+from diffray.components.backend import DTYPES
 from diffray.components.decoders.credit import Credit
 
 DEPLOY = Path(__file__).parents[1] / "docs/deploy.md"
@@ -327,3 +329,11 @@ def test_flags_that_cannot_be_are_refused(flags: list[str]) -> None:
     shown = CliRunner().invoke(app, ["serve", *flags])
     assert shown.exit_code == 1 and shown.output.count("\n") == 1
     assert "secret" not in shown.output
+
+
+def test_every_dtype_of_the_engine_may_be_asked_for() -> None:
+    """The names stand twice, as a configuration is read where torch is not."""
+    for name in ("auto", *DTYPES):
+        assert EngineConfig(dtype=name).dtype == name
+    with pytest.raises(ValueError, match=", ".join(DTYPES)):
+        EngineConfig(dtype="half")

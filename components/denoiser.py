@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from diffray.components.attention import Attention, key_heads
 from diffray.components.batch import Batch
 from diffray.components.dims import Dims
+from diffray.components.experts import Experts
 from diffray.components.kv_pool import KVPool
 from diffray.components.layers import Norm, Part, Parts, Rotary, VocabTable
 from diffray.components.mesh import Mesh
@@ -178,11 +179,19 @@ class Denoiser(nn.Module):
     def head(self, hidden_RH: Tensor) -> Tensor:
         return self.output.logits(hidden_RH)
 
-    def confidence(self, hidden_RH: Tensor, mask_token_id: int, draw: Draw | None) -> Confidence:
+    def confidence(
+        self,
+        hidden_RH: Tensor,
+        mask_token_id: int,
+        draw: Draw | None,
+        known_RK: Tensor | None = None,
+    ) -> Confidence:
         table, device = self.output, hidden_RH.device
-        mask_R1 = torch.full((len(hidden_RH), 1), mask_token_id, device=device)
+        gather_RK = torch.full((len(hidden_RH), 1), mask_token_id, device=device)
+        if known_RK is not None:
+            gather_RK = torch.cat([gather_RK, known_RK], dim=1)
         head = table.weight_VH, table.rows.start
-        return self.kernels.confidence(hidden_RH, *head, mask_token_id, mask_R1, draw)
+        return self.kernels.confidence(hidden_RH, *head, mask_token_id, gather_RK, draw)
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return self.embedding.mix(weights_RV)
@@ -203,6 +212,12 @@ class Denoiser(nn.Module):
             layer.pack()
         if self.output is not self.embedding:
             self.output.pack()
+
+    def quantize(self, dtype: torch.dtype) -> None:
+        """Keep the loaded experts in a byte a weight; what they compute stays in the model's."""
+        for module in self.modules():
+            if isinstance(module, Experts):
+                module.quantize(dtype)
 
     def parts(self, names: Collection[str]) -> Parts:
         """Return where each tensor of the checkpoint goes, in the layout that its names show."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from diffray.components.layers import GatedMLP, Part, Parts, Piece, cut, empty
 from diffray.components.mesh import Mesh
 from diffray.kernels.choose import Kernels
+from diffray.kernels.quantized import quantize_rows
 
 
 class Router(Protocol):
@@ -80,11 +81,24 @@ class Experts(nn.Module):
         width = self.width.stop - self.width.start
         self.w13_EFH = empty(num_here, 2 * width, hidden, dtype=dtype)
         self.w2_EHI = empty(num_here, hidden, width, dtype=dtype)
+        self.scale13_EF: Tensor | None = None  # of quantized weights
+        self.scale2_EH: Tensor | None = None
 
     def forward(self, x_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
         if self.experts.start:
             ids_TK = ids_TK - self.experts.start
-        return self.kernels.experts_forward(x_TH, self.w13_EFH, self.w2_EHI, ids_TK, weights_TK)
+        chosen = ids_TK, weights_TK
+        if self.scale13_EF is None:
+            return self.kernels.experts_forward(x_TH, self.w13_EFH, self.w2_EHI, *chosen)
+        w13, w2 = (self.w13_EFH, self.scale13_EF), (self.w2_EHI, self.scale2_EH)
+        return self.kernels.quantized_experts_forward(x_TH, *w13, *w2, *chosen)
+
+    def quantize(self, dtype: torch.dtype) -> None:
+        """Keep the loaded weights in a byte each, and a scale for each row that is here."""
+        values_EFH, self.scale13_EF = quantize_rows(self.w13_EFH, dtype)
+        self.w13_EFH = nn.Parameter(values_EFH, requires_grad=False)
+        values_EHI, self.scale2_EH = quantize_rows(self.w2_EHI, dtype)
+        self.w2_EHI = nn.Parameter(values_EHI, requires_grad=False)
 
     def parts(self, prefix: str, names: Collection[str]) -> Parts:
         """Return the parts in the layout that the checkpoint's names show.

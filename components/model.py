@@ -46,10 +46,16 @@ class Model(Protocol):
         """Return this rank's slice of the logits [R, V]; no other rank's is ever built."""
         ...
 
-    def confidence(self, hidden_RH: Tensor, mask_token_id: int, draw: Draw | None) -> Confidence:
+    def confidence(
+        self,
+        hidden_RH: Tensor,
+        mask_token_id: int,
+        draw: Draw | None,
+        known_RK: Tensor | None = None,
+    ) -> Confidence:
         """Return each row's choice among this rank's ids, never the mask, without keeping logits.
 
-        The one gathered logit is the mask's.
+        Gathered are the mask's logit and those of the known ids; -1 is no id.
         """
         ...
 

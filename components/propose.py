@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from diffray.components.block import Block, Proposal, Top
-from diffray.components.decoder import Decoder, Memory
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
+from diffray.components.teams import Team, reward
 from diffray.kernels.confidence import Confidence, Draw
 
 _RATHER_MASKED = -1.0
@@ -70,22 +70,16 @@ class Rows:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Team:
-    """The rows of a round that share a decoder."""
-
-    decoder: Decoder
-    rows_G: Tensor
-    memory: Memory | None
-
-
 def propose(
     logits: Logits, rows: Rows, block: Block, teams: Items[Team], mask_token_id: int
 ) -> Proposal:
     """Choose a token for every head row from its logits, which are changed in place."""
-    for team in teams:
-        if team.memory is not None:
-            _remember(logits, rows, block, team, team.memory)
+    if any(team.memory is not None for team in teams):
+        top_R, top_ids_R = logits.best()
+        logprob_R = top_R - logits.logsumexp()
+        ids_RK, values_RK = reward(teams, rows.cells_R, block, top_ids_R, logprob_R)
+        rows_RK = torch.arange(len(ids_RK), device=ids_RK.device).unsqueeze(1).expand_as(ids_RK)
+        logits.add(rows_RK, ids_RK.clamp(min=0), values_RK)
     lse_R = logits.logsumexp()
     mask_logit_R = logits.column(mask_token_id)
     logits.forbid(mask_token_id)
@@ -102,20 +96,31 @@ def propose(
     return _proposal(ids_R, chosen_R - lse_R, rather_masked_R, rows.cells_R, block, top)
 
 
-def propose_plain(found: Confidence, rows: Rows, block: Block, mesh: Mesh) -> Proposal:
-    """Join what the ranks found in their parts of the vocabulary; no logits are left to look at."""
-    best_R, lse_R = found.best_R, found.logsumexp_R
-    ids_R, chosen_R = found.ids_R, found.logits_R
-    if mesh.size > 1:
-        # Ranks stand in vocabulary order and max takes the first of equals: the lowest id.
-        winner_1R = mesh.all_gather(found.scores_R).max(0, keepdim=True).indices
-        ids_R, chosen_R = (
-            mesh.all_gather(part).gather(0, winner_1R).squeeze(0) for part in (ids_R, chosen_R)
-        )
-        best_R = mesh.all_gather(best_R).amax(0)
-        lse_R = mesh.all_gather(lse_R).logsumexp(0)
-    rather_masked_R = mesh.all_reduce(found.gathered_RK).squeeze(1) > best_R
-    return _proposal(ids_R, chosen_R - lse_R, rather_masked_R, rows.cells_R, block, None)
+def propose_plain(found: Confidence, rows: Rows, block: Block) -> Proposal:
+    """Choose by what was found and joined; no logits are left to look at but the mask's."""
+    logprob_R = found.logits_R - found.logsumexp_R
+    rather_masked_R = found.gathered_RK[:, 0] > found.best_R
+    return _proposal(found.ids_R, logprob_R, rather_masked_R, rows.cells_R, block, None)
+
+
+def joined(found: Confidence, mesh: Mesh) -> Confidence:
+    """Join what the ranks found in their parts of the vocabulary."""
+    if mesh.size == 1:
+        return found
+    # Ranks stand in vocabulary order and max takes the first of equals: the lowest id.
+    scores_1R, winner_1R = mesh.all_gather(found.scores_R).max(0, keepdim=True)
+    ids_R, logits_R = (
+        mesh.all_gather(part).gather(0, winner_1R).squeeze(0)
+        for part in (found.ids_R, found.logits_R)
+    )
+    return Confidence(
+        ids_R,
+        scores_1R.squeeze(0),
+        logits_R,
+        mesh.all_gather(found.best_R).amax(0),
+        mesh.all_gather(found.logsumexp_R).logsumexp(0),
+        mesh.all_reduce(found.gathered_RK),
+    )
 
 
 def _proposal(
@@ -143,28 +148,6 @@ def _rank(logits: Logits, rows: Rows, lse_R: Tensor) -> Top:
     values_QK, ids_QK = logits.top(rows.ranked, rows.num_ranked)
     cells_Q, lse_Q = (torch.cat([x[part] for part in rows.ranked]) for x in (rows.cells_R, lse_R))
     return Top(cells_Q, ids_QK, values_QK - lse_Q.unsqueeze(1))
-
-
-def _remember(logits: Logits, rows: Rows, block: Block, team: Team, memory: Memory) -> None:
-    """Tell a team's decoder what is on top, and add the bonus it answers with to the logits."""
-    top_R, ids_R = logits.best()
-    prob_R = (top_R - logits.logsumexp()).exp()
-    ids_BL = _spread(ids_R, rows.cells_R, block.ids_BL)
-    prob_BL = _spread(prob_R, rows.cells_R, prob_R.new_zeros(block.ids_BL.shape))
-    bonus = team.decoder.remember(
-        memory, block.rows(team.rows_G), ids_BL[team.rows_G], prob_BL[team.rows_G]
-    )
-    place_B = torch.full_like(block.seed_B, -1)
-    place_B[team.rows_G] = torch.arange(len(team.rows_G), device=place_B.device)
-    width = block.ids_BL.shape[1]
-    place_R = place_B[rows.cells_R // width]
-    at_R = place_R.clamp(min=0) * width + rows.cells_R % width
-    ids_RK = bonus.ids_BLK.flatten(0, 1)[at_R]
-    values_RK = bonus.values_BLK.flatten(0, 1)[at_R]
-    ours_RK = (place_R >= 0).unsqueeze(1) & (ids_RK >= 0)
-    row_RK = torch.arange(len(at_R), device=at_R.device).unsqueeze(1).expand_as(ids_RK)
-    nothing = torch.zeros_like(values_RK)
-    logits.add(row_RK, ids_RK.clamp(min=0), torch.where(ours_RK, values_RK, nothing))
 
 
 def _spread(values_R: Tensor, cells_R: Tensor, onto_BL: Tensor) -> Tensor:

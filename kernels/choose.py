@@ -35,13 +35,13 @@ class Kernels(NamedTuple):
     softmax_topk: Callable[[Tensor, Tensor | None, int], tuple[Tensor, Tensor]]
     grouped_sigmoid_topk: Callable[..., tuple[Tensor, Tensor]]
     experts_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
-    # Not called by models: halves of `attend`, and what waits for quantized checkpoints.
-    rotate_and_store: Callable[[Tensor, Turn, Tensor, Tensor, Tensor], Tensor]
-    paged_attention: Callable[[Tensor, Tensor, Tensor, PagedWindows], Tensor]
     quantized_experts_forward: Callable[
         [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor], Tensor
     ]
+    confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
+    # Not called by models: halves of `attend`, and what is asked of written logits.
+    rotate_and_store: Callable[[Tensor, Turn, Tensor, Tensor, Tensor], Tensor]
+    paged_attention: Callable[[Tensor, Tensor, Tensor, PagedWindows], Tensor]
     confidence_of_logits: Callable[[Tensor, int, int, Tensor, Draw | None], Confidence]
 
 
@@ -54,10 +54,10 @@ TORCH: Final = Kernels(
     router.softmax_topk,
     router.grouped_sigmoid_topk,
     experts.experts_forward,
+    quantized.quantized_experts_forward,
     confidence.confidence,
     attention.rotate_and_store,
     attention.paged_attention,
-    quantized.quantized_experts_forward,
     confidence.confidence_of_logits,
 )
 
@@ -125,9 +125,9 @@ def triton_kernels(tuner: "Tuner | None" = None) -> Kernels:
         softmax_topk,
         grouped_sigmoid_topk,
         partial(experts_forward, tuner=tuner),
+        partial(quantized_experts_forward, tuner=tuner),
         partial(confidence, tuner=tuner),
         rotate_and_store,
         partial(paged_attention, tuner=tuner),
-        partial(quantized_experts_forward, tuner=tuner),
         confidence_of_logits,
     )

@@ -13,11 +13,15 @@ from diffray.kernels.experts import experts_forward
 def quantize_rows(w_EOI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return weights in int8 or float8_e4m3fn, and the float32 scale of each row [E, O]."""
     largest = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
-    scale_EO = w_EOI.float().abs().amax(dim=2).clamp(min=1e-12) / largest
-    scaled_EOI = w_EOI.float() / scale_EO.unsqueeze(2)
-    if dtype == torch.int8:
-        scaled_EOI = scaled_EOI.round()
-    return scaled_EOI.to(dtype), scale_EO
+    values_EOI = torch.empty_like(w_EOI, dtype=dtype)
+    scale_EO = torch.empty(w_EOI.shape[:2], device=w_EOI.device)
+    # One expert at a time: all together in float32 would take several times what they end as.
+    for w_OI, values_OI, scale_O in zip(w_EOI, values_EOI, scale_EO, strict=True):
+        wide_OI = w_OI.float()
+        scale_O.copy_(wide_OI.abs().amax(dim=1).clamp(min=1e-12) / largest)
+        scaled_OI = wide_OI / scale_O.unsqueeze(1)
+        values_OI.copy_(scaled_OI.round() if dtype == torch.int8 else scaled_OI)
+    return values_EOI, scale_EO
 
 
 def quantized_experts_forward(

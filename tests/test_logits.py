@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.kernels import noise
 
+T = TypeVar("T")
 ROWS, VOCAB = 40, 24
 
 
@@ -34,10 +36,10 @@ class ThreadMesh(Mesh):
         return x
 
 
-def on_ranks(size: int, work: Callable[[ThreadMesh], Tensor]) -> list[Tensor]:
+def on_ranks(size: int, work: Callable[[ThreadMesh], T]) -> list[T]:
     """Run the same work on every rank and return what each found."""
     barrier, desk = threading.Barrier(size), dict[int, Tensor]()
-    found: dict[int, Tensor] = {}
+    found: dict[int, T] = {}
 
     def run(rank: int) -> None:
         found[rank] = work(ThreadMesh(rank=rank, size=size, barrier=barrier, desk=desk))

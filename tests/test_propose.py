@@ -5,9 +5,13 @@ import torch
 from torch import Tensor
 
 from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Memory
+from diffray.components.decoders.credit import Credit
+from diffray.components.decoders.threshold import Threshold
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
-from diffray.components.propose import Draws, Rows, propose, propose_plain
+from diffray.components.propose import Draws, Rows, joined, propose, propose_plain
+from diffray.components.teams import Team, recall, rewarded
 from diffray.kernels.confidence import confidence_of_logits
 from tests.test_logits import on_ranks
 
@@ -60,13 +64,60 @@ def test_what_is_kept_of_logits_is_enough(size: int, draws: Draws | None) -> Non
         found = confidence_of_logits(
             logits()[:, start:stop], start, MASK, mask_R1, asked.draw(block())
         )
-        return as_one(propose_plain(found, asked, block(), mesh))
+        return as_one(propose_plain(joined(found, mesh), asked, block()))
 
     expected = as_one(propose(Logits(logits(), 0, Mesh()), asked, block(), (), MASK))
     assert asked.plain
     for found in on_ranks(size, kept):
         assert torch.equal(found[0], expected[0])
         torch.testing.assert_close(found, expected)
+
+
+def teams() -> list[Team]:
+    """Two rows that give credit, one that does not."""
+    shape = 2, LENGTH, LENGTH
+    memory = Memory(torch.full(shape, -1), torch.zeros(shape, dtype=torch.float64))
+    credit = Credit(alpha=10.0, gamma=0.2)
+    return [
+        Team(credit, torch.tensor([0, 1]), memory),
+        Team(Threshold(), torch.tensor([2]), None),
+    ]
+
+
+def changing(step: int) -> Tensor:
+    """Logits whose favourites change, so that ids with credit come back and overtake."""
+    draw = torch.Generator().manual_seed(step % 3)
+    return logits() + 3 * torch.randn(len(CELLS), VOCAB, generator=draw, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_credit_needs_only_the_logits_of_what_it_remembers(size: int) -> None:
+    """The mask on top, its credit, equals, and ids that gain what others had."""
+    asked, steps = rows(None), range(LENGTH)
+
+    def kept(mesh: Mesh) -> list[Tensor]:
+        start, stop = mesh.shard(VOCAB, "vocabulary")
+        own, found = teams(), []
+        for step in steps:
+            known_RK = recall(own, CELLS, block())
+            assert known_RK is not None
+            gather_RK = torch.cat([torch.full((len(CELLS), 1), MASK), known_RK], dim=1)
+            here_RV = changing(step)[:, start:stop]
+            parts = joined(confidence_of_logits(here_RV, start, MASK, gather_RK, None), mesh)
+            after = rewarded(parts, known_RK, own, CELLS, block(), MASK)
+            found.append(as_one(propose_plain(after, asked, block())))
+        return [*found, *(own[0].memory or ())]
+
+    own = teams()
+    expected = [
+        as_one(propose(Logits(changing(step), 0, Mesh()), asked, block(), own, MASK))
+        for step in steps
+    ]
+    without = as_one(propose(Logits(changing(3), 0, Mesh()), asked, block(), (), MASK))
+    assert not torch.equal(expected[-1][0], without[0])  # credit has changed somebody's token
+    for found in on_ranks(size, kept):
+        for ours, theirs in zip(found, [*expected, *(own[0].memory or ())], strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 def as_one(proposal: Proposal) -> Tensor:

@@ -76,8 +76,14 @@ class ToyModel:
     def head(self, hidden_RH: Tensor) -> Tensor:
         return hidden_RH @ self.head_VH.T
 
-    def confidence(self, hidden_RH: Tensor, mask_token_id: int, draw: Draw | None) -> Confidence:
-        return confidence_of(self.head(hidden_RH), mask_token_id, draw)
+    def confidence(
+        self,
+        hidden_RH: Tensor,
+        mask_token_id: int,
+        draw: Draw | None,
+        known_RK: Tensor | None = None,
+    ) -> Confidence:
+        return confidence_of(self.head(hidden_RH), mask_token_id, draw, known_RK)
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV @ self.table_VH
@@ -107,17 +113,27 @@ class ScriptedModel:
                 logits_RV[row, token] = logit
         return logits_RV
 
-    def confidence(self, hidden_RH: Tensor, mask_token_id: int, draw: Draw | None) -> Confidence:
-        return confidence_of(self.head(hidden_RH), mask_token_id, draw)
+    def confidence(
+        self,
+        hidden_RH: Tensor,
+        mask_token_id: int,
+        draw: Draw | None,
+        known_RK: Tensor | None = None,
+    ) -> Confidence:
+        return confidence_of(self.head(hidden_RH), mask_token_id, draw, known_RK)
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV.new_zeros(len(weights_RV), 1)
 
 
-def confidence_of(logits_RV: Tensor, mask_token_id: int, draw: Draw | None) -> Confidence:
+def confidence_of(
+    logits_RV: Tensor, mask_token_id: int, draw: Draw | None, known_RK: Tensor | None
+) -> Confidence:
     """Return what a model answers whose logits these are."""
-    mask_R1 = torch.full((len(logits_RV), 1), mask_token_id)
-    return confidence_of_logits(logits_RV, 0, mask_token_id, mask_R1, draw)
+    gather_RK = torch.full((len(logits_RV), 1), mask_token_id)
+    if known_RK is not None:
+        gather_RK = torch.cat([gather_RK, known_RK], dim=1)
+    return confidence_of_logits(logits_RV, 0, mask_token_id, gather_RK, draw)
 
 
 def toy_engine(

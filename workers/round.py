@@ -18,8 +18,10 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
-from diffray.components.propose import Team, propose, propose_plain
+from diffray.components.propose import joined, propose, propose_plain
 from diffray.components.sequence import Sequence
+from diffray.components.teams import Team, recall, rewarded
+from diffray.kernels.confidence import Confidence
 from diffray.workers.graphs import Graphs
 from diffray.workers.layout import Layout, Span
 from diffray.workers.outcome import Outcome, copy_outcomes
@@ -219,19 +221,27 @@ class Round:
     def _propose(self, hidden_TH: Tensor, block: Block, step: int) -> Proposal:
         """Choose tokens; the logits are written only where somebody wants more than the best."""
         asked, mask_token_id = self._asked, self.slots.mask_token_id
-        if self.plain and asked.plain:
-            draw, recorded = asked.rows.draw(block), self._layout.recorded
-            if recorded is not None and draw is None:
-                found = recorded.choose(len(asked.tokens_R))
-            else:
-                hidden_RH = hidden_TH.index_select(0, asked.tokens_R)
-                found = self.model.confidence(hidden_RH, mask_token_id, draw)
-            return propose_plain(found, asked.rows, block, self.mesh)
+        if asked.plain and (self.plain or asked.rows.draws is None):
+            found = self._confidence(hidden_TH, asked, block)
+            return propose_plain(found, asked.rows, block)
         logits = self._logits(hidden_TH, asked)
         if asked.soft is not None:
             self._soften(logits, asked.soft, step)
         chosen = logits.rows(len(asked.rows.cells_R))
         return propose(chosen, asked.rows, block, self.teams, mask_token_id)
+
+    def _confidence(self, hidden_TH: Tensor, asked: Asked, block: Block) -> Confidence:
+        """Find the best or the drawn token of each row, with what decoders add to logits."""
+        cells_R, mask_token_id = asked.rows.cells_R, self.slots.mask_token_id
+        draw, known_RK = asked.rows.draw(block), recall(self.teams, cells_R, block)
+        recorded = self._layout.recorded
+        if recorded is not None and draw is None and known_RK is None:
+            return joined(recorded.choose(len(asked.tokens_R)), self.mesh)
+        hidden_RH = hidden_TH.index_select(0, asked.tokens_R)
+        found = joined(self.model.confidence(hidden_RH, mask_token_id, draw, known_RK), self.mesh)
+        if known_RK is None:
+            return found
+        return rewarded(found, known_RK, self.teams, cells_R, block, mask_token_id)
 
     def _logits(self, hidden_TH: Tensor, asked: Asked) -> Logits:
         values_RV = self.model.head(hidden_TH.index_select(0, asked.tokens_R))

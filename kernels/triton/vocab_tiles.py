@@ -82,7 +82,7 @@ def keep(
     live = row < rows
     low = tl.min(column, axis=0)
     high = tl.minimum(tl.max(column, axis=0) + 1, size)
-    for k in tl.static_range(GATHERED):
+    for k in range(GATHERED):
         asked = tl.load(gather_ptr + row * GATHERED + k, mask=live, other=-1) - start
         here = live & (asked >= low) & (asked < high)
         if tl.max(here.to(tl.int32), axis=0) > 0:

@@ -9,6 +9,7 @@ from diffray.components.config import Config
 _NAMES: Final = {
     "dtype": ("auto", "float32", "float64", "bfloat16", "float16"),
     "kernels": ("auto", "torch", "triton"),
+    "quantization": (None, "experts_int8", "experts_fp8"),
 }
 
 
@@ -20,6 +21,7 @@ class EngineConfig(Config):
     device: str = "auto"  # auto | cpu | cuda
     dtype: str = "auto"
     kernels: str = "auto"  # auto | torch | triton
+    quantization: str | None = None  # experts_int8 | experts_fp8; None: as dtype says
     cuda_graphs: bool | None = None  # None: on one GPU, with Triton's kernels
     graph_block_length: int = Field(32, ge=1)  # of most requests: for what steps graphs are made
     mask_token_id: int | None = None
@@ -41,10 +43,10 @@ class EngineConfig(Config):
 
     @field_validator(*_NAMES)
     @classmethod
-    def _known(cls, name: str, info: ValidationInfo) -> str:
+    def _known(cls, name: str | None, info: ValidationInfo) -> str | None:
         allowed = _NAMES[info.field_name or ""]
         if name not in allowed:
-            raise ValueError(f"{name!r} is none of {', '.join(allowed)}")
+            raise ValueError(f"{name!r} is none of {', '.join(filter(None, allowed))}")
         return name
 
     @model_validator(mode="after")
@@ -59,6 +61,7 @@ class EngineConfig(Config):
             "dtype": self.dtype,
             "device": self.device,
             "kernels": self.kernels,
+            "quantization": self.quantization,
             "cuda_graphs": self.cuda_graphs,
             "graph_block_length": self.graph_block_length,
             "mask_token_id": self.mask_token_id,

@@ -31,6 +31,15 @@ Kernels = Annotated[
         help="torch, triton, or auto: triton on a GPU that it runs on.", rich_help_panel=_MODEL
     ),
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        "-q",
+        help="Keep routed experts in a byte a weight: experts_int8 or experts_fp8.",
+        rich_help_panel=_MODEL,
+    ),
+]
 CudaGraphs = Annotated[
     bool | None,
     typer.Option(
@@ -127,6 +136,7 @@ class Engine:
     dtype: Dtype = "auto"
     device: Device = "auto"
     kernels: Kernels = "auto"
+    quantization: Quantization = None
     cuda_graphs: CudaGraphs = None
     mask_token_id: MaskTokenId = None
     eos_token_id: EosTokenId = None

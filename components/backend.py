@@ -15,6 +15,8 @@ DTYPES: Final = {
     "float16": torch.float16,
 }
 
+QUANTIZED: Final = {"experts_int8": torch.int8, "experts_fp8": torch.float8_e4m3fn}
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 
 
@@ -38,6 +40,24 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(f"dtype is {name!r}; expected auto or one of {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def choose_quantization(name: str | None, device: torch.device) -> torch.dtype | None:
+    """Return the dtype in which routed experts are kept; None: in the model's own."""
+    if name is None:
+        return None
+    if name not in QUANTIZED:
+        raise ValueError(f"quantization is {name!r}; expected one of {', '.join(QUANTIZED)}")
+    dtype = QUANTIZED[name]
+    if dtype != torch.int8 and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 9):
+            found = ".".join(map(str, capability))
+            raise ValueError(
+                f"quantization is {name!r}, which needs a GPU of compute capability 8.9, and this "
+                f"one has {found}; use experts_int8"
+            )
+    return dtype
 
 
 def is_fast_at_bfloat16(device: torch.device) -> bool:

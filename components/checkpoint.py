@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from pathlib import Path
 
-from diffray.components.backend import choose_device, choose_dtype
+from diffray.components.backend import choose_device, choose_dtype, choose_quantization
 from diffray.components.demos import demo_path
 from diffray.components.denoiser import Denoiser
 from diffray.components.layers import Part, Parts, Piece
@@ -40,18 +40,24 @@ def load_model(
     mesh: Mesh | None = None,
     progress: bool = True,
     kernels: str = "auto",
+    quantization: str | None = None,
 ) -> Denoiser:
     """Return the model with this rank's weights; reads no more than this rank's share of them."""
     place = choose_device(device)
     number = choose_dtype(dtype, place)
+    quantized = choose_quantization(quantization, place)
     path = resolve(path_or_hub_id)
     config = read_config(path)
     model = build_model(config, mesh or Mesh(), number, choose_kernels(kernels, place, number))
+    if quantized is not None and not model.routed:
+        raise ValueError(f"quantization is {quantization!r}, and {path} has no experts; leave it")
     files = open_weights(path)
     # Accounted for while the model is still without storage: a wrong checkpoint costs no memory.
     account(model.parts(names_in(files)), files, path)
     model.allocate(place)
     fill(model.parts(names_in(files)), files, progress)
+    if quantized is not None:
+        model.quantize(quantized)
     return model
 
 

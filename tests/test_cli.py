@@ -317,6 +317,7 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --ep", "tensor_parallel_size of at least 2"),
         ("serve --dtype float8 --print-config", "'float8' is none of auto, float32"),
         ("serve --kernels tritn", "'tritn' is none of auto, torch, triton"),
+        ("serve -q int4", "'int4' is none of experts_int8, experts_fp8"),
         ("serve /no/such/model", "no local folder"),
         ("serve --tp 3", "this model runs on 1, 2, 4, 8 ranks"),
         ("serve --set temperature=1", "only the parts of diffusion"),

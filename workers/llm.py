@@ -44,7 +44,9 @@ class DiffusionLLM:
     `max_num_seqs` requests run together, each with at most `max_model_len` positions;
     `kv_cache_memory` (bytes) bounds their K/V. `steps_per_round` denoising steps run without
     looking at their result. `kernels` are "torch", "triton", or the fastest that the device has;
-    `cuda_graphs` says whether cheap steps are recorded and replayed, by default where they can be.
+    `quantization` keeps the weights of routed experts in a byte each, "experts_int8" or
+    "experts_fp8"; `cuda_graphs` says whether cheap steps are recorded and replayed, by default
+    where they can be.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class DiffusionLLM:
         chunk: int = 512,
         steps_per_round: int = 1,
         kernels: str = "auto",
+        quantization: str | None = None,
         cuda_graphs: bool | None = None,
     ) -> None:
         if steps_per_round < 1:
@@ -79,6 +82,7 @@ class DiffusionLLM:
             page_size=page_size,
             chunk=chunk,
             kernels=kernels,
+            quantization=quantization,
             cuda_graphs=cuda_graphs,
             graph_block_length=self._default.block_length,
         )

@@ -39,6 +39,7 @@ class Setup:
     page_size: int = 16
     chunk: int = 512
     kernels: str = "auto"
+    quantization: str | None = None  # experts_int8 | experts_fp8; None: as the dtype says
     cuda_graphs: bool | None = None  # None: where they are known to work
     graph_block_length: int = 32  # of most requests: steps of one and of two blocks are recorded
 
@@ -90,6 +91,7 @@ def build_rank(model: str, setup: Setup, mesh: Mesh) -> Engine:
         mesh=mesh,
         progress=mesh.rank == 0,
         kernels=setup.kernels,
+        quantization=setup.quantization,
     )
     if kernels is TORCH:  # Triton's read the head as it is
         loaded.pack()

@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu.generate
     python -m benchmarks.gpu.generate --shape llada-moe-7b-a1b --rows 1 8 32 --out generate.json
+    python -m benchmarks.gpu.generate --shape llada-moe-7b-a1b --quantization experts_int8
     python -m benchmarks.gpu.generate --device cpu --shape toy-moe --tokens 32 --block 8
 
 Weights are random, so the tokens mean nothing; how many become final in a step is scripted: 3.87
@@ -19,6 +20,7 @@ import torch
 from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
 from benchmarks.gpu.measure import arguments, facts, need_cuda, write_report
 from benchmarks.gpu.shapes import SHAPES, TOY
+from diffray.components.backend import QUANTIZED, choose_quantization
 from diffray.components.denoiser import Denoiser
 from diffray.kernels.choose import WISHES, choose_kernels
 
@@ -36,6 +38,9 @@ def main() -> None:
             torch.manual_seed(0)
             length = args.prompt + args.tokens + 2 * args.block
             model = random_model(ALL[name], length, args.dtype, device, kernels)
+            quantized = choose_quantization(args.quantization, device)
+            if quantized is not None:
+                model.quantize(quantized)
             for rows in args.rows:
                 for rate in args.accepted:
                     table.append({"shape": name, **_timed(model, name, rows, rate, args)})
@@ -62,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--kernels", choices=WISHES, default="auto")
+    parser.add_argument("--quantization", choices=QUANTIZED, help="of routed experts")
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
     return parser
 

@@ -1,0 +1,46 @@
+"""K/V memory: zeros at the start, and on a CPU no more of it real than has been written."""
+
+from pathlib import Path
+
+import torch
+
+from diffray.components.kv_pool import KVPool
+
+MIB = 1 << 20
+
+
+def pool(num_pages: int) -> KVPool:
+    """Return pages of 1 MiB."""
+    return KVPool(
+        num_layers=2,
+        num_pages=num_pages,
+        page_size=256,
+        num_heads=2,
+        head_dim=128,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def resident() -> int:
+    """Return how many bytes of this process are in memory."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) * 1024
+
+
+def test_a_pool_begins_with_zeros() -> None:
+    """Positions that are masked out are multiplied too: what stands there must be a number."""
+    made = pool(3)
+    assert made.keys_LSGD.shape == made.values_LSGD.shape == (2, 768, 2, 128)
+    assert not made.keys_LSGD.any() and not made.values_LSGD.any()
+
+
+def test_what_is_not_written_takes_no_memory() -> None:
+    before = resident()
+    made = pool(1024)
+    assert resident() - before < 64 * MIB
+    made.keys_LSGD.fill_(1.0)
+    assert resident() - before > 448 * MIB
+    assert made.keys_LSGD.sum().item() == made.keys_LSGD.numel()
+    del made
+    assert resident() - before < 64 * MIB

@@ -46,8 +46,9 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="a file: .html, .json or text")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    room = -(-given.streams // given.replicas)
-    layout = Layout(given.model, given.replicas, given.ranks, slots=room, queue=room)
+    # One replica has room for all, while another is away.
+    room = {"slots": given.streams, "queue": -(-given.streams // given.replicas)}
+    layout = Layout(given.model, given.replicas, given.ranks, **room)
     outcome = chaos(
         layout,
         faults=given.faults,

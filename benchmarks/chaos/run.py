@@ -30,7 +30,8 @@ class Hit:
     fault: Fault
     at: float
     pid: int | None
-    recovered: float | None = None  # seconds until every client was sent tokens again
+    well: float  # when it is over, or known: a hang after the bound that is set for it
+    recovered: float | None = None  # seconds from then until every client was sent tokens again
     told: str = ""
 
 
@@ -99,7 +100,7 @@ async def storm(
             if time.monotonic() - begin > 60 * minutes:
                 break
             await asyncio.sleep(fault.wait)
-            hit = Hit(fault, time.monotonic(), None)
+            hit = Hit(fault, now := time.monotonic(), None, well=now + system.lasting(fault))
             outcome.hits.append(hit)
             await _happen(system, asked, hit, outcome.tally)
             mending = [
@@ -115,9 +116,8 @@ async def storm(
 async def _mended(hit: Hit, found: list[Client], say: Callable[[str], None]) -> None:
     """Wait until every client is sent tokens again."""
     fault = hit.fault
-    well = hit.at + fault.lasts
     async with asyncio.timeout(RECOVERED_S):
-        hit.recovered = await _all_heard(found, well)
+        hit.recovered = await _all_heard(found, hit.well)
     say(f"{fault.number + 1}: {fault.kind} {hit.told}: {hit.recovered:.1f} s".replace(" :", ":"))
 
 
@@ -150,8 +150,10 @@ async def _happen(system: System, asked: list[Question], hit: Hit, tally: Tally)
                 system.stopped.add(hit.pid)
         case "overload":
             hit.told = await _overload(system, asked, tally)
+            hit.well = time.monotonic()
         case _:
             await _hang_up(system, asked)
+            hit.well = time.monotonic()
     hit.told = hit.told or (f"(process {hit.pid})" if hit.pid else "")
 
 

@@ -60,8 +60,8 @@ class Layout:
 class System:
     """A running server; hits its processes."""
 
-    def __init__(self, served: ServeProcess) -> None:
-        self.served = served
+    def __init__(self, served: ServeProcess, hang_s: float) -> None:
+        self.served, self.hang_s = served, hang_s
         self.stopped: set[int] = set()  # processes that hang until somebody kills them
         self._fds = self.descriptors()
         self._kinds = self.kinds()
@@ -80,6 +80,10 @@ class System:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
         return pid
+
+    def lasting(self, fault: Fault) -> float:
+        """Return how long a fault lasts; one that hangs is let be for `round_timeout_s`."""
+        return self.hang_s if fault.kind.startswith("hang") else fault.lasts
 
     def wake_all(self) -> None:
         """Let nothing hang for ever, whatever became of it."""
@@ -133,7 +137,7 @@ def running(layout: Layout, folder: Path) -> Iterator[System]:
     config.write_text(layout.config())
     with serve_process("--config", str(config)) as served:
         served.wait_for(" is ready at ", 1)
-        system = System(served)
+        system = System(served, layout.hang_s)
         try:
             yield system
         finally:

@@ -19,6 +19,7 @@ Json = dict[str, Any]
 
 SILENCE_S = 120.0  # a stream that says nothing for so long is lost
 _AGAIN_S = 0.3  # before a client asks again
+_BLOCK = 8  # tokens come a block at a time: long blocks would hide how long a fault lasts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def questions(model: str, count: int, tokens: int, seed: int) -> list[Question]:
                 "max_tokens": tokens - number % 4,
                 "ignore_eos": True,
                 "diffusion": {
-                    "block_length": 32,
+                    "block_length": _BLOCK,
                     "decoder": {"kind": "fixed", "steps": 3 * tokens // 4},
                 },
             }

@@ -75,7 +75,7 @@ class Engine:
                 latest.filled = 0
                 self.waiting.appendleft(latest)
         stats = {"free_pages": self.free, "waiting": len(self.waiting)}
-        return {"updates": updates, "refused": [], "stats": stats}
+        return {"updates": updates, "refused": [], "stats": stats, "steps": 1}
 
     @property
     def free(self) -> int:

@@ -24,6 +24,7 @@ class _Flight:
 
     admitted: list[Ticket]
     leaving: list[Ticket]  # that give way and will go on later
+    steps: int  # at most
 
     @property
     def pages(self) -> int:
@@ -125,7 +126,7 @@ class Scheduler:
             return None
         self._rounds += 1
         self._steps += steps
-        self._flying.append(_Flight(admitted, leaving))
+        self._flying.append(_Flight(admitted, leaving, steps))
         cancelled, self._cancelled = self._cancelled, []
         return {
             "number": self._rounds,
@@ -138,6 +139,7 @@ class Scheduler:
     def settle(self, reply: dict[str, Any]) -> list[list[Any]]:
         """Take over a round's reply and return the news of those who are still waited for."""
         flight = self._flying.popleft()
+        self._steps -= flight.steps - reply["steps"]
         self._free = reply["stats"]["free_pages"]
         self._held_back = reply["stats"]["waiting"]
         for ticket in flight.admitted:

@@ -133,6 +133,20 @@ class Sequence:
         """How many positions of the current block, from its start, belong to the prompt."""
         return max(self.prompt_len - self.start, 0)
 
+    @property
+    def steps_ahead(self) -> int:
+        """How many steps the current block will most probably still take, at least 1.
+
+        Half of what its masks would take at the pace so far, of this block or of all, whichever was
+        faster: blocks end sooner than they began. A block's first step tells nothing yet.
+        """
+        if self.step == 0:
+            return 1
+        masks = int(self.masked.sum())
+        here = self.stop - max(self.start, self.prompt_len) - masks
+        overall = (len(self.final) + here) / (self.steps_before + self.step)
+        return max(int(masks / (2 * max(here / self.step, overall, 1.0))), 1)
+
     def finish_block(self, ids: list[int]) -> None:
         """Record the current block's tokens as final and move to the next block."""
         self.final += ids[self.given :]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
+from diffray.components.sequence import Sequence
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from tests.toy import (
@@ -90,6 +91,17 @@ class TestNobodyElseMatters:
         requests = mixed_requests(policies)
         assert run(toy_engine(model), requests, steps=5) == run(toy_engine(model), requests)
 
+    def test_who_is_done_early_in_a_round_waits(
+        self,
+        model: ToyModel,
+        policies: list[dict[str, object]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        requests = mixed_requests(policies)
+        expected = run(toy_engine(model), requests)
+        monkeypatch.setattr(Sequence, "steps_ahead", 5)  # whatever is left of its block
+        assert run(toy_engine(model), requests, steps=5) == expected
+
     def test_late_arrival_changes_nobody(
         self, model: ToyModel, policies: list[dict[str, object]]
     ) -> None:
@@ -147,6 +159,28 @@ class TestNobodyElseMatters:
         for uid, ids in drain(engine).items():
             tokens.setdefault(uid, []).extend(ids)
         assert tokens == {r.uid: run(toy_engine(model), [r])[r.uid] for r in requests}
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [{"kind": "fixed", "steps": 30}, {"kind": "threshold", "threshold": 0.6}],
+    ids=["fixed", "threshold"],
+)
+def test_long_rounds_waste_no_forward(decoder: dict[str, object]) -> None:
+    """A round ends before a block may: at an even pace there are fewer rounds than forwards."""
+    diffusion = {"decoder": decoder, "block_length": 32}
+    params = SamplingParams(max_tokens=96, ignore_eos=True, diffusion=diffusion)
+    counts = []
+    for steps in (1, 8):
+        engine, rounds = toy_engine(BIDIRECTIONAL), 0
+        engine.add(Request(0, prompt_of(9, seed=3), params))
+        while not engine.idle:
+            engine.step(steps)
+            rounds += 1
+        counts.append((engine.forwards, rounds))
+    (forwards, _), (unrolled, rounds) = counts
+    assert unrolled == forwards > 20
+    assert decoder["kind"] != "fixed" or rounds < 0.75 * forwards
 
 
 def test_scarce_pages_preempt_and_change_nobody() -> None:

@@ -71,7 +71,7 @@ class FakeRanks:
         free = self.pages - sum(self.need[uid] for uid in self.running)
         assert free >= 0
         stats = {"free_pages": free, "waiting": self.waiting}
-        return {"updates": updates, "refused": [], "stats": stats}
+        return {"updates": updates, "refused": [], "stats": stats, "steps": 1}
 
 
 def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterator[list[Any]]:
@@ -266,7 +266,12 @@ def test_what_ranks_refuse_fails_alone() -> None:
     scheduler.submit(packed(1), pages=1)
     scheduler.plan(steps=1)
     news = scheduler.settle(
-        {"updates": [], "refused": [[0, "no"]], "stats": {"free_pages": 9, "waiting": 0}}
+        {
+            "updates": [],
+            "refused": [[0, "no"]],
+            "stats": {"free_pages": 9, "waiting": 0},
+            "steps": 1,
+        }
     )
     assert news == [[FAILED, 0, "no"]]
     assert list(scheduler.running) == [1]

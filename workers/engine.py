@@ -91,12 +91,16 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, steps: int = 1) -> list[Update]:
-        """Run one round of `steps` denoising steps and report what became final in it."""
+        """Run one round of at most `steps` denoising steps; report what became final in it.
+
+        It is shorter where somebody's block may be done sooner: who is done waits for the others.
+        """
         self._admit()
         filling = [s for s in self.running if self._fills(s)]
         denoising = [s for s in self.running if not self._fills(s)]
         if not self.running:
             return []
+        steps = min([steps, *(s.steps_ahead for s in denoising)])
         plan = Round(denoising, self.model, self.kv, self.slots, self.mesh, self.graphs)
         for step in range(steps):
             chunks = [self._next_chunk(s) for s in filling if self._fills(s)]

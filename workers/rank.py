@@ -58,6 +58,7 @@ class Rank:
                 self.engine.add(Request.unpack(packed))
             except ValueError as error:
                 refused.append([packed["uid"], str(error)])
+        before = self.engine.forwards
         updates = self.engine.step(message["steps"])
         if message["check"] and not self._agree():
             raise Drift(
@@ -66,6 +67,7 @@ class Rank:
             )
         return {
             "number": message["number"],
+            "steps": self.engine.forwards - before,
             "updates": [update.pack() for update in updates],
             "refused": refused,
             "stats": asdict(self.engine.stats()) | {"worked": self.worked, "waited": self.waited},

@@ -188,6 +188,16 @@ def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         flops,
         exact_ids=True,
     )
+    # Credit asks for the ids that it remembers, as many a row as a block is long; most are none.
+    known = torch.randint(0, shape.vocab, (tokens, work.window), device=x.device)
+    known = torch.cat([gather, known.masked_fill(number[: work.window] % 4 > 0, -1)], dim=1)
+    yield Case(
+        "confidence with credit",
+        lambda kernels: kernels.confidence(x, head, 0, mask, known, None),
+        moved,
+        flops,
+        exact_ids=True,
+    )
     logits = torch.nn.functional.linear(x, head)
     yield Case(
         "confidence_of_logits",

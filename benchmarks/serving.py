@@ -242,14 +242,15 @@ async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
         after = await engine.load()
     finally:
         await engine.close()
-    count = after.rounds - before.rounds
+    forwards = after.forwards - before.forwards
     worked, waited = after.worked - before.worked, after.waited - before.waited
     return {
         "steps": steps,
         "in_flight": flying,
-        "rounds": count,
-        "work_ms_per_step": round(1e3 * worked / count / steps, 3),
-        "wait_ms_per_step": round(1e3 * waited / count / steps, 3),
+        "rounds": after.rounds - before.rounds,
+        "forwards": forwards,
+        "work_ms_per_step": round(1e3 * worked / forwards, 3),
+        "wait_ms_per_step": round(1e3 * waited / forwards, 3),
         "wait_share": round(waited / (waited + worked), 4),
     }
 

@@ -39,7 +39,7 @@ class Load:
     free_pages: int = 0
     num_pages: int = 0
     preemptions: int = 0
-    forwards: int = 0  # denoising steps of all requests together, model forwards shared or not
+    forwards: int = 0  # of the model, each for all who ran in it
     rounds: int = 0
     worked: float = 0.0  # seconds that rank 0 has spent in rounds
     waited: float = 0.0  # seconds that it waited for the next round while there was work

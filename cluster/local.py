@@ -33,7 +33,6 @@ class _Stream:
     priority: int
     loop: asyncio.AbstractEventLoop
     news: Mailbox = field(default_factory=Mailbox)  # touched by the loop alone
-    forwards: int = 0  # as the last update told
     left: bool = False  # nobody waits any more
 
 
@@ -59,7 +58,7 @@ class LocalEngine:
         # The thread's own.
         self._queue: list[tuple[int, int, _Stream]] = []  # a heap: priority, arrival
         self._arrived = 0
-        self._forwards = self._rounds = 0
+        self._rounds = 0
         self._load = self._measure()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -217,8 +216,6 @@ class LocalEngine:
                 stream = self._streams.get(update.uid)
                 if stream is None:
                     continue  # it was left a moment ago
-                self._forwards += update.forwards - stream.forwards
-                stream.forwards = update.forwards
                 item = [UPDATE, update.uid, update.pack()]
                 news.setdefault(stream.loop, []).append((stream, item))
                 if update.finish_reason:
@@ -248,7 +245,7 @@ class LocalEngine:
             free_pages=engine.kv.num_free,
             num_pages=self._limits.num_pages,
             preemptions=engine.preemptions,
-            forwards=self._forwards,
+            forwards=engine.forwards,
             rounds=self._rounds,
         )
 

@@ -102,7 +102,8 @@ def test_stats_count() -> None:
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.forwards, stats.tokens) == (0, 3, 0, 0)
     assert stats.free_pages == stats.num_pages == 39
-    engine.step(2)
+    engine.step()
+    engine.step()
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.forwards) == (2, 1, 2)
     assert stats.free_pages == 39 - 2 * 3

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.backend import Record, choose_recorder
+from diffray.components.sequence import Sequence
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Bucket, Graphs, Recorded, _halves, buckets_for, memory_for
 from diffray.workers.messages import Request
@@ -74,6 +75,7 @@ def test_ragged_and_padded_equals_run_as_it_is(
 ) -> None:
     policies = [p for p in policies if "iteration" not in p and "cfg_scale" not in p]
     requests = mixed_requests(policies)
+    monkeypatch.setattr(Sequence, "steps_ahead", 3)
     expected = run(toy_engine(model), requests, steps=3)
     seen = replays(monkeypatch)
     assert run(with_graphs(toy_engine(model), SMALL), requests, steps=3) == expected

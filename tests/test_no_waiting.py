@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffray.components.params import SamplingParams
+from diffray.components.sequence import Sequence
 from diffray.workers.messages import Request
 from diffray.workers.round import Round
 from tests.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
@@ -63,6 +64,7 @@ def test_no_step_but_the_first_waits(
         )
         for uid, policy in enumerate(policies)
     ]
+    monkeypatch.setattr(Sequence, "steps_ahead", 4)  # else rounds would often have one step
     expected = run(toy_engine(model), requests, steps=4)
     monkeypatch.setattr(Round, "denoise", watched(Round.denoise))
     assert run(toy_engine(model), requests, steps=4) == expected

@@ -15,7 +15,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
 
 .DEFAULT_GOAL := test
-.PHONY: test check fast format run clean chaos
+.PHONY: test check fast format run clean chaos cuts
 
 test: check
 	$(BIN)/pytest
@@ -31,6 +31,10 @@ fast: $(STAMP)
 # Kills, stops and overloads a server while clients check every token; ten minutes and more.
 chaos: $(STAMP)
 	$(BIN)/python -m benchmarks.chaos --faults 100 --streams 64 --seed 7 --report build/chaos.html
+
+# The same between two nodes whose network is cut as well; needs root.
+cuts: $(STAMP)
+	$(BIN)/python -m benchmarks.chaos.cuts --faults 20 --streams 16 --seed 7
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

@@ -6,9 +6,10 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Items
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import httpx2
 
@@ -21,6 +22,12 @@ _CUT_S = 3.0  # after a cut a connection may still be given to what is lost
 _ON_ITS_WAY_S = 0.3  # tokens that were written before a fault still arrive for so long
 _BURST = 150  # requests at once
 _CALM = 5  # waits that are measured before the first fault
+
+
+class Heard(Protocol):
+    """A client, as far as its silence is measured."""
+
+    heard: float  # when it was last sent tokens
 
 
 @dataclass(slots=True)
@@ -91,8 +98,8 @@ async def storm(
     outcome = Outcome()
     begin = time.monotonic()
     async with clients(system, asked, streams, outcome) as found:
-        await _all_heard(found, since=0.0)
-        outcome.calm = [await _all_heard(found, time.monotonic()) for _ in range(_CALM)]
+        await all_heard(found, since=0.0)
+        outcome.calm = [await all_heard(found, time.monotonic()) for _ in range(_CALM)]
         mending: list[asyncio.Task[None]] = []
         for fault in faults:
             if not fault.at_once:
@@ -117,11 +124,11 @@ async def _mended(hit: Hit, found: list[Client], say: Callable[[str], None]) -> 
     """Wait until every client is sent tokens again."""
     fault = hit.fault
     async with asyncio.timeout(RECOVERED_S):
-        hit.recovered = await _all_heard(found, hit.well)
+        hit.recovered = await all_heard(found, hit.well)
     say(f"{fault.number + 1}: {fault.kind} {hit.told}: {hit.recovered:.1f} s".replace(" :", ":"))
 
 
-async def _all_heard(found: list[Client], since: float) -> float:
+async def all_heard(found: Items[Heard], since: float) -> float:
     """Wait until every client is sent tokens after that moment; return the seconds it took."""
     waiting, last = list(found), since
     while waiting:

@@ -50,7 +50,8 @@ def load_model(
     config = read_config(path)
     model = build_model(config, mesh or Mesh(), number, choose_kernels(kernels, place, number))
     if quantized is not None and not model.routed:
-        raise ValueError(f"quantization is {quantization!r}, and {path} has no experts; leave it")
+        wish = f"quantization is {quantization!r}"
+        raise ValueError(f"{wish}, but {path} has no experts; leave it out")
     files = open_weights(path)
     # Accounted for while the model is still without storage: a wrong checkpoint costs no memory.
     account(model.parts(names_in(files)), files, path)

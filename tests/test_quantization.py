@@ -77,7 +77,7 @@ def test_the_demo_model_says_the_same(kind: str) -> None:
 
 
 def test_a_model_without_experts_is_refused_before_it_is_loaded() -> None:
-    with pytest.raises(ValueError, match=r"'experts_int8', and .*llada has no experts"):
+    with pytest.raises(ValueError, match=r"'experts_int8', but .*llada has no experts"):
         load(GOLDEN / "llada", "experts_int8")
 
 

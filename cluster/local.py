@@ -39,7 +39,7 @@ class _Stream:
 class LocalEngine:
     """An `EngineClient` over an engine of this process; its tokens are those of DiffusionLLM.
 
-    A round is `steps_per_round` denoising steps; at most `max_queued_requests` wait for a slot.
+    A round is at most `steps_per_round` denoising steps; at most `max_queued_requests` wait.
     """
 
     def __init__(

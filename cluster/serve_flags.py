@@ -88,7 +88,7 @@ class Layout:
         int | None, _option("--kv-cache-memory", text="Bytes on each rank.", panel=_LAYOUT)
     ] = None
     steps_per_round: Annotated[
-        int, _option("--steps-per-round", text="Steps between two looks.", panel=_LAYOUT)
+        int, _option("--steps-per-round", text="The most steps between two looks.", panel=_LAYOUT)
     ] = 1
     cpu_threads: Annotated[
         int | None, _option("--cpu-threads", text="Of each rank on CPU.", panel=_LAYOUT)

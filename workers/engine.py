@@ -100,7 +100,8 @@ class Engine:
         denoising = [s for s in self.running if not self._fills(s)]
         if not self.running:
             return []
-        steps = min([steps, *(s.steps_ahead for s in denoising)])
+        if steps > 1:
+            steps = min([steps, *(s.steps_ahead for s in denoising)])
         plan = Round(denoising, self.model, self.kv, self.slots, self.mesh, self.graphs)
         for step in range(steps):
             chunks = [self._next_chunk(s) for s in filling if self._fills(s)]

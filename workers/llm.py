@@ -42,9 +42,9 @@ class DiffusionLLM:
     `model` is a folder or a Hugging Face hub id. `mask_token_id` and `eos_token_id` are needed only
     where the checkpoint does not tell them. `diffusion` holds the defaults of all requests. At most
     `max_num_seqs` requests run together, each with at most `max_model_len` positions;
-    `kv_cache_memory` (bytes) bounds their K/V. `steps_per_round` denoising steps run without
-    looking at their result. `kernels` are "torch", "triton", or the fastest that the device has;
-    `quantization` keeps the weights of routed experts in a byte each, "experts_int8" or
+    `kv_cache_memory` (bytes) bounds their K/V. At most `steps_per_round` denoising steps run
+    without looking at their result. `kernels` are "torch", "triton", or the fastest that the device
+    has; `quantization` keeps the weights of routed experts in a byte each, "experts_int8" or
     "experts_fp8"; `cuda_graphs` says whether cheap steps are recorded and replayed, by default
     where they can be.
     """

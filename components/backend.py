@@ -1,10 +1,13 @@
 """What this machine can do: device, dtype and recording that "auto" stands for, memory, threads."""
 
 import ctypes
+import math
+import mmap
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from diffray.components.container import available_memory, usable_cores
 
@@ -76,6 +79,17 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return available_memory()
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros; on a CPU memory becomes real where it is first written.
+
+    `torch.zeros` writes all of it: gigabytes and a second, for slots that may never be used.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 Record = Callable[[Callable[[], Any]], Callable[[], Any]]

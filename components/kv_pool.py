@@ -4,12 +4,10 @@ Letters: S slots (pages * page size), T packed tokens, N query, key and value he
 D head size.
 """
 
-import math
-import mmap
-
 import torch
 from torch import Tensor
 
+from diffray.components.backend import zeros
 from diffray.components.batch import Batch
 from diffray.kernels.attention import Turn
 from diffray.kernels.choose import TORCH, Kernels
@@ -34,8 +32,8 @@ class KVPool:
         self.kernels = kernels
         self.page_size = page_size
         self.num_pages = num_pages
-        self.keys_LSGD = _zeros(shape, dtype, device)
-        self.values_LSGD = _zeros(shape, dtype, device)
+        self.keys_LSGD = zeros(shape, dtype, device)
+        self.values_LSGD = zeros(shape, dtype, device)
         self._free = list(range(num_pages - 1, 0, -1))
 
     @property
@@ -67,14 +65,3 @@ class KVPool:
         """
         pool = self.keys_LSGD[layer], self.values_LSGD[layer]
         return self.kernels.attend(heads_TND, turn, *pool, batch.slots_T, batch.windows)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros; on a CPU memory becomes real where it is first written.
-
-    `torch.zeros` writes all of it: gigabytes and a second, for slots that may never be used.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)

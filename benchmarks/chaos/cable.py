@@ -18,6 +18,7 @@ from ray.cluster_utils import Cluster
 from tests.local_ray import MEMORY, ray_environment
 
 HERE, THERE = "10.213.7.1", "10.213.7.2"
+_JOINED_S = 120.0
 _NOBODY = "02:00:00:00:00:01"  # an Ethernet address that no card has
 
 
@@ -75,12 +76,20 @@ def two_nodes() -> Iterator[Cable]:
             )
             ray.init(address=cluster.address, _node_ip_address=HERE)
             with _far_node(cable, cluster.address):
-                while ray.cluster_resources().get("CPU", 0) < 3:
-                    time.sleep(0.2)
+                _wait_for_cores(3)
                 yield cable
         finally:
             ray.shutdown()
             cluster.shutdown()
+
+
+def _wait_for_cores(count: int) -> None:
+    """Ray tells nobody when a node has joined: it has to be asked."""
+    end = time.monotonic() + _JOINED_S
+    while ray.cluster_resources().get("CPU", 0) < count:
+        if time.monotonic() > end:
+            raise TimeoutError(f"the far node has not joined within {_JOINED_S:g} s")
+        time.sleep(0.2)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from itertools import count
 from benchmarks.chaos.cable import Cable, two_nodes
 from benchmarks.chaos.faults import Fault
 from benchmarks.chaos.report import as_text, passed
-from benchmarks.chaos.run import Hit, Outcome, all_heard
+from benchmarks.chaos.run import CALM, RECOVERED_S, Hit, Outcome, all_heard
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.remote import RemoteEngine
 from diffray.components.params import SamplingParams
@@ -30,7 +30,6 @@ from diffray.workers.messages import Request
 from diffray.workers.setup import Setup, build_engine
 
 HANG_S = 5.0
-RECOVERED_S = 120.0
 KINDS: dict[str, tuple[float, float]] = {  # and how long the cable is cut
     "cut for a moment": (0.3, 2.5),
     "cut for long": (HANG_S + 1, HANG_S + 6),
@@ -38,7 +37,6 @@ KINDS: dict[str, tuple[float, float]] = {  # and how long the cable is cut
     "kill coordinator": (0, 0),
     "kill rank while cut": (0.5, HANG_S + 3),
 }
-_CALM = 5  # waits that are measured before the first fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +104,9 @@ class Client:
     async def _ask(self, question: Question) -> None:
         request = Request(next(self.uids), question.prompt, question.params)
         async for update in self.engine.submit(request):
-            if not update.ids:
-                continue
-            at, self.heard = len(self.ids), time.monotonic()
-            self.ids += update.ids
-            if self.ids[at:] != question.ids[at : len(self.ids)]:
-                doubled = update.ids == question.ids[at - len(update.ids) : at]
-                kind = "duplicated" if doubled else "altered"
-                self.outcome.tally.bad(kind, f"client {self.number} at token {at}: {update.ids}")
+            if update.ids:
+                self.heard = time.monotonic()
+                self.outcome.tally.check(self.number, self.ids, update.ids, question.ids)
 
 
 def schedule(number: int, seed: int) -> list[Fault]:
@@ -174,7 +167,7 @@ async def storm(
     tasks = [asyncio.create_task(client.run(stop)) for client in found]
     try:
         await all_heard(found, since=0.0)
-        outcome.calm = [await all_heard(found, time.monotonic()) for _ in range(_CALM)]
+        outcome.calm = [await all_heard(found, time.monotonic()) for _ in range(CALM)]
         for fault in faults:
             await asyncio.sleep(fault.wait)
             hit = Hit(fault, time.monotonic(), None, well=0.0)

@@ -21,7 +21,7 @@ RECOVERED_S = 120.0  # a fault from which nothing recovers in so long ends the r
 _CUT_S = 3.0  # after a cut a connection may still be given to what is lost
 _ON_ITS_WAY_S = 0.3  # tokens that were written before a fault still arrive for so long
 _BURST = 150  # requests at once
-_CALM = 5  # waits that are measured before the first fault
+CALM = 5  # waits that are measured before the first fault
 
 
 class Heard(Protocol):
@@ -99,7 +99,7 @@ async def storm(
     begin = time.monotonic()
     async with clients(system, asked, streams, outcome) as found:
         await all_heard(found, since=0.0)
-        outcome.calm = [await all_heard(found, time.monotonic()) for _ in range(_CALM)]
+        outcome.calm = [await all_heard(found, time.monotonic()) for _ in range(CALM)]
         mending: list[asyncio.Task[None]] = []
         for fault in faults:
             if not fault.at_once:

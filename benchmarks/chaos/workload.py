@@ -66,6 +66,14 @@ class Tally:
         self.counts[kind] += 1
         self.wrong.append(f"{kind}: {why}")
 
+    def check(self, client: int, ids: list[int], new: list[int], right: list[int]) -> None:
+        """Add new tokens to those that a client has, and compare them with the right ones."""
+        at = len(ids)
+        ids += new
+        if new != right[at : len(ids)]:
+            kind = "duplicated" if new == right[max(0, at - len(new)) : at] else "altered"
+            self.bad(kind, f"client {client} at token {at}: {new}")
+
 
 class Broken(Exception):
     """The stream has ended before its answer was complete."""
@@ -141,14 +149,8 @@ class Client:
             new = choice.get("token_ids") or []
             if not new:
                 continue
-            at = len(ids)
-            ids += new
             self.heard = time.monotonic()
-            if ids[at:] == question.ids[at : len(ids)]:
-                continue
-            before = question.ids[max(0, at - len(new)) : at]
-            kind = "duplicated" if new == before else "altered"
-            self.tally.bad(kind, f"client {self.number} at token {at}: {new}")
+            self.tally.check(self.number, ids, new, question.ids)
 
     def _refused(self, answer: httpx2.Response) -> None:
         status = answer.status_code

@@ -41,7 +41,26 @@ def toy_spec(
     )
 
 
-class ToyModel:
+class WritesLogits:
+    """A model that finds its tokens from logits that it has written."""
+
+    def head(self, hidden_RH: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def confidence(
+        self,
+        hidden_RH: Tensor,
+        mask_token_id: int,
+        draw: Draw | None,
+        known_RK: Tensor | None = None,
+    ) -> Confidence:
+        gather_RK = torch.full((len(hidden_RH), 1), mask_token_id)
+        if known_RK is not None:
+            gather_RK = torch.cat([gather_RK, known_RK], dim=1)
+        return confidence_of_logits(self.head(hidden_RH), 0, mask_token_id, gather_RK, draw)
+
+
+class ToyModel(WritesLogits):
     """A two-layer transformer with random float64 weights; confident enough to be interesting."""
 
     def __init__(self, block_causal: bool = False, seed: int = 0) -> None:
@@ -76,20 +95,11 @@ class ToyModel:
     def head(self, hidden_RH: Tensor) -> Tensor:
         return hidden_RH @ self.head_VH.T
 
-    def confidence(
-        self,
-        hidden_RH: Tensor,
-        mask_token_id: int,
-        draw: Draw | None,
-        known_RK: Tensor | None = None,
-    ) -> Confidence:
-        return confidence_of(self.head(hidden_RH), mask_token_id, draw, known_RK)
-
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV @ self.table_VH
 
 
-class ScriptedModel:
+class ScriptedModel(WritesLogits):
     """A model whose logits are a function of the position alone."""
 
     def __init__(
@@ -113,27 +123,8 @@ class ScriptedModel:
                 logits_RV[row, token] = logit
         return logits_RV
 
-    def confidence(
-        self,
-        hidden_RH: Tensor,
-        mask_token_id: int,
-        draw: Draw | None,
-        known_RK: Tensor | None = None,
-    ) -> Confidence:
-        return confidence_of(self.head(hidden_RH), mask_token_id, draw, known_RK)
-
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV.new_zeros(len(weights_RV), 1)
-
-
-def confidence_of(
-    logits_RV: Tensor, mask_token_id: int, draw: Draw | None, known_RK: Tensor | None
-) -> Confidence:
-    """Return what a model answers whose logits these are."""
-    gather_RK = torch.full((len(logits_RV), 1), mask_token_id)
-    if known_RK is not None:
-        gather_RK = torch.cat([gather_RK, known_RK], dim=1)
-    return confidence_of_logits(logits_RV, 0, mask_token_id, gather_RK, draw)
 
 
 def toy_engine(

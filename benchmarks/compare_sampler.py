@@ -57,14 +57,15 @@ class AsTheirs:
             dtype=pool.keys_LSGD.dtype,
             device=self.device,
         )
-        self._slots_N = self._kv.slots(self._kv.allocate(1))
+        self._pages_P = torch.tensor(self._kv.allocate(1))
 
     @torch.inference_mode()
     def __call__(self, ids_BN: Tensor, attention_mask: Tensor | None = None) -> Output:
         if len(ids_BN) != 1 or attention_mask is not None:
             raise ValueError("one prompt at a time, without padding")
         length = ids_BN.shape[1]
-        batch = Batch.pack([Window(0, length, length, 0, self._slots_N)], self.device)
+        window = Window(0, length, length, 0, self._pages_P)
+        batch = Batch.pack([window], self.device, self._kv.page_size)
         hidden_NH = self.model.forward(self.model.embed(ids_BN[0]), batch, self._kv)
         return Output(self.model.head(hidden_NH).unsqueeze(0))
 

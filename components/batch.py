@@ -1,13 +1,13 @@
 """One forward's worth of work: windows of several sequences, packed one after the other.
 
 Letters: T packed tokens, R of them that are read, B windows of one attention group, Q queries,
-K keys, N positions of a sequence, W windows, P pages of a window.
+K keys, W windows, P pages of a window.
 """
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -18,17 +18,18 @@ from diffray.kernels.windows import Group, PagedWindows, Windows
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Positions [start, stop) of one sequence, to run now; query t sees the keys [0, kv_end(t)).
+    """Positions [start, stop) of one sequence, to run now.
 
-    `block` is 0 where every query sees [0, kv_stop); otherwise attention is block-causal, and a
-    query sees the keys up to the end of its own block of that length, at most kv_stop.
+    `block` is 0 where every query sees the keys [0, kv_stop); otherwise attention is block-causal,
+    and a query sees the keys up to the end of its own block of that length, at most kv_stop.
     """
 
     start: int
     stop: int
     kv_stop: int
     block: int
-    slots_N: Tensor  # pool slot of each position of the sequence
+    pages_P: Tensor  # of the pool, on the host: where the K/V of its sequence are, page by page
+    canvas: int = 0  # the cell of its sequence's first position
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -39,12 +40,9 @@ class Window:
         """Whether some query sees less than all keys."""
         return self.block > 0 and self.start // self.block < (self.kv_stop - 1) // self.block
 
-    def kv_end(self) -> Tensor:
-        """Return, for each query, the end of the keys that it sees."""
-        positions = torch.arange(self.start, self.stop)
-        if self.block == 0:
-            return torch.full_like(positions, self.kv_stop)
-        return ((positions // self.block + 1) * self.block).clamp(max=self.kv_stop)
+    @property
+    def facts(self) -> tuple[int, int, int, int, int]:
+        return self.start, self.stop, self.kv_stop, self.block, self.canvas
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +51,16 @@ class Batch:
 
     positions_T: Tensor
     slots_T: Tensor  # where each token's K/V is stored
+    cells_T: Tensor  # where each token stands on the canvases
     windows: Windows
     read_R: Tensor | None = None  # the tokens whose hidden states are used; None: all of them
 
     @staticmethod
-    def pack(windows: Items[Window], device: torch.device, page_size: int = 1) -> "Batch":
-        """Build the index tensors that every layer of this forward shares.
-
-        Slots stand in pages of `page_size`; of 1, where nothing is known of pages.
-        """
-        positions = torch.cat([torch.arange(w.start, w.stop) for w in windows])
-        slots = torch.cat([w.slots_N[w.start : w.stop] for w in windows])
+    def pack(windows: Items[Window], device: torch.device, page_size: int) -> "Batch":
+        """Build the index tensors that every layer of this forward shares."""
         packed = PackedWindows(windows, device, page_size)
-        return Batch(positions.to(device), slots.to(device), packed)
+        positions_T, slots_T, cells_T = packed.places_3T.to(device)
+        return Batch(positions_T, slots_T, cells_T, packed)
 
 
 class PackedWindows:
@@ -73,38 +68,62 @@ class PackedWindows:
 
     def __init__(self, windows: Items[Window], device: torch.device, page_size: int) -> None:
         self._windows, self._device, self._page_size = windows, device, page_size
+        self._start_W, self._stop_W, self._kv_stop_W, self._block_W, self._canvas_W = torch.tensor(
+            [window.facts for window in windows]
+        ).unbind(1)
+        self._lengths_W = self._stop_W - self._start_W
+        self._first_W = self._lengths_W.cumsum(0) - self._lengths_W
+        self._pages_WP = pad_sequence([window.pages_P for window in windows], batch_first=True)
+
+    @property
+    def places_3T(self) -> Tensor:
+        """Each token's position, the slot that its K/V go to, and its cell, on the host."""
+        window_T = torch.arange(len(self._lengths_W)).repeat_interleave(self._lengths_W)
+        position_T = torch.arange(len(window_T)) + (self._start_W - self._first_W)[window_T]
+        page_T = self._pages_WP[window_T, position_T // self._page_size]
+        slot_T = page_T * self._page_size + position_T % self._page_size
+        return torch.stack([position_T, slot_T, self._canvas_W[window_T] + position_T])
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        groups, start = [], 0
+        groups, start, first = [], 0, 0
         for (queries, keys), run in groupby(self._windows, key=lambda w: w.shape):
             same = list(run)
+            rows = slice(first, first + len(same))
             keys_BK = mask_BQK = None
             if queries < keys:
-                keys_BK = torch.stack([w.slots_N[:keys] for w in same]).to(self._device)
+                keys_BK = slots_of(self._pages_WP[rows], keys, self._page_size).to(self._device)
             if any(w.causal for w in same):
-                ends_BQ = torch.stack([w.kv_end() for w in same])
+                at_BQ = self._start_W[rows].unsqueeze(1) + torch.arange(queries)
+                ends_BQ = ends_of(at_BQ, self._block_W[rows], self._kv_stop_W[rows])
                 mask_BQK = (torch.arange(keys) < ends_BQ.unsqueeze(-1)).to(self._device)
             groups.append(Group(start, len(same), queries, keys_BK, mask_BQK))
-            start += len(same) * queries
+            start, first = start + len(same) * queries, rows.stop
         return tuple(groups)
 
     @cached_property
     def paged(self) -> PagedWindows:
-        windows, size = self._windows, self._page_size
-        lengths = [w.stop - w.start for w in windows]
-        pages = pad_sequence([first_slots(w, size) // size for w in windows], batch_first=True)
-        facts = torch.tensor([(w.start, w.kv_stop, w.block) for w in windows])
-        first = torch.tensor([0, *accumulate(lengths)])
-        parts = [first, *facts.unbind(1), pages.flatten()]
-        first_W, start_W, kv_stop_W, block_W, table = _together(parts, self._device)
-        pages_WP = table.view(pages.shape)
-        return PagedWindows(first_W, start_W, kv_stop_W, block_W, pages_WP, size, max(lengths))
+        first_W = torch.cat([self._first_W, self._first_W[-1:] + self._lengths_W[-1:]])
+        facts = first_W, self._start_W, self._kv_stop_W, self._block_W, self._pages_WP.flatten()
+        first_W, start_W, kv_stop_W, block_W, table = _together(facts, self._device)
+        pages_WP = table.view(self._pages_WP.shape)
+        longest = int(self._lengths_W.max())
+        return PagedWindows(
+            first_W, start_W, kv_stop_W, block_W, pages_WP, self._page_size, longest
+        )
 
 
-def first_slots(window: Window, page_size: int) -> Tensor:
-    """Return the first slot of each page of the keys that a window sees."""
-    return window.slots_N[: window.kv_stop : page_size]
+def slots_of(pages_BP: Tensor, keys: int, page_size: int) -> Tensor:
+    """Return the slots of the positions [0, keys) of sequences with these pages."""
+    keys_K = torch.arange(keys, device=pages_BP.device)
+    return pages_BP.long()[:, keys_K // page_size] * page_size + keys_K % page_size
+
+
+def ends_of(at_BQ: Tensor, block_B: Tensor, kv_stop_B: Tensor) -> Tensor:
+    """Return the end of the keys that queries at these positions see."""
+    block_B1, kv_stop_B1 = block_B.unsqueeze(1), kv_stop_B.unsqueeze(1)
+    own_BQ = torch.minimum((at_BQ // block_B1.clamp(min=1) + 1) * block_B1, kv_stop_B1)
+    return torch.where(block_B1 > 0, own_BQ, kv_stop_B1)
 
 
 def _together(parts: Items[Tensor], device: torch.device) -> list[Tensor]:

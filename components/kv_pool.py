@@ -53,11 +53,6 @@ class KVPool:
         """Take pages back; what they hold is void from now on."""
         self._free.extend(reversed(pages))
 
-    def slots(self, pages: list[int]) -> Tensor:
-        """Return the slot of each position of a sequence that holds these pages, on the host."""
-        first = torch.tensor(pages, dtype=torch.long) * self.page_size
-        return (first.unsqueeze(1) + torch.arange(self.page_size)).flatten()
-
     def attend(self, layer: int, heads_TND: Tensor, turn: Turn, batch: Batch) -> Tensor:
         """Turn query and key heads, store K/V in place, then return what the queries read.
 

@@ -37,6 +37,23 @@ class Sequence:
     suffix: tuple[int, ...] = ()
     watch: bool = False  # whether updates show the canvas
 
+    # Its canvas, all of it ...
+    seed: int = field(init=False)  # engines draw none, so where the caller did not it is 0
+    prompt_len: int = field(init=False)
+    anchor: int = field(init=False)
+    limit: int = field(init=False)  # the end of what the request asked for
+    blocks_stop: int = field(init=False)  # the end of the last block
+    length: int = field(init=False)
+    first_block: int = field(init=False)
+    num_blocks: int = field(init=False)  # how many blocks the generation touches
+    causal_block: int = field(init=False)  # of block-causal attention; 0: it goes both ways
+    guided: bool = field(init=False)
+    # ... and the current block.
+    start: int = field(init=False)
+    stop: int = field(init=False)
+    kv_stop: int = field(init=False)  # the end of the positions that it sees
+    given: int = field(init=False)  # how many of its positions, from its start, are the prompt's
+
     # Progress. Finished blocks are in `final`; the current block lives in the engine's slots.
     index: int = 0  # blocks finished
     step: int = 0  # denoising steps of the current block
@@ -52,60 +69,26 @@ class Sequence:
     # What the engine lent it.
     slot: int = -1
     pages: list[int] = field(default_factory=list)
-    slots_N: Tensor | None = None
+    pages_P: Tensor | None = None  # the same as a tensor
     twin_pages: list[int] = field(default_factory=list)
-    twin_slots_N: Tensor | None = None
+    twin_pages_P: Tensor | None = None
     memory: Memory | None = None  # of the decoder, for the current block
     masked_L: Tensor | None = None  # what is left of the current block; None where it is untouched
     top: tuple[Tensor, Tensor] | None = None  # most probable ids and log-probabilities of its final
 
-    @property
-    def seed(self) -> int:
-        """The seed; engines draw none, so where the caller did not it is 0."""
-        return self.params.seed or 0
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.prompt)
-
-    @property
-    def anchor(self) -> int:
-        return 0 if self.block_causal else self.prompt_len
-
-    @property
-    def limit(self) -> int:
-        """The end of what the request asked for."""
-        return self.prompt_len + self.params.max_tokens
-
-    @property
-    def blocks_stop(self) -> int:
-        """The end of the last block."""
-        if not self.block_causal:
-            return self.limit
+    def __post_init__(self) -> None:
         block = self.policy.block_length
-        return -(-self.limit // block) * block
-
-    @property
-    def length(self) -> int:
-        """The length of the canvas."""
-        return self.blocks_stop + len(self.suffix)
-
-    @property
-    def first_block(self) -> int:
-        return (self.prompt_len - self.anchor) // self.policy.block_length
-
-    @property
-    def num_blocks(self) -> int:
-        """How many blocks the generation touches."""
-        return -(-(self.blocks_stop - self.anchor) // self.policy.block_length) - self.first_block
-
-    @property
-    def start(self) -> int:
-        return self.anchor + (self.first_block + self.index) * self.policy.block_length
-
-    @property
-    def stop(self) -> int:
-        return min(self.start + self.policy.block_length, self.blocks_stop)
+        self.seed = self.params.seed or 0
+        self.prompt_len = len(self.prompt)
+        self.anchor = 0 if self.block_causal else self.prompt_len
+        self.limit = self.prompt_len + self.params.max_tokens
+        self.blocks_stop = -(-self.limit // block) * block if self.block_causal else self.limit
+        self.length = self.blocks_stop + len(self.suffix)
+        self.first_block = (self.prompt_len - self.anchor) // block
+        self.num_blocks = -(-(self.blocks_stop - self.anchor) // block) - self.first_block
+        self.causal_block = block if self.block_causal else 0
+        self.guided = self.policy.cfg_scale > 0
+        self._enter_block(self.index)
 
     @property
     def masked(self) -> Tensor:
@@ -113,25 +96,6 @@ class Sequence:
         if self.masked_L is not None:
             return self.masked_L
         return torch.arange(self.start, self.stop) >= self.prompt_len
-
-    @property
-    def kv_stop(self) -> int:
-        """The end of the positions that the current block sees."""
-        return self.stop if self.block_causal else self.length
-
-    @property
-    def causal_block(self) -> int:
-        """The block length of block-causal attention; 0 where attention is bidirectional."""
-        return self.policy.block_length if self.block_causal else 0
-
-    @property
-    def guided(self) -> bool:
-        return self.policy.cfg_scale > 0
-
-    @property
-    def given(self) -> int:
-        """How many positions of the current block, from its start, belong to the prompt."""
-        return max(self.prompt_len - self.start, 0)
 
     @property
     def steps_ahead(self) -> int:
@@ -152,8 +116,7 @@ class Sequence:
         self.final += ids[self.given :]
         self.clean_end = self.start
         self.steps_before += self.step
-        self.index += 1
-        self._leave_block()
+        self._enter_block(self.index + 1)
 
     def rewind(self) -> None:
         """Go back to where a restart is exact, keeping all final tokens that it can.
@@ -166,18 +129,25 @@ class Sequence:
             self.index = self.steps_before = 0
             self.final = []
         self.clean_end = 0
-        self._leave_block()
+        self._enter_block(self.index)
 
     def resume(self, ids: Items[int], told: tuple[int, int], forwards: int) -> None:
         """Stand where another stood that had reported these tokens, as after a rewind there."""
         self.told = told
-        self.index, self.steps_before = told
-        self.final = list(ids[: self.start - self.prompt_len]) if self.index else []
+        index, self.steps_before = told
+        self._enter_block(index)
+        self.final = list(ids[: self.start - self.prompt_len]) if index else []
         self.emitted = len(ids)
         self.end_id = ids[-1] if ids and ids[-1] in self.end_ids else None
         self.forwards = forwards
         self.rewind()
 
-    def _leave_block(self) -> None:
+    def _enter_block(self, index: int) -> None:
+        block = self.policy.block_length
+        self.index = index
+        self.start = self.anchor + (self.first_block + index) * block
+        self.stop = min(self.start + block, self.blocks_stop)
+        self.kv_stop = self.stop if self.block_causal else self.length
+        self.given = max(self.prompt_len - self.start, 0)
         self.step = self.settled = 0
         self.memory = self.masked_L = self.top = None

@@ -33,7 +33,7 @@ from diffray.components.experts import Experts
 from diffray.components.mesh import Mesh
 from diffray.workers.messages import Request
 from diffray.workers.output import CompletionOutput, RequestOutput
-from diffray.workers.round import Round
+from diffray.workers.rounds import Rounds
 from tests.api_server import serve
 from tests.fake_endpoint import Answer, Asked, FakeEndpoint, fake_endpoint
 from tests.tiny import tiny_checkpoint
@@ -168,13 +168,13 @@ class TestPhases:
             plain.add(request)
             watched.add(request)
         expected = drain(plain)
-        methods = Round.denoise, Round.outcomes
+        methods = Rounds.denoise, Rounds.outcomes
         with Phases(watched) as phases:
             assert drain(watched) == expected
         assert phases.forwards == plain.forwards > 0
         assert set(phases.seconds) == {MODEL, CACHE, DECODE, HOST}
         assert min(phases.seconds.values()) > 0
-        assert (Round.denoise, Round.outcomes) == methods
+        assert (Rounds.denoise, Rounds.outcomes) == methods
         assert not {"forward", "embed", "head"} & set(vars(watched.model))
 
     def test_time_belongs_to_the_innermost_phase(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from diffray.components.params import SamplingParams
 from diffray.components.sequence import Sequence
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
+from diffray.workers.rounds import Rounds
 from tests.toy import (
     CPU,
     EOS,
@@ -291,8 +292,8 @@ def test_guidance_is_llada_s_formula() -> None:
     def logits(ids: list[int]) -> Tensor:
         engine = toy_engine(BIDIRECTIONAL)
         kv, num = engine.kv, len(ids)
-        window = Window(0, num, num, 0, kv.slots(kv.allocate(kv.pages_for(num))))
-        batch = Batch.pack([window], CPU)
+        window = Window(0, num, num, 0, torch.tensor(kv.allocate(kv.pages_for(num))))
+        batch = Batch.pack([window], CPU, kv.page_size)
         hidden_TH = BIDIRECTIONAL.forward(BIDIRECTIONAL.embed(torch.tensor(ids)), batch, kv)
         return BIDIRECTIONAL.head(hidden_TH[len(prompt) :])
 
@@ -530,3 +531,27 @@ def test_any_shape_fills_the_canvas(
     assert len(found) == max_tokens
     assert MASK not in found
     assert found == tokens(toy_engine(model), {"kind": "none"}, 1)
+
+
+def test_blocks_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rounds they take; others' coming and going has them planned anew."""
+    plans: list[list[int]] = []
+    plan_blocks = Rounds._plan_blocks
+
+    def noted(rounds: Rounds) -> None:
+        plans.append([s.uid for s in rounds.sequences])
+        plan_blocks(rounds)
+
+    monkeypatch.setattr(Rounds, "_plan_blocks", noted)
+    engine = toy_engine(BIDIRECTIONAL)
+    policy = {"block_length": 8, "decoder": {"kind": "fixed", "steps": 12}}
+    params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion=policy)
+    engine.add(Request(0, prompt_of(5), params))
+    for _ in range(6):
+        engine.step()
+    engine.add(Request(1, prompt_of(5), params))
+    engine.step()
+    engine.cancel(0)
+    while not engine.idle:
+        engine.step()
+    assert plans == [[0], [0], [0, 1], [1], [1], [1]]

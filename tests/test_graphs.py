@@ -19,6 +19,7 @@ from diffray.components.sequence import Sequence
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Bucket, Graphs, Recorded, _halves, buckets_for, memory_for
 from diffray.workers.messages import Request
+from diffray.workers.rounds import Rounds
 from tests.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 from tests.test_golden import FAMILIES, GOLDEN, cases_of, diffusion_of
 from tests.toy import EOS, ToyModel, prompt_of, run, toy_engine
@@ -92,6 +93,34 @@ def test_what_no_bucket_is_for_runs_as_before(monkeypatch: pytest.MonkeyPatch) -
     assert run(with_graphs(toy_engine(BIDIRECTIONAL), SMALL), requests) == expected
     assert run(with_graphs(toy_engine(BIDIRECTIONAL), [Bucket(1, 4)]), requests) == expected
     assert Bucket(1, 4) not in seen
+
+
+def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that waits for the host gets its forward first."""
+    seen: list[str] = []
+
+    def noted(owner: object, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def call(*args: Any) -> Any:
+            seen.append(name)
+            return inner(*args)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("_plan_blocks", "_ask", "_block"):
+        noted(Rounds, name)
+    noted(Recorded, "forward")
+    noted(Recorded, "fill")
+    params = SamplingParams(max_tokens=16, diffusion={"block_length": 8})
+    engine = with_graphs(toy_engine(BIDIRECTIONAL), [Bucket(2, 32)])
+    seen.clear()
+    run(engine, [Request(0, prompt_of(5), params), Request(1, prompt_of(6), params)])
+    steps = " ".join(seen).split("forward")
+    assert len(steps) == engine.forwards + 1
+    assert steps[0].split() == ["fill"]
+    assert all(step.split()[-1:] in ([], ["_ask"], ["fill"]) for step in steps[1:])
+    assert steps[1].split()[:2] == ["_plan_blocks", "_block"]
 
 
 @pytest.mark.slow

@@ -42,8 +42,8 @@ def test_one_step_is_one_forward_over_the_whole_canvas() -> None:
     prompt, length = prompt_of(5), 6
     engine = toy_engine(BIDIRECTIONAL)
     ids = [*prompt, *[MASK] * length, *SUFFIX]
-    slots = engine.kv.slots(engine.kv.allocate(engine.kv.pages_for(len(ids))))
-    batch = Batch.pack([Window(0, len(ids), len(ids), 0, slots)], CPU)
+    pages = torch.tensor(engine.kv.allocate(engine.kv.pages_for(len(ids))))
+    batch = Batch.pack([Window(0, len(ids), len(ids), 0, pages)], CPU, engine.kv.page_size)
     hidden = BIDIRECTIONAL.forward(BIDIRECTIONAL.embed(torch.tensor(ids)), batch, engine.kv)
     logits = BIDIRECTIONAL.head(hidden[len(prompt) : len(prompt) + length])
     logits[:, MASK] = -torch.inf
@@ -59,8 +59,8 @@ def test_guidance_hides_both_sides() -> None:
 
     def logits(ids: list[int]) -> torch.Tensor:
         kv = toy_engine(BIDIRECTIONAL).kv
-        slots = kv.slots(kv.allocate(kv.pages_for(len(ids))))
-        batch = Batch.pack([Window(0, len(ids), len(ids), 0, slots)], CPU)
+        pages = torch.tensor(kv.allocate(kv.pages_for(len(ids))))
+        batch = Batch.pack([Window(0, len(ids), len(ids), 0, pages)], CPU, kv.page_size)
         hidden = BIDIRECTIONAL.forward(BIDIRECTIONAL.embed(torch.tensor(ids)), batch, kv)
         return BIDIRECTIONAL.head(hidden[len(prompt) : len(prompt) + length])
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diffray.components.params import SamplingParams
 from diffray.components.sequence import Sequence
 from diffray.workers.messages import Request
-from diffray.workers.round import Round
+from diffray.workers.rounds import Rounds
 from tests.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
 from tests.toy import ToyModel, prompt_of, run, toy_engine
 
@@ -34,7 +34,7 @@ class NoWaiting(TorchDispatchMode):
 def watched(denoise: Callable[..., None]) -> Callable[..., None]:
     """Let a round's first step plan, and watch the others."""
 
-    def step(plan: Round, number: int, chunks: Any) -> None:
+    def step(plan: Rounds, number: int, chunks: Any) -> None:
         if number == 0:
             return denoise(plan, number, chunks)
         with NoWaiting():
@@ -66,7 +66,7 @@ def test_no_step_but_the_first_waits(
     ]
     monkeypatch.setattr(Sequence, "steps_ahead", 4)  # else rounds would often have one step
     expected = run(toy_engine(model), requests, steps=4)
-    monkeypatch.setattr(Round, "denoise", watched(Round.denoise))
+    monkeypatch.setattr(Rounds, "denoise", watched(Rounds.denoise))
     assert run(toy_engine(model), requests, steps=4) == expected
 
 

@@ -120,15 +120,13 @@ def test_windows_mean_what_the_model_means_by_them() -> None:
     spans = [Span(8, 16, 24, 8), Span(8, 16, 24, 8), Span(0, 16, 16, 8), Span(5, 9, 30)]
     paged, pages = place(spans)
     q, keys, values = tensors(paged, pages, 4, 2, 16)
-    slots = [
-        (row.long().cpu().unsqueeze(1) * PAGE + torch.arange(PAGE)).flatten()
-        for row in paged.pages_WP
-    ]
-    given = [Window(*s, n) for s, n in zip(spans, slots, strict=True)]
-    batch = Batch.pack(given, DEVICE, PAGE)
+    tables = paged.pages_WP.long().cpu()
+    batch = Batch.pack([Window(*s, n) for s, n in zip(spans, tables, strict=True)], DEVICE, PAGE)
     own_k, own_v = keys[batch.slots_T], values[batch.slots_T]
     expected = window_attention(q, own_k, own_v, keys, values, batch.windows.groups)
-    bare = Batch.pack(given, DEVICE)  # of pages that nobody knows
+    slots = (tables.unsqueeze(2) * PAGE + torch.arange(PAGE)).flatten(1)
+    single = [Window(*s, n) for s, n in zip(spans, slots, strict=True)]
+    bare = Batch.pack(single, DEVICE, 1)  # the same places as pages of one slot each
     for form in (paged, batch.windows.paged, bare.windows.paged):
         assert all(part.data_ptr() % 16 == 0 for part in form[:5])
         found = paged_attention(q, keys, values, form)

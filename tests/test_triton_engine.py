@@ -77,9 +77,9 @@ def two_windows(model: Denoiser, ids: list[int]) -> tuple[Tensor, ...]:
     block = 4 if model.spec.block_causal else 0
     kv = kv_pool(model, model.dtype, len(ids))
     kv.kernels = model.kernels
-    slots = kv.slots(kv.allocate(kv.pages_for(len(ids))))
+    pages = torch.tensor(kv.allocate(kv.pages_for(len(ids))))
     for start, stop in ((0, 8), (4, len(ids))):
-        window = Window(start, stop, stop, block, slots)
+        window = Window(start, stop, stop, block, pages)
         batch = Batch.pack([window], CPU, kv.page_size)
         hidden = model.forward(model.embed(torch.tensor(ids[start:stop])), batch, kv)
     return hidden, *model.confidence(hidden, 62, None), kv.keys_LSGD, kv.values_LSGD

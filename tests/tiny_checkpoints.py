@@ -149,6 +149,6 @@ def full_forward(model: Model, ids: list[int], block: int = 0) -> Tensor:
     length = len(ids)
     x = model.embed(torch.tensor(ids))
     kv = kv_pool(model, x.dtype, length)
-    slots = kv.slots(kv.allocate(kv.pages_for(length)))
-    batch = Batch.pack([Window(0, length, length, block, slots)], CPU)
+    pages = torch.tensor(kv.allocate(kv.pages_for(length)))
+    batch = Batch.pack([Window(0, length, length, block, pages)], CPU, kv.page_size)
     return model.head(model.forward(x, batch, kv))

@@ -19,7 +19,7 @@ from diffray.workers.graphs import Graphs
 from diffray.workers.messages import Request, Stats, Update
 from diffray.workers.outcome import Outcome
 from diffray.workers.report import report
-from diffray.workers.round import Chunk, Round
+from diffray.workers.rounds import Chunk, Rounds
 from diffray.workers.slots import Slots
 
 
@@ -44,6 +44,7 @@ class Engine:
         self.graphs = graphs  # steps to replay; None: all are run
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of their admission
+        self._rounds: Rounds | None = None  # the last ones, while their plan holds
         self.preemptions = self.forwards = self.tokens = 0  # since it began
 
     @property
@@ -102,21 +103,20 @@ class Engine:
             return []
         if steps > 1:
             steps = min([steps, *(s.steps_ahead for s in denoising)])
-        plan = Round(denoising, self.model, self.kv, self.slots, self.mesh, self.graphs)
+        rounds = self._plan(denoising)
         for step in range(steps):
             chunks = [self._next_chunk(s) for s in filling if self._fills(s)]
             if not denoising and not chunks:
                 break
-            plan.denoise(step, chunks)
+            rounds.denoise(step, chunks)
             self.forwards += 1
             for chunk in chunks:
                 chunk.sequence.clean_end = chunk.stop
                 chunk.sequence.forwards += 1
         if not denoising:
             return []
-        plan.keep_memories()
         updates = []
-        for sequence, outcome in zip(denoising, plan.outcomes(), strict=True):
+        for sequence, outcome in zip(denoising, rounds.outcomes(), strict=True):
             sequence.forwards += steps
             if sequence.slot >= 0:  # else it just gave way to another's next block
                 updates.append(self._settle(sequence, outcome))
@@ -148,6 +148,22 @@ class Engine:
         text = repr((state, waiting, self.kv.num_free, cells))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
 
+    # What rounds share.
+
+    def _plan(self, denoising: list[Sequence]) -> Rounds:
+        if self._rounds is None or self._rounds.sequences != denoising:
+            self._replan()
+            self._rounds = Rounds(
+                denoising, self.model, self.kv, self.slots, self.mesh, self.graphs
+            )
+        return self._rounds
+
+    def _replan(self) -> None:
+        """Have the next round planned anew, as somebody's block is about to change."""
+        if self._rounds is not None:
+            self._rounds.keep()
+            self._rounds = None
+
     # Memory.
 
     def _pages(self, sequence: Sequence, stop: int) -> int:
@@ -174,10 +190,10 @@ class Engine:
         if missing <= 0:
             return
         sequence.pages += self.kv.allocate(missing)
-        sequence.slots_N = self.kv.slots(sequence.pages)
+        sequence.pages_P = torch.tensor(sequence.pages)
         if sequence.guided:
             sequence.twin_pages += self.kv.allocate(missing)
-            sequence.twin_slots_N = self.kv.slots(sequence.twin_pages)
+            sequence.twin_pages_P = torch.tensor(sequence.twin_pages)
 
     def _grow(self, sequence: Sequence) -> None:
         """Make room for the next block; the latest arrivals give way, the sequence itself too."""
@@ -190,12 +206,13 @@ class Engine:
         self._extend(sequence)
 
     def _release(self, sequence: Sequence) -> None:
+        self._replan()
         self.running.remove(sequence)
         self.slots.release(sequence)
         self.kv.free(sequence.pages)
         self.kv.free(sequence.twin_pages)
         sequence.pages, sequence.twin_pages = [], []
-        sequence.slots_N = sequence.twin_slots_N = None
+        sequence.pages_P = sequence.twin_pages_P = None
 
     # Long prompts of block-causal models.
 
@@ -215,7 +232,7 @@ class Engine:
 
     def _settle(self, sequence: Sequence, outcome: Outcome) -> Update:
         """Take over what the round did: report final tokens, move to the next block, or finish."""
-        sequence.step += outcome.used
+        sequence.step = outcome.step
         sequence.settled = outcome.settled
         sequence.masked_L = outcome.masked
         cap = sequence.stop - sequence.start + sequence.policy.decoder.settle_steps()
@@ -225,6 +242,7 @@ class Engine:
         if update.finish_reason:
             self._release(sequence)
         elif outcome.done:
+            self._replan()
             sequence.finish_block(outcome.ids)
             self._grow(sequence)
         return update

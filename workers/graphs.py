@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from diffray.components.backend import Record, peak_memory
-from diffray.components.batch import Batch, Window, first_slots
+from diffray.components.batch import Batch, Window, ends_of, slots_of
 from diffray.components.kv_pool import KVPool
 from diffray.components.model import Model
 from diffray.kernels.confidence import Confidence
@@ -72,13 +73,10 @@ class StaticWindows:
         Computed on the device, so that a recording does it too.
         """
         _, start_W, stop_W, block_W, pages_WP, size, length = self.paged
-        device = pages_WP.device
-        keys_K = torch.arange(pages_WP.shape[1] * size, device=device)
-        keys_BK = pages_WP.long()[:, keys_K // size] * size + keys_K % size
-        at_BQ = start_W.unsqueeze(1) + torch.arange(length, device=device)
-        block_B1, stop_B1 = block_W.unsqueeze(1), stop_W.unsqueeze(1)
-        own_BQ = torch.minimum((at_BQ // block_B1.clamp(min=1) + 1) * block_B1, stop_B1)
-        ends_BQ = torch.where(block_B1 > 0, own_BQ, stop_B1)
+        keys_BK = slots_of(pages_WP, pages_WP.shape[1] * size, size)
+        at_BQ = start_W.unsqueeze(1) + torch.arange(length, device=pages_WP.device)
+        ends_BQ = ends_of(at_BQ, block_W, stop_W)
+        keys_K = torch.arange(keys_BK.shape[1], device=pages_WP.device)
         return (Group(0, len(stop_W), length, keys_BK, keys_K < ends_BQ.unsqueeze(-1)),)
 
 
@@ -104,33 +102,36 @@ class Recorded:
         paged = PagedWindows(
             first_W, start_W, stop_W, block_W, self._pages_WP, kv.page_size, bucket.length
         )
-        positions_T, slots_T, self.cells_T = self._places_3T
-        self.batch = Batch(positions_T, slots_T, StaticWindows(paged), self._read_R)
-        self.fill((), ())
+        positions_T, slots_T, cells_T = self._places_3T
+        self.batch = Batch(positions_T, slots_T, cells_T, StaticWindows(paged))
+        self.fill(())
         self._forward = record(self._run_forward)
         self._hidden_TH: Tensor = self._forward()
         self._choose = {
             rows: record(partial(self._run_choice, rows)) for rows in _halves(bucket.tokens)
         }
 
-    def fill(self, windows: Items[Window], cells: Items[Tensor]) -> None:
-        """Point the recordings at these windows, and at the canvas cells of their tokens."""
+    def fill(self, windows: Items[Window]) -> None:
+        """Point the recordings at these windows."""
         count, length = self.bucket
         # Padding is a window of the first position, whose only key is what padding has stored.
-        places_3WT = torch.zeros(3, count, length, dtype=torch.long)
-        places_3WT[2] = self._slots.trash
-        pages_WP = torch.zeros(self._pages_WP.shape, dtype=torch.int32)
-        facts = [(0, 1, 0)] * count
-        for number, (window, cells_T) in enumerate(zip(windows, cells, strict=True)):
-            span = slice(window.start, window.stop)
-            own_3T = places_3WT[:, number, : window.stop - window.start]
-            torch.arange(window.start, window.stop, out=own_3T[0])
-            own_3T[1], own_3T[2] = window.slots_N[span], cells_T
-            pages = first_slots(window, self._kv.page_size) // self._kv.page_size
-            pages_WP[number, : len(pages)] = pages
-            facts[number] = window.start, window.kv_stop, window.block
+        padding = [(0, 0, 1, 0, 0)] * (count - len(windows))
+        start_W, stop_W, kv_stop_W, block_W, canvas_W = torch.tensor(
+            [*(window.facts for window in windows), *padding]
+        ).unbind(1)
+        pages_WP = torch.zeros(self._pages_WP.shape, dtype=torch.long)
+        if windows:
+            own_WP = pad_sequence([window.pages_P for window in windows], batch_first=True)
+            pages_WP[: own_WP.shape[0], : own_WP.shape[1]] = own_WP
+        position_WT = start_W.unsqueeze(1) + torch.arange(length)
+        inside_WT = position_WT < stop_W.unsqueeze(1)
+        position_WT *= inside_WT
+        size = self._kv.page_size
+        slot_WT = pages_WP.gather(1, position_WT // size) * size + position_WT % size
+        cell_WT = (canvas_W.unsqueeze(1) + position_WT).where(inside_WT, self._slots.trash)
+        places_3WT = torch.stack([position_WT, slot_WT * inside_WT, cell_WT])
         self._places_3T.copy_(places_3WT.flatten(1))
-        self._facts_3W.copy_(torch.tensor(facts).T)
+        self._facts_3W.copy_(torch.stack([start_W, kv_stop_W, block_W]))
         self._pages_WP.copy_(pages_WP)
 
     def read(self, tokens_R: Tensor) -> None:
@@ -139,7 +140,7 @@ class Recorded:
         self._read_R[: len(tokens_R)] = tokens_R
 
     def forward(self) -> Tensor:
-        """Run the model; return the hidden states of the tokens that are read, at their places."""
+        """Run the model; return the hidden states of all tokens."""
         self._hidden_TH = self._forward()
         return self._hidden_TH
 
@@ -150,7 +151,7 @@ class Recorded:
         return Confidence(*(part[:count] for part in found))
 
     def _run_forward(self) -> Tensor:
-        ids_T = self._slots.ids_SN.view(-1).index_select(0, self.cells_T)
+        ids_T = self._slots.ids_SN.view(-1).index_select(0, self.batch.cells_T)
         return self._model.forward(self._model.embed(ids_T), self.batch, self._kv)
 
     def _run_choice(self, rows: int) -> Confidence:

@@ -4,7 +4,6 @@ Letters: T packed tokens, S slots, N positions.
 """
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ class Layout:
 
     windows: list[Span]  # in the order given
     batch: Batch
-    cells_T: Tensor  # flat index into the slots
     blank_T: Tensor | None  # given positions of twins, shown to the model as masks
     offsets: tuple[int, ...]  # where each sequence's window begins in T
     twin_offsets: tuple[int, ...]  # the same for the twins; 0 where there is none
@@ -52,13 +50,11 @@ class Layout:
 
     @staticmethod
     def _fill(windows: list[Span], slots: Slots, recorded: Recorded) -> "Layout":
-        own = [_window(span) for span in windows]
-        recorded.fill(own, [_cells(span, slots) for span in windows])
+        recorded.fill([_window(span, slots) for span in windows])
         length = recorded.bucket.length
         return Layout(
             windows=windows,
             batch=recorded.batch,
-            cells_T=recorded.cells_T,
             blank_T=None,
             offsets=tuple(number * length for number in range(len(windows))),
             twin_offsets=(0,) * len(windows),
@@ -67,41 +63,34 @@ class Layout:
 
     @staticmethod
     def _pack(windows: list[Span], slots: Slots, page_size: int) -> "Layout":
-        parts: list[tuple[Window, int, bool]] = []
-        for number, span in enumerate(windows):
-            parts.append((_window(span), number, False))
-            if span[0].twin_slots_N is not None:
-                parts.append((_window(span, twin=True), number, True))
+        parts = [(_window(span, slots), number, False) for number, span in enumerate(windows)]
+        guided = [number for number, (sequence, *_) in enumerate(windows) if sequence.guided]
+        parts += [(_window(windows[number], slots, twin=True), number, True) for number in guided]
         parts.sort(key=lambda part: part[0].shape)
 
-        cells, blank = [], []
-        offsets, twin_offsets = [0] * len(windows), [0] * len(windows)
-        starts = accumulate((window.stop - window.start for window, *_ in parts), initial=0)
-        for at, (window, number, is_twin) in zip(starts, parts, strict=False):
-            sequence = windows[number][0]
+        offsets, twin_offsets, at = [0] * len(windows), [0] * len(windows), 0
+        for window, number, is_twin in parts:
             (twin_offsets if is_twin else offsets)[number] = at
-            cells.append(_cells(windows[number], slots))
-            positions = torch.arange(window.start, window.stop)
+            at += window.stop - window.start
+        blank_T = torch.zeros(at, dtype=torch.bool) if guided else None
+        for number in guided:
+            sequence, start, stop, _ = windows[number]
+            positions = torch.arange(start, stop)
             given = (positions < sequence.prompt_len) | (positions >= sequence.blocks_stop)
-            blank.append(given & is_twin)
-        guided = any(is_twin for _, _, is_twin in parts)
+            assert blank_T is not None
+            blank_T[twin_offsets[number] : twin_offsets[number] + len(given)] = given
         return Layout(
             windows=windows,
             batch=Batch.pack([window for window, _, _ in parts], slots.device, page_size),
-            cells_T=torch.cat(cells).to(slots.device),
-            blank_T=torch.cat(blank).to(slots.device) if guided else None,
+            blank_T=None if blank_T is None else blank_T.to(slots.device),
             offsets=tuple(offsets),
             twin_offsets=tuple(twin_offsets),
         )
 
 
-def _window(span: Span, *, twin: bool = False) -> Window:
+def _window(span: Span, slots: Slots, *, twin: bool = False) -> Window:
     sequence, start, stop, kv_stop = span
-    slots_N = sequence.twin_slots_N if twin else sequence.slots_N
-    assert slots_N is not None
-    return Window(start, stop, kv_stop, sequence.causal_block, slots_N)
-
-
-def _cells(span: Span, slots: Slots) -> Tensor:
-    sequence, start, stop, _ = span
-    return slots.flat(sequence.slot, start, stop)
+    pages_P = sequence.twin_pages_P if twin else sequence.pages_P
+    assert pages_P is not None
+    canvas = sequence.slot * slots.length
+    return Window(start, stop, kv_stop, sequence.causal_block, pages_P, canvas)

@@ -4,7 +4,7 @@ Letters: B sequences, L positions of the longest block.
 """
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,16 +12,16 @@ from torch import Tensor
 from diffray.workers.top_tokens import Ranking
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a round did to the block of one sequence, on the host."""
 
     ids: list[int]
     masked: Tensor
+    decided: int  # how many positions stand before the first mask
     steps: list[int]  # the step at which each token became final
     logprobs: list[float]
-    used: int  # steps until the block was done, or all
-    settled: int  # of them and of earlier ones, those after the last mask was gone
+    step: int  # steps of the block so far, until it was done
+    settled: int  # of them, those after the last mask was gone
     done: bool
     top: list[Ranking]  # the most probable ids at each position, where the request asks
 
@@ -32,7 +32,7 @@ def copy_outcomes(
     masked_BL: Tensor,
     steps_BL: Tensor,
     logprobs_BL: Tensor,
-    counts_B3: Tensor,  # used, settled, done
+    counts_B3: Tensor,  # step, settled, done
     rankings: dict[int, list[Ranking]],
 ) -> list[Outcome]:
     """Return the outcome of each sequence; waits for the device, once."""
@@ -40,10 +40,13 @@ def copy_outcomes(
     parts = [ids_BL, masked_BL.long(), steps_BL, bits_BL, counts_B3]
     copied = torch.cat(parts, dim=1).cpu().split([part.shape[1] for part in parts], dim=1)
     ids_BL, masked_BL, steps_BL, bits_BL, counts_B3 = copied
+    decided_B = masked_BL.argmax(1).where(masked_BL.any(1), masked_BL.shape[1])
     rows = zip(
+        range(len(lengths)),
         lengths,
         ids_BL.tolist(),
-        masked_BL.bool(),
+        masked_BL.bool().unbind(),
+        decided_B.tolist(),
         steps_BL.tolist(),
         bits_BL.view(torch.float64).tolist(),
         counts_B3.tolist(),
@@ -51,14 +54,15 @@ def copy_outcomes(
     )
     return [
         Outcome(
-            ids=ids[:n],
-            masked=masked_L[:n],
-            steps=steps[:n],
-            logprobs=logprobs[:n],
-            used=used,
-            settled=settled,
-            done=bool(done),
-            top=rankings.get(b, []),
+            ids[:n],
+            masked_L[:n],
+            min(decided, n),
+            steps[:n],
+            logprobs[:n],
+            step,
+            settled,
+            bool(done),
+            rankings.get(b, []),
         )
-        for b, (n, ids, masked_L, steps, logprobs, (used, settled, done)) in enumerate(rows)
+        for b, n, ids, masked_L, decided, steps, logprobs, (step, settled, done) in rows
     ]

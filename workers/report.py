@@ -7,9 +7,10 @@ from diffray.workers.outcome import Outcome
 
 def report(sequence: Sequence, outcome: Outcome) -> Update:
     """Return the tokens that can no longer change, up to the first end token, and note them."""
-    final_L = _final_prefix(outcome, sequence.policy.decoder.edits)
+    # An editing decoder may replace what it has written until the block is done.
+    edits = sequence.policy.decoder.edits and not outcome.done
     begin = sequence.prompt_len + sequence.emitted
-    stop = min(sequence.start + final_L, sequence.limit)
+    stop = sequence.start if edits else min(sequence.start + outcome.decided, sequence.limit)
     if sequence.end_id is not None:
         stop = begin
     skip = sequence.start  # positions before this stand in sequence.final
@@ -45,14 +46,6 @@ def _finish_reason(sequence: Sequence, outcome: Outcome) -> str | None:
         return "length" if full or all_done else None
     early = sequence.policy.iteration.early_stop
     return "stop" if early or all_done else None
-
-
-def _final_prefix(outcome: Outcome, edits: bool) -> int:
-    """Return how many positions of the block, from its start, can no longer change."""
-    if outcome.done:
-        return len(outcome.ids)
-    masked = outcome.masked.nonzero()
-    return 0 if edits or not len(masked) else int(masked[0])
 
 
 def _canvas(sequence: Sequence, outcome: Outcome) -> list[int | None]:

@@ -180,7 +180,7 @@ class _Collector:
         tokens_R = joined(self.tokens)
         if self.soft:
             rows_E = joined([rows for rows, _ in self.soft])
-            cells_E = layout.cells_T[tokens_R[rows_E]]
+            cells_E = layout.batch.cells_T[tokens_R[rows_E]]
             soft = Softened(rows_E, cells_E, repeated(self.soft, torch.long))
         rows = Rows(
             cells_R=self.cells_R.to(device),

@@ -75,7 +75,3 @@ class Slots:
         slots = torch.tensor([s.slot for s in sequences], dtype=torch.long, device=self.device)
         longest = max((s.length for s in sequences), default=0)
         return int(checksum(self.ids_SN[slots, :longest], self.masked_SN[slots, :longest]))
-
-    def flat(self, slot: int, start: int, stop: int) -> Tensor:
-        """Return the flat indices of positions [start, stop) of a slot, on the host."""
-        return torch.arange(slot * self.length + start, slot * self.length + stop)

@@ -17,7 +17,7 @@ import torch
 from diffray.components.mesh import Mesh
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Recorded
-from diffray.workers.round import Round
+from diffray.workers.rounds import Rounds
 
 MODEL, CACHE, DECODE, HOST, COMMUNICATION = "model", "cache", "decode", "host", "communication"
 MEANINGS: Final = {
@@ -96,9 +96,11 @@ class Phases:
             (engine.kv, "attend", CACHE),
             (Recorded, "forward", MODEL),  # what a graph reads of the cache is not told apart
             (Recorded, "choose", MODEL),
-            (Round, "denoise", DECODE),
-            (Round, "outcomes", DECODE),
-            (Round, "_layout_at", HOST),
+            (Rounds, "denoise", DECODE),
+            (Rounds, "outcomes", DECODE),
+            (Rounds, "_place", HOST),
+            (Rounds, "_plan_blocks", HOST),
+            (Rounds, "_ask", HOST),
         ]
         if engine.mesh.size > 1:
             places += [(Mesh, name, COMMUNICATION) for name in ("all_reduce", "all_gather")]

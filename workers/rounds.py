@@ -1,4 +1,4 @@
-"""A round: some denoising steps of all running sequences, without looking back in between.
+"""Rounds: some denoising steps of all running sequences each, without looking at what came out.
 
 Letters: B sequences that denoise, L positions of the longest block, T packed tokens, R rows of the
 head, G rows that share a decoder, H hidden size.
@@ -38,8 +38,11 @@ class Chunk(NamedTuple):
     stop: int
 
 
-class Round:
-    """Plans once, then every `denoise` is device work of shapes known beforehand."""
+class Rounds:
+    """Plans once for all rounds in which the same sequences denoise the same blocks.
+
+    Every `denoise` is then device work of shapes known beforehand.
+    """
 
     def __init__(
         self,
@@ -60,45 +63,63 @@ class Round:
         # Soft embeddings are added to what a recording would look up by itself.
         self.graphs = None if self.soft else graphs
         self._windows: list[Span] = []
+        self._asked: Asked | None = None
         self._floors: list[float] = []
-        if sequences:
-            self._plan_blocks()
+        self._planned = False
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
-        """Run one forward: the `step`-th of this round, and chunks of other sequences' prompts."""
-        hidden_TH = self._hidden(self._layout_at(step, chunks))
+        """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
+        if step == 0:
+            self._asked = None  # fewer positions are masked by now
+        self._place(step, chunks)
+        hidden_TH = self._hidden()
+        # A device has only begun with that: what else there is to plan is planned meanwhile.
         if not self.sequences:
             return
+        if not self._planned:
+            self._plan_blocks()
+            self._planned = True
         block = self._block(step)
         self._write(self._propose(hidden_TH, block, step), block)
 
-    def _hidden(self, layout: Layout) -> Tensor:
+    def _hidden(self) -> Tensor:
         """Run the model on the canvases at the windows, or replay that."""
+        layout = self._layout
         if layout.recorded is not None:
             return layout.recorded.forward()
         slots = self.slots
-        ids_T = slots.ids_SN.view(-1).index_select(0, layout.cells_T)
+        ids_T = slots.ids_SN.view(-1).index_select(0, layout.batch.cells_T)
         if layout.blank_T is not None:
             ids_T = ids_T.masked_fill(layout.blank_T, slots.mask_token_id)
         x_TH = self.model.embed(ids_T)
         if self.soft:
             slots.soften(x_TH)
             assert slots.soft_SNH is not None
-            masked_T1 = slots.masked_SN.flatten()[layout.cells_T].unsqueeze(1)
-            x_TH = x_TH + slots.soft_SNH.flatten(0, 1)[layout.cells_T] * masked_T1
-        return self.model.forward(x_TH, self._batch, self.kv)
+            masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
+            x_TH = x_TH + slots.soft_SNH.flatten(0, 1)[layout.batch.cells_T] * masked_T1
+        read_R = self._ask().read() if self.sequences else None
+        return self.model.forward(x_TH, replace(layout.batch, read_R=read_R), self.kv)
 
     def outcomes(self) -> list[Outcome]:
         """Copy what happened to the host: the one place where a round waits for the device."""
-        return copy_outcomes(
-            self.lengths,
-            self.ids_BL,
-            self.masked_BL,
-            self._cells(self.slots.steps_SN),
-            self._cells(self.slots.logprobs_SN),
-            torch.stack([self.used_B, self.settled_B, self.done_B.long()], dim=1),
-            self.top_tokens.rankings(),
-        )
+        counts_B3 = torch.stack([self.steps_B, self.settled_B, self.done_B.long()], dim=1)
+        block = self.ids_BL, self.masked_BL, self.steps_BL, self.logprobs_BL
+        return copy_outcomes(self.lengths, *block, counts_B3, self.top_tokens.rankings())
+
+    def keep(self) -> None:
+        """Hand over what the blocks that are not done need to know after another plan."""
+        if not self._planned:
+            return
+        self._put(self.slots.steps_SN, self.steps_BL)
+        self._put(self.slots.logprobs_SN, self.logprobs_BL)
+        self.top_tokens.keep()
+        for team in self.teams:
+            if team.memory is None:
+                continue
+            for g, b in enumerate(team.rows_G.tolist()):
+                sequence = self.sequences[b]
+                n = sequence.stop - sequence.start
+                sequence.memory = Memory(*(part[g, :n, :n].clone() for part in team.memory))
 
     # Planning: host integers become the tensors that all steps of the round share.
 
@@ -112,7 +133,7 @@ class Round:
                 # An editing decoder may replace what stands from here on.
                 s.prompt_len if s.policy.decoder.edits else s.stop,
                 s.seed,
-                s.steps_before + s.step,
+                s.steps_before,
                 s.step,
                 s.index,
                 s.num_blocks,
@@ -122,10 +143,10 @@ class Round:
             for s in sequences
         ]
         # One copy to the device for them all.
-        start_B, stop_B, base_B, ours_B, self.seed_B, self.step_B, *rest = (
+        start_B, stop_B, base_B, ours_B, self.seed_B, self.before_B, *rest = (
             torch.tensor(facts).to(device).unbind(1)
         )
-        self.step_in_block_B, self.index_B, self.count_B, self.settle_B, self.settled_B = rest
+        self.steps_B, self.index_B, self.count_B, self.settle_B, self.settled_B = rest
         self.positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=device)
         inside_BL = self.positions_BL < stop_B.unsqueeze(1)
         cells_BL = base_B.unsqueeze(1) + self.positions_BL
@@ -133,8 +154,9 @@ class Round:
         self.ours_BL = inside_BL & (self.positions_BL >= ours_B.unsqueeze(1))
         self.ids_BL = self._cells(slots.ids_SN)
         self.masked_BL = self._cells(slots.masked_SN) & inside_BL
-        self.used_B = torch.zeros_like(self.step_B)
-        self.done_B = torch.zeros_like(self.step_B, dtype=torch.bool)
+        self.steps_BL = self._cells(slots.steps_SN)
+        self.logprobs_BL = self._cells(slots.logprobs_SN)
+        self.done_B = torch.zeros_like(self.steps_B, dtype=torch.bool)
         self.teams = self._plan_teams()
         self.plain = all(team.memory is None for team in self.teams)
         self.top_tokens = TopTokens(sequences, self.length, device)
@@ -164,55 +186,47 @@ class Round:
                 ids[g, :n, :n], credit[g, :n, :n] = memory
         return Memory(ids, credit)
 
-    def keep_memories(self) -> None:
-        """Hand each sequence what its block needs to know in the next round."""
-        self.top_tokens.keep()
-        for team in self.teams:
-            if team.memory is None:
-                continue
-            for g, b in enumerate(team.rows_G.tolist()):
-                sequence = self.sequences[b]
-                n = sequence.stop - sequence.start
-                sequence.memory = Memory(*(part[g, :n, :n].clone() for part in team.memory))
-
-    def _layout_at(self, step: int, chunks: Items[Chunk]) -> Layout:
-        """Return where this step's windows stand; most steps stand as the one before."""
+    def _place(self, step: int, chunks: Items[Chunk]) -> None:
+        """Find this step's windows a place; in most steps they stand as in the one before."""
         windows = [(s, *s.policy.cache.window(s, s.step + step), s.kv_stop) for s in self.sequences]
         windows += [(chunk.sequence, chunk.start, chunk.stop, chunk.stop) for chunk in chunks]
         if self._windows != windows:
             self._windows = windows
             self._layout = Layout.of(windows, self.slots, self.kv.page_size, self.graphs)
-            self._batch = self._layout.batch
-            if self.sequences:
-                self._asked = ask(self.sequences, self._layout, self.length, self.device)
-                if self._layout.recorded is not None:
-                    self._layout.recorded.read(self._asked.tokens_R)
-                else:
-                    self._batch = replace(self._batch, read_R=self._asked.read())
-        return self._layout
+            self._asked = None
+
+    def _ask(self) -> Asked:
+        """Return what is asked of the head, for as long as the windows stand."""
+        if self._asked is None:
+            self._asked = ask(self.sequences, self._layout, self.length, self.device)
+            if self._layout.recorded is not None:
+                self._layout.recorded.read(self._asked.tokens_R)
+        return self._asked
 
     # One step on the device.
 
     def _cells(self, state_SN: Tensor) -> Tensor:
         return state_SN.view(-1).index_select(0, self.cells_BL.view(-1)).view_as(self.cells_BL)
 
+    def _put(self, state_SN: Tensor, block_BL: Tensor) -> None:
+        state_SN.view(-1).index_copy_(0, self.cells_BL.view(-1), block_BL.view(-1))
+
     def _block(self, step: int) -> Block:
-        active_B1 = ~self.done_B.unsqueeze(1)
         floors = [s.policy.iteration.floor(s.steps_before + s.step + step) for s in self.sequences]
         if floors != self._floors:
             self._floors = floors
             self._floor_B = torch.tensor(floors, dtype=torch.float64, device=self.device)
         editable_BL = self.ours_BL  # empty, unless somebody edits
         if self.edits:
-            editable_BL = self.ours_BL & ~self.masked_BL & active_B1
+            editable_BL = self.ours_BL & ~self.masked_BL & ~self.done_B.unsqueeze(1)
         return Block(
             ids_BL=self.ids_BL,
-            masked_BL=self.masked_BL & active_B1,
+            masked_BL=self.masked_BL,  # nothing is where a row is done
             editable_BL=editable_BL,
             positions_BL=self.positions_BL,
             seed_B=self.seed_B,
-            step_B=self.step_B + self.used_B,
-            step_in_block_B=self.step_in_block_B + self.used_B,
+            step_B=self.before_B + self.steps_B,
+            step_in_block_B=self.steps_B,
             index_B=self.index_B,
             count_B=self.count_B,
             floor_B=self._floor_B,
@@ -220,7 +234,7 @@ class Round:
 
     def _propose(self, hidden_TH: Tensor, block: Block, step: int) -> Proposal:
         """Choose tokens; the logits are written only where somebody wants more than the best."""
-        asked, mask_token_id = self._asked, self.slots.mask_token_id
+        asked, mask_token_id = self._ask(), self.slots.mask_token_id
         if asked.plain and (self.plain or asked.rows.draws is None):
             found = self._confidence(hidden_TH, asked, block)
             return propose_plain(found, asked.rows, block)
@@ -286,33 +300,31 @@ class Round:
 
     def _write(self, proposal: Proposal, block: Block) -> None:
         """Make accepted tokens final, and find out which rows are done."""
-        accepted_BL = self._accept(proposal, block) & (block.masked_BL | block.editable_BL)
+        open_BL = block.masked_BL | block.editable_BL if self.edits else block.masked_BL
+        accepted_BL = self._accept(proposal, block) & open_BL
         accepted_BL |= _rescue(proposal, block, accepted_BL)
-
-        active_B = ~self.done_B
-        slots = self.slots
-        cells_BL = torch.where(accepted_BL, self.cells_BL, slots.trash)
-        slots.ids_SN.view(-1)[cells_BL] = proposal.ids_BL
-        slots.masked_SN.view(-1)[cells_BL] = False
-        slots.steps_SN.view(-1)[cells_BL] = block.step_B.unsqueeze(1).expand_as(accepted_BL)
-        slots.logprobs_SN.view(-1)[cells_BL] = proposal.logprob_BL.float()
+        self.ids_BL = torch.where(accepted_BL, proposal.ids_BL, self.ids_BL)
+        self.masked_BL = block.masked_BL & ~accepted_BL
+        self._put(self.slots.ids_SN, self.ids_BL)
+        self._put(self.slots.masked_SN, self.masked_BL)
+        self.steps_BL = torch.where(accepted_BL, block.step_B.unsqueeze(1), self.steps_BL)
+        self.logprobs_BL = torch.where(accepted_BL, proposal.logprob_BL.float(), self.logprobs_BL)
         if proposal.top is not None:
             self.top_tokens.write(proposal.top, accepted_BL)
-        self.ids_BL = torch.where(accepted_BL, proposal.ids_BL, self.ids_BL)
-        self.masked_BL = self.masked_BL & ~accepted_BL
 
-        settling_B = active_B & ~block.masked_BL.any(-1)
-        self.settled_B = self.settled_B + settling_B
-        quiet_B = ~accepted_BL.any(-1) | (self.settled_B >= self.settle_B)
-        self.done_B = self.done_B | (~self.masked_BL.any(-1) & quiet_B)
-        self.used_B = self.used_B + active_B
+        active_B = ~self.done_B
+        self.steps_B = self.steps_B + active_B
+        empty_B = ~self.masked_BL.any(-1)
+        if self.edits:
+            self.settled_B = self.settled_B + (active_B & ~block.masked_BL.any(-1))
+            empty_B &= ~accepted_BL.any(-1) | (self.settled_B >= self.settle_B)
+        self.done_B = self.done_B | empty_B
 
 
 def _rescue(proposal: Proposal, block: Block, accepted_BL: Tensor) -> Tensor:
     """Return the most confident masked position of each row that got none: every step counts."""
     confidence_BL = proposal.confidence_BL.nan_to_num(nan=-2.0, neginf=-3.0)
-    best_BL = torch.zeros_like(accepted_BL)
-    best = confidence_BL.masked_fill(~block.masked_BL, -4.0).argmax(-1, keepdim=True)
-    best_BL.scatter_(1, best, True)
-    stuck_B = block.masked_BL.any(-1) & ~(accepted_BL & block.masked_BL).any(-1)
-    return best_BL & block.masked_BL & stuck_B.unsqueeze(1)
+    best_B1 = confidence_BL.masked_fill(~block.masked_BL, -4.0).argmax(-1, keepdim=True)
+    is_best_BL = torch.arange(accepted_BL.shape[1], device=best_B1.device) == best_B1
+    got_B1 = (accepted_BL & block.masked_BL).any(-1, keepdim=True)
+    return is_best_BL & block.masked_BL & ~got_B1

@@ -92,6 +92,16 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on the device, without waiting for what the device is at.
+
+    A copy to CUDA from ordinary memory waits until all work before it is done.
+    """
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 Record = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from diffray.components.backend import send
 from diffray.kernels.windows import Group, PagedWindows, Windows
 
 
@@ -59,7 +60,7 @@ class Batch:
     def pack(windows: Items[Window], device: torch.device, page_size: int) -> "Batch":
         """Build the index tensors that every layer of this forward shares."""
         packed = PackedWindows(windows, device, page_size)
-        positions_T, slots_T, cells_T = packed.places_3T.to(device)
+        positions_T, slots_T, cells_T = send(packed.places_3T, device)
         return Batch(positions_T, slots_T, cells_T, packed)
 
 
@@ -92,11 +93,12 @@ class PackedWindows:
             rows = slice(first, first + len(same))
             keys_BK = mask_BQK = None
             if queries < keys:
-                keys_BK = slots_of(self._pages_WP[rows], keys, self._page_size).to(self._device)
+                keys_BK = slots_of(self._pages_WP[rows], keys, self._page_size)
+                keys_BK = send(keys_BK, self._device)
             if any(w.causal for w in same):
                 at_BQ = self._start_W[rows].unsqueeze(1) + torch.arange(queries)
                 ends_BQ = ends_of(at_BQ, self._block_W[rows], self._kv_stop_W[rows])
-                mask_BQK = (torch.arange(keys) < ends_BQ.unsqueeze(-1)).to(self._device)
+                mask_BQK = send(torch.arange(keys) < ends_BQ.unsqueeze(-1), self._device)
             groups.append(Group(start, len(same), queries, keys_BK, mask_BQK))
             start, first = start + len(same) * queries, rows.stop
         return tuple(groups)
@@ -135,5 +137,5 @@ def _together(parts: Items[Tensor], device: torch.device) -> list[Tensor]:
     moved = torch.zeros(sum(rooms), dtype=torch.int32)
     for room, part in zip(moved.split(rooms), parts, strict=True):
         room[: len(part)] = part
-    places = moved.to(device).split(rooms)
+    places = send(moved, device).split(rooms)
     return [place[: len(part)] for place, part in zip(places, parts, strict=True)]

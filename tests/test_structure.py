@@ -139,3 +139,24 @@ def test_code_is_ascii() -> None:
     files = [PACKAGE / "__init__.py", *TESTS.rglob("*.py")]
     files += [PACKAGE / file for file in room_files(*ROOMS)]
     assert [str(file) for file in files if not file.read_bytes().isascii()] == []
+
+
+def test_only_one_function_moves_tensors_to_the_device() -> None:
+    """`backend.send` does not wait; a plain copy would, and the device then waits for the host."""
+    found = []
+    for file in room_files("kernels", "components", "workers"):
+        for node in ast.walk(tree(file)):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func).rsplit(".", 1)[-1]
+            given = [*node.args, *(k.value for k in node.keywords)]
+            moves = name in ("to", "cuda") and any("device" in ast.unparse(x) for x in given)
+            makes = name in ("tensor", "as_tensor") and any(
+                k.arg == "device" for k in node.keywords
+            )
+            if moves or makes:
+                found.append(f"{file}:{node.lineno} {ast.unparse(node)}")
+    assert {place.split(":")[0] for place in found} <= {
+        "components/backend.py",
+        "workers/rank.py",  # a checksum, for which it waits anyway
+    }, found

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
-from diffray.components.backend import Record, peak_memory
+from diffray.components.backend import Record, peak_memory, send
 from diffray.components.batch import Batch, Window, ends_of, slots_of
 from diffray.components.kv_pool import KVPool
 from diffray.components.model import Model
@@ -130,9 +130,13 @@ class Recorded:
         slot_WT = pages_WP.gather(1, position_WT // size) * size + position_WT % size
         cell_WT = (canvas_W.unsqueeze(1) + position_WT).where(inside_WT, self._slots.trash)
         places_3WT = torch.stack([position_WT, slot_WT * inside_WT, cell_WT])
-        self._places_3T.copy_(places_3WT.flatten(1))
-        self._facts_3W.copy_(torch.stack([start_W, kv_stop_W, block_W]))
-        self._pages_WP.copy_(pages_WP)
+        facts_3W = torch.stack([start_W, kv_stop_W, block_W])
+        for place, now in (
+            (self._places_3T, places_3WT.flatten(1)),
+            (self._facts_3W, facts_3W),
+            (self._pages_WP, pages_WP),
+        ):
+            place.copy_(send(now.to(place.dtype), place.device))
 
     def read(self, tokens_R: Tensor) -> None:
         """Say for which tokens `choose` is to find a token."""

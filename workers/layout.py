@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diffray.components.backend import send
 from diffray.components.batch import Batch, Window
 from diffray.components.sequence import Sequence
 from diffray.workers.graphs import Graphs, Recorded
@@ -82,7 +83,7 @@ class Layout:
         return Layout(
             windows=windows,
             batch=Batch.pack([window for window, _, _ in parts], slots.device, page_size),
-            blank_T=None if blank_T is None else blank_T.to(slots.device),
+            blank_T=None if blank_T is None else send(blank_T, slots.device),
             offsets=tuple(offsets),
             twin_offsets=tuple(twin_offsets),
         )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from diffray.components.backend import send
 from diffray.components.propose import Draws, Edits, Rows
 from diffray.components.sequence import Sequence
 from diffray.workers.layout import Layout
@@ -153,7 +154,7 @@ class _Collector:
 
     def result(self, layout: Layout, device: torch.device) -> Asked:
         def joined(parts: Items[Tensor]) -> Tensor:
-            return torch.cat(list(parts)).to(device)
+            return send(torch.cat(list(parts)), device)
 
         def repeated(parts: Items[tuple[Tensor, float]], dtype: torch.dtype) -> Tensor:
             return joined([torch.full((len(rows),), value, dtype=dtype) for rows, value in parts])
@@ -183,10 +184,10 @@ class _Collector:
             cells_E = layout.batch.cells_T[tokens_R[rows_E]]
             soft = Softened(rows_E, cells_E, repeated(self.soft, torch.long))
         rows = Rows(
-            cells_R=self.cells_R.to(device),
+            cells_R=send(self.cells_R, device),
             draws=draws,
             edits=Edits(*map(joined, zip(*self.edits, strict=True))) if self.edits else None,
-            only=tuple((span, ids.to(device)) for span, ids in self.only),
+            only=tuple((span, send(ids, device)) for span, ids in self.only),
             ranked=tuple(self.ranked),
             num_ranked=self.num_ranked,
         )

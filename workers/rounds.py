@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffray.components.backend import send
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder, Memory
 from diffray.components.kv_pool import KVPool
@@ -143,9 +144,9 @@ class Rounds:
             for s in sequences
         ]
         # One copy to the device for them all.
-        start_B, stop_B, base_B, ours_B, self.seed_B, self.before_B, *rest = (
-            torch.tensor(facts).to(device).unbind(1)
-        )
+        start_B, stop_B, base_B, ours_B, self.seed_B, self.before_B, *rest = send(
+            torch.tensor(facts), device
+        ).unbind(1)
         self.steps_B, self.index_B, self.count_B, self.settle_B, self.settled_B = rest
         self.positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=device)
         inside_BL = self.positions_BL < stop_B.unsqueeze(1)
@@ -168,7 +169,7 @@ class Rounds:
         return [
             Team(
                 decoder,
-                torch.tensor(members, device=self.device),
+                send(torch.tensor(members), self.device),
                 self._gather_memory(members) if decoder.remembers else None,
             )
             for decoder, members in rows.items()
@@ -215,7 +216,7 @@ class Rounds:
         floors = [s.policy.iteration.floor(s.steps_before + s.step + step) for s in self.sequences]
         if floors != self._floors:
             self._floors = floors
-            self._floor_B = torch.tensor(floors, dtype=torch.float64, device=self.device)
+            self._floor_B = send(torch.tensor(floors, dtype=torch.float64), self.device)
         editable_BL = self.ours_BL  # empty, unless somebody edits
         if self.edits:
             editable_BL = self.ours_BL & ~self.masked_BL & ~self.done_B.unsqueeze(1)
@@ -281,7 +282,7 @@ class Rounds:
         values_EV = logits.values_RV[rows_E]
         probs_EV = (values_EV - logits.logsumexp()[rows_E].unsqueeze(1)).exp()
         expected_EH = self.model.expected_embedding(probs_EV)
-        weight_B = torch.tensor(weights, device=self.device, dtype=expected_EH.dtype)
+        weight_B = send(torch.tensor(weights, dtype=expected_EH.dtype), self.device)
         flat_EH = self.slots.soft_SNH.view(-1, self.slots.soft_SNH.shape[-1])
         before_EH = flat_EH[cells_E]
         active_E1 = ~self.done_B[row_E].unsqueeze(1)

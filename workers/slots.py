@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from diffray.components.backend import send
 from diffray.components.sequence import Sequence
 from diffray.kernels.checksum import checksum
 
@@ -53,7 +54,7 @@ class Slots:
         known = [*sequence.prompt, *sequence.final]
         masks = [self.mask_token_id] * (sequence.blocks_stop - len(known))
         self.ids_SN[slot] = self.mask_token_id
-        canvas = torch.tensor([*known, *masks, *sequence.suffix], device=self.device)
+        canvas = send(torch.tensor([*known, *masks, *sequence.suffix]), self.device)
         self.ids_SN[slot, : len(canvas)] = canvas
         self.masked_SN[slot] = False
         self.masked_SN[slot, len(known) : sequence.blocks_stop] = True
@@ -72,6 +73,6 @@ class Slots:
 
     def checksum(self, sequences: Items[Sequence]) -> int:
         """Return a checksum of these canvases; waits for the device."""
-        slots = torch.tensor([s.slot for s in sequences], dtype=torch.long, device=self.device)
+        slots = send(torch.tensor([s.slot for s in sequences], dtype=torch.long), self.device)
         longest = max((s.length for s in sequences), default=0)
         return int(checksum(self.ids_SN[slots, :longest], self.masked_SN[slots, :longest]))

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.golden import GOLDEN, cases_of
 from diffray import DiffusionLLM, SamplingParams
 
 THRESHOLD, BLOCK_LENGTH = 0.9, 32
-GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "llada"
 
 
 class Answer(NamedTuple):
@@ -113,9 +113,8 @@ class FastDLLM:
 
 def check_golden(checkout: Path) -> str:
     """Reproduce the golden cases that come from Fast-dLLM; returns how many agree."""
-    system = FastDLLM(checkout, GOLDEN)
-    golden = json.loads((GOLDEN / "golden.json").read_text())
-    cases = [case for case in golden["cases"] if case["source"] == "fast-dllm"]
+    system = FastDLLM(checkout, GOLDEN / "llada")
+    cases = [case for case in cases_of("llada") if case["source"] == "fast-dllm"]
     equal = fewer = 0
     for case in cases:
         given = {name: case[name] for name in ("steps", "threshold") if name in case}
@@ -195,7 +194,7 @@ HEADER = """\
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("checkpoints", type=Path, nargs="*", default=[GOLDEN])
+    parser.add_argument("checkpoints", type=Path, nargs="*", default=[GOLDEN / "llada"])
     parser.add_argument("--fast-dllm", type=Path, required=True, help="a checkout of Fast-dLLM")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--prompt-length", type=int, default=64)

@@ -2,50 +2,18 @@
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK, cases_of, diffusion_of
 from diffray import DiffusionLLM, SamplingParams
-
-GOLDEN = Path(__file__).parent / "golden"
-FAMILIES = {
-    "llada": "llada",
-    "llada_moe": "llada_moe",
-    "llada_moe_fused": "llada_moe",  # the same weights in another layout
-    "llada2_moe": "llada2_moe",
-}
-NUMBERS = {
-    "decoder": ("threshold", "low_threshold", "alpha", "gamma", "decay", "steps", "factor"),
-    "cache": ("before", "after", "warmup"),
-    "iteration": ("cont_weight", "cont_weight_init", "cont_weight_growth", "threshold_decay"),
-}
-
-
-def cases_of(family: str) -> list[dict[str, Any]]:
-    cases: list[dict[str, Any]] = json.loads((GOLDEN / family / "golden.json").read_text())["cases"]
-    return cases
-
-
-def diffusion_of(case: dict[str, Any]) -> dict[str, object]:
-    """Say a golden case in our words."""
-    kinds = {
-        "iteration": case.get("iteration", "blockwise"),
-        "decoder": case["decoder"],
-        "cache": {"block": "exact"}.get(case["cache"], case["cache"]),
-    }
-    parts = {
-        part: {"kind": kind} | {name: case[name] for name in NUMBERS[part] if name in case}
-        for part, kind in kinds.items()
-    }
-    return {"block_length": case["block_length"], **parts}
 
 
 @cache
 def model(family: str, dtype: str) -> DiffusionLLM:
     return DiffusionLLM(
-        str(GOLDEN / family), dtype=dtype, mask_token_id=510, eos_token_id=511, max_num_seqs=64
+        str(GOLDEN / family), dtype=dtype, mask_token_id=MASK, eos_token_id=EOS, max_num_seqs=64
     )
 
 

@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
 from tests.triton_device import DEVICE  # isort: skip
-from benchmarks.gpu import check_kernels, generate, step_time, time_kernels
+from benchmarks.golden import cases_of
+from benchmarks.gpu import __main__ as all_of_them
+from benchmarks.gpu import check_engine, check_kernels, generate, step_time, time_kernels
 from benchmarks.gpu.cases import Work
 from benchmarks.gpu.check_kernels import check
 from benchmarks.gpu.shapes import SHAPES, TOY
@@ -18,10 +21,11 @@ from benchmarks.gpu.step import make_step
 from diffray.kernels.choose import TORCH, choose_kernels, triton_kernels
 
 WORK = Work(2, 5, 21)
+PROGRAMS = [check_kernels, check_engine, time_kernels, step_time, generate]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("program", [check_kernels, time_kernels, step_time, generate])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_without_a_gpu_they_say_so_in_one_sentence(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,3 +142,82 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(
 def test_a_round_of_the_engine_is_timed_inside_a_block(name: str) -> None:
     found = step_time.timed_engine(TOY[name], Work(2, 8, 27), TORCH, torch.device("cpu"), "float32")
     assert 0 < found["engine_ms"] < 10_000
+
+
+NOT_THERE = """
+import sys, importlib.abc
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {missing}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Finder())
+from benchmarks.gpu import {program}
+"""
+OF_THE_SERVER = {"ray", "transformers", "tokenizers", "typer", "fastapi", "yaml", "msgpack"}
+OF_THE_ENGINE = {"pydantic", "safetensors", "tqdm"}
+
+
+@pytest.mark.parametrize(
+    ("program", "missing"),
+    [
+        ("check_kernels", OF_THE_SERVER | OF_THE_ENGINE),
+        ("time_kernels", OF_THE_SERVER | OF_THE_ENGINE),
+        ("step_time", OF_THE_SERVER | OF_THE_ENGINE),
+        ("check_engine", OF_THE_SERVER),
+        ("generate", OF_THE_SERVER),
+    ],
+)
+def test_they_need_no_more_than_they_say(program: str, missing: set[str]) -> None:
+    """A machine lent for its GPU has torch, and often little else."""
+    code = NOT_THERE.replace("{missing}", repr(missing)).replace("{program}", program)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+class TestCheckEngine:
+    def test_golden_tokens_are_right_and_a_wrong_one_is_found(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        arguments = ["--device", "cpu", "--family", "llada2_moe", "--out", str(tmp_path / "out")]
+        monkeypatch.setattr(sys, "argv", ["check_engine", *arguments])
+        check_engine.main()
+        told = capsys.readouterr().out
+        assert "17 and 17 of 17 equal" in told and "WRONG" not in told
+        report = json.loads((tmp_path / "out").read_text())
+        assert report["wrong"] == 0 and len(report["checks"]) == told.count("\n") - 1
+
+        cases = cases_of("llada2_moe")
+        cases[3]["tokens"][5] += 1
+        monkeypatch.setattr(check_engine, "cases_of", lambda family: cases)
+        with pytest.raises(SystemExit, match="2 of"):
+            check_engine.main()
+        assert "16 and 16 of 17 equal" in capsys.readouterr().out
+
+    def test_an_error_is_a_wrong_answer(self) -> None:
+        def broken() -> check_engine.Found:
+            raise RuntimeError("no room\nleft")
+
+        assert check_engine.judged(broken) == (False, "RuntimeError: no room left")
+
+
+class TestAllOfThem:
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="they would run")
+    def test_every_command_is_one_that_the_program_takes(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["all", "--out", "nowhere", "--dry-run"])
+        all_of_them.main()
+        assert capsys.readouterr().out.count("\n") == len(all_of_them.RUNS)
+        programs = {program.__name__.rsplit(".", 1)[-1]: program for program in PROGRAMS}
+        for run in all_of_them.RUNS:
+            monkeypatch.setattr(sys, "argv", [run.program, *run.arguments.split()])
+            with pytest.raises(SystemExit) as end:  # for want of a GPU, not of a flag
+                programs[run.program].main()
+            assert "no CUDA device" in capsys.readouterr().err and end.value.code == 2
+
+    def test_what_fails_is_told_and_stops_nobody(self, tmp_path: Path) -> None:
+        right = all_of_them.Run("fine", "check_engine", "--device cpu --family llada2_moe", 1)
+        assert "right; see fine.log" in all_of_them.carry_out(right, 100, tmp_path)
+        assert json.loads((tmp_path / "fine.json").read_text())["wrong"] == 0
+        wrong = all_of_them.Run("typo", "check_engine", "--family nobody", 1)
+        assert "FAILED (2): " in all_of_them.carry_out(wrong, 100, tmp_path)
+        assert "FAILED (out of time)" in all_of_them.carry_out(right, 0.5, tmp_path)

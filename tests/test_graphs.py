@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks.golden import FAMILIES, GOLDEN, cases_of, diffusion_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.backend import Record, choose_recorder
 from diffray.components.sequence import Sequence
@@ -21,7 +22,6 @@ from diffray.workers.graphs import Bucket, Graphs, Recorded, _halves, buckets_fo
 from diffray.workers.messages import Request
 from diffray.workers.rounds import Rounds
 from tests.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
-from tests.test_golden import FAMILIES, GOLDEN, cases_of, diffusion_of
 from tests.toy import EOS, ToyModel, prompt_of, run, toy_engine
 
 

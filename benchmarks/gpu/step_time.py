@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.cases import Work
-from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
 from benchmarks.gpu.measure import Clock, arguments, facts, graphed, need_cuda, write_report
 from benchmarks.gpu.shapes import SHAPES, Shape
 from benchmarks.gpu.step import make_step
@@ -104,6 +103,9 @@ def timed_engine(
     shape: Shape, work: Work, kernels: Kernels, device: torch.device, dtype: str
 ) -> dict[str, float]:
     """Return the median of the engine's rounds, of one step and one token each, inside a block."""
+    # The engine needs more than torch.
+    from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
+
     window = min(work.window, work.context)
     model = random_model(shape, work.context + window, dtype, device, kernels)
     engine = random_engine(model, max_num_seqs=work.rows, graph_block_length=window)

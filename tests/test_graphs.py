@@ -17,6 +17,7 @@ from benchmarks.golden import FAMILIES, GOLDEN, cases_of, diffusion_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.backend import Record, choose_recorder
 from diffray.components.sequence import Sequence
+from diffray.workers.blocks import Blocks
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Bucket, Graphs, Recorded, _halves, buckets_for, memory_for
 from diffray.workers.messages import Request
@@ -108,8 +109,9 @@ def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(owner, name, call)
 
-    for name in ("_plan_blocks", "_ask", "_block"):
-        noted(Rounds, name)
+    noted(Rounds, "_ask")
+    noted(Blocks, "__init__")
+    noted(Blocks, "now")
     noted(Recorded, "forward")
     noted(Recorded, "fill")
     params = SamplingParams(max_tokens=16, diffusion={"block_length": 8})
@@ -120,7 +122,7 @@ def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPa
     assert len(steps) == engine.forwards + 1
     assert steps[0].split() == ["fill"]
     assert all(step.split()[-1:] in ([], ["_ask"], ["fill"]) for step in steps[1:])
-    assert steps[1].split()[:2] == ["_plan_blocks", "_block"]
+    assert steps[1].split()[:2] == ["__init__", "now"]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, Self
 import torch
 
 from diffray.components.mesh import Mesh
+from diffray.workers.blocks import Blocks
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Recorded
 from diffray.workers.rounds import Rounds
@@ -99,7 +100,7 @@ class Phases:
             (Rounds, "denoise", DECODE),
             (Rounds, "outcomes", DECODE),
             (Rounds, "_place", HOST),
-            (Rounds, "_plan_blocks", HOST),
+            (Blocks, "__init__", HOST),
             (Rounds, "_ask", HOST),
         ]
         if engine.mesh.size > 1:

@@ -48,6 +48,14 @@ CudaGraphs = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+TuneKernels = Annotated[
+    bool,
+    typer.Option(
+        "--tune-kernels",
+        help="Find the fastest tiles for this model on this GPU first, and keep them on disk.",
+        rich_help_panel=_MODEL,
+    ),
+]
 MaskTokenId = Annotated[
     int | None, typer.Option(help=f"The mask, {_UNKNOWN}.", rich_help_panel=_MODEL)
 ]
@@ -138,6 +146,7 @@ class Engine:
     kernels: Kernels = "auto"
     quantization: Quantization = None
     cuda_graphs: CudaGraphs = None
+    tune_kernels: TuneKernels = False
     mask_token_id: MaskTokenId = None
     eos_token_id: EosTokenId = None
 

@@ -43,6 +43,7 @@ class Kernels(NamedTuple):
     rotate_and_store: Callable[[Tensor, Turn, Tensor, Tensor, Tensor], Tensor]
     paged_attention: Callable[[Tensor, Tensor, Tensor, PagedWindows], Tensor]
     confidence_of_logits: Callable[[Tensor, int, int, Tensor, Draw | None], Confidence]
+    tuner: "Tuner | None" = None  # of those that come in tiles
 
 
 # Plain torch runs everywhere and defines what the others compute.
@@ -130,4 +131,5 @@ def triton_kernels(tuner: "Tuner | None" = None) -> Kernels:
         rotate_and_store,
         partial(paged_attention, tuner=tuner),
         confidence_of_logits,
+        tuner,
     )

@@ -19,7 +19,7 @@ from diffray.components.backend import Record, choose_recorder
 from diffray.components.sequence import Sequence
 from diffray.workers.blocks import Blocks
 from diffray.workers.engine import Engine
-from diffray.workers.graphs import Bucket, Graphs, Recorded, _halves, buckets_for, memory_for
+from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves, memory_for
 from diffray.workers.messages import Request
 from diffray.workers.rounds import Rounds
 from tests.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
@@ -194,8 +194,8 @@ def test_buckets_grow_by_doubling_and_hold_all_sequences() -> None:
         Bucket(6, 64), Bucket(4, 64), Bucket(6, 32), Bucket(2, 64), Bucket(4, 32),
         Bucket(1, 64), Bucket(2, 32), Bucket(1, 32),
     ]  # fmt: skip
-    assert list(_halves(100)) == [100, 50, 25]
-    assert list(_halves(32)) == [32]
+    assert list(halves(100)) == [100, 50, 25]
+    assert list(halves(32)) == [32]
 
 
 def test_the_smallest_bucket_that_fits_is_taken() -> None:

@@ -108,7 +108,7 @@ class Recorded:
         self._forward = record(self._run_forward)
         self._hidden_TH: Tensor = self._forward()
         self._choose = {
-            rows: record(partial(self._run_choice, rows)) for rows in _halves(bucket.tokens)
+            rows: record(partial(self._run_choice, rows)) for rows in halves(bucket.tokens)
         }
 
     def fill(self, windows: Items[Window]) -> None:
@@ -199,17 +199,17 @@ def memory_for(bucket: Bucket, model: Model, kv: KVPool, slots: Slots) -> int:
     """
 
     def run() -> None:
-        Recorded(bucket, model, kv, slots, _run_again).choose(bucket.tokens)
+        Recorded(bucket, model, kv, slots, run_again).choose(bucket.tokens)
 
     return peak_memory(slots.device, run)
 
 
-def _run_again(run: Callable[[], Any]) -> Callable[[], Any]:
+def run_again(run: Callable[[], Any]) -> Callable[[], Any]:
     """Record nothing."""
     return run
 
 
-def _halves(rows: int) -> Iterator[int]:
+def halves(rows: int) -> Iterator[int]:
     """Yield row counts for the head, each half of the one before: only masked positions ask."""
     while True:
         yield rows

@@ -46,7 +46,8 @@ class DiffusionLLM:
     without looking at their result. `kernels` are "torch", "triton", or the fastest that the device
     has; `quantization` keeps the weights of routed experts in a byte each, "experts_int8" or
     "experts_fp8"; `cuda_graphs` says whether cheap steps are recorded and replayed, by default
-    where they can be.
+    where they can be. With `tune_kernels` the fastest tiles for this model's shapes are found at
+    the start, and kept on disk for all later engines on such a GPU.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class DiffusionLLM:
         kernels: str = "auto",
         quantization: str | None = None,
         cuda_graphs: bool | None = None,
+        tune_kernels: bool = False,
     ) -> None:
         if steps_per_round < 1:
             raise ValueError(f"steps_per_round must be at least 1 (given: {steps_per_round})")
@@ -84,6 +86,7 @@ class DiffusionLLM:
             kernels=kernels,
             quantization=quantization,
             cuda_graphs=cuda_graphs,
+            tune_kernels=tune_kernels,
             graph_block_length=self._default.block_length,
         )
         self._engine: Engine | None

@@ -21,6 +21,7 @@ from diffray.workers.engine import Engine
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.slots import Slots
 from diffray.workers.text import Tokenizer
+from diffray.workers.tune import tune
 
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 
@@ -42,6 +43,7 @@ class Setup:
     quantization: str | None = None  # experts_int8 | experts_fp8; None: as the dtype says
     cuda_graphs: bool | None = None  # None: where they are known to work
     graph_block_length: int = 32  # of most requests: steps of one and of two blocks are recorded
+    tune_kernels: bool = False  # find the fastest tiles for this model first
 
     def __post_init__(self) -> None:
         for name in (
@@ -84,6 +86,11 @@ def build_rank(model: str, setup: Setup, mesh: Mesh) -> Engine:
     # Wishes that cannot be are refused before anything is loaded.
     kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device))
     choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
+    if setup.tune_kernels and (kernels.tuner is None or device.type != "cuda"):
+        raise ValueError(
+            f"tune_kernels needs Triton's kernels on a CUDA device, and these are {kernels.name}'s "
+            f"on {device}; leave it out"
+        )
     loaded = load_model(
         path,
         dtype=setup.dtype,
@@ -139,6 +146,8 @@ def engine_of(
     # Not yet a collective: others may still be loading.
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
     kv, graphs = pool(pages), None
+    if setup.tune_kernels:
+        tune(loaded, kv, slots, buckets, progress=mesh.rank == 0)
     if record is not None:
         graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
     return Engine(

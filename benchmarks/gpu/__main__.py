@@ -37,7 +37,7 @@ RUNS = (
     Run("step_tuned", "step_time", f"{ONE} --engine --tune", 6),
     Run("step_int8", "step_time", f"{ONE} --experts int8 --tune", 5),
     Run("step_float8", "step_time", f"{ONE} --experts float8 --tune", 5),
-    Run("generate_tuned", "generate", MANY, 4),
+    Run("generate_tuned", "generate", f"{MANY} --tune", 6),
     Run("generate_4_steps", "generate", f"{MANY} --steps-per-round 4", 4),
     Run("generate_8_steps", "generate", f"{MANY} --steps-per-round 8", 4),
     Run("generate_int8", "generate", f"{MANY} --quantization experts_int8", 4),

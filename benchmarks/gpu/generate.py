@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--kernels", choices=WISHES, default="auto")
     parser.add_argument("--quantization", choices=QUANTIZED, help="of routed experts")
+    parser.add_argument("--tune", action="store_true", help="find the fastest tiles first")
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
     return parser
 
@@ -85,6 +86,7 @@ def _timed(
         page_size=args.page_size,
         cuda_graphs=False if args.no_graphs else None,
         graph_block_length=args.block,
+        tune_kernels=args.tune,
     )
     steps = round(args.tokens / rate)
     cache = "exact" if model.spec.block_causal else args.cache

@@ -41,3 +41,26 @@ def compare(llm: DiffusionLLM, cases: list[dict[str, Any]]) -> None:
         described = {k: v for k, v in case.items() if k not in ("prompt", "tokens")}
         assert out.outputs[0].token_ids == case["tokens"], described
         assert out.forwards <= case.get("forwards", 10**9), described
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_rounds_of_several_steps_waste_next_to_no_forward(batch: int) -> None:
+    """A round ends before somebody's block is likely to: nobody idles, and tokens are the same."""
+    prompts = [[5 + (13 * i + 7 * j) % 200 for j in range(30 + i)] for i in range(8)]
+    params = SamplingParams(max_tokens=96, ignore_eos=True)
+    found = []
+    for steps in (1, 8):
+        with DiffusionLLM(
+            str(GOLDEN / "llada"), dtype="float32", mask_token_id=MASK, eos_token_id=EOS,
+            max_num_seqs=batch, steps_per_round=steps,
+        ) as llm:  # fmt: skip
+            rounds, step = [], llm.engine.step
+            llm.engine.step = lambda n: rounds.append(n) or step(n)  # type: ignore[method-assign]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            found.append(
+                ([out.outputs[0].token_ids for out in outputs], llm.engine.forwards, len(rounds))
+            )
+    (tokens, forwards, _), (unrolled_tokens, unrolled, rounds_of_many) = found
+    assert unrolled_tokens == tokens
+    assert unrolled <= 1.01 * forwards
+    assert rounds_of_many < (0.5 if batch == 1 else 0.8) * unrolled

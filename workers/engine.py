@@ -97,10 +97,10 @@ class Engine:
         It is shorter where somebody's block may be done sooner: who is done waits for the others.
         """
         self._admit()
-        filling = [s for s in self.running if self._fills(s)]
-        denoising = [s for s in self.running if not self._fills(s)]
         if not self.running:
             return []
+        filling = [s for s in self.running if self._fills(s)]
+        denoising = [s for s in self.running if s not in filling] if filling else [*self.running]
         if steps > 1:
             steps = min([steps, *(s.steps_ahead for s in denoising)])
         rounds = self._plan(denoising)

@@ -131,12 +131,12 @@ class Recorded:
         cell_WT = (canvas_W.unsqueeze(1) + position_WT).where(inside_WT, self._slots.trash)
         places_3WT = torch.stack([position_WT, slot_WT * inside_WT, cell_WT])
         facts_3W = torch.stack([start_W, kv_stop_W, block_W])
-        for place, now in (
-            (self._places_3T, places_3WT.flatten(1)),
-            (self._facts_3W, facts_3W),
-            (self._pages_WP, pages_WP),
-        ):
-            place.copy_(send(now.to(place.dtype), place.device))
+        # One copy to the device for them all.
+        parts = places_3WT.flatten(), facts_3W.flatten(), pages_WP.flatten()
+        moved = send(torch.cat(parts), self._slots.device).split([len(part) for part in parts])
+        places = self._places_3T, self._facts_3W, self._pages_WP
+        for place, part in zip(places, moved, strict=True):
+            place.copy_(part.view(place.shape))
 
     def read(self, tokens_R: Tensor) -> None:
         """Say for which tokens `choose` is to find a token."""

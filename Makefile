@@ -18,7 +18,7 @@ ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], tim
 .PHONY: test check fast format run clean chaos cuts
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest --durations=20 --durations-min=5
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import host_time
 from benchmarks.host_time import host_seconds
 from diffray.workers.engine import Engine
-from diffray.workers.rounds import Rounds
+from diffray.workers.rounds import Chunk, Rounds
 from tests.test_graphs import replays
 
 
@@ -22,11 +22,11 @@ def test_every_part_is_counted(recorded: bool, monkeypatch: pytest.MonkeyPatch) 
 
     place = Rounds._place
 
-    def slow(*args: object) -> None:
+    def slow(rounds: Rounds, step: int, chunks: list[Chunk]) -> None:
         until = time.thread_time() + 0.02
         while time.thread_time() < until:
             pass
-        place(*args)  # type: ignore[arg-type]
+        place(rounds, step, chunks)
 
     monkeypatch.setattr(Rounds, "_place", slow)
     _, slowed = host_seconds(2, "exact", recorded, 32)

@@ -35,7 +35,7 @@ def test_tiles_are_tried_for_every_bucket_and_tokens_stay(family: str) -> None:
         expected = [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
         tuner = engine.kv.kernels.tuner
         assert tuner is not None and not tuner._tiles
-        tune(engine.model, engine.kv, engine.slots, buckets_for(1, 8), seconds=clock)
+        tune(engine.model, engine.kv, engine.slots, buckets_for(1, 8), 16, seconds=clock)
         kernels = {key.split("/")[0] for key in tuner._tiles}
         assert kernels == {"attention", "experts", "confidence"}
         assert len(tried) > len(tuner._tiles) >= 3

@@ -3,6 +3,7 @@
 Letters: T packed tokens, R rows of the head, V vocabulary, H hidden size, D head size.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
@@ -41,11 +42,11 @@ def toy_spec(
     )
 
 
-class WritesLogits:
+class WritesLogits(ABC):
     """A model that finds its tokens from logits that it has written."""
 
-    def head(self, hidden_RH: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def head(self, hidden_RH: Tensor) -> Tensor: ...
 
     def confidence(
         self,

@@ -147,7 +147,9 @@ def engine_of(
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
     kv, graphs = pool(pages), None
     if setup.tune_kernels:
-        tune(loaded, kv, slots, buckets, progress=mesh.rank == 0)
+        # Attention that goes both ways runs whole canvases, else a prompt comes in chunks.
+        longest = setup.chunk if spec.block_causal else length
+        tune(loaded, kv, slots, buckets, longest, progress=mesh.rank == 0)
     if record is not None:
         graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
     return Engine(

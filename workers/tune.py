@@ -28,17 +28,18 @@ def tune(
     kv: KVPool,
     slots: Slots,
     buckets: Iterable[Bucket],
+    longest: int,
     *,
     seconds: "Seconds | None" = None,
     progress: bool = False,
 ) -> None:
-    """Try tiles for steps of these buckets, and for one that runs a whole canvas.
+    """Try tiles for steps of these buckets, and for one window of the longest length.
 
     Canvases and K/V memory hold nothing yet, and nothing that matters afterwards.
     """
     tuner = kv.kernels.tuner
     assert tuner is not None, "these kernels have no tiles"
-    whole = Bucket(1, slots.length)
+    whole = Bucket(1, min(longest, slots.length))
     cells = torch.arange(slots.ids_SN.numel(), device=slots.device)
     slots.ids_SN.copy_((cells * _STRIDE % model.spec.vocab_size).view_as(slots.ids_SN))
     bar = tqdm([whole, *buckets], desc="tiles", unit="", disable=None if progress else True)

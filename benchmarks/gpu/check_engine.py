@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK, cases_of, diffusion_of, golden
 from benchmarks.gpu.measure import arguments, facts, need_cuda, write_report
 from diffray.components.batch import Batch, Window
+from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.kernels.noise import gumbel
@@ -104,7 +106,7 @@ def engine_of(family: str, way: Way, device: torch.device) -> Engine:
         mask_token_id=MASK,
         eos_token_id=EOS,
         max_model_len=160,
-        max_num_seqs=64,
+        max_num_seqs=16,
         kernels=way.kernels,
         cuda_graphs=way.graphs,
     )
@@ -148,7 +150,7 @@ def check_noise(device: torch.device) -> Found:
 
 
 def check_golden(family: str, way: Way, device: torch.device) -> Found:
-    """All cases in one batch, then again in rounds of several steps."""
+    """All cases in batches, then again in rounds of several steps."""
     engine = engine_of(family, way, device)
     cases, requests = cases_of(FAMILIES[family]), requests_of(family)
     equal = []
@@ -168,9 +170,10 @@ def check_logits(family: str, device: torch.device) -> Found:
     ids, block = case["input_ids"], case.get("block_length", 0)
     kernels = "torch" if device.type == "cpu" else "triton"
     engine = engine_of(family, Way("float64", "torch", None), device)
+    assert isinstance(engine.model, Denoiser)
     exact = full_logits(engine, ids, block)
     with torch.inference_mode():
-        for weights in engine.model.parameters():  # type: ignore[attr-defined]
+        for weights in engine.model.parameters():
             weights.copy_(weights.bfloat16())
     rounded = full_logits(engine, ids, block)
     narrow = full_logits(engine_of(family, Way("bfloat16", kernels, False), device), ids, block)
@@ -222,11 +225,8 @@ def check_waiting(family: str, device: torch.device) -> Found:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    Rounds.denoise = strict  # type: ignore[method-assign, assignment]
-    try:
+    with patch.object(Rounds, "denoise", strict):
         answers(engine, requests, 4)
-    finally:
-        Rounds.denoise = denoise  # type: ignore[method-assign]
     return Found(watched > 0, f"{watched} steps watched")
 
 

@@ -32,6 +32,8 @@ def main() -> None:
     device = torch.device(args.device) if args.device == "cpu" else need_cuda()
     dtype = getattr(torch, args.dtype)
     kernels = choose_kernels(args.kernels, device, dtype)
+    if args.tune and kernels.tuner is None:
+        raise SystemExit("--tune needs Triton's kernels, and these are torch's; leave it out")
     table: list[dict[str, Any]] = []
     try:
         for name in args.shape or SHAPES:

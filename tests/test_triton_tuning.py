@@ -12,6 +12,7 @@ from tests.triton_device import DEVICE  # isort: skip
 import triton
 from triton.runtime.errors import OutOfResources
 
+from diffray.kernels.experts import experts_forward as plain
 from diffray.kernels.triton.experts import experts_forward
 from diffray.kernels.triton.tuning import Tile, Tuner, cache_folder, file_name
 
@@ -71,6 +72,7 @@ KNOWN = {"experts/8/bfloat16": list(SLOW)}
         content("Other", triton.__version__, KNOWN),
         content(GPU, triton.__version__, {"experts/8/bfloat16": [1]}),
         content(GPU, triton.__version__, {"experts/8/bfloat16": [0] * 5}),
+        content(GPU, triton.__version__, {"experts/8/bfloat16": [1.5] * 5}),
         content(GPU, triton.__version__, ["experts"]),
     ],
 )  # fmt: skip
@@ -125,3 +127,31 @@ def test_kernels_run_with_the_tile_that_was_picked() -> None:
     run = partial(experts_forward, x, w13, w2, ids, weights)
     torch.testing.assert_close(run(tuner=Other()), run(), atol=1e-4, rtol=1e-4)
     assert len(set(seen)) == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "tried"),
+    [(torch.bfloat16, 16, True), (torch.bfloat16, 8, False), (torch.float32, 16, False)],
+)
+def test_torch_s_grouped_product_is_among_what_is_tried(
+    dtype: torch.dtype, hidden: int, tried: bool
+) -> None:
+    """It is a kernel in bfloat16 alone, of rows of 16 numbers; elsewhere it waits for the host."""
+    torch.manual_seed(0)
+    x, w13, w2 = torch.randn(4, hidden), torch.randn(3, 32, hidden), torch.randn(3, hidden, 16)
+    x, w13, w2 = (part.to(DEVICE, dtype) for part in (x, w13, w2))
+    weights, ids = torch.rand(4, 3).to(DEVICE).topk(2)
+    seconds = iter([1.0, 0.0])
+
+    def second_wins(run: Callable[[], object]) -> float:
+        """Pretend that the second to be tried is the fastest."""
+        return next(seconds, 2.0)
+
+    tuner = Tuner()
+    with tuner.measuring(second_wins):
+        found = experts_forward(x, w13, w2, ids, weights, tuner)
+    (chosen,) = tuner._tiles.values()
+    assert any(chosen) is not tried
+    if tried:
+        assert torch.equal(found, plain(x, w13, w2, ids, weights))
+        assert torch.equal(experts_forward(x, w13, w2, ids, weights, tuner), found)

@@ -3,6 +3,8 @@
 A program owns some columns of one expert and goes through that expert's rows, so weights are read
 from memory once while an expert has no more rows than a tile; later tiles find them in the cache.
 Nothing is added atomically: the same pairs give the same bits, whoever else is running.
+Where tiles are tuned, torch's own grouped product is tried too, and taken for shapes at which it is
+the fastest.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
 rows, then up rows), K experts of a token, S token-expert pairs (T * K).
@@ -16,7 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffray.kernels.experts import experts_forward as torch_experts
 from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
+
+_GROUPED = Tile(0, 0, 0, 0, 0)  # no tile: torch's grouped_mm instead of these kernels
 
 
 def experts_forward(
@@ -57,12 +62,20 @@ def quantized_experts_forward(
     )
     kinds = str(x_TH.dtype), str(w13_EFH.dtype)
     shape = num_experts, hidden, width, default.rows, *kinds
-    return run(tuner.pick("experts", shape, default, partial(_other_tiles, default), run))
+    others = partial(_other_tiles, default, grouped=_is_grouped_mm_a_kernel(x_TH, w13_EFH))
+    return run(tuner.pick("experts", shape, default, others, run))
 
 
-def _other_tiles(default: Tile) -> list[Tile]:
+def _is_grouped_mm_a_kernel(x_TH: Tensor, w13_EFH: Tensor) -> bool:
+    """Whether torch multiplies these without a loop over experts, which waits for the host."""
+    if not x_TH.dtype == w13_EFH.dtype == torch.bfloat16 or any(n % 16 for n in w13_EFH.shape[1:]):
+        return False
+    return not x_TH.is_cuda or torch.cuda.get_device_capability(x_TH.device)[0] in (9, 10)
+
+
+def _other_tiles(default: Tile, *, grouped: bool) -> list[Tile]:
     """Return tiles of as many rows that may be faster than the default."""
-    return [
+    return [_GROUPED] * grouped + [
         Tile(default.rows, columns, depth, warps, stages)
         for columns in (32, 64, 128)
         for depth in (64, 128)
@@ -81,6 +94,8 @@ def _run(
     weights_TK: Tensor,
     tile: Tile,
 ) -> Tensor:
+    if tile == _GROUPED:
+        return torch_experts(x_TH, w13_EFH, w2_EHI, ids_TK, weights_TK)
     num_tokens, num_chosen = ids_TK.shape
     num_experts, hidden, width = w2_EHI.shape
     num_pairs = num_tokens * num_chosen

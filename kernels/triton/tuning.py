@@ -20,7 +20,7 @@ from triton.runtime.errors import OutOfResources
 
 
 class Tile(NamedTuple):
-    """How a program cuts its matrices, and how it is run."""
+    """How a program cuts its matrices, and how it is run; all zeros stand for another program."""
 
     rows: int
     columns: int
@@ -66,10 +66,14 @@ class Tuner:
         if self._seconds is None and asked in self._picked:
             return self._picked[asked]
         key = "/".join(map(str, asked))
-        if self._seconds is not None and key not in self._tiles:
-            self._tiles[key] = self._fastest([default, *others()], run, self._seconds)
-            self._write()
-        tile = self._picked[asked] = self._tiles.get(key, default)
+        tiles = [default, *others()]
+        tile = self._tiles.get(key)
+        if tile not in tiles:  # not measured, or by a version that had others to choose from
+            tile = default
+            if self._seconds is not None:
+                tile = self._tiles[key] = self._fastest(tiles, run, self._seconds)
+                self._write()
+        self._picked[asked] = tile
         return tile
 
     @contextmanager
@@ -131,7 +135,7 @@ def _tile(values: object) -> Tile:
     if (
         not isinstance(values, list)
         or len(values) != len(Tile._fields)
-        or any(type(value) is not int or value < 1 for value in values)
+        or any(type(value) is not int for value in values)
     ):
         raise ValueError(f"{values!r} is no tile")
     return Tile(*values)

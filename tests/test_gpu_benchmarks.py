@@ -14,7 +14,7 @@ from tests.triton_device import DEVICE  # isort: skip
 from benchmarks.golden import cases_of
 from benchmarks.gpu import __main__ as all_of_them
 from benchmarks.gpu import check_engine, check_kernels, generate, step_time, time_kernels
-from benchmarks.gpu.cases import Work
+from benchmarks.gpu.cases import Rival, Work, cases
 from benchmarks.gpu.check_kernels import check
 from benchmarks.gpu.shapes import SHAPES, TOY
 from benchmarks.gpu.step import make_step
@@ -97,6 +97,23 @@ def test_a_step_reads_the_weights_of_the_published_models(name: str, gigabytes: 
     one = make_step(shape._replace(layers=1), Work(1, 64, 64), torch.bfloat16, "meta").bytes()
     total = one + (SHAPES[name].layers - 1) * (two - one)
     assert total / 1e9 == pytest.approx(gigabytes, rel=0.05)
+
+
+@pytest.mark.parametrize("name", TOY)
+def test_attention_s_rival_is_given_what_it_takes(name: str) -> None:
+    """Torch runs it on a GPU alone; without one it tells the shape of what it would return."""
+    shape = TOY[name]
+    rivals: list[Rival] = []
+    for window in (8, 16):
+        work = Work(2, window, 48)
+        for case in cases(shape, work, torch.bfloat16, "meta"):
+            rivals += case.rivals
+            for rival in case.rivals:
+                read = rival.run()
+                assert isinstance(read, torch.Tensor)
+                assert read.shape == (work.tokens, shape.heads, shape.head_dim)
+    # A window of two blocks cannot be told it.
+    assert len(rivals) == (1 if shape.block else 2)
 
 
 @pytest.mark.slow

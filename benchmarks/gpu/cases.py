@@ -5,9 +5,13 @@ Letters: T packed tokens, R rows of the head, E experts, K experts of a token.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.windows import last_windows
@@ -20,6 +24,13 @@ from diffray.kernels.rope import rope_tables
 EPS = 1e-5
 
 
+class Rival(NamedTuple):
+    """Another way to the same output, which is only timed."""
+
+    name: str
+    run: Callable[[], object]
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A kernel's call: `run` returns all that it computes, what it stores in place too."""
@@ -29,6 +40,7 @@ class Case:
     bytes: float  # every input once, every output once
     flops: float = 0.0
     exact_ids: bool = False  # the first output is of integers that rounding may change
+    rivals: tuple[Rival, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,21 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         lambda kernels: (kernels.paged_attention(q, keys, values, batch.windows),),
         read + 2 * q.numel() * item,
         4.0 * tokens * work.context * shape.heads * size,
+        # It can only let all queries see all keys.
+        rivals=(_varlen(shape, work, q, normal),) if shape.block % work.window == 0 else (),
     )
+
+
+def _varlen(shape: Shape, work: Work, q_TQD: Tensor, normal: Normal) -> Rival:
+    """Return torch's attention of packed sequences, given keys that lie side by side already."""
+    keys, values = normal(2, work.rows * work.context, shape.kv_heads, shape.head_dim)
+    number = torch.arange(work.rows + 1, dtype=torch.int32, device=q_TQD.device)
+    queries = len(q_TQD) // work.rows
+    ends = number * queries, number * work.context
+    known = signature(varlen_attn).parameters  # torch 2.11 needs no word for fewer key heads
+    more: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
+    run = partial(varlen_attn, q_TQD, keys, values, *ends, queries, work.context, **more)
+    return Rival("varlen_attn", run)
 
 
 def _expert_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:

@@ -6,7 +6,8 @@
 The floor is the larger of bytes over measured copy bandwidth and operations over the measured rate
 of a large bfloat16 product. A kernel of a few microseconds cannot come near it: a launch alone
 takes two or three. Each call is captured in a CUDA graph where it can be, runs from a cold cache,
-and is timed by events; medians.
+and is timed by events; medians. Beside them: torch's form of each, and for attention `varlen_attn`,
+whose keys lie side by side, as pages do not.
 """
 
 from functools import partial
@@ -79,14 +80,21 @@ def _timed(
         seconds = clock.seconds(graphed(run) if captured else run)
         row |= {f"{kernels.name}_us": seconds * 1e6, f"{kernels.name}_in_graph": captured}
     row["share_of_floor"] = row["floor_us"] / row["triton_us"]
+    for rival in case.rivals:
+        try:
+            row[f"{rival.name}_us"] = clock.seconds(graphed(rival.run)) * 1e6
+        except (RuntimeError, ValueError) as error:
+            row[f"{rival.name}_refused"] = str(error)
     return row
 
 
 def _line(row: dict[str, Any]) -> str:
     place = f"{row['shape']} {row['rows']}x{row['window']}@{row['context']}"
+    rivals = {name: row.get(f"{name}_us") for name in ("torch", "varlen_attn")}
     return (
         f"{row['kernel']:36} {place:32} {row['triton_us']:9.1f} us, floor {row['floor_us']:8.1f}"
-        f" ({row['share_of_floor']:4.0%}), torch {row.get('torch_us', float('nan')):9.1f}"
+        f" ({row['share_of_floor']:4.0%})"
+        + "".join(f", {name} {us:9.1f}" for name, us in rivals.items() if us is not None)
     )
 
 

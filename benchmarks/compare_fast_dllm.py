@@ -7,13 +7,17 @@
 Both decode with threshold 0.9, the dual cache and blocks of 32. First Fast-dLLM must reproduce its
 golden cases, which shows that it is run as it should be. Then the systems take turns; a ratio is
 the median over turns of one turn's two times, so that a busy machine slows both. All tokens count,
-and the prompt's forward is included. The environment's TORCHDYNAMO_DISABLE=1 leaves out the
-torch.compile around Fast-dLLM's attention, which slowed it on the golden checkpoint.
+and the prompt's forward is included. With `--ragged N` there are N requests more, of prompts and
+answers of all lengths: the engine runs them as they come, as many at once as the largest batch, and
+Fast-dLLM one by one, as its batches are of prompts of one length. The environment's
+TORCHDYNAMO_DISABLE=1 leaves out the torch.compile around Fast-dLLM's attention, which slowed it on
+the golden checkpoint.
 """
 
 import argparse
 import importlib
 import json
+import random
 import sys
 import time
 import types
@@ -37,6 +41,17 @@ class Answer(NamedTuple):
 
     tokens: list[list[int]]
     forwards: list[int]
+
+
+class Work(NamedTuple):
+    """Prompts, and how many tokens to write after each."""
+
+    prompts: list[list[int]]
+    lengths: list[int]
+
+    @property
+    def ragged(self) -> bool:
+        return len(set(self.lengths)) > 1 or len(set(map(len, self.prompts))) > 1
 
 
 class FastDLLM:
@@ -88,25 +103,25 @@ class FastDLLM:
         )
         return Answer(canvas[:, len(prompts[0]) :].tolist(), [forwards] * len(prompts))
 
-    def run_one_by_one(self, prompts: list[list[int]], gen_length: int) -> Answer:
-        rows = [self.run([prompt], gen_length, threshold=THRESHOLD) for prompt in prompts]
+    def run_one_by_one(self, work: Work) -> Answer:
+        rows = [self.run([p], n, threshold=THRESHOLD) for p, n in zip(*work, strict=True)]
         return Answer([r.tokens[0] for r in rows], [r.forwards[0] for r in rows])
 
-    def run_batched(self, prompts: list[list[int]], gen_length: int) -> Answer:
-        return self.run(prompts, gen_length, threshold=THRESHOLD)
+    def run_batched(self, work: Work) -> Answer:
+        return self.run(work.prompts, work.lengths[0], threshold=THRESHOLD)
 
-    def best_runner(
-        self, prompts: list[list[int]], gen_length: int
-    ) -> Callable[[list[list[int]], int], Answer]:
+    def best_runner(self, work: Work) -> Callable[[Work], Answer]:
         """Return its own batched call where that gives every row what the row gets alone."""
-        if len(prompts) == 1:
+        if len(work.prompts) == 1:
             return self.run_batched
+        if work.ragged:
+            return self.run_one_by_one
         try:
-            batched = self.run_batched(prompts, gen_length).tokens
+            batched = self.run_batched(work).tokens
         except (RuntimeError, IndexError) as error:
             print(f"Fast-dLLM cannot run this batch ({error}): one by one", file=sys.stderr)
             return self.run_one_by_one
-        if batched != self.run_one_by_one(prompts, gen_length).tokens:
+        if batched != self.run_one_by_one(work).tokens:
             print("Fast-dLLM's rows differ from the same rows alone", file=sys.stderr)
         return self.run_batched
 
@@ -130,32 +145,47 @@ def check_golden(checkout: Path) -> str:
     return f"Fast-dLLM reproduces {equal} of its {len(cases)} golden cases ({fewer} sooner)"
 
 
-def ours(llm: DiffusionLLM, prompts: list[list[int]], gen_length: int) -> Answer:
+def ours(llm: DiffusionLLM, work: Work) -> Answer:
     diffusion = {
         "block_length": BLOCK_LENGTH,
         "iteration": {"kind": "blockwise"},
         "decoder": {"kind": "threshold", "threshold": THRESHOLD},
         "cache": {"kind": "dual"},
     }
-    params = SamplingParams(max_tokens=gen_length, ignore_eos=True, diffusion=diffusion)
-    found = llm.generate(prompts, params, use_tqdm=False)
+    params = [
+        SamplingParams(max_tokens=length, ignore_eos=True, diffusion=diffusion)
+        for length in work.lengths
+    ]
+    found = llm.generate(work.prompts, params, use_tqdm=False)
     return Answer([row.outputs[0].token_ids for row in found], [row.forwards for row in found])
 
 
-def compare(checkout: Path, checkpoint: Path, batches: list[int], args: argparse.Namespace) -> None:
-    """Print one row of the table for each batch size."""
-    theirs = FastDLLM(checkout, checkpoint)
+def all_work(mask_id: int, args: argparse.Namespace) -> list[Work]:
+    """Return the batches, and the ragged requests behind them."""
     generator = torch.Generator().manual_seed(args.seed)
-    shape = (max(batches), args.prompt_length)
+    shape = (max(args.batches), args.prompt_length)
     # The last two ids are the mask and the end of text.
-    ids = torch.randint(0, theirs.mask_id, shape, generator=generator).tolist()
-    length = args.gen_length
+    prompts = torch.randint(0, mask_id, shape, generator=generator).tolist()
+    work = [Work(prompts[:batch], [args.gen_length] * batch) for batch in args.batches]
+    if args.ragged:
+        draws = random.Random(args.seed)
+        prompts = [
+            draws.choices(range(mask_id), k=draws.randint(16, 96)) for _ in range(args.ragged)
+        ]
+        # Fast-dLLM writes whole blocks only.
+        work.append(Work(prompts, [BLOCK_LENGTH * draws.randint(1, 4) for _ in prompts]))
+    return work
+
+
+def compare(checkout: Path, checkpoint: Path, args: argparse.Namespace) -> None:
+    """Print one row of the table for each batch, and one for the ragged requests."""
+    theirs = FastDLLM(checkout, checkpoint)
     clock = time.process_time if args.cpu_time else time.perf_counter
-    with DiffusionLLM(str(checkpoint), dtype="float32", max_num_seqs=max(batches)) as llm:
-        for batch in batches:
-            prompts = ids[:batch]
-            runner = theirs.best_runner(prompts, length)
-            systems = [partial(ours, llm, prompts, length), partial(runner, prompts, length)]
+    most = max(args.batches)
+    with DiffusionLLM(str(checkpoint), dtype="float32", max_num_seqs=most) as llm:
+        for work in all_work(theirs.mask_id, args):
+            runner = theirs.best_runner(work)
+            systems = [partial(ours, llm, work), partial(runner, work)]
             answers = [call() for call in systems]  # warm
             times: list[list[float]] = [[], []]
             for turn in range(args.repeats):
@@ -163,18 +193,21 @@ def compare(checkout: Path, checkpoint: Path, batches: list[int], args: argparse
                     start = clock()
                     systems[which]()
                     times[which].append(clock() - start)
-            print_row(checkpoint, runner == theirs.run_one_by_one, answers, times)
+            many = f"{len(work.prompts)} ragged" if work.ragged else f"{len(work.prompts)}"
+            one_by_one = runner == theirs.run_one_by_one
+            batch = f"{many}{' (Fast-dLLM one by one)' if one_by_one else ''}"
+            print_row(checkpoint, batch, answers, times)
 
 
 def print_row(
-    checkpoint: Path, one_by_one: bool, answers: list[Answer], times: list[list[float]]
+    checkpoint: Path, batch: str, answers: list[Answer], times: list[list[float]]
 ) -> None:
     mine, their = answers
     tokens = sum(map(len, mine.tokens))
     pairs = zip(mine.tokens, their.tokens, strict=True)
     same = sum(a == b for row, other in pairs for a, b in zip(row, other, strict=True))
     ratios = sorted(b / a for a, b in zip(*times, strict=True))
-    cells = [checkpoint.name, f"{len(mine.tokens)}{' (one by one)' if one_by_one else ''}"]
+    cells = [checkpoint.name, batch]
     for answer, seconds in zip(answers, times, strict=True):
         forwards = sum(answer.forwards) / len(answer.forwards)
         cells += [
@@ -197,6 +230,7 @@ def main() -> None:
     parser.add_argument("checkpoints", type=Path, nargs="*", default=[GOLDEN / "llada"])
     parser.add_argument("--fast-dllm", type=Path, required=True, help="a checkout of Fast-dLLM")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--ragged", type=int, default=0, metavar="N", help="unequal requests")
     parser.add_argument("--prompt-length", type=int, default=64)
     parser.add_argument("--gen-length", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
@@ -215,7 +249,7 @@ def main() -> None:
     )
     print(HEADER)
     for checkpoint in args.checkpoints:
-        compare(args.fast_dllm, checkpoint, args.batches, args)
+        compare(args.fast_dllm, checkpoint, args)
 
 
 if __name__ == "__main__":

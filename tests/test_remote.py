@@ -30,7 +30,11 @@ class Method:
         self.after = False  # it fails on its way back, when it has done its work
         self.calls = 0
 
-    async def remote(self, *args: Any) -> Any:
+    def remote(self, *args: Any) -> asyncio.Task[Any]:
+        """Begin at once, as Ray does, whether or not anybody waits."""
+        return asyncio.create_task(self._call(*args))
+
+    async def _call(self, *args: Any) -> Any:
         self.calls += 1
         fails, self.failures = self.failures > 0, max(self.failures - 1, 0)
         if fails and not self.after:
@@ -47,7 +51,7 @@ class FakeCoordinator:
     def __init__(self) -> None:
         self.bulletin = Bulletin()
         self.asked: deque[int] = deque()
-        self.cancelled: int | None = None
+        self.cancelled: list[int] = []
         self.submit, self.listen = Method(self._submit), Method(self.bulletin.after)
         self.cancel = Method(self._cancel)
 
@@ -56,7 +60,7 @@ class FakeCoordinator:
             self.asked.append(packed["uid"])
 
     async def _cancel(self, uid: int) -> None:
-        self.cancelled = uid
+        self.cancelled.append(uid)
 
     def tell(self, uid: int, token: int, reason: str | None = None) -> None:
         update = [uid, [token], [0], [0.0], reason, None, token, [0, 0], [], None]
@@ -124,6 +128,7 @@ def test_the_queue_is_bounded_while_there_is_no_coordinator() -> None:
             await tokens(asked, 9)
         waiting[0].cancel()
         await asyncio.sleep(0.01)
+        assert coordinator.cancelled == [0]
         later = asyncio.create_task(tokens(asked, 10))
         await asyncio.sleep(0.01)
         assert not later.done()
@@ -153,6 +158,8 @@ def test_who_does_not_read_its_end_holds_no_place() -> None:
         another.cancel()
         for stream in streams:
             assert [update.ids async for update in stream] == [[2]]
+        await asyncio.sleep(0.01)
+        assert coordinator.cancelled == [9], "who has ended is not cancelled"
 
     asyncio.run(run())
 

@@ -96,6 +96,7 @@ def in_one_process(name: str, args: argparse.Namespace) -> None:
     shared = ["--threads", str(args.threads)]
     if name == "fast-dllm":
         command = [*here, "benchmarks.compare_fast_dllm", "--fast-dllm", str(args.fast_dllm)]
+        command += ["--ragged", "16"]
     else:
         command = [*here, "benchmarks.compare_sampler", "--llada", str(args.llada)]
     if subprocess.run([*command, *shared]).returncode:

@@ -202,7 +202,7 @@ def llada2_moe(shape: Shape, head_gain: float) -> Iterator[Part]:
 
 
 def llada2_moe_config(shape: Shape) -> dict[str, Any]:
-    groups = math.gcd(8, shape.experts)
+    groups = math.gcd(8, max(shape.experts // 2, 1))  # a group is judged by its two best
     return SHARED_CONFIG | {
         "architectures": ["LLaDA2MoeModelLM"],
         "model_type": "llada2_moe",

@@ -31,6 +31,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device is {name!r}; expected auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name!r}; expected auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {name!r}, but torch sees no CUDA device here; use cpu")
     return device

@@ -64,6 +64,7 @@ class Policy:
         iteration = params.iteration or (BlockDiffusion() if causal else Blockwise())
         cache = params.cache or (Exact() if causal else Dual())
         decoder = params.decoder
+        plain = "block_diffusion" if causal else "blockwise"
         if not (iteration.block_causal if causal else iteration.bidirectional):
             raise ValueError(
                 f"iteration {iteration.kind!r} does not fit this model: its attention is "
@@ -85,12 +86,12 @@ class Policy:
                 )
             )
         if iteration.soft and not spec.soft_inputs:
-            raise ValueError("iteration 'soft' is not defined for this model; use 'blockwise'")
+            raise ValueError(f"iteration 'soft' is not defined for this model; use {plain!r}")
         if iteration.soft and not decoder.has_threshold:
             raise ValueError(
                 f"iteration 'soft' lowers a threshold step by step, and decoder {decoder.kind!r} "
                 "has none; use 'threshold', 'hierarchy', 'credit' or 'edit'"
             )
         if iteration.soft and params.cfg_scale > 0:
-            raise ValueError("cfg_scale does not go with iteration 'soft'; use 'blockwise'")
+            raise ValueError(f"cfg_scale does not go with iteration 'soft'; use {plain!r}")
         return Policy(params.block_length, iteration, decoder, cache, params.cfg_scale)

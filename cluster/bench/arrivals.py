@@ -41,7 +41,7 @@ def arrivals(
     more bursty, infinity is regular. At a constant rate the last request is sent at count / rate,
     whatever was drawn.
     """
-    if burstiness <= 0 or rate <= 0:
+    if not (burstiness > 0 and rate > 0):  # as written, it refuses nan too
         raise ValueError("--request-rate and --burstiness must be above 0")
     draws = random.Random(seed)
     times, now = [], 0.0

@@ -26,7 +26,8 @@ def run_batches(
     found = []
     for size in sizes:
         batch, wishes = prompts[:size], params[:size]
-        timed(llm, "", [batch] * warmups, [wishes] * warmups)
+        if warmups:
+            timed(llm, "", [batch] * warmups, [wishes] * warmups)
         run = timed(llm, f"batch {size}", [batch] * times, [wishes] * times)
         found.append(look_at(llm, run, batch, wishes, bandwidth))
         typer.echo("\n".join([f"batch {size}", *latency_lines(run.latencies)]))

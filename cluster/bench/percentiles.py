@@ -57,6 +57,6 @@ def numbers(text: str, what: str, *, low: float = 0.0, high: float = float("inf"
 def counts(text: str, what: str, *, high: float = float("inf")) -> list[int]:
     """Return the whole numbers of a list typed with commas, each at least 1."""
     found = numbers(text, what, low=1, high=high)
-    if any(number != int(number) for number in found):
+    if not all(number.is_integer() for number in found):
         raise ValueError(f"{what} must be whole numbers (given: {text})")
     return [int(number) for number in found]

@@ -87,9 +87,9 @@ def _ask(given: Any, name: str, place: str) -> Ask:
 def _sharegpt(path: Path) -> Iterator[Ask]:
     conversations = _parse(path.read_text(encoding="utf-8"), str(path))
     for conversation in conversations if isinstance(conversations, list) else []:
-        messages = conversation.get("conversations", [])
-        if len(messages) > 1 and isinstance(messages[0].get("value"), str):
-            yield Ask("sharegpt", messages[0]["value"])
+        match conversation:
+            case {"conversations": [{"value": str(first)}, _, *_]}:
+                yield Ask("sharegpt", first)
 
 
 def _parse(text: str, place: str) -> Any:

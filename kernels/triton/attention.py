@@ -111,6 +111,7 @@ def _run(
         windows.pages_WP.contiguous(),
         num_tokens,
         num_pages,
+        splits,
         size**-0.5 * 1.4426950408889634,  # to base 2, in which the GPU raises
         PAGE=windows.page_size,
         GROUPS=num_keys,
@@ -119,7 +120,7 @@ def _run(
         ROWS=tile.rows,
         KEYS=tile.columns,
         BLOCK=tile.depth,
-        SPLITS=splits,
+        SPLIT=splits > 1,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -129,9 +130,9 @@ def _run(
             lse_CTQ,
             out_TQD,
             num_tokens,
+            splits,
             SIZE=size,
             QUERIES=num_queries,
-            SPLITS=splits,
             COLUMNS=triton.next_power_of_2(splits),
             BLOCK=triton.next_power_of_2(size),
             num_warps=1,
@@ -144,7 +145,7 @@ def num_splits(programs: int, max_keys: int) -> int:
     return max(1, min(_PROGRAMS // programs, max_keys // _SPLIT_KEYS, _MOST_SPLITS))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_pages", "splits"])
 def _read_keys(
     q_ptr,
     keys_ptr,
@@ -158,6 +159,7 @@ def _read_keys(
     pages_ptr,
     num_tokens,
     num_pages,
+    splits,
     scale,
     PAGE: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -166,18 +168,18 @@ def _read_keys(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     """Let some queries of one window read one split of the keys that they see.
 
     Rows are (query, head) pairs, the heads of a query side by side.
     """
-    split = tl.program_id(0) % SPLITS
+    split = tl.program_id(0) % splits
     group = tl.program_id(1)
     window = tl.program_id(2)
     first = tl.load(first_ptr + window)
     count = (tl.load(first_ptr + window + 1) - first) * SHARED
-    row = (tl.program_id(0) // SPLITS) * ROWS + tl.arange(0, ROWS)
+    row = (tl.program_id(0) // splits) * ROWS + tl.arange(0, ROWS)
     live = row < count
     query = row // SHARED
     stop = tl.load(stop_ptr + window)
@@ -187,7 +189,7 @@ def _read_keys(
     own_end = tl.minimum((at // tl.maximum(length, 1) + 1) * length, stop)
     ends = tl.where(live, tl.where(length > 0, own_end, stop), 0)
     last = tl.max(ends, axis=0)
-    share = tl.cdiv(tl.cdiv(last, SPLITS), KEYS) * KEYS
+    share = tl.cdiv(tl.cdiv(last, splits), KEYS) * KEYS
     low = split * share
     high = tl.minimum(low + share, last)
 
@@ -220,7 +222,7 @@ def _read_keys(
         read = tl.dot(weight.to(v.dtype), v, read, input_precision="ieee")
         top = new_top
     read = read / tl.where(mass > 0.0, mass, 1.0)[:, None]
-    if SPLITS == 1:
+    if not SPLIT:
         at_out = out_ptr + token_head[:, None] * SIZE + dim[None, :]
         tl.store(at_out, read.to(out_ptr.dtype.element_ty), mask=here)
     else:
@@ -230,15 +232,15 @@ def _read_keys(
         tl.store(lse_ptr + part, lse, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "splits"])
 def _join_splits(
     part_ptr,
     lse_ptr,
     out_ptr,
     num_tokens,
+    splits,
     SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
-    SPLITS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -246,12 +248,12 @@ def _join_splits(
     token_head = tl.program_id(0).to(tl.int64) * QUERIES + tl.program_id(1)
     split = tl.arange(0, COLUMNS)
     part = split.to(tl.int64) * num_tokens * QUERIES + token_head
-    lse = tl.load(lse_ptr + part, mask=split < SPLITS, other=float("-inf"))
+    lse = tl.load(lse_ptr + part, mask=split < splits, other=float("-inf"))
     top = tl.max(lse, axis=0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
     weight = weight / tl.maximum(tl.sum(weight, axis=0), 1e-30)
     dim = tl.arange(0, BLOCK)
-    there = (split < SPLITS)[:, None] & (dim < SIZE)[None, :]
+    there = (split < splits)[:, None] & (dim < SIZE)[None, :]
     # A split that saw nothing has weight 0, but what it wrote is a number all the same.
     read = tl.load(part_ptr + part[:, None] * SIZE + dim[None, :], mask=there, other=0.0)
     out = tl.sum(read * weight[:, None], axis=0)

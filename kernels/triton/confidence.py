@@ -134,7 +134,7 @@ def _noise_of(draw: Draw | None) -> tuple[Tensor | None, Tensor | None]:
     return draw.temperature_R.float().contiguous(), key_R.contiguous()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _weigh_head(
     hidden_ptr,
     head_ptr,
@@ -197,7 +197,7 @@ def _weigh_head(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _weigh_logits(
     logits_ptr,
     score_ptr,

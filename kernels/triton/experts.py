@@ -1,10 +1,10 @@
 """Gated experts in Triton: list each expert's pairs, gate-up-SiLU, down, then sum in order.
 
-A program owns some columns of one expert and goes through that expert's rows, so weights are read
-from memory once while an expert has no more rows than a tile; later tiles find them in the cache.
-Nothing is added atomically: the same pairs give the same bits, whoever else is running.
-Where tiles are tuned, torch's own grouped product is tried too, and taken for shapes at which it is
-the fastest.
+A program owns some columns of one expert and a tile of its rows; programs of the same columns run
+side by side, so weights are read from memory once. Where an expert has more rows than foreseen,
+each program goes on to further tiles. Nothing is added atomically: the same pairs give the same
+bits, whoever else is running. Where tiles are tuned, torch's own grouped product is tried too, and
+taken for shapes at which it is the fastest.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
 rows, then up rows), K experts of a token, S token-expert pairs (T * K).
@@ -74,14 +74,19 @@ def _is_grouped_mm_a_kernel(x_TH: Tensor, w13_EFH: Tensor) -> bool:
 
 
 def _other_tiles(default: Tile, *, grouped: bool) -> list[Tile]:
-    """Return tiles of as many rows that may be faster than the default."""
-    return [_GROUPED] * grouped + [
-        Tile(default.rows, columns, depth, warps, stages)
-        for columns in (32, 64, 128)
-        for depth in (64, 128)
-        for warps, stages in ((4, 3), (4, 4), (8, 3))
-        if (columns, depth, warps, stages) != default[1:]
-    ]
+    """Return what may be faster than the default."""
+    smaller = [Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 3)] * (default.rows == 128)
+    return (
+        [_GROUPED] * grouped
+        + smaller
+        + [
+            Tile(default.rows, columns, depth, warps, stages)
+            for columns in (32, 64, 128)
+            for depth in (64, 128)
+            for warps, stages in ((4, 3), (4, 4), (8, 3))
+            if (columns, depth, warps, stages) != default[1:]
+        ]
+    )
 
 
 def _run(
@@ -107,8 +112,10 @@ def _run(
         ids_TK, starts_E, order_S, num_pairs, num_experts, CHUNK=1024, num_warps=4
     )
 
+    # Row tiles of an expert run side by side: one after the other each would read its weights anew.
+    lanes = triton.cdiv(_fullest(num_pairs / num_experts), tile.rows)
     mid_SI = x_TH.new_empty(num_pairs, width)
-    _gate_up[(triton.cdiv(width, tile.columns), num_experts)](
+    _gate_up[(lanes * triton.cdiv(width, tile.columns), num_experts)](
         x_TH.contiguous(),
         w13_EFH,
         scale13_EF,
@@ -117,6 +124,7 @@ def _run(
         order_S,
         hidden,
         width,
+        lanes,
         CHOSEN=num_chosen,
         SCALED=scale13_EF is not None,
         ROWS=tile.rows,
@@ -127,7 +135,7 @@ def _run(
     )
 
     part_SH = x_TH.new_empty(num_pairs, hidden)
-    _down[(triton.cdiv(hidden, tile.columns), num_experts)](
+    _down[(lanes * triton.cdiv(hidden, tile.columns), num_experts)](
         mid_SI,
         w2_EHI,
         scale2_EH,
@@ -137,6 +145,7 @@ def _run(
         order_S,
         hidden,
         width,
+        lanes,
         SCALED=scale2_EH is not None,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
@@ -152,21 +161,26 @@ def _run(
     return out_TH
 
 
+def _fullest(rows_per_expert: float) -> int:
+    return max(math.ceil(rows_per_expert + 4 * math.sqrt(rows_per_expert)), 1)
+
+
 def tile_for(rows_per_expert: float, itemsize: int) -> Tile:
     """Return a tile that nearly every expert fits into, as long as that is a sensible size.
 
     Tokens spread over experts about as by chance, so the fullest have some deviations over mean.
     """
-    full = math.ceil(rows_per_expert + 4 * math.sqrt(rows_per_expert))
-    rows = max(triton.next_power_of_2(full), 16)
+    rows = max(triton.next_power_of_2(_fullest(rows_per_expert)), 16)
     if itemsize > 2:
         # Exact float32 has no matrix units: large tiles spill, and compile for minutes.
         return Tile(min(rows, 32), 32, 32, 4, 2)
+    if rows == 64:  # of depth 128 one program would fill a multiprocessor
+        return Tile(rows, 64, 64, 4, 4)
     rows = min(rows, 128)
     return Tile(rows, 64, 128, 8 if rows == 128 else 4, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _list_pairs(ids_ptr, starts_ptr, order_ptr, num_pairs, num_experts, CHUNK: tl.constexpr):
     """List one expert's pairs, in their order, behind those of the experts before it."""
     expert = tl.program_id(0)
@@ -187,7 +201,7 @@ def _list_pairs(ids_ptr, starts_ptr, order_ptr, num_pairs, num_experts, CHUNK: t
             start += tl.sum(mine, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes"])
 def _gate_up(
     x_ptr,
     w_ptr,
@@ -197,6 +211,7 @@ def _gate_up(
     order_ptr,
     hidden,
     width,
+    lanes,
     CHOSEN: tl.constexpr,
     SCALED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -206,11 +221,12 @@ def _gate_up(
     """Write silu(gate) * up of some columns of one expert, for all its pairs."""
     expert = tl.program_id(1)
     start, stop = tl.load(starts_ptr + expert), tl.load(starts_ptr + expert + 1)
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    lane = tl.program_id(0) % lanes
+    columns = tl.program_id(0) // lanes * COLUMNS + tl.arange(0, COLUMNS)
     wide = columns < width
     gate_ptr = w_ptr + expert.to(tl.int64) * (2 * width * hidden) + columns[:, None] * hidden
     up_ptr = gate_ptr + width * hidden
-    for first in range(start, stop, ROWS):
+    for first in range(start + lane * ROWS, stop, lanes * ROWS):
         rows = first + tl.arange(0, ROWS)
         live = rows < stop
         tokens = tl.load(order_ptr + rows, mask=live, other=0) // CHOSEN
@@ -235,7 +251,7 @@ def _gate_up(
         tl.store(mid_rows, mid.to(mid_ptr.dtype.element_ty), mask=live[:, None] & wide[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes"])
 def _down(
     mid_ptr,
     w_ptr,
@@ -246,6 +262,7 @@ def _down(
     order_ptr,
     hidden,
     width,
+    lanes,
     SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -254,10 +271,11 @@ def _down(
     """Write some columns of one expert's weighted output, each pair's at the pair's own place."""
     expert = tl.program_id(1)
     start, stop = tl.load(starts_ptr + expert), tl.load(starts_ptr + expert + 1)
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    lane = tl.program_id(0) % lanes
+    columns = tl.program_id(0) // lanes * COLUMNS + tl.arange(0, COLUMNS)
     wide = columns < hidden
     w_rows = w_ptr + expert.to(tl.int64) * (hidden * width) + columns[:, None] * width
-    for first in range(start, stop, ROWS):
+    for first in range(start + lane * ROWS, stop, lanes * ROWS):
         rows = first + tl.arange(0, ROWS)
         live = rows < stop
         pairs = tl.load(order_ptr + rows, mask=live, other=0)

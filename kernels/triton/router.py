@@ -77,7 +77,7 @@ def grouped_sigmoid_topk(
     return ids_TK, weights_TK
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _softmax_topk(
     logits_ptr,
     bias_ptr,

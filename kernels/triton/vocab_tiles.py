@@ -117,7 +117,7 @@ def keep(
     tl.store(mass_ptr + place, mass, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _join_tiles(
     score_ptr,
     id_ptr,

@@ -8,6 +8,7 @@ or takes too long does not stop the others. `docs/gpu.md` says what each result 
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from benchmarks.gpu.measure import need_cuda
 
 ONE = "--shape llada-moe-7b-a1b --rows 1 --window 64 --context 1024"
+_LAST_WORDS_S = 15.0
 MANY = "--shape llada-moe-7b-a1b --rows 1 32"
 
 
@@ -85,16 +87,27 @@ def carry_out(run: Run, seconds: float, folder: Path) -> str:
     report, log = folder / f"{run.name}.json", folder / f"{run.name}.log"
     begin = time.monotonic()
     with log.open("w") as out:
+        process = subprocess.Popen(
+            [*command(run), "--out", str(report)], stdout=out, stderr=subprocess.STDOUT
+        )
         try:
-            code: int | str = subprocess.run(
-                [*command(run), "--out", str(report)],
-                stdout=out, stderr=subprocess.STDOUT, timeout=seconds, check=False,
-            ).returncode  # fmt: skip
+            code: int | str = process.wait(seconds)
         except subprocess.TimeoutExpired:
             code = "out of time"
+            _end(process)
     took = time.monotonic() - begin
     told = "right" if code == 0 else f"FAILED ({code}): {_last(log)}"
     return f"{run.name:22} {took:6.0f} s  {told}; see {log.name}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a program, so that it reports what it has; kill it if that takes long."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_LAST_WORDS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _last(log: Path) -> str:

@@ -48,9 +48,12 @@ def main() -> None:
                     with tuner.measuring():
                         make_step(SHAPES[name], work, torch.bfloat16, device, experts).run(kernels)
                 row |= _timed(name, work, experts, kernels, clock, ceilings, args.accepted)
-                if args.engine:
-                    row |= timed_engine(SHAPES[name], work, kernels, device, "bfloat16")
                 table.append(row)
+                if args.engine:
+                    print(_line(row), flush=True)  # in case the engine cannot be run
+                    row |= timed_engine(
+                        SHAPES[name], work, kernels, device, "bfloat16", tune=args.tune
+                    )
                 print(_line(row), flush=True)
     finally:
         write_report({"facts": facts(), "ceilings": ceilings, "steps": table}, args.out)
@@ -100,7 +103,13 @@ def _timed(
 
 
 def timed_engine(
-    shape: Shape, work: Work, kernels: Kernels, device: torch.device, dtype: str
+    shape: Shape,
+    work: Work,
+    kernels: Kernels,
+    device: torch.device,
+    dtype: str,
+    *,
+    tune: bool = False,
 ) -> dict[str, float]:
     """Return the median of the engine's rounds, of one step and one token each, inside a block."""
     # The engine needs more than torch.
@@ -108,7 +117,9 @@ def timed_engine(
 
     window = min(work.window, work.context)
     model = random_model(shape, work.context + window, dtype, device, kernels)
-    engine = random_engine(model, max_num_seqs=work.rows, graph_block_length=window)
+    engine = random_engine(
+        model, max_num_seqs=work.rows, graph_block_length=window, tune_kernels=tune
+    )
     cache = "exact" if model.spec.block_causal else "dual"
     start = (work.context - window) // window * window
     requests = [

@@ -38,6 +38,12 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def make_current(device: torch.device) -> None:
+    """Have kernels launched and graphs recorded on this device, where there are several."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype; "auto" is bfloat16 where the device is fast at it, else float32."""
     if name == "auto":
@@ -132,9 +138,9 @@ def cuda_recorder() -> Record:
     What a recorded function returns stays where it is: the next replay overwrites it.
     """
     pool = torch.cuda.graph_pool_handle()
+    side = torch.cuda.Stream()  # one for all: libraries keep memory for each stream
 
     def record(run: Callable[[], Any]) -> Callable[[], Any]:
-        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # kernels are compiled, and libraries set up, before it counts

@@ -10,6 +10,7 @@ from diffray.components.backend import (
     choose_recorder,
     free_memory,
     keep_freed_memory,
+    make_current,
 )
 from diffray.components.checkpoint import load_model, read_config, resolve
 from diffray.components.denoiser import Denoiser
@@ -83,6 +84,7 @@ def build_rank(model: str, setup: Setup, mesh: Mesh) -> Engine:
         raise ValueError(f"device is {setup.device!r}, but the ranks were connected for {device}")
     if device.type == "cpu":
         keep_freed_memory()
+    make_current(device)
     # Wishes that cannot be are refused before anything is loaded.
     kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device))
     choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)

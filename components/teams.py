@@ -21,6 +21,7 @@ class Team:
     """The rows of a round that share a decoder."""
 
     decoder: Decoder
+    members: list[int]  # the rows, on the host
     rows_G: Tensor
     memory: Memory | None
 

@@ -79,8 +79,8 @@ def teams() -> list[Team]:
     memory = Memory(torch.full(shape, -1), torch.zeros(shape, dtype=torch.float64))
     credit = Credit(alpha=10.0, gamma=0.2)
     return [
-        Team(credit, torch.tensor([0, 1]), memory),
-        Team(Threshold(), torch.tensor([2]), None),
+        Team(credit, [0, 1], torch.tensor([0, 1]), memory),
+        Team(Threshold(), [2], torch.tensor([2]), None),
     ]
 
 

@@ -126,7 +126,7 @@ class Blocks:
         for team in self.teams:
             if team.memory is None:
                 continue
-            for g, b in enumerate(team.rows_G.tolist()):
+            for g, b in enumerate(team.members):
                 sequence = self.sequences[b]
                 n = sequence.stop - sequence.start
                 sequence.memory = Memory(*(part[g, :n, :n].clone() for part in team.memory))
@@ -148,6 +148,7 @@ class Blocks:
         return [
             Team(
                 decoder,
+                members,
                 send(torch.tensor(members), self.device),
                 self._gather_memory(members) if decoder.remembers else None,
             )

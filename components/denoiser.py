@@ -144,7 +144,6 @@ class Denoiser(nn.Module):
             vocab_start=self.output.rows.start,
             max_positions=dims.max_positions,
             block_causal=block_causal,
-            soft_inputs=True,
         )
 
     @property

@@ -25,7 +25,6 @@ class ModelSpec:
     vocab_start: int  # this rank's slice begins here
     max_positions: int
     block_causal: bool
-    soft_inputs: bool  # whether soft diffusion is defined for it
 
 
 class Model(Protocol):

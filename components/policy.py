@@ -31,6 +31,8 @@ AnyDecoder = Annotated[
 ]
 AnyCache = Annotated[NoCache | Prefix | Dual | Vicinity | Exact, Field(discriminator="kind")]
 
+LONGEST_REMEMBERED = 512  # positions of a block; memory and time grow with the square and more
+
 
 class DiffusionParams(Config):
     """How a request is denoised; what is left out follows the server's default, then the model."""
@@ -85,8 +87,12 @@ class Policy:
                     "use 'dual', 'vicinity', 'prefix' or 'none'"
                 )
             )
-        if iteration.soft and not spec.soft_inputs:
-            raise ValueError(f"iteration 'soft' is not defined for this model; use {plain!r}")
+        if decoder.remembers and params.block_length > LONGEST_REMEMBERED:
+            raise ValueError(
+                f"block_length is {params.block_length}, and decoder {decoder.kind!r} takes blocks "
+                f"of at most {LONGEST_REMEMBERED}: at each position it remembers as many ids as a "
+                "block is long"
+            )
         if iteration.soft and not decoder.has_threshold:
             raise ValueError(
                 f"iteration 'soft' lowers a threshold step by step, and decoder {decoder.kind!r} "

@@ -12,10 +12,10 @@ from diffray.cluster.bench.prompts import read_asks
 from diffray.components.backend import choose_device
 
 
-@pytest.mark.parametrize("given", [{"burstiness": math.nan, "rate": 3.0}, {"rate": math.nan}])
-def test_arrivals_are_not_drawn_from_what_is_no_number(given: dict[str, float]) -> None:
+@pytest.mark.parametrize(("rate", "burstiness"), [(3.0, math.nan), (math.nan, 1.0)])
+def test_arrivals_are_not_drawn_from_what_is_no_number(rate: float, burstiness: float) -> None:
     with pytest.raises(ValueError, match="must be above 0"):
-        arrivals(4, **given)
+        arrivals(4, rate, burstiness=burstiness)
 
 
 def test_infinity_is_no_count() -> None:

@@ -38,7 +38,6 @@ def toy_spec(
         vocab_start=0,
         max_positions=512,
         block_causal=block_causal,
-        soft_inputs=True,
     )
 
 

@@ -1,7 +1,7 @@
 """What the requests ask of the head: which rows, how to choose, what to forbid.
 
 Letters: B sequences, L positions of the longest block, R rows of the head, Q rows that draw, U rows
-of guided sequences, E single entries.
+of guided sequences, E single entries, I of them in blocks, O outside.
 """
 
 from collections.abc import Sequence as Items
@@ -28,10 +28,11 @@ class Guided(NamedTuple):
 
 
 class Softened(NamedTuple):
-    """Rows whose expectation soft diffusion stores."""
+    """What soft diffusion stores expectations of: masks in the blocks, and those after them."""
 
-    rows_E: Tensor
-    cells_E: Tensor  # flat index into the slots
+    rows_I: Tensor  # in the blocks: rows of the head, which has them anyway
+    tokens_O: Tensor  # outside: index into the packed hidden states
+    cells_E: Tensor  # of both: flat index into the slots
     sequences_E: Tensor
 
 
@@ -180,9 +181,16 @@ class _Collector:
             )
         tokens_R = joined(self.tokens)
         if self.soft:
-            rows_E = joined([rows for rows, _ in self.soft])
-            cells_E = layout.batch.cells_T[tokens_R[rows_E]]
-            soft = Softened(rows_E, cells_E, repeated(self.soft, torch.long))
+            rows_E = torch.cat([rows for rows, _ in self.soft])  # those in blocks come first
+            inside = int((rows_E < len(self.cells_R)).sum())
+            rows_E = send(rows_E, device)
+            tokens_E = tokens_R[rows_E]
+            soft = Softened(
+                rows_E[:inside],
+                tokens_E[inside:],
+                layout.batch.cells_T[tokens_E],
+                repeated(self.soft, torch.long),
+            )
         rows = Rows(
             cells_R=send(self.cells_R, device),
             draws=draws,

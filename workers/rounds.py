@@ -3,6 +3,7 @@
 Letters: B sequences that denoise, T packed tokens, R rows of the head, H hidden size.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,6 +27,8 @@ from diffray.workers.layout import Layout, Span
 from diffray.workers.outcome import Outcome
 from diffray.workers.request_rows import Asked, Softened, ask
 from diffray.workers.slots import Slots
+
+_SOFT_ROWS = 256  # whose probabilities over the vocabulary are there at a time
 
 
 class Chunk(NamedTuple):
@@ -129,9 +132,8 @@ class Rounds:
             return propose_plain(found, asked.rows, block)
         logits = self._logits(hidden_TH, asked)
         if asked.soft is not None:
-            self._soften(logits, asked.soft, blocks.done_B, step)
-        chosen = logits.rows(len(asked.rows.cells_R))
-        return propose(chosen, asked.rows, block, blocks.teams, mask_token_id)
+            self._soften(hidden_TH, logits, asked.soft, blocks.done_B, step)
+        return propose(logits, asked.rows, block, blocks.teams, mask_token_id)
 
     def _confidence(
         self, hidden_TH: Tensor, asked: Asked, teams: Items[Team], block: Block
@@ -149,7 +151,8 @@ class Rounds:
         return rewarded(found, known_RK, teams, cells_R, block, mask_token_id)
 
     def _logits(self, hidden_TH: Tensor, asked: Asked) -> Logits:
-        values_RV = self.model.head(hidden_TH.index_select(0, asked.tokens_R))
+        tokens_R = asked.tokens_R[: len(asked.rows.cells_R)]
+        values_RV = self.model.head(hidden_TH.index_select(0, tokens_R))
         if asked.guided is not None:
             rows_U, twins_U, scale_U = asked.guided
             blind_UV = self.model.head(hidden_TH.index_select(0, twins_U))
@@ -162,19 +165,32 @@ class Rounds:
             logits.keep_only(rows, ids_K)
         return logits
 
-    def _soften(self, logits: Logits, soft: Softened, done_B: Tensor, step: int) -> None:
+    def _soften(
+        self, hidden_TH: Tensor, logits: Logits, soft: Softened, done_B: Tensor, step: int
+    ) -> None:
         """Store what the model expects at masked positions, weighted for this step."""
         assert self.slots.soft_SNH is not None
         weights = [
             s.policy.iteration.weight(s.steps_before + s.step + step) for s in self.sequences
         ]
-        rows_E, cells_E, row_E = soft
-        values_EV = logits.values_RV[rows_E]
-        probs_EV = (values_EV - logits.logsumexp()[rows_E].unsqueeze(1)).exp()
-        expected_EH = self.model.expected_embedding(probs_EV)
+        parts = self._expectations(hidden_TH, logits, soft)
+        expected_EH = torch.cat(list(parts))
+        cells_E, row_E = soft.cells_E, soft.sequences_E
         weight_B = send(torch.tensor(weights, dtype=expected_EH.dtype), self.device)
         flat_EH = self.slots.soft_SNH.view(-1, self.slots.soft_SNH.shape[-1])
         before_EH = flat_EH[cells_E]
         active_E1 = ~done_B[row_E].unsqueeze(1)
         after_EH = (expected_EH * weight_B[row_E].unsqueeze(1)).to(flat_EH)
         flat_EH[cells_E] = torch.where(active_E1, after_EH, before_EH)
+
+    def _expectations(self, hidden_TH: Tensor, logits: Logits, soft: Softened) -> Iterator[Tensor]:
+        """Yield what the model expects, of some rows at a time: there may be a canvas of them."""
+        for rows in soft.rows_I.split(_SOFT_ROWS):
+            yield self._expectation(logits.values_RV.index_select(0, rows))
+        for tokens in soft.tokens_O.split(_SOFT_ROWS):
+            yield self._expectation(self.model.head(hidden_TH.index_select(0, tokens)))
+
+    def _expectation(self, values_EV: Tensor) -> Tensor:
+        logits = Logits(values_EV, self.model.spec.vocab_start, self.mesh)
+        logits.values_RV.sub_(logits.logsumexp().unsqueeze(1)).exp_()
+        return self.model.expected_embedding(logits.values_RV)

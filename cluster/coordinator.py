@@ -105,17 +105,14 @@ class Coordinator:
         return {
             "running": len(scheduler.running),
             "waiting": scheduler.waiting,
-            "queued_tokens": scheduler.queued_tokens,
             "free_pages": self.stats.get("free_pages", scheduler.pages),
             "num_pages": scheduler.pages,
             "preemptions": self.stats.get("preemptions", 0),
             "forwards": self.stats.get("forwards", 0),
-            "tokens": self.stats.get("tokens", 0),
             "worked": self.stats.get("worked", 0.0),
             "waited": self.stats.get("waited", 0.0),
             "rounds": self.rounds,
             "restarts": self.restarts.total,
-            "failure": self.failure,
         }
 
     async def place(self) -> dict[str, Any]:
@@ -172,14 +169,14 @@ class Coordinator:
         assert self.gang is not None
         self._work.clear()
         work = asyncio.create_task(self._work.wait())
-        lost = asyncio.create_task(self.gang.lost())
+        word = asyncio.create_task(self.gang.word())
         try:
-            await asyncio.wait([work, lost], return_when=asyncio.FIRST_COMPLETED)
-            if lost.done():
-                raise GangLost(lost.result())
+            await asyncio.wait([work, word], return_when=asyncio.FIRST_COMPLETED)
+            if word.done():
+                raise GangLost(await self.gang.reason(word.result()))
         finally:
             work.cancel()
-            lost.cancel()
+            word.cancel()
 
     async def _expire(self) -> None:
         """End what is late, even while the ranks are hung or being started."""

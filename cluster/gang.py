@@ -152,15 +152,15 @@ class Gang:
                 "(round_timeout_s) and are taken for hung"
             ) from None
         if message is None or "error" in message:
-            raise GangLost(await self._reason(message))
+            raise GangLost(await self.reason(message))
         reply: dict[str, Any] = message
         return reply
 
-    async def lost(self) -> str:
-        """Wait, while no round is in flight, for the loss of a rank and return its reason."""
-        return await self._reason(await self.hub.messages.get())
+    async def word(self) -> Any:
+        """Wait, while no round is in flight, for what a rank says: it is lost."""
+        return await self.hub.messages.get()
 
-    async def _reason(self, message: Any) -> str:
+    async def reason(self, message: Any) -> str:
         """Return why the gang is lost: of all that ranks say now, the death of one of them."""
         reason = "a rank has closed its connection"
         try:

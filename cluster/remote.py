@@ -109,9 +109,11 @@ class RemoteEngine:
         self._open[request.uid] = mine
         finished = False
         try:
-            await self._hand_over(mine.ticket)
+            async with asyncio.timeout_at(end):
+                await self._hand_over(mine.ticket)
             while not finished:
-                kind, _, *rest = await mine.news.get()
+                async with asyncio.timeout_at(end):
+                    kind, _, *rest = await mine.news.get()
                 if kind == UPDATE:
                     update = Update.unpack(rest[0])
                     finished = update.finish_reason is not None
@@ -119,19 +121,26 @@ class RemoteEngine:
                     continue
                 finished = True
                 if kind == LATE:
-                    raise DeadlineExceeded(f"the answer was not complete after {deadline:g} s")
+                    raise TimeoutError
                 raise Poisonous(rest[0]) if kind == POISON else EngineFailed(rest[0])
+        except TimeoutError:
+            raise DeadlineExceeded(f"the answer was not complete after {deadline:g} s") from None
         finally:
             self._open.pop(request.uid, None)
             if not finished:
                 self._coordinator.cancel.remote(request.uid)
 
     async def load(self) -> Load:
-        return (await self._ask_load())[0]
+        try:
+            told = await asyncio.wait_for(self._coordinator.load.remote(), _ANSWER_S)
+        except (RayError, TimeoutError) as error:
+            raise EngineFailed(f"the coordinator does not answer: {first_line(error)}") from None
+        return Load(**told)
 
-    async def queued_tokens(self) -> int:
+    @property
+    def queued_tokens(self) -> int:
         """Tokens asked for and not yet there: what autoscaling looks at."""
-        return (await self._ask_load())[1]
+        return sum(mine.ticket.missing for mine in self._open.values())
 
     async def pids(self) -> list[int]:
         """The ranks' processes, each on its own node."""
@@ -253,12 +262,16 @@ class RemoteEngine:
         kind = item[0]
         if kind == ENDED:
             self._fail(item[1])
-        elif (mine := self._open.get(item[1])) is not None:
+            return
+        goes_on = kind == UPDATE and item[2][4] is None  # no finish reason
+        if (mine := self._open.get(item[1])) is not None:
             mine.news.put(item)
-            if kind == UPDATE and item[2][4] is None:  # the finish reason
+            if goes_on:
                 mine.ticket.follow(item[2])
             else:  # it may not be read yet, but nobody has to answer it any more
                 del self._open[item[1]]
+        elif goes_on:  # its client has left, and the word of that may not have arrived
+            self._coordinator.cancel.remote(item[1])
 
     async def _revive(self, reason: str) -> None:
         """Start another coordinator, and hand over all that is open; give up after too many."""
@@ -292,12 +305,3 @@ class RemoteEngine:
         self.failure = reason
         for uid, mine in self._open.items():
             mine.news.put([FAILED, uid, reason])
-
-    async def _ask_load(self) -> tuple[Load, int]:
-        try:
-            told = await asyncio.wait_for(self._coordinator.load.remote(), _ANSWER_S)
-        except (RayError, TimeoutError) as error:
-            raise EngineFailed(f"the coordinator does not answer: {first_line(error)}") from None
-        queued = told.pop("queued_tokens")
-        told.pop("failure"), told.pop("tokens")
-        return Load(**told), queued

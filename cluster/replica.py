@@ -56,7 +56,7 @@ class Replica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Tell the autoscaling policy how much is still to be written here."""
         assert self.engine is not None
-        return {ONGOING_TOKENS: float(await self.engine.queued_tokens())}
+        return {ONGOING_TOKENS: float(self.engine.queued_tokens)}
 
     async def __del__(self) -> None:
         """End the coordinator and its ranks; Serve calls it when nobody is served any more."""

@@ -67,11 +67,6 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._open) - len(self.running)
 
-    @property
-    def queued_tokens(self) -> int:
-        """Tokens asked for and not yet there, of all open requests: what autoscaling looks at."""
-        return sum(t.packed["params"]["max_tokens"] - len(t.ids) for t in self._open.values())
-
     def submit(
         self,
         packed: dict[str, Any],

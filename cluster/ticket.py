@@ -41,6 +41,11 @@ class Ticket:
         return len(self.packed["prompt"]) + int(self.packed["params"]["max_tokens"])
 
     @property
+    def missing(self) -> int:
+        """Tokens asked for and not yet there."""
+        return int(self.packed["params"]["max_tokens"]) - len(self.ids)
+
+    @property
     def order(self) -> tuple[int, int, int]:
         """Lower runs first: by priority, then as they came, where a long one counts as later."""
         return self.priority, self.number + self.size // LONG, self.number

@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+import pytest
 
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.coordinator import Coordinator
-from diffray.cluster.gang import GangLost
+from diffray.cluster.gang import Gang, GangLost
 from diffray.cluster.news import ENDED, FAILED, LATE, POISON, UPDATE, Item
 from tests.test_scheduler import FakeRanks, Lost, packed
 
@@ -44,8 +46,10 @@ class FakeGang:
         except Lost:
             raise GangLost("it died of a request") from None
 
-    async def lost(self) -> str:
+    async def word(self) -> None:
         await self._dead.wait()
+
+    async def reason(self, message: None) -> str:
         return "killed"
 
     def kill(self) -> None:
@@ -186,3 +190,21 @@ def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None
         assert await world.coordinator.submit(packed(1), (1, 1), 0, None) == ["failed", ended[0][2]]
 
     run(story, max_restarts=2)
+
+
+def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> None:
+    """A rank tells of its end; for a moment its death is waited for, which says more."""
+
+    async def story() -> None:
+        config, group = EngineConfig(round_timeout_s=5), cast(Any, None)
+        coordinator = Coordinator("toy", config, group)
+        coordinator.gang = gang = Gang("toy", config, group)
+        idle = asyncio.create_task(coordinator._wait_for_work())
+        await asyncio.sleep(0.01)
+        gang.hub.messages.put_nowait({"error": "rank 0: no memory", "dead": False})
+        await asyncio.sleep(0.01)
+        coordinator._work.set()
+        with pytest.raises(GangLost, match="rank 0: no memory"):
+            await idle
+
+    asyncio.run(story())

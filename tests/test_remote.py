@@ -1,13 +1,14 @@
 """A replica's engine over a coordinator that cannot always be reached."""
 
 import asyncio
+import time
 from collections import deque
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from diffray.cluster.client import EngineFailed, Overloaded, Poisonous
+from diffray.cluster.client import DeadlineExceeded, EngineFailed, Overloaded, Poisonous
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.news import AGAIN, ENDED, POISON, UPDATE, Bulletin
 from diffray.cluster.remote import RemoteEngine
@@ -76,9 +77,10 @@ def engine(coordinator: FakeCoordinator, **options: Any) -> RemoteEngine:
     return made
 
 
-async def tokens(asked: RemoteEngine, uid: int) -> list[int]:
+async def tokens(asked: RemoteEngine, uid: int, deadline: float | None = None) -> list[int]:
     found: list[int] = []
-    async for update in asked.submit(Request(uid, (1, 2), SamplingParams(max_tokens=8))):
+    request = Request(uid, (1, 2), SamplingParams(max_tokens=8))
+    async for update in asked.submit(request, deadline=deadline):
         found += update.ids
     return found
 
@@ -177,5 +179,47 @@ def test_the_reason_reaches_who_asked(item: list[Any], kind: type[Exception]) ->
         coordinator.bulletin.put(item)
         with pytest.raises(kind, match="no"):
             await answer
+
+    asyncio.run(run())
+
+
+def test_a_deadline_holds_while_the_coordinator_says_nothing() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        asked = engine(coordinator)
+        begin = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"not complete after 0\.05 s"):
+            await tokens(asked, 7, deadline=0.05)
+        coordinator.submit.failures = 10**6  # now it cannot even be reached
+        with pytest.raises(DeadlineExceeded):
+            await tokens(asked, 8, deadline=0.05)
+        assert time.monotonic() - begin < 3
+        await asyncio.sleep(0.01)
+        assert coordinator.cancelled == [7, 8]
+
+    asyncio.run(run())
+
+
+def test_a_cancel_that_is_lost_is_said_again() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        coordinator.cancel.failures = 1
+        asked = engine(coordinator)
+        answer = asyncio.create_task(tokens(asked, 7))
+        while not coordinator.asked:
+            await asyncio.sleep(0.01)
+        assert asked.queued_tokens == 8
+        coordinator.tell(7, 1)
+        await asyncio.sleep(0.01)
+        assert asked.queued_tokens == 7
+        answer.cancel()
+        await asyncio.sleep(0.01)
+        assert coordinator.cancelled == [] and asked.queued_tokens == 0
+        coordinator.tell(7, 2)  # the ranks go on for nobody
+        await asyncio.sleep(0.01)
+        assert coordinator.cancelled == [7]
+        coordinator.tell(7, 3, "length")  # it had ended by itself
+        await asyncio.sleep(0.01)
+        assert coordinator.cancel.calls == 2
 
     asyncio.run(run())

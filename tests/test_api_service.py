@@ -179,6 +179,16 @@ def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) 
         wishes.params(body, room)
 
 
+def test_a_default_length_never_asks_for_more_than_there_is() -> None:
+    limits = replace(LIMITS, context=100)
+    wishes = Wishes(limits, TOKENIZER, DiffusionParams(), GenerationDefaults(max_tokens=90))
+    chat, text = parse(ChatBody, HELLO), parse(CompletionBody, IDS)
+    assert [wishes.params(body, 5).max_tokens for body in (chat, text)] == [90, 90]
+    assert [wishes.params(body, 30).max_tokens for body in (chat, text)] == [70, 70]
+    with pytest.raises(ApiError, match="you requested 101 tokens"):
+        wishes.params(chat, 100)
+
+
 def test_guidance_halves_the_pages() -> None:
     limits = replace(LIMITS, num_pages=10, page_size=8)
     wishes = Wishes(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())

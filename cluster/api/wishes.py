@@ -68,11 +68,9 @@ class Wishes:
         context = self.context(diffusion)
         asked = _asked(body)
         if asked is None:
-            if isinstance(body, ChatBody):
-                default = self.defaults.max_tokens or min(CHAT_TOKENS, max(context - taken, 1))
-            else:
-                default = self.defaults.max_tokens or COMPLETION_TOKENS
-            asked = max(default, body.min_tokens)
+            usual = CHAT_TOKENS if isinstance(body, ChatBody) else COMPLETION_TOKENS
+            default = self.defaults.max_tokens or usual
+            asked = max(min(default, max(context - taken, 1)), body.min_tokens)
         if taken + asked > context:
             raise ApiError(
                 400,

@@ -79,9 +79,10 @@ class ChatAnswer:
 
     def _logprobs(self, choice: Choice, start: int, stop: int) -> Json:
         ids, logprobs = choice.output.token_ids, choice.output.logprobs or []
+        tops = choice.output.top_logprobs
         content = []
         for at in range(start, stop):
-            top = choice.tops[at] if self._body.top_logprobs else []
+            top = tops[at] if tops else []
             entry = self._entry(ids[at], logprobs[at])
             content.append(entry | {"top_logprobs": [self._entry(*each) for each in top]})
         return {"content": content, "refusal": None}
@@ -143,6 +144,7 @@ class CompletionAnswer:
     def _logprobs(self, choice: Choice, start: int, stop: int) -> Json:
         """Return parallel lists; an offset is where a token's text begins in the choice's."""
         ids, logprobs = choice.output.token_ids, choice.output.logprobs or []
+        tops = choice.output.top_logprobs
         made: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for at in range(start, stop):
             text = self._texts[ids[at]][0]
@@ -150,7 +152,7 @@ class CompletionAnswer:
             made["token_logprobs"].append(_number(logprobs[at]))
             made["text_offset"].append(self._offsets[choice.index])
             self._offsets[choice.index] += len(text)
-            top = choice.tops[at] if self._body.logprobs else []
+            top = tops[at] if tops else []
             best = {self._texts[token][0]: _number(logprob) for token, logprob in top}
             made["top_logprobs"].append(best)
         return made

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from diffray.cluster.api.metrics import Metrics
@@ -11,8 +11,6 @@ from diffray.cluster.client import EngineClient, EngineFailed
 from diffray.workers.job import Job
 from diffray.workers.messages import Request, Update
 from diffray.workers.output import CompletionOutput, Delta
-
-Top = list[tuple[int, float]]
 
 _PIECES = 64  # news of several choices that wait for a reader; more wait where they are joined
 
@@ -25,7 +23,6 @@ class Choice:
     prompt: int  # which of the prompts
     request: Request
     job: Job
-    tops: list[Top] = field(default_factory=list)
 
     @property
     def output(self) -> CompletionOutput:
@@ -34,9 +31,6 @@ class Choice:
     def apply(self, update: Update) -> Delta | None:
         """Take over an update; return what became certain."""
         self.job.apply(update)
-        if update.top_logprobs:
-            missing = len(self.output.token_ids) - len(self.tops)
-            self.tops += update.top_logprobs[:missing]
         return self.job.news()
 
 

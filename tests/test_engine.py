@@ -556,3 +556,25 @@ def test_blocks_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     while not engine.idle:
         engine.step()
     assert plans == [[0], [0], [0, 1], [1], [1], [1]]
+
+
+def test_soft_diffusion_looks_at_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the vocabulary's logits and probabilities a canvas may have more than fit a memory."""
+    seen: list[int] = []
+
+    class Watched(ToyModel):
+        def head(self, hidden_RH: Tensor) -> Tensor:
+            seen.append(len(hidden_RH))
+            return super().head(hidden_RH)
+
+        def expected_embedding(self, weights_RV: Tensor) -> Tensor:
+            seen.append(len(weights_RV))
+            return super().expected_embedding(weights_RV)
+
+    policy: dict[str, object] = {"block_length": 8, "iteration": {"kind": "soft"}}
+    params = SamplingParams(max_tokens=64, ignore_eos=True, diffusion=policy)
+    requests = [Request(uid, prompt_of(8 + uid), params) for uid in range(3)]
+    expected = run(toy_engine(BIDIRECTIONAL), requests)
+    monkeypatch.setattr("diffray.workers.rounds._SOFT_ROWS", 24)
+    assert run(toy_engine(Watched()), requests) == expected
+    assert max(seen) == 24  # as many as the three blocks have

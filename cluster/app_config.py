@@ -165,7 +165,7 @@ class AppConfig(Config):
         if not keys:
             raise ValueError(f"api_key_env: the variable {self.api_key_env} holds no key; set it")
         try:
-            return ApiSettings(**dict(self.api) | {"api_keys": keys})
+            return ApiSettings.model_validate(dict(self.api) | {"api_keys": keys})
         except ValidationError as error:
             raise ValueError(f"api_key_env ({self.api_key_env}): {explain(error)}") from None
 
@@ -177,7 +177,7 @@ def app_config(given: object, where: str = "args") -> AppConfig:
             f"{where}: options are needed, as model_loading_config (given: {given!r:.100})"
         )
     try:
-        return AppConfig(**_as_options(given, where))
+        return AppConfig.model_validate(_as_options(given, where))
     except ValidationError as error:
         raise ValueError(f"{where}: {explain(error)}") from None
 

@@ -1,9 +1,10 @@
 """What every component's configuration shares: frozen, no unknown keys, errors in one sentence."""
 
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Config(BaseModel):
@@ -13,15 +14,54 @@ class Config(BaseModel):
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
 
+    def __init__(self, /, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise ValueError(explain(error)) from None
+
+    # So pydantic builds the parts of a whole without the above: only the whole knows their place.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # as BaseModel's own has
+
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, given: Any) -> Any:
+    def _refuse_unknown_names_and_no_kinds(cls, given: Any) -> Any:
         if isinstance(given, dict):
-            for name in given:
+            for name, value in given.items():
                 if name not in cls.model_fields:
                     allowed = ", ".join(cls.model_fields)
                     raise ValueError(f"unknown option {name!r}{_meant(str(name), allowed)}")
+                if sentence := _without_kind(value, cls.model_fields[name].annotation):
+                    mistake = PydanticCustomError("no_kind", "{sentence}", {"sentence": sentence})
+                    raise ValidationError.from_exception_data(
+                        cls.__name__, [InitErrorDetails(type=mistake, loc=(name,), input=value)]
+                    )
         return given
+
+
+def _without_kind(given: object, annotation: Any) -> str | None:
+    """Return what to do about a part whose kind is not said, of a field that has several."""
+    if not (isinstance(given, str) or (isinstance(given, dict) and "kind" not in given)):
+        return None
+    kinds = _kinds(annotation)
+    allowed = ", ".join(repr(kind) for kind in kinds)
+    match given:
+        case _ if not kinds:
+            return None
+        case str() if given in kinds:
+            return f'write {{"kind": "{given}"}}'
+        case str():
+            return f'write {{"kind": ...}} with one of {allowed}'
+        case _:
+            return f"a 'kind' is needed; allowed: {allowed}"
+
+
+def _kinds(annotation: Any) -> list[str]:
+    """Return the kinds among which a field's union chooses; none where it is no such union."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        kind = annotation.model_fields.get("kind")
+        return [kind.default] if kind else []
+    return [kind for part in get_args(annotation) for kind in _kinds(part)]
 
 
 def _meant(name: str, allowed: str) -> str:
@@ -42,9 +82,7 @@ def _sentence(mistake: dict[str, Any]) -> str:
         case "union_tag_invalid":
             context = mistake["ctx"]
             return f"{prefix}no kind {context['tag']!r}; allowed: {context['expected_tags']}"
-        case "union_tag_not_found":
-            return f"{prefix}a 'kind' is needed"
-        case "value_error":
+        case "value_error" | "no_kind":
             return prefix + str(mistake["msg"]).removeprefix("Value error, ")
         case _:
             return f"{prefix}{mistake['msg']} (given: {_shown(mistake['input'])})"

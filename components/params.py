@@ -1,10 +1,10 @@
 """What a request may ask for, with the names OpenAI and vLLM use."""
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from diffray.components.config import Config, explain
+from diffray.components.config import Config
 from diffray.components.policy import DiffusionParams
 
 
@@ -30,16 +30,24 @@ class SamplingParams(Config):
     skip_special_tokens: bool = True
     diffusion: DiffusionParams = DiffusionParams()
 
-    def __init__(self, **given: Any) -> None:
-        try:
-            super().__init__(**given)
-        except ValidationError as error:
-            raise ValueError(explain(error)) from None
+    if TYPE_CHECKING:  # dicts may stand for the parts of `diffusion`, a list for a tuple
+
+        def __init__(self, **given: Any) -> None: ...
 
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop(cls, given: Any) -> Any:
         return (given,) if isinstance(given, str) else given
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _no_count(cls, given: Any) -> Any:
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            raise ValueError(
+                "write True or False; the most probable ids of each token come with "
+                f"logprobs=True and top_logprobs=N (given: {given!r:.200})"
+            )
+        return given
 
     @field_validator("logit_bias")
     @classmethod

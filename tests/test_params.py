@@ -1,8 +1,13 @@
 """What a request may ask for, and how a mistake is explained: one sentence that says what to do."""
 
+from collections.abc import Callable
+
 import pytest
+from pydantic import Field, field_validator
 
 from diffray import SamplingParams
+from diffray.components.config import Config
+from diffray.components.decoders.threshold import Threshold
 from diffray.components.policy import DiffusionParams, Policy
 from tests.toy import toy_spec
 
@@ -37,8 +42,18 @@ from tests.toy import toy_spec
         ),
         (
             {"diffusion": {"decoder": {"threshold": 0.9}}},
-            r"^diffusion.decoder: a 'kind' is needed$",
+            r"^diffusion.decoder: a 'kind' is needed; allowed: 'threshold', 'fixed', 'hierarchy'",
         ),
+        (
+            {"diffusion": {"decoder": "credit"}},
+            r'^diffusion.decoder: write \{"kind": "credit"\}$',
+        ),
+        (
+            {"diffusion": {"iteration": "best"}},
+            r"^diffusion.iteration: write \{\"kind\": ...\} with one of 'blockwise', 'block_diff",
+        ),
+        ({"logprobs": 5}, r"^logprobs: write True or False; .*top_logprobs=N \(given: 5\)$"),
+        ({"logprobs": 0}, r"^logprobs: write True or False; .*top_logprobs=N \(given: 0\)$"),
         ({"diffusion": {"cache": {"kind": "vicinity", "before": -1}}}, r"given: -1"),
         (
             {"diffusion": {"steps": 3}},
@@ -52,6 +67,48 @@ def test_a_mistake_is_one_sentence(given: dict[str, object], message: str) -> No
         SamplingParams(**given)
     assert "\n" not in str(caught.value)
     assert "pydantic" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Threshold(limit=4), "unknown option 'limit'; allowed: kind, threshold"),  # type: ignore[call-arg]
+        (
+            lambda: Threshold(threshold=4),
+            "threshold: Input should be less than or equal to 1 (given: 4)",
+        ),
+        (lambda: DiffusionParams(decoder="credit"), 'decoder: write {"kind": "credit"}'),  # type: ignore[arg-type]
+        (
+            lambda: DiffusionParams(decoder={"kind": "threshold", "threshold": 4}),  # type: ignore[arg-type]
+            "decoder.threshold.threshold: Input should be less than or equal to 1 (given: 4)",
+        ),
+        (
+            lambda: SamplingParams(diffusion={"decoder": {"kind": "threshold", "threshold": 4}}),
+            "diffusion.decoder.threshold.threshold: "
+            "Input should be less than or equal to 1 (given: 4)",
+        ),
+        (lambda: Outer(size=3), "size: inner: Input should be less than or equal to 2 (given: 3)"),
+    ],
+)
+def test_every_configuration_explains_itself_once(
+    build: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        build()
+    assert str(caught.value) == message
+
+
+class Inner(Config):
+    inner: int = Field(0, le=2)
+
+
+class Outer(Config):
+    size: int = 0
+
+    @field_validator("size")
+    @classmethod
+    def _fits_inside(cls, size: int) -> int:
+        return Inner(inner=size).inner
 
 
 def test_frozen() -> None:
@@ -80,14 +137,16 @@ def test_defaults_fit_the_model(causal: bool, iteration: str, cache: str) -> Non
     assert policy.cache.kind == cache  # type: ignore[attr-defined]
 
 
-def test_soft_diffusion_is_refused_where_it_is_not_defined() -> None:
-    from dataclasses import replace
-
-    params = DiffusionParams(iteration={"kind": "soft"})  # type: ignore[arg-type]
-    spec = toy_spec()
-    assert Policy.resolve(params, spec).iteration.soft
-    with pytest.raises(ValueError, match="not defined for this model"):
-        Policy.resolve(params, replace(spec, soft_inputs=False))
+def test_a_decoder_that_remembers_takes_no_endless_block() -> None:
+    """What one request may cost is bounded: credit grows with the square of the block."""
+    params = DiffusionParams(decoder={"kind": "credit"}, block_length=512)  # type: ignore[arg-type]
+    assert Policy.resolve(params, toy_spec()).block_length == 512
+    longer = params.model_copy(update={"block_length": 513})
+    told = "block_length is 513, and decoder 'credit' takes blocks of at most 512"
+    with pytest.raises(ValueError, match=told):
+        Policy.resolve(longer, toy_spec())
+    plain = DiffusionParams(block_length=513)
+    assert Policy.resolve(plain, toy_spec()).block_length == 513
 
 
 def test_rankings_need_logprobs() -> None:

@@ -6,10 +6,8 @@ from collections.abc import Sequence as Items
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from pydantic import ValidationError
 from tqdm.auto import tqdm
 
-from diffray.components.config import explain
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
@@ -307,7 +305,4 @@ class DiffusionLLM:
 def _diffusion(given: DiffusionParams | dict[str, Any] | None) -> DiffusionParams:
     if isinstance(given, DiffusionParams):
         return given
-    try:
-        return DiffusionParams(**(given or {}))
-    except ValidationError as error:
-        raise ValueError(explain(error)) from None
+    return DiffusionParams(**(given or {}))

@@ -37,8 +37,12 @@ class Conversation:
         system: str | None = None,
     ) -> None:
         self._client, self._endpoint = client, endpoint
-        self.model = model or self._first_model()
         self.options, self.system = dict(options or {}), system
+        if self.options.get("n", 1) != 1:
+            raise ValueError(
+                f"a chat shows one answer; leave n out (given: {self.options['n']!r:.99})"
+            )
+        self.model = model or self._first_model()
         self.turns: list[dict[str, str]] = []
         self.finish_reason: str | None = None  # of the last answer
 

@@ -152,6 +152,17 @@ class TestPiped:
             with pytest.raises(ConnectionError, match="start a server with `diffray serve`"):
                 chat(Endpoint.at(gone.url), model=model, source=io.StringIO("a"), out=io.StringIO())
 
+    def test_several_answers_are_refused_before_anybody_is_asked(self) -> None:
+        with pytest.raises(ValueError, match=r"^a chat shows one answer; leave n out \(given: 2\)"):
+            chat(
+                Endpoint.at("http://127.0.0.1:1"),
+                options={"n": 2},
+                source=io.StringIO("a"),
+                out=io.StringIO(),
+            )
+        out, _ = piped("a\n", model="m", options={"n": 1})
+        assert out == "you said a\n"
+
     def test_unknown_command(self) -> None:
         with pytest.raises(Refused, match="/help"):
             piped("/what", model="m")

@@ -69,6 +69,11 @@ def generate(
             sampling, diffusion, max_tokens=max_tokens, seed=seed, stop=stop
         )
         params = sampling_params(typed, diffusion.settings or ())
+        if params.logprobs:
+            raise ValueError(
+                "the command line prints no logprobs; leave them out, or ask for them in Python "
+                "or through the API of a server"
+            )
         llm = DiffusionLLM(model, max_num_seqs=1, **engine.typed())
         asked = as_prompt(llm, text, raw=raw)
         measured = print_answer(llm, asked, params, watch=watch)

@@ -1,5 +1,6 @@
 """The public Python API, on a tiny checkpoint with and without a tokenizer."""
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +107,24 @@ def test_stream_equals_generate(llm: DiffusionLLM) -> None:
             assert reasons[choice.index] == choice.finish_reason
 
 
+def test_a_stream_tells_logprobs_of_exactly_its_tokens(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=24, logprobs=True, top_logprobs=2, ignore_eos=True)
+    whole = llm.generate([1, 2], params)[0].outputs[0]
+    deltas = list(llm.stream([1, 2], params))
+    assert len(deltas) > 1
+    logprobs, steps, top_logprobs = [], [], []
+    for delta in deltas:
+        assert delta.logprobs is not None and delta.top_logprobs is not None
+        assert delta.steps is not None
+        assert len(delta.logprobs) == len(delta.top_logprobs) == len(delta.token_ids)
+        logprobs += delta.logprobs
+        steps += delta.steps
+        top_logprobs += delta.top_logprobs
+    assert (logprobs, steps, top_logprobs) == (whole.logprobs, whole.steps, whole.top_logprobs)
+    bare = next(llm.stream([1, 2], SamplingParams(max_tokens=24)))
+    assert (bare.logprobs, bare.steps, bare.top_logprobs) == (None, None, None)
+
+
 def test_stop_string_ends_the_text_before_it(llm: DiffusionLLM) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     whole = llm.generate("stop", params)[0].outputs[0]
@@ -136,6 +155,17 @@ def test_watch_ends_with_what_generate_returns(llm: DiffusionLLM) -> None:
     hidden = [canvas.count(None) for canvas in canvases]
     assert hidden == sorted(hidden, reverse=True)
     assert canvases[-1] == llm.generate([4, 5, 6], params)[0].outputs[0].token_ids
+
+
+def test_a_long_prompt_is_refused_without_a_warning(
+    llm: DiffusionLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert llm.tokenizer is not None
+    monkeypatch.setattr(llm.tokenizer.fast, "model_max_length", 8)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with pytest.raises(ValueError, match="shorten"):
+        llm.generate("too long" * 200)
+    assert caplog.text == ""
 
 
 def test_infill_writes_between(llm: DiffusionLLM) -> None:
@@ -259,6 +289,7 @@ def test_streams_and_batches_share_the_engine(llm: DiffusionLLM) -> None:
         (lambda llm: llm.generate([[1.5]]), "a text or a list of token ids"),
         (lambda llm: llm.generate("\ud800"), "no valid Unicode"),
         (lambda llm: llm.generate("x", {"max_tokens": 3}), "one SamplingParams"),
+        (lambda llm: list(llm.watch("x", SamplingParams(n=5))), r"one answer; leave n out .*5"),
         (lambda llm: llm.chat("x"), "a conversation is a list"),
         (lambda llm: llm.chat([{"role": "user"}]), "needs a 'role' and a 'content'"),
     ],

@@ -60,4 +60,7 @@ class Job:
             token_ids=choice.token_ids[ids:],
             finish_reason=choice.finish_reason,
             forwards=choice.forwards,
+            logprobs=None if choice.logprobs is None else choice.logprobs[ids:],
+            steps=None if choice.steps is None else choice.steps[ids:],
+            top_logprobs=None if choice.top_logprobs is None else choice.top_logprobs[ids:],
         )

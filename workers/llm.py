@@ -186,7 +186,9 @@ class DiffusionLLM:
         self, prompt: Prompt | Messages, params: SamplingParams | None = None
     ) -> Iterator[list[int | None]]:
         """Yield the canvas after every denoising step: token ids, None where it is masked."""
-        wish = one_each(params, 1)[0].model_copy(update={"n": 1})
+        wish = one_each(params, 1)[0]
+        if wish.n != 1:
+            raise ValueError(f"watch shows one answer; leave n out (given: {wish.n})")
         jobs = self._submit(self._encode_any(prompt), wish, watch=True)
         (job,) = jobs.values()
         try:

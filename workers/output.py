@@ -58,10 +58,16 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one streamed choice: what became certain since the last."""
+    """News of one streamed choice: what became certain since the last.
+
+    `logprobs`, `steps` and `top_logprobs` are a CompletionOutput's, of exactly these tokens.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None
     forwards: int  # so far
+    logprobs: list[float] | None = None
+    steps: list[int] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None

@@ -77,7 +77,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"the text is no valid Unicode: {error.reason}") from None
-        return list(self.fast.encode(text, add_special_tokens=add_special_tokens))
+        # Not verbose: it would warn of a length that only the engine can judge.
+        return list(self.fast.encode(text, add_special_tokens=add_special_tokens, verbose=False))
 
 
 class TextStream:

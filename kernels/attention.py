@@ -36,6 +36,14 @@ def attend(
 
     Of each token the query heads stand first, then the key heads, then as many value heads.
     """
+    stored = _rotate_and_store(heads_THD, turn, keys_SGD, values_SGD, slots_T)
+    return window_attention(*stored, keys_SGD, values_SGD, windows.groups)
+
+
+def _rotate_and_store(
+    heads_THD: Tensor, turn: Turn, keys_SGD: Tensor, values_SGD: Tensor, slots_T: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, normed and rotated; keys and values are stored in place."""
     num_keys = keys_SGD.shape[1]
     num_turned = heads_THD.shape[1] - num_keys
     qk_THD, v_TGD = heads_THD[:, :num_turned], heads_THD[:, num_turned:]
@@ -45,7 +53,7 @@ def attend(
     q_THD, k_TGD = qk_THD[:, :-num_keys], qk_THD[:, -num_keys:]
     keys_SGD.index_copy_(0, slots_T, k_TGD)
     values_SGD.index_copy_(0, slots_T, v_TGD)
-    return window_attention(q_THD, k_TGD, v_TGD, keys_SGD, values_SGD, windows.groups)
+    return q_THD, k_TGD, v_TGD
 
 
 def window_attention(
@@ -93,15 +101,7 @@ def rotate_and_store(
     N = H + 2G: query heads, key heads, value heads. No slot may be given twice, except for what
     nobody reads.
     """
-    num_keys = keys_SGD.shape[1]
-    num_turned = heads_TND.shape[1] - num_keys
-    x_TND = heads_TND[:, :num_turned]
-    if turn.norm_ND is not None:
-        x_TND = rms_norm(x_TND, turn.norm_ND, turn.eps)
-    x_TND = rotate(x_TND, turn.cos_T1R, turn.sin_T1R)
-    keys_SGD[slots_T] = x_TND[:, -num_keys:]
-    values_SGD[slots_T] = heads_TND[:, num_turned:]
-    return x_TND[:, :-num_keys]
+    return _rotate_and_store(heads_TND, turn, keys_SGD, values_SGD, slots_T)[0]
 
 
 def paged_attention(

@@ -39,10 +39,9 @@ class Kernels(NamedTuple):
         [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor], Tensor
     ]
     confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
-    # Not called by models: halves of `attend`, and what is asked of written logits.
+    # Not called by models: the halves of `attend`.
     rotate_and_store: Callable[[Tensor, Turn, Tensor, Tensor, Tensor], Tensor]
     paged_attention: Callable[[Tensor, Tensor, Tensor, PagedWindows], Tensor]
-    confidence_of_logits: Callable[[Tensor, int, int, Tensor, Draw | None], Confidence]
     tuner: "Tuner | None" = None  # of those that come in tiles
 
 
@@ -59,7 +58,6 @@ TORCH: Final = Kernels(
     confidence.confidence,
     attention.rotate_and_store,
     attention.paged_attention,
-    confidence.confidence_of_logits,
 )
 
 
@@ -110,7 +108,7 @@ def _interpreted() -> bool:
 def triton_kernels(tuner: "Tuner | None" = None) -> Kernels:
     """Return Triton's kernels, with the tiles that a tuner knows; compiled when first called."""
     from diffray.kernels.triton.attention import attend, paged_attention
-    from diffray.kernels.triton.confidence import confidence, confidence_of_logits
+    from diffray.kernels.triton.confidence import confidence
     from diffray.kernels.triton.experts import experts_forward, quantized_experts_forward
     from diffray.kernels.triton.norm import add_norm, rms_norm
     from diffray.kernels.triton.rope import rotate_and_store
@@ -130,6 +128,5 @@ def triton_kernels(tuner: "Tuner | None" = None) -> Kernels:
         partial(confidence, tuner=tuner),
         rotate_and_store,
         partial(paged_attention, tuner=tuner),
-        confidence_of_logits,
         tuner,
     )

@@ -8,7 +8,7 @@ from tests.triton_device import DEVICE  # isort: skip
 from diffray.kernels import confidence as reference
 from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence, Draw
-from diffray.kernels.triton.confidence import confidence, confidence_of_logits
+from diffray.kernels.triton.confidence import confidence
 
 
 def draw_of(rows: int, *temperatures: float) -> Draw:
@@ -45,22 +45,6 @@ def test_confidence_equals_the_reference(
     check(confidence(*args), reference.confidence(*args))
 
 
-@pytest.mark.parametrize("temperatures", [(), (0.7, 0.0, 1.3)])
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 5), (3, 4096), (4, 5000)])
-def test_confidence_of_logits_equals_the_reference(
-    rows: int, vocab: int, temperatures: tuple[float, ...]
-) -> None:
-    torch.manual_seed(vocab)
-    logits = torch.randn(rows, vocab, device=DEVICE) * 3
-    logits[0, 1:4] = -torch.inf
-    ids = torch.randint(0, vocab, (rows, 2), device=DEVICE)
-    draw = draw_of(rows, *temperatures) if temperatures else None
-    args = (logits, 0, int(logits[-1].argmax()), ids, draw)
-    before = logits.clone()
-    check(confidence_of_logits(*args), reference.confidence_of_logits(*args))
-    assert torch.equal(logits, before)
-
-
 def test_a_slice_of_the_vocabulary_speaks_of_its_own_ids() -> None:
     x, head, ids = case(6, 32, 200, 4)
     draw = draw_of(6, 0.9, 0.0)
@@ -77,11 +61,17 @@ def test_a_slice_of_the_vocabulary_speaks_of_its_own_ids() -> None:
     torch.testing.assert_close(lse, whole.logsumexp_R)
 
 
+def of_logits(logits_RV: Tensor, forbidden: int, draw: Draw | None = None) -> Confidence:
+    """Let these logits come out of the product with the head."""
+    rows = len(logits_RV)
+    none = torch.empty(rows, 0, dtype=torch.long, device=DEVICE)
+    return confidence(torch.eye(rows, device=DEVICE), logits_RV.T, 0, forbidden, none, draw)
+
+
 def test_of_equals_the_lowest_id_is_chosen_and_the_forbidden_one_never() -> None:
     logits = torch.zeros(2, 9000, device=DEVICE)
     logits[1, [4, 4500, 8999]] = 2.0
-    none = torch.empty(2, 0, dtype=torch.long, device=DEVICE)
-    got = confidence_of_logits(logits, 0, 4, none, None)
+    got = of_logits(logits, 4)
     assert got.ids_R.tolist() == [0, 4500]
     torch.testing.assert_close(got.logsumexp_R, logits.logsumexp(1))
 
@@ -89,8 +79,7 @@ def test_of_equals_the_lowest_id_is_chosen_and_the_forbidden_one_never() -> None
 def test_rows_in_which_all_but_one_id_is_out_of_the_question() -> None:
     logits = torch.full((1, 9000), -torch.inf, device=DEVICE)
     logits[0, 8000] = -5.0
-    none = torch.empty(1, 0, dtype=torch.long, device=DEVICE)
-    got = confidence_of_logits(logits, 0, 8999, none, None)
+    got = of_logits(logits, 8999)
     assert got.ids_R.tolist() == [8000]
     assert got.logits_R.tolist() == [-5.0] == got.logsumexp_R.tolist()
 
@@ -100,8 +89,7 @@ def test_noise_is_that_of_the_rest_of_the_house() -> None:
     flat = torch.zeros(5, 3000, device=DEVICE)
     ids = torch.arange(3000, device=DEVICE)
     drawn = noise.gumbel(draw.seed_R, draw.position_R, draw.step_R, ids.unsqueeze(0)).float()
-    none = torch.empty(5, 0, dtype=torch.long, device=DEVICE)
-    got = confidence_of_logits(flat, 0, -1, none, draw)
+    got = of_logits(flat, -1, draw)
     assert torch.equal(got.ids_R, drawn.argmax(1))
     torch.testing.assert_close(got.scores_R, drawn.amax(1), atol=0, rtol=1e-6)
 

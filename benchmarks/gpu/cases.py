@@ -229,10 +229,3 @@ def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         flops,
         exact_ids=True,
     )
-    logits = torch.nn.functional.linear(x, head)
-    yield Case(
-        "confidence_of_logits",
-        lambda kernels: kernels.confidence_of_logits(logits, 0, mask, gather, None),
-        logits.numel() * x.element_size(),
-        exact_ids=True,
-    )

@@ -99,33 +99,6 @@ def _run(
     return join(parts, gathered_RK, start)
 
 
-def confidence_of_logits(
-    logits_RV: Tensor, start: int, forbidden: int, gather_RK: Tensor, draw: Draw | None
-) -> Confidence:
-    """Return the same as `confidence`, of logits that have been written; they are only read."""
-    rows, size = logits_RV.shape
-    columns = min(triton.next_power_of_2(size), 4096)
-    parts = Parts.empty(triton.cdiv(size, columns), rows, logits_RV.device)
-    gathered_RK = torch.zeros(gather_RK.shape, dtype=torch.float32, device=logits_RV.device)
-    if rows:
-        _weigh_logits[(rows, triton.cdiv(size, columns))](
-            logits_RV.contiguous(),
-            *parts,
-            gather_RK.contiguous(),
-            gathered_RK,
-            *_noise_of(draw),
-            rows,
-            size,
-            start,
-            forbidden,
-            GATHERED=gather_RK.shape[1],
-            DRAWN=draw is not None,
-            COLUMNS=columns,
-            num_warps=8,
-        )
-    return join(parts, gathered_RK, start)
-
-
 def _noise_of(draw: Draw | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the rows' temperatures and the keys of their noise."""
     if draw is None:
@@ -176,55 +149,6 @@ def _weigh_head(
     logits = tl.where(wide[None, :], logits, float("-inf"))
     keep(
         logits,
-        row,
-        column,
-        score_ptr,
-        id_ptr,
-        logit_ptr,
-        best_ptr,
-        top_ptr,
-        mass_ptr,
-        gather_ptr,
-        gathered_ptr,
-        temperature_ptr,
-        key_ptr,
-        rows,
-        size,
-        start,
-        forbidden,
-        GATHERED,
-        DRAWN,
-    )
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _weigh_logits(
-    logits_ptr,
-    score_ptr,
-    id_ptr,
-    logit_ptr,
-    best_ptr,
-    top_ptr,
-    mass_ptr,
-    gather_ptr,
-    gathered_ptr,
-    temperature_ptr,
-    key_ptr,
-    rows,
-    size,
-    start,
-    forbidden,
-    GATHERED: tl.constexpr,
-    DRAWN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Read a tile of one row of logits and keep what matters."""
-    row = tl.program_id(0) + tl.arange(0, 1)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    at = row.to(tl.int64)[:, None] * size + column[None, :]
-    logits = tl.load(logits_ptr + at, mask=(column < size)[None, :], other=float("-inf"))
-    keep(
-        logits.to(tl.float32),
         row,
         column,
         score_ptr,

@@ -161,5 +161,5 @@ class Listening:
     ] = False
 
     def api(self) -> dict[str, list[str]]:
-        """Return options of `ApiConfig`."""
+        """Return options of `ApiSettings`."""
         return {"api_keys": self.api_key or [], "cors_origins": self.allowed_origins or []}

@@ -395,9 +395,12 @@ class TestServe:
             *("serve", "--base-url", fake.url, "--num-prompts", "2", "--input-len", "2"),
             *("--set", "seed=13", "--disable-tqdm"),
         )
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == 1
         assert "Failed requests:                         2 " in result.output
         assert "failed: 2 x the server answers 400: thirteen" in result.output
+        assert result.stderr.splitlines()[-1] == (
+            "diffray: no request succeeded; the first failed so: the server answers 400: thirteen"
+        )
 
     def test_ready_check_waits_for_an_answer(self, fake: FakeEndpoint) -> None:
         common = ("serve", "--base-url", fake.url, "--num-prompts", "1", "--input-len", "2")

@@ -28,13 +28,19 @@ def latency(
     """Time batches of random prompts whose answers all have the same length."""
     with one_sentence():
         from diffray.cluster.bench import offline_runs as runs
+        from diffray.cluster.bench.interrupt import Interruptible
         from diffray.cluster.bench.machine import engine_facts, when_and_where
+        from diffray.cluster.bench.offline import Looked
+        from diffray.cluster.bench.output import print_found
         from diffray.cluster.bench.percentiles import counts
-        from diffray.cluster.bench.workload import random_ids
+        from diffray.cluster.bench.places import check_place
+        from diffray.cluster.bench.workload import facts_of, random_ids
         from diffray.cluster.options import sampling_params
         from diffray.workers.llm import DiffusionLLM
 
         facts = when_and_where()
+        check_place(result.output_json, "--output-json")
+        check_place(result.report, "--report")
         sizes = counts(batch_size, "--batch-size", high=MOST_AT_ONCE)
         most, steps = max(sizes), steps_per_round
         typed = flags.typed_request(
@@ -42,15 +48,22 @@ def latency(
         )
         params = sampling_params(typed, diffusion.settings or ())
         options = engine.typed() | {"max_num_seqs": most, "steps_per_round": steps}
-        with DiffusionLLM(model, **options) as llm:
+        found: list[Looked] = []
+        times, warmups = num_iters, num_iters_warmup
+        with Interruptible() as timing, DiffusionLLM(model, **options) as llm:
             facts |= engine_facts(llm, model) | {"steps per round": str(steps)}
             work = random_ids(llm, most, input_len, seed), [params] * most
-            found = runs.run_batches(llm, sizes, work, warmups=num_iters_warmup, times=num_iters)
-        runs.write_json(result.output_json, facts, runs.batches_as_json(sizes, found))
-        if result.report is not None:
+            facts |= facts_of(llm, params, {"a batch": work})
+            runs.run_batches(llm, sizes, work, found, warmups=warmups, times=times)
+        if found:
+            print_found(found, "batch")
+            facts |= timing.facts(len(found), len(sizes))
+            runs.write_json(result.output_json, facts, runs.batches_as_json(sizes, found))
+        if found and result.report is not None:
             from diffray.cluster.bench.report import latency_report
 
-            result.report.write_text(latency_report(facts, sizes, found))
+            result.report.write_text(latency_report(facts, sizes[: len(found)], found))
+        timing.end(len(found), len(sizes))
 
 
 @spread
@@ -70,12 +83,20 @@ def throughput(
     """Time data sets, one task after the other; with --max-num-seqs 1 prompt by prompt."""
     with one_sentence():
         from diffray.cluster.bench import offline_runs as runs
+        from diffray.cluster.bench.interrupt import Interruptible
         from diffray.cluster.bench.machine import engine_facts, when_and_where
-        from diffray.cluster.bench.workload import tasks
+        from diffray.cluster.bench.offline import Looked
+        from diffray.cluster.bench.output import print_found
+        from diffray.cluster.bench.places import check_place
+        from diffray.cluster.bench.prompts import read_sets
+        from diffray.cluster.bench.workload import facts_of, tasks
         from diffray.cluster.options import sampling_params
         from diffray.workers.llm import DiffusionLLM
 
         facts = when_and_where()
+        check_place(result.output_json, "--output-json")
+        check_place(result.report, "--report")
+        sets = read_sets(data.dataset_name, data.dataset_path, data.num_prompts)
         ends = data.ignore_eos or None
         typed = flags.typed_request(
             sampling, diffusion, max_tokens=data.output_len, seed=seed, ignore_eos=ends
@@ -83,13 +104,20 @@ def throughput(
         params = sampling_params(typed, diffusion.settings or ())
         most, steps = max_num_seqs, steps_per_round
         options = engine.typed() | {"max_num_seqs": most, "steps_per_round": steps}
-        with DiffusionLLM(model, **options) as llm:
+        found: list[Looked] = []
+        work: dict[str, runs.Work] = {}
+        with Interruptible() as timing, DiffusionLLM(model, **options) as llm:
             facts |= engine_facts(llm, model)
             facts |= {"steps per round": str(steps), "sequences at once": str(most)}
-            work = tasks(llm, data, seed=seed, raw=raw, params=params)
-            found = runs.run_tasks(llm, work, at_once=most)
-        runs.write_json(result.output_json, facts, runs.tasks_as_json(found))
-        if result.report is not None:
+            work |= tasks(llm, sets, data, seed=seed, raw=raw, params=params)
+            facts |= facts_of(llm, params, work)
+            runs.run_tasks(llm, work, found, at_once=most)
+        if found:
+            print_found(found, "task")
+            facts |= timing.facts(len(found), len(work))
+            runs.write_json(result.output_json, facts, runs.tasks_as_json(found))
+        if found and result.report is not None:
             from diffray.cluster.bench.report import throughput_report
 
             result.report.write_text(throughput_report(facts, found))
+        timing.end(len(found), len(work))

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from diffray.cluster.bench.offline import Looked, look_at, timed
-from diffray.cluster.bench.output import PERCENTS, latency_lines, print_found, throughput_line
+from diffray.cluster.bench.output import PERCENTS, latency_lines, throughput_line
 from diffray.cluster.bench.percentiles import Spread, as_word
 from diffray.cluster.bench.roofline import memory_bandwidth
 from diffray.components.params import SamplingParams
@@ -18,12 +18,17 @@ Work = tuple[list[list[int]], list[SamplingParams]]
 
 
 def run_batches(
-    llm: DiffusionLLM, sizes: Sequence[int], work: Work, *, warmups: int, times: int
-) -> list[Looked]:
-    """Time the first prompts in batches of these sizes, and tell of each."""
+    llm: DiffusionLLM,
+    sizes: Sequence[int],
+    work: Work,
+    found: list[Looked],
+    *,
+    warmups: int,
+    times: int,
+) -> None:
+    """Time the first prompts in batches of these sizes, and tell of each once it has ended."""
     bandwidth = memory_bandwidth(llm.engine.slots.device)
     prompts, params = work
-    found = []
     for size in sizes:
         batch, wishes = prompts[:size], params[:size]
         if warmups:
@@ -31,14 +36,13 @@ def run_batches(
         run = timed(llm, f"batch {size}", [batch] * times, [wishes] * times)
         found.append(look_at(llm, run, batch, wishes, bandwidth))
         typer.echo("\n".join([f"batch {size}", *latency_lines(run.latencies)]))
-    print_found(found, "batch")
-    return found
 
 
-def run_tasks(llm: DiffusionLLM, tasks: dict[str, Work], *, at_once: int) -> list[Looked]:
+def run_tasks(
+    llm: DiffusionLLM, tasks: dict[str, Work], found: list[Looked], *, at_once: int
+) -> None:
     """Time task after task, with prompts together or, where `at_once` is 1, one by one."""
     bandwidth = memory_bandwidth(llm.engine.slots.device)
-    found = []
     for task, (prompts, wishes) in tasks.items():
         few = min(len(prompts), at_once)
         timed(llm, "", [prompts[:few]], [wishes[:few]])
@@ -50,8 +54,6 @@ def run_tasks(llm: DiffusionLLM, tasks: dict[str, Work], *, at_once: int) -> lis
         typer.echo(f"{task}\n{throughput_line(found[-1])}")
         if run.sequence_rate is not None:
             typer.echo(f"Mean of each sequence's tokens/s: {run.sequence_rate:.2f}")
-    print_found(found, "task")
-    return found
 
 
 def batches_as_json(sizes: Sequence[int], found: Sequence[Looked]) -> list[dict[str, Any]]:
@@ -59,7 +61,7 @@ def batches_as_json(sizes: Sequence[int], found: Sequence[Looked]) -> list[dict[
         looked.as_json()
         | {"batch_size": size, "avg_latency": spread.mean}
         | {"percentiles": {as_word(p): value for p, value in spread.percentiles}}
-        for size, looked in zip(sizes, found, strict=True)
+        for size, looked in zip(sizes[: len(found)], found, strict=True)
         for spread in [Spread.of(looked.run.latencies, PERCENTS)]
     ]
 

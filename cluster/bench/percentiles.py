@@ -1,6 +1,6 @@
 """Mean, deviation and percentiles as vLLM's benchmarks compute them, so that numbers compare."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import floor, isfinite
 from statistics import fmean, pstdev
@@ -39,6 +39,12 @@ class Spread:
 def as_word(number: float) -> str:
     """Return a percentile's name: 99, or 99.9."""
     return str(int(number)) if number == int(number) else str(number)
+
+
+def span(values: Iterable[int]) -> str:
+    """Return some whole numbers' range: 64, or 12 to 40."""
+    found = sorted(values)
+    return str(found[0]) if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
 
 
 def numbers(text: str, what: str, *, low: float = 0.0, high: float = float("inf")) -> list[float]:

@@ -2,13 +2,13 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from diffray.cluster.bench.arrivals import RampUp, arrivals
 from diffray.cluster.bench.flags import Data
 from diffray.cluster.bench.percentiles import counts, numbers
+from diffray.cluster.bench.prompts import Ask, read_sets
 from diffray.cluster.bench.requests import ENDPOINTS
 from diffray.cluster.bench.result_file import pairs
 from diffray.cluster.bench.serve_flags import Server, Telling, Traffic, Wishes
@@ -30,8 +30,7 @@ class Plan:
     headers: dict[str, str]
     id_prefix: str
     ready_timeout: float
-    datasets: list[str]
-    file: Path | None
+    datasets: list[tuple[str, list[Ask]]]
     count: int
     input_len: int
     output_len: int | None
@@ -70,8 +69,7 @@ class Plan:
             headers=pairs(server.header or [], "--header"),
             id_prefix=f"bench-{token_hex(4)}-" if prefix is None else prefix,
             ready_timeout=server.ready_check_timeout_sec,
-            datasets=data.dataset_name.split(","),
-            file=data.dataset_path,
+            datasets=read_sets(data.dataset_name, data.dataset_path, data.num_prompts),
             count=data.num_prompts,
             input_len=data.input_len,
             output_len=data.output_len,
@@ -92,22 +90,53 @@ class Plan:
     def offsets(self, count: int, rate: float) -> list[float]:
         return arrivals(count, rate, burstiness=self.burstiness, ramp=self.ramp, seed=self.seed)
 
+    @property
+    def runs(self) -> int:
+        return len(self.datasets) * len(self.rates) * len(self.concurrencies)
+
     def facts(self) -> dict[str, str]:
         return {
             "server": self.server.url + self.path,
-            "prompts": f"{', '.join(self.datasets)}; at most {self.count} each",
+            "prompts": f"{', '.join(name for name, _ in self.datasets)}; at most {self.count} each",
             "arrivals": f"burstiness {self.burstiness:g}, seed {self.seed}",
             "asked": json.dumps(self.common),
         }
 
 
 def body(
-    backend: str, data: Data, sampling: Sampling, wishes: Wishes, diffusion: Diffusion
+    backend: str,
+    data: Data,
+    sampling: Sampling,
+    wishes: Wishes,
+    diffusion: Diffusion,
+    model: str | None = None,
 ) -> dict[str, Any]:
     """Return what all requests' bodies have in common."""
     others = {"ignore_eos": data.ignore_eos or None, **wishes.typed(backend)}
     typed = typed_request(sampling, diffusion, **others)
-    return request_options(typed, diffusion.settings or ()) | _json(wishes.extra_body)
+    found = _merged(request_options(typed, diffusion.settings or ()), _json(wishes.extra_body))
+    for name, flag, said in (
+        ("max_tokens", "--output-len", data.output_len),
+        ("model", "--model", model),
+    ):
+        if said is not None and name in found:
+            raise ValueError(f"{name} is given twice; leave out {flag}, or say it there only")
+    return found
+
+
+def _merged(body: dict[str, Any], extra: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """Return a body with the extra one's options in it; nothing may be said twice."""
+    found = dict(body)
+    for name, value in extra.items():
+        if name in found and isinstance(found[name], dict) and isinstance(value, dict):
+            found[name] = _merged(found[name], value, f"{place}{name}.")
+        elif name in found:
+            raise ValueError(
+                f"{place}{name} is given twice; leave it out of --extra-body, or leave out its flag"
+            )
+        else:
+            found[name] = value
+    return found
 
 
 def _wanted(telling: Telling) -> Wanted:

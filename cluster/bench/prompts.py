@@ -52,6 +52,23 @@ def read_asks(name: str, path: Path | None, count: int) -> list[Ask]:
     return asks
 
 
+def read_sets(names: str, path: Path | None, count: int) -> list[tuple[str, list[Ask]]]:
+    """Return at most `count` prompts of each data set of a list with commas; random has none yet.
+
+    The file is that of `custom` or `sharegpt`, and refused where neither is asked for.
+    """
+    listed = names.split(",")
+    if path is not None and not set(listed) & set(FROM_FILE):
+        raise ValueError(
+            f"--dataset-name {names} reads no file; leave out --dataset-path, or say custom"
+        )
+    found = []
+    for name in listed:
+        own = path if name in FROM_FILE else None
+        found.append((name, [] if name == RANDOM else read_asks(name, own, count)))
+    return found
+
+
 def by_task(asks: Iterable[Ask]) -> dict[str, list[Ask]]:
     """Return each task's prompts, for tasks are measured one by one."""
     found: dict[str, list[Ask]] = {}

@@ -69,6 +69,28 @@ def serving_report(
     facts: Mapping[str, str], asked: Mapping[str, str], found: Sequence[TaskRun]
 ) -> str:
     """Return the page of `diffray bench serve`."""
+    sections = [
+        _section("Runs", _table(SWEEP, [sweep_cells(run) for run in found]) + _failures(found))
+    ]
+    if good := [run for run in found if run.served.result["completed"]]:
+        sections += [_served_curve(good), _served_steps(good), _served_split(found)]
+    sections += [
+        _section(
+            f"{run.task}, run {number}", f"<pre>{escape(chr(10).join(printed(run.served)))}</pre>"
+        )
+        for number, run in enumerate(found, 1)
+    ]
+    told = {f"requests of {run.task}": run.asked for run in found}
+    return _page("Serving", {**facts, "model": found[0].model, **asked, **told}, *sections)
+
+
+def _failures(found: Sequence[TaskRun]) -> str:
+    """Return a line for each run with failures."""
+    failures = [(number, run.failures) for number, run in enumerate(found, 1)]
+    return "".join(_note(f"Run {number}: {told}") for number, told in failures if told)
+
+
+def _served_curve(found: Sequence[TaskRun]) -> str:
     lines: dict[str, list[tuple[float, float, str]]] = {}
     for run in found:
         load, result = run.served.load, run.served.result
@@ -80,38 +102,24 @@ def serving_report(
         "output tokens/s",
         "median end-to-end latency, ms",
     )
-    sections = [
-        _section("Runs", _table(SWEEP, [sweep_cells(run) for run in found])),
-        _section(
-            "Throughput and latency",
-            curve + _note("A point's label is its concurrency, or its rate where none was set."),
-        ),
-    ]
-    steps = [
-        (run.task, run.served.load.diffusion.committed_per_step)
+    return _section(
+        "Throughput and latency",
+        curve + _note("A point's label is its concurrency, or its rate where none was set."),
+    )
+
+
+def _served_steps(found: Sequence[TaskRun]) -> str:
+    steps = {
+        run.task: run.served.load.diffusion.committed_per_step
         for run in found
         if run.served.load.diffusion is not None
-    ]
-    if steps:
-        by_task = {task: value for task, value in steps}
-        sections.append(
-            _section(
-                "Tokens per forward by task",
-                charts.bars(list(by_task.items()), "tokens per denoising step"),
-            )
-        )
-    else:
-        sections.append(
-            _section("Tokens per forward", _note("The server's /metrics tell nothing of it."))
-        )
-    sections.append(_served_split(found))
-    sections += [
-        _section(
-            f"{run.task}, run {number}", f"<pre>{escape(chr(10).join(printed(run.served)))}</pre>"
-        )
-        for number, run in enumerate(found, 1)
-    ]
-    return _page("Serving", {**facts, **asked}, *sections)
+    }
+    if not steps:
+        return _section("Tokens per forward", _note("The server's /metrics tell nothing of it."))
+    return _section(
+        "Tokens per forward by task",
+        charts.bars(list(steps.items()), "tokens per denoising step"),
+    )
 
 
 def _served_split(found: Sequence[TaskRun]) -> str:

@@ -4,12 +4,11 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import httpx2
 
-from diffray.cluster.bench.prompts import RANDOM, Ask, random_text, read_asks
+from diffray.cluster.bench.prompts import RANDOM, Ask, random_text
 
 COMPLETIONS, CHAT = "openai", "openai-chat"
 ENDPOINTS: Final = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
@@ -75,6 +74,7 @@ class Wish:
 
     prompt: str | list[int]
     max_tokens: int
+    task: str
 
     def body(self, backend: str, model: str, common: dict[str, Any]) -> dict[str, Any]:
         said: dict[str, Any] = {"model": model, "max_tokens": self.max_tokens}
@@ -87,7 +87,7 @@ class Wish:
 
 async def wishes(
     name: str,
-    path: Path | None,
+    asks: list[Ask],
     tokens: Tokens,
     *,
     backend: str,
@@ -101,17 +101,14 @@ async def wishes(
     A chat takes no ids: there it is the text of so many tokens, and the template comes on top.
     """
     if name != RANDOM:
-        asks = read_asks(name, path, count)
-        return [Wish(a.prompt, output_len or a.max_tokens or OUTPUT_LEN) for a in asks]
-    if path is not None:
-        raise ValueError("--dataset-name random reads no file; leave out --dataset-path")
+        return [Wish(a.prompt, output_len or a.max_tokens or OUTPUT_LEN, a.task) for a in asks]
     draws = random.Random(seed)
     asks = [Ask(name, random_text(input_len, draws)) for _ in range(count)]
 
     async def cut(ask: Ask) -> Wish:
         ids = (await tokens.encode(ask.prompt))[:input_len]
         prompt: str | list[int] = ids if backend == COMPLETIONS else await tokens.decode(ids)
-        return Wish(prompt, output_len or OUTPUT_LEN)
+        return Wish(prompt, output_len or OUTPUT_LEN, name)
 
     return await each(cut, asks)
 

@@ -7,11 +7,13 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final
 
+from diffray.cluster.bench.places import check_place
 from diffray.cluster.bench.serve_flags import Keeping
 from diffray.cluster.bench.serving_result import Served
 
 _DETAILS: Final = (
     "input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors",
+    "tasks",
 )  # fmt: skip
 
 
@@ -45,12 +47,16 @@ class Saving:
         )
 
     def check(self, runs: int) -> None:
-        """Refuse a sweep whose runs would overwrite each other."""
+        """Refuse a sweep whose runs would overwrite each other, and make the files' folder."""
         if self.filename and self.save and not self.append and runs > 1:
             raise ValueError(
                 f"{runs} runs would all be written to {self.filename}; "
                 "add --append-result, or leave out --result-filename"
             )
+        if self.save:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        if self.save and self.filename:
+            check_place(self.folder / self.filename, "--result-filename")
 
     def write(self, served: Served, said: dict[str, Any], task: str) -> Path | None:
         """Write one run's numbers after what it was told to do; returns the file."""
@@ -73,7 +79,6 @@ class Saving:
         limit = "" if load.concurrency is None else f"-concurrency{load.concurrency}"
         model = str(said["model_id"]).split("/")[-1]
         name = f"{self.label}-{load.rate}qps{limit}-{model}-{task}-{now}.json"
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / (self.filename or name)
         with path.open("a" if self.append else "w", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")

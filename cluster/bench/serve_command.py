@@ -46,23 +46,32 @@ def serve(
 ) -> None:
     """Send requests to a server, as fast or as often as told, and tell how it bears them."""
     with one_sentence():
+        from diffray.cluster.bench.interrupt import Interruptible
         from diffray.cluster.bench.machine import when_and_where
+        from diffray.cluster.bench.places import check_place
         from diffray.cluster.bench.plan import Plan, body
         from diffray.cluster.bench.result_file import Saving
-        from diffray.cluster.bench.serving import run_plan
+        from diffray.cluster.bench.serving import TaskRun, check_success, run_plan
 
         facts = when_and_where()
+        check_place(report, "--report")
         plan = Plan.of(
             server,
             data,
             traffic,
             telling,
             seed=seed,
-            common=body(server.backend, data, sampling, wishes, diffusion),
+            common=body(server.backend, data, sampling, wishes, diffusion, server.model),
             progress=not disable_tqdm,
         )
-        found = run_plan(plan, Saving.of(keeping, server.backend), typer.echo)
-        if report is not None:
+        saving = Saving.of(keeping, server.backend)
+        found: list[TaskRun] = []
+        with Interruptible() as work:
+            run_plan(plan, saving, typer.echo, found)
+        if report is not None and found:
             from diffray.cluster.bench.report import serving_report
 
+            facts |= work.facts(len(found), plan.runs)
             report.write_text(serving_report(facts, plan.facts(), found))
+        work.end(len(found), plan.runs)
+        check_success(found)

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from diffray.cluster.bench.load import Load, Target, run_load, wait_until_ready
 from diffray.cluster.bench.output import console
+from diffray.cluster.bench.percentiles import span
 from diffray.cluster.bench.plan import Plan
-from diffray.cluster.bench.prompts import RANDOM
+from diffray.cluster.bench.prompts import RANDOM, Ask
 from diffray.cluster.bench.requests import (
     LocalTokens,
     ServerTokens,
@@ -36,42 +37,64 @@ SWEEP = (
 
 @dataclass(frozen=True, slots=True)
 class TaskRun:
-    """One run of the sweep: a data set at one rate and concurrency."""
+    """One run of the sweep: a data set at one rate and concurrency, and what was asked."""
 
     task: str
     served: Served
+    model: str
+    max_tokens: str
+
+    @property
+    def asked(self) -> str:
+        """What a report says of the requests; prompts' tokens are known of those that succeeded."""
+        replies = self.served.load.replies
+        read = [reply.prompt_tokens or 0 for reply in replies if reply.success]
+        prompts = f", prompts of {span(read)} tokens" if read else ""
+        return f"{len(replies)}{prompts}, max_tokens {self.max_tokens}"
+
+    @property
+    def failures(self) -> str | None:
+        """How many requests failed and why the first did, if any did."""
+        reasons = [reply.error for reply in self.served.load.replies if not reply.success]
+        if not reasons:
+            return None
+        return f"{len(reasons)} of {len(self.served.load.replies)} failed, the first: {reasons[0]}"
 
 
-def run_plan(plan: Plan, saving: Saving, say: Callable[[str], object]) -> list[TaskRun]:
-    """Run the whole sweep, print each run's block and a table of all, and save what is wanted."""
-    runs = len(plan.datasets) * len(plan.rates) * len(plan.concurrencies)
-    saving.check(runs)
-    found = asyncio.run(_run(plan, saving, say))
-    if runs > 1:
-        console().print(sweep_table(found))
-    return found
+def check_success(found: list[TaskRun]) -> None:
+    """Refuse to call a benchmark done in which no request succeeded."""
+    replies = [reply for run in found for reply in run.served.load.replies]
+    if replies and not any(reply.success for reply in replies):
+        raise ValueError(f"no request succeeded; the first failed so: {replies[0].error}")
 
 
-async def _run(plan: Plan, saving: Saving, say: Callable[[str], object]) -> list[TaskRun]:
-    found = []
+def run_plan(
+    plan: Plan, saving: Saving, say: Callable[[str], object], found: list[TaskRun]
+) -> None:
+    """Run the whole sweep, print each run's block and a table of all, and save what is wanted.
+
+    A run is in `found` once it has ended, also where something stops the next one.
+    """
+    saving.check(plan.runs)
+    try:
+        asyncio.run(_run(plan, saving, say, found))
+    finally:
+        if plan.runs > 1 and found:
+            console().print(sweep_table(found))
+
+
+async def _run(
+    plan: Plan, saving: Saving, say: Callable[[str], object], found: list[TaskRun]
+) -> None:
     async with httpx2.AsyncClient(**plan.server.options(TIMEOUT_SECONDS)) as client:
         target = Target(client, plan.path, plan.headers, plan.id_prefix)
         model = plan.model or await _first_model(client, plan)
         tokens: Tokens = ServerTokens(client, model)
         if plan.tokenizer:
             tokens = LocalTokens(plan.tokenizer)
-        for name in plan.datasets:
+        work = [(name, await _wishes(plan, name, asks, tokens)) for name, asks in plan.datasets]
+        for name, asked in work:
             common = plan.common | ({"ignore_eos": True} if name == RANDOM else {})
-            asked = await wishes(
-                name,
-                plan.file if name in ("custom", "sharegpt") or len(plan.datasets) == 1 else None,
-                tokens,
-                backend=plan.backend,
-                count=plan.count,
-                input_len=plan.input_len,
-                output_len=plan.output_len,
-                seed=plan.seed,
-            )
             bodies = [wish.body(plan.backend, model, common) for wish in asked]
             if plan.ready_timeout:
                 await wait_until_ready(target, bodies[0], plan.ready_timeout)
@@ -79,7 +102,8 @@ async def _run(plan: Plan, saving: Saving, say: Callable[[str], object]) -> list
             for rate, concurrency in product(plan.rates, plan.concurrencies):
                 load = await _measured(plan, target, bodies, rate, concurrency)
                 await _count_missing(load, asked, tokens)
-                run = TaskRun(name, Served.of(load, plan.wanted))
+                longest = str(common.get("max_tokens", span(wish.max_tokens for wish in asked)))
+                run = TaskRun(name, Served.of(load, plan.wanted), model, longest)
                 found.append(run)
                 say("\n".join(printed(run.served)))
                 _tell_failures(load.replies, say)
@@ -90,10 +114,23 @@ async def _run(plan: Plan, saving: Saving, say: Callable[[str], object]) -> list
                     "num_prompts": len(asked),
                     "burstiness": plan.burstiness,
                     "dataset_name": name,
+                    "tasks": [wish.task for wish in asked],
                 }
                 if path := saving.write(run.served, said, name):
                     say(f"written to {path}")
-    return found
+
+
+async def _wishes(plan: Plan, name: str, asks: list[Ask], tokens: Tokens) -> list[Wish]:
+    return await wishes(
+        name,
+        asks,
+        tokens,
+        backend=plan.backend,
+        count=plan.count,
+        input_len=plan.input_len,
+        output_len=plan.output_len,
+        seed=plan.seed,
+    )
 
 
 async def _measured(
@@ -160,6 +197,7 @@ def sweep_table(found: list[TaskRun]) -> Table:
 
 def sweep_cells(run: TaskRun) -> list[str]:
     load, result, spreads = run.served.load, run.served.result, run.served.spreads
+    latencies = spreads["ttft"].median, spreads["e2el"].median, run.served.p99_latency
     return [
         run.task,
         "-" if load.concurrency is None else str(load.concurrency),
@@ -167,8 +205,6 @@ def sweep_cells(run: TaskRun) -> list[str]:
         f"{result['completed']}" + (f" ({result['failed']} failed)" if result["failed"] else ""),
         f"{result['request_throughput']:.2f}",
         f"{result['output_throughput']:.1f}",
-        f"{spreads['ttft'].median:.1f}",
-        f"{spreads['e2el'].median:.1f}",
-        f"{run.served.p99_latency:.1f}",
+        *(f"{value:.1f}" if result["completed"] else "-" for value in latencies),
         "-" if load.diffusion is None else f"{load.diffusion.committed_per_step:.2f}",
     ]

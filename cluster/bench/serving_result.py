@@ -221,7 +221,9 @@ def printed(served: Served) -> list[str]:
         lines.append(_line("Denoising steps:", found.denoising_steps))
         lines.append(_line("Canvas positions evaluated:", found.canvas_positions))
     lines.append("=" * 50)
-    if load.diffusion is None:
+    if not result["completed"]:
+        lines.append("No request succeeded: there is nothing to tell of times and of decoding.")
+    elif load.diffusion is None:
         lines.append("The server's /metrics tell nothing of diffusion: no Diffusion Decoding.")
     if (per_block := served.time_per_block) is not None:
         lines.append(_line("Mean time per block (ms):", per_block))

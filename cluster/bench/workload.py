@@ -4,8 +4,10 @@ import random
 from collections.abc import Sequence
 
 from diffray.cluster.bench.flags import Data
-from diffray.cluster.bench.prompts import RANDOM, Ask, by_task, read_asks
+from diffray.cluster.bench.percentiles import span
+from diffray.cluster.bench.prompts import RANDOM, Ask, by_task
 from diffray.components.params import SamplingParams
+from diffray.components.policy import Policy
 from diffray.workers.llm import DiffusionLLM
 
 
@@ -35,18 +37,45 @@ def _with_length(params: SamplingParams, told: int | None) -> SamplingParams:
     return params.model_copy(update={"max_tokens": told})
 
 
+def facts_of(
+    llm: DiffusionLLM,
+    params: SamplingParams,
+    work: dict[str, tuple[list[list[int]], list[SamplingParams]]],
+) -> dict[str, str]:
+    """Return what a report says of the work, typed or not: its lengths and how it is denoised."""
+    policy = Policy.resolve(params.diffusion, llm.engine.limits.spec)
+    facts = {
+        "block length": str(policy.block_length),
+        "decoder": policy.decoder.model_dump_json(),
+        "iteration": policy.iteration.model_dump_json(),
+        "cache": policy.cache.model_dump_json(),
+        "cfg scale": f"{policy.cfg_scale:g}",
+    }
+    for name, (prompts, wishes) in work.items():
+        read, most = span(map(len, prompts)), span(wish.max_tokens for wish in wishes)
+        facts[f"requests of {name}"] = (
+            f"{len(prompts)}, prompts of {read} tokens, max_tokens {most}"
+        )
+    return facts
+
+
 def tasks(
-    llm: DiffusionLLM, data: Data, *, seed: int, raw: bool, params: SamplingParams
+    llm: DiffusionLLM,
+    sets: Sequence[tuple[str, list[Ask]]],
+    data: Data,
+    *,
+    seed: int,
+    raw: bool,
+    params: SamplingParams,
 ) -> dict[str, tuple[list[list[int]], list[SamplingParams]]]:
     """Return each task's prompts and parameters, all checked before the first is run."""
     found: dict[str, tuple[list[list[int]], list[SamplingParams]]] = {}
-    for name in data.dataset_name.split(","):
+    for name, read in sets:
         if name == RANDOM:
             wishes = [params.model_copy(update={"ignore_eos": True})] * data.num_prompts
             found[name] = random_ids(llm, data.num_prompts, data.input_len, seed), wishes
             continue
-        own = data.dataset_path if name in ("custom", "sharegpt") else None
-        for task, asks in by_task(read_asks(name, own, data.num_prompts)).items():
+        for task, asks in by_task(read).items():
             wishes = [_with_length(params, ask.max_tokens) for ask in asks]
             found[task] = as_ids(llm, asks, raw=raw), wishes
     return found

@@ -1,0 +1,226 @@
+"""The benchmarks check what was typed before they begin, and keep what they found."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from diffray.cluster.bench import offline_runs, roofline
+from diffray.cluster.bench.commands import app
+from diffray.cluster.bench.offline import look_at
+from tests.fake_endpoint import Answer, Asked, FakeEndpoint, fake_endpoint
+from tests.tiny import tiny_checkpoint
+
+SENT = "/v1/completions"
+
+
+@pytest.fixture(autouse=True)
+def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(roofline.ARRAY, "cpu", 1 << 20)
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def refused(*arguments: str) -> str:
+    """Return the one sentence with which a command ends."""
+    result = bench(*arguments)
+    assert result.exit_code == 1, result.output
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def stream(asked: Asked) -> Answer:
+    """Two tokens for three; a prompt `no` is refused, and at `stop` somebody presses Ctrl-C."""
+    if asked.path == "/v1/models":
+        return Answer(body={"data": [{"id": "fake"}]})
+    if asked.path == "/tokenize":
+        return Answer(body={"tokens": list(range(len(asked.body["prompt"].split())))})
+    if asked.path != SENT:
+        return Answer(404, {"error": {"message": "no such path"}})
+    if asked.body["prompt"] == "no":
+        return Answer(400, {"error": {"message": "not that one"}})
+    if asked.body["prompt"] == "stop":
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def chunks() -> Iterator[dict[str, object] | str]:
+        yield {"choices": [{"text": "a b"}]}
+        yield {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+        yield "[DONE]"
+
+    return Answer(chunks=chunks())
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeEndpoint]:
+    with fake_endpoint(stream) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_checkpoint(tmp_path_factory.mktemp("bench") / "model", "llada")
+
+
+def custom(path: Path, *prompts: str, **others: object) -> tuple[str, ...]:
+    """Return the flags that ask what was written into a file of one's own."""
+    path.write_text("\n".join(json.dumps({"prompt": prompt, **others}) for prompt in prompts))
+    return "--dataset-name", "custom", "--dataset-path", str(path)
+
+
+def sent(fake: FakeEndpoint) -> list[dict[str, object]]:
+    return [asked.body for asked in fake.asked if asked.path == SENT]
+
+
+class TestBeforeTheFirstRequest:
+    def test_all_data_sets_are_read(self, fake: FakeEndpoint, tmp_path: Path) -> None:
+        own = tmp_path / "own.jsonl"
+        own.write_text("{}")
+        names = "demo,custom", "--dataset-path", str(own)
+        assert "'prompt'" in refused("serve", "--base-url", fake.url, "--dataset-name", *names)
+        assert not fake.asked
+
+    def test_a_file_that_nobody_reads_is_refused(self, fake: FakeEndpoint, tiny: str) -> None:
+        for names in ("demo", "random", "random,gsm8k"):
+            flags = "--dataset-name", names, "--dataset-path", "own.jsonl"
+            for command in (("serve", "--base-url", fake.url), ("throughput", "--model", tiny)):
+                assert "leave out --dataset-path" in refused(*command, *flags)
+        assert not fake.asked
+
+    def test_results_have_a_place(self, fake: FakeEndpoint, tmp_path: Path) -> None:
+        away = str(tmp_path / "away" / "x")
+        serve = "serve", "--base-url", fake.url
+        assert "make it first" in refused(*serve, "--report", away)
+        assert "is a folder" in refused(*serve, "--report", str(tmp_path))
+        keep = "--save-result", "--result-dir", str(tmp_path), "--result-filename", "away/x"
+        assert "make it first" in refused(*serve, *keep)
+        for command in ("latency", "throughput"):
+            for flag in ("--report", "--output-json"):
+                assert f"{flag} {away}: there is no folder" in refused(command, flag, away)
+        assert not fake.asked
+
+    @pytest.mark.parametrize(
+        ("flags", "name"),
+        [
+            (("--set", "max_tokens=7", "--output-len", "64"), "max_tokens"),
+            (("--extra-body", '{"max_tokens": 7}', "--output-len", "64"), "max_tokens"),
+            (("--set", "model=a", "--model", "b"), "model"),
+            (("--extra-body", '{"top_p": 0.5}', "--top-p", "0.5"), "top_p"),
+            (
+                ("--decoder", "fixed", "--extra-body", '{"diffusion": {"decoder": {"kind": "x"}}}'),
+                "diffusion.decoder.kind",
+            ),
+        ],
+    )
+    def test_what_is_said_twice(
+        self, fake: FakeEndpoint, flags: tuple[str, ...], name: str
+    ) -> None:
+        assert f"{name} is given twice" in refused("serve", "--base-url", fake.url, *flags)
+        assert not fake.asked
+
+
+def test_an_extra_body_goes_beside_what_was_typed(fake: FakeEndpoint) -> None:
+    extra = {"diffusion": {"decoder": {"steps": 4}, "block_length": 8}, "a.b": 1}
+    result = bench(
+        *("serve", "--base-url", fake.url, "--num-prompts", "1", "--input-len", "2"),
+        *("--decoder", "fixed", "--extra-body", json.dumps(extra)),
+    )
+    assert result.exit_code == 0, result.output
+    (body,) = sent(fake)
+    assert body["diffusion"] == {"decoder": {"kind": "fixed", "steps": 4}, "block_length": 8}
+    assert body["a.b"] == 1
+
+
+class TestServed:
+    def test_a_report_tells_of_failures(self, fake: FakeEndpoint, tmp_path: Path) -> None:
+        """Of all: then nothing is said of the server's metrics, which had nothing to tell."""
+        page = tmp_path / "out.html"
+        serve = "serve", "--base-url", fake.url, "--report", str(page)
+        last = refused(*serve, "--disable-tqdm", *custom(tmp_path / "a", "no", "no"))
+        assert last == (
+            "diffray: no request succeeded; the first failed so: "
+            "the server answers 400: not that one"
+        )
+        told = page.read_text()
+        assert "Run 1: 2 of 2 failed, the first: the server answers 400: not that one" in told
+        assert "/metrics" not in told
+        result = bench(*serve, *custom(tmp_path / "b", "yes", "no"))
+        assert result.exit_code == 0, result.output
+        assert "Run 1: 1 of 2 failed" in page.read_text()
+        assert "/metrics tell nothing" in page.read_text()
+
+    def test_tasks_and_what_was_asked_are_kept(self, fake: FakeEndpoint, tmp_path: Path) -> None:
+        page = tmp_path / "out.html"
+        result = bench(
+            *("serve", "--base-url", fake.url, "--report", str(page), "--save-detailed"),
+            *("--save-result", "--result-dir", str(tmp_path), "--result-filename", "r.json"),
+            *custom(tmp_path / "own", "yes", "yes", task="mine", max_tokens=9),
+        )
+        assert result.exit_code == 0, result.output
+        assert json.loads((tmp_path / "r.json").read_text())["tasks"] == ["mine", "mine"]
+        assert "<td>model</td><td>fake</td>" in page.read_text()
+        assert "2, prompts of 3 tokens, max_tokens 9<" in page.read_text()
+
+    def test_an_interrupt_keeps_finished_runs(self, fake: FakeEndpoint, tmp_path: Path) -> None:
+        page = tmp_path / "out.html"
+        result = bench(
+            *("serve", "--base-url", fake.url, "--report", str(page), "--save-result"),
+            *("--result-dir", str(tmp_path), "--max-concurrency", "1", "--dataset-name"),
+            *("random,custom", "--input-len", "3", "--num-prompts", "2", "--dataset-path"),
+            custom(tmp_path / "own", "stop", "yes")[-1],
+        )
+        assert result.exit_code == 130, result.output
+        assert result.stderr.splitlines()[-1].startswith("diffray: interrupted after 1 of 2 runs")
+        assert "<td>after 1 of 2 runs</td>" in page.read_text()
+        (kept,) = tmp_path.glob("*.json")
+        assert json.loads(kept.read_text())["completed"] == 2
+
+
+class TestOffline:
+    def test_a_report_tells_what_was_not_typed(self, tiny: str, tmp_path: Path) -> None:
+        page, numbers = tmp_path / "o.html", tmp_path / "o.json"
+        result = bench(
+            *("latency", "--model", tiny, "--batch-size", "1", "--num-iters", "1"),
+            *("--num-iters-warmup", "0", "--input-len", "8", "--output-len", "4"),
+            *("--report", str(page), "--output-json", str(numbers)),
+        )
+        assert result.exit_code == 0, result.output
+        facts = json.loads(numbers.read_text())["facts"]
+        assert facts["block length"] == "32"
+        kinds = [json.loads(facts[part])["kind"] for part in ("decoder", "iteration", "cache")]
+        assert kinds == ["threshold", "blockwise", "dual"]
+        assert facts["requests of a batch"] == "1, prompts of 8 tokens, max_tokens 4"
+        assert "prompts of 8 tokens, max_tokens 4" in page.read_text()
+
+    @pytest.mark.parametrize("finished", [0, 1])
+    def test_an_interrupt_keeps_finished_batches(
+        self, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: int
+    ) -> None:
+        looks = iter(range(9))
+
+        def pressed(*arguments: object) -> object:
+            if next(looks) == finished:
+                raise KeyboardInterrupt
+            return look_at(*arguments)  # type: ignore[arg-type]  # handed on as they come
+
+        monkeypatch.setattr(offline_runs, "look_at", pressed)
+        page, numbers = tmp_path / "o.html", tmp_path / "o.json"
+        result = bench(
+            *("latency", "--model", tiny, "--batch-size", "1,2", "--num-iters", "1"),
+            *("--num-iters-warmup", "0", "--input-len", "8", "--output-len", "4"),
+            *("--report", str(page), "--output-json", str(numbers)),
+        )
+        assert result.exit_code == 130, result.output
+        (line,) = result.stderr.splitlines()
+        if finished:
+            assert line.startswith("diffray: interrupted after 1 of 2 runs")
+            assert len(json.loads(numbers.read_text())["runs"]) == 1
+            assert "<td>after 1 of 2 runs</td>" in page.read_text()
+        else:
+            assert line.endswith("before the first run had ended; there are no results")
+            assert not page.exists() and not numbers.exists()

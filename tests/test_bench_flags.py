@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from diffray.cluster.bench import offline_runs, roofline
 from diffray.cluster.bench.commands import app
 from diffray.cluster.bench.offline import look_at
+from diffray.cluster.bench.phases import MEANINGS
 from tests.fake_endpoint import Answer, Asked, FakeEndpoint, fake_endpoint
 from tests.tiny import tiny_checkpoint
 
@@ -224,3 +225,9 @@ class TestOffline:
         else:
             assert line.endswith("before the first run had ended; there are no results")
             assert not page.exists() and not numbers.exists()
+
+
+def test_the_docs_say_the_phases_as_reports_do() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "benchmarks.md").read_text()
+    for phase, meaning in MEANINGS.items():
+        assert f"| {phase} | {meaning} |\n" in text

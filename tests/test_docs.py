@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster import cli
 from diffray.components import checkpoint
+from diffray.components.demos import DEMOS
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import ARCHITECTURES
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
@@ -93,6 +94,8 @@ def test_readme_names_every_kind_and_family() -> None:
 def test_example_decoder_works(model: str) -> None:
     names = run_blocks(ROOT / "docs/add-a-decoder.md", model, accepted=accepted, DECIDED=DECIDED)
     names["test_top_n_takes_the_n_surest_masked_positions"]()
+    if Path(model).name == DEMOS["demo"]:
+        assert "26" in names["output"].outputs[0].text
     source = blocks(ROOT / "docs/add-a-decoder.md", "python")[0]
     assert len(source.splitlines()) < 60
 

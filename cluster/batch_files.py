@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from diffray.components.config import Config, explain
+from diffray.components.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +88,7 @@ def _line(text: bytes) -> Line:
         raise ValueError(f"this is no JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError("expected an object with custom_id, method, url and body")
-    try:
-        line = Line(**given)
-    except ValidationError as error:
-        raise ValueError(explain(error)) from None
+    line = Line(**given)
     if line.body.get("stream"):
         raise ValueError("body.stream: a batch cannot stream; leave it out")
     return line

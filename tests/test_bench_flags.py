@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def stream(asked: Asked) -> Answer:
         return Answer(400, {"error": {"message": "not that one"}})
     if asked.body["prompt"] == "stop":
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)  # nobody waits for this answer any more
 
     def chunks() -> Iterator[dict[str, object] | str]:
         yield {"choices": [{"text": "a b"}]}
@@ -181,6 +183,23 @@ class TestServed:
         (kept,) = tmp_path.glob("*.json")
         assert json.loads(kept.read_text())["completed"] == 2
 
+    def test_an_interrupt_keeps_answered_requests(self, fake: FakeEndpoint, tmp_path: Path) -> None:
+        own = custom(tmp_path / "own", "yes", "no", "stop", "yes", max_tokens=9, task="mine")
+        result = bench(
+            *("serve", "--base-url", fake.url, "--save-result", "--save-detailed"),
+            *("--result-dir", str(tmp_path), "--result-filename", "r.json"),
+            *("--report", str(tmp_path / "out.html"), "--max-concurrency", "1", *own),
+        )
+        assert result.exit_code == 130, result.output
+        assert result.stderr.splitlines()[-1] == (
+            "diffray: interrupted after 0 of 1 runs; results are those of what had finished"
+        )
+        found = json.loads((tmp_path / "r.json").read_text())
+        assert (found["completed"], found["failed"], found["num_prompts"]) == (1, 1, 2)
+        assert found["interrupted"] and found["tasks"] == ["mine"] * 2
+        assert "answered by then" in result.output
+        assert "<td>after 0 of 1 runs</td>" in (tmp_path / "out.html").read_text()
+
 
 class TestOffline:
     def test_a_report_tells_what_was_not_typed(self, tiny: str, tmp_path: Path) -> None:
@@ -223,7 +242,7 @@ class TestOffline:
             assert len(json.loads(numbers.read_text())["runs"]) == 1
             assert "<td>after 1 of 2 runs</td>" in page.read_text()
         else:
-            assert line.endswith("before the first run had ended; there are no results")
+            assert line.endswith("before anything had finished; there are no results")
             assert not page.exists() and not numbers.exists()
 
 

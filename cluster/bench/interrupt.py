@@ -30,13 +30,13 @@ class Interruptible:
         """Return what a report must tell of it."""
         return {"interrupted": f"after {done} of {whole} runs"} if self.interrupted else {}
 
-    def end(self, done: int, whole: int) -> None:
-        """End the command, if it was interrupted."""
+    def end(self, done: int, whole: int, part: bool = False) -> None:
+        """End the command, if it was interrupted; `part` says that a run was kept in part."""
         if self.interrupted:
             what = (
-                f"after {done} of {whole} runs; results are those of the finished ones"
-                if done
-                else "before the first run had ended; there are no results"
+                f"after {done} of {whole} runs; results are those of what had finished"
+                if done or part
+                else "before anything had finished; there are no results"
             )
             typer.echo(f"diffray: interrupted {what}", err=True)
             raise typer.Exit(_EXIT)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One run: all replies, how long it took, and what the server's counters say of it."""
+    """One run: all replies, how long it took, and what the server's counters say of it.
+
+    `numbers` are the places of the replies' bodies: one that was interrupted lacks some.
+    """
 
     rate: float
     concurrency: int | None
@@ -39,6 +42,8 @@ class Load:
     replies: list[Reply]
     diffusion: Diffusion | None
     rank: RankSeconds | None = None
+    numbers: tuple[int, ...] = ()
+    interrupted: bool = False
 
 
 async def wait_until_ready(target: Target, body: dict[str, Any], timeout: float) -> None:
@@ -65,6 +70,7 @@ async def run_load(
     """Send each body at its offset, however many are unanswered.
 
     With a concurrency, that many are under way and the others wait here, which their replies tell.
+    Cancelled, it gives up what is under way and returns what there is.
     """
     gate = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
 
@@ -76,13 +82,29 @@ async def run_load(
 
     before = await scrape(target.client)
     begin = time.perf_counter()
-    tasks: list[Awaitable[Reply]] = []
-    for number, (body, offset) in enumerate(zip(bodies, offsets, strict=True)):
-        # Even at once, each turn lets those on their way get on.
-        await asyncio.sleep(max(0.0, begin + offset - time.perf_counter()))
-        tasks.append(asyncio.create_task(one(number, body, begin + offset)))
-    replies = list(await asyncio.gather(*tasks))
+    tasks: list[asyncio.Task[Reply]] = []
+    interrupted = False
+    try:
+        for number, (body, offset) in enumerate(zip(bodies, offsets, strict=True)):
+            # Even at once, each turn lets those on their way get on.
+            await asyncio.sleep(max(0.0, begin + offset - time.perf_counter()))
+            tasks.append(asyncio.create_task(one(number, body, begin + offset)))
+        await asyncio.gather(*tasks)
+    except asyncio.CancelledError:
+        interrupted = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     seconds = time.perf_counter() - begin
     after = await scrape(target.client)
-    diffusion = between(before, after, seconds)
-    return Load(rate, concurrency, seconds, replies, diffusion, rank_seconds(before, after))
+    done = {number: task.result() for number, task in enumerate(tasks) if not task.cancelled()}
+    return Load(
+        rate,
+        concurrency,
+        seconds,
+        list(done.values()),
+        between(before, after, seconds),
+        rank_seconds(before, after),
+        tuple(done),
+        interrupted,
+    )

@@ -68,10 +68,11 @@ def serve(
         found: list[TaskRun] = []
         with Interruptible() as work:
             run_plan(plan, saving, typer.echo, found)
+        whole = sum(not run.served.load.interrupted for run in found)
         if report is not None and found:
             from diffray.cluster.bench.report import serving_report
 
-            facts |= work.facts(len(found), plan.runs)
+            facts |= work.facts(whole, plan.runs)
             report.write_text(serving_report(facts, plan.facts(), found))
-        work.end(len(found), plan.runs)
+        work.end(whole, plan.runs, part=whole < len(found))
         check_success(found)

@@ -73,7 +73,8 @@ def run_plan(
 ) -> None:
     """Run the whole sweep, print each run's block and a table of all, and save what is wanted.
 
-    A run is in `found` once it has ended, also where something stops the next one.
+    A run is in `found` once it has ended, also where something stops the next one. Of one that
+    Ctrl-C ends, the requests are counted that were answered by then.
     """
     saving.check(plan.runs)
     try:
@@ -101,7 +102,10 @@ async def _run(
             await each(lambda body: target.send(body, 0, 0.0), bodies[:1] * plan.warmups)
             for rate, concurrency in product(plan.rates, plan.concurrencies):
                 load = await _measured(plan, target, bodies, rate, concurrency)
-                await _count_missing(load, asked, tokens)
+                answered = [asked[number] for number in load.numbers]
+                if not answered:
+                    raise asyncio.CancelledError
+                await _count_missing(load, answered, tokens)
                 longest = str(common.get("max_tokens", span(wish.max_tokens for wish in asked)))
                 run = TaskRun(name, Served.of(load, plan.wanted), model, longest)
                 found.append(run)
@@ -111,13 +115,17 @@ async def _run(
                     "backend": plan.backend,
                     "model_id": model,
                     "tokenizer_id": plan.tokenizer,
-                    "num_prompts": len(asked),
+                    "num_prompts": len(answered),
                     "burstiness": plan.burstiness,
                     "dataset_name": name,
-                    "tasks": [wish.task for wish in asked],
+                    "tasks": [wish.task for wish in answered],
                 }
+                if load.interrupted:
+                    said["interrupted"] = True
                 if path := saving.write(run.served, said, name):
                     say(f"written to {path}")
+                if load.interrupted:
+                    raise asyncio.CancelledError
 
 
 async def _wishes(plan: Plan, name: str, asks: list[Ask], tokens: Tokens) -> list[Wish]:

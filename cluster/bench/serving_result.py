@@ -221,6 +221,8 @@ def printed(served: Served) -> list[str]:
         lines.append(_line("Denoising steps:", found.denoising_steps))
         lines.append(_line("Canvas positions evaluated:", found.canvas_positions))
     lines.append("=" * 50)
+    if load.interrupted:
+        lines.append("Interrupted: only requests that had been answered by then are counted.")
     if not result["completed"]:
         lines.append("No request succeeded: there is nothing to tell of times and of decoding.")
     elif load.diffusion is None:

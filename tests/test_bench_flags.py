@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.bench import offline_runs, roofline
 from diffray.cluster.bench.commands import app
+from diffray.cluster.bench.flags import Data
 from diffray.cluster.bench.offline import look_at
 from diffray.cluster.bench.phases import MEANINGS
+from diffray.cluster.bench.workload import tasks
 from tests.fake_endpoint import Answer, Asked, FakeEndpoint, fake_endpoint
 from tests.tiny import tiny_checkpoint
 
@@ -137,6 +140,18 @@ def test_an_extra_body_goes_beside_what_was_typed(fake: FakeEndpoint) -> None:
     (body,) = sent(fake)
     assert body["diffusion"] == {"decoder": {"kind": "fixed", "steps": 4}, "block_length": 8}
     assert body["a.b"] == 1
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_random_prompts_ignore_ends_unless_told(fake: FakeEndpoint, tiny: str, typed: bool) -> None:
+    flags = "--num-prompts", "1", "--input-len", "2", *(("--set", "ignore_eos=false") * typed)
+    assert bench("serve", "--base-url", fake.url, *flags).exit_code == 0
+    assert [body["ignore_eos"] for body in sent(fake)] == [not typed]
+    with DiffusionLLM(tiny) as llm:
+        params = SamplingParams(ignore_eos=False) if typed else SamplingParams()
+        data = Data(num_prompts=1, input_len=2)
+        work = tasks(llm, [("random", [])], data, seed=0, raw=True, params=params)
+    assert [wish.ignore_eos for wish in work["random"][1]] == [not typed]
 
 
 class TestServed:

@@ -95,7 +95,7 @@ async def _run(
             tokens = LocalTokens(plan.tokenizer)
         work = [(name, await _wishes(plan, name, asks, tokens)) for name, asks in plan.datasets]
         for name, asked in work:
-            common = plan.common | ({"ignore_eos": True} if name == RANDOM else {})
+            common = ({"ignore_eos": True} if name == RANDOM else {}) | plan.common
             bodies = [wish.body(plan.backend, model, common) for wish in asked]
             if plan.ready_timeout:
                 await wait_until_ready(target, bodies[0], plan.ready_timeout)

@@ -72,7 +72,9 @@ def tasks(
     found: dict[str, tuple[list[list[int]], list[SamplingParams]]] = {}
     for name, read in sets:
         if name == RANDOM:
-            wishes = [params.model_copy(update={"ignore_eos": True})] * data.num_prompts
+            typed = "ignore_eos" in params.model_fields_set
+            wish = params if typed else params.model_copy(update={"ignore_eos": True})
+            wishes = [wish] * data.num_prompts
             found[name] = random_ids(llm, data.num_prompts, data.input_len, seed), wishes
             continue
         for task, asks in by_task(read).items():

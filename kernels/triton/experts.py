@@ -62,7 +62,7 @@ def quantized_experts_forward(
     )
     kinds = str(x_TH.dtype), str(w13_EFH.dtype)
     shape = num_experts, hidden, width, default.rows, *kinds
-    others = partial(_other_tiles, default, grouped=_is_grouped_mm_a_kernel(x_TH, w13_EFH))
+    others = partial(_other_tiles, default, x_TH, w13_EFH)
     return run(tuner.pick("experts", shape, default, others, run))
 
 
@@ -73,20 +73,18 @@ def _is_grouped_mm_a_kernel(x_TH: Tensor, w13_EFH: Tensor) -> bool:
     return not x_TH.is_cuda or torch.cuda.get_device_capability(x_TH.device)[0] in (9, 10)
 
 
-def _other_tiles(default: Tile, *, grouped: bool) -> list[Tile]:
+def _other_tiles(default: Tile, x_TH: Tensor, w13_EFH: Tensor) -> list[Tile]:
     """Return what may be faster than the default."""
-    smaller = [Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 3)] * (default.rows == 128)
-    return (
-        [_GROUPED] * grouped
-        + smaller
-        + [
-            Tile(default.rows, columns, depth, warps, stages)
-            for columns in (32, 64, 128)
-            for depth in (64, 128)
-            for warps, stages in ((4, 3), (4, 4), (8, 3))
-            if (columns, depth, warps, stages) != default[1:]
-        ]
-    )
+    grouped = [_GROUPED] if _is_grouped_mm_a_kernel(x_TH, w13_EFH) else []
+    smaller = [Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 3)] if default.rows == 128 else []
+    as_many_rows = [
+        Tile(default.rows, columns, depth, warps, stages)
+        for columns in (32, 64, 128)
+        for depth in (64, 128)
+        for warps, stages in ((4, 3), (4, 4), (8, 3))
+        if (columns, depth, warps, stages) != default[1:]
+    ]
+    return grouped + smaller + as_many_rows
 
 
 def _run(

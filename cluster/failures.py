@@ -14,11 +14,7 @@ def one_sentence() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        from pydantic import ValidationError
-
-        from diffray.components.config import explain
-
-        _fail(ValueError(explain(error)) if isinstance(error, ValidationError) else error)
+        _fail(error)
     except RuntimeError as error:
         from torch import OutOfMemoryError
 

@@ -109,6 +109,7 @@ class RemoteEngine:
         self._open[request.uid] = mine
         finished = False
         try:
+            # The coordinator keeps to the deadline too: for who does not read, no clock runs here.
             async with asyncio.timeout_at(end):
                 await self._hand_over(mine.ticket)
             while not finished:

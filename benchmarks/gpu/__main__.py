@@ -18,8 +18,8 @@ from typing import NamedTuple
 from benchmarks.gpu.measure import need_cuda
 
 ONE = "--shape llada-moe-7b-a1b --rows 1 --window 64 --context 1024"
-_LAST_WORDS_S = 15.0
 MANY = "--shape llada-moe-7b-a1b --rows 1 32"
+_LAST_WORDS_S = 15.0
 
 
 class Run(NamedTuple):

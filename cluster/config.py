@@ -25,6 +25,7 @@ class EngineConfig(Config):
     cuda_graphs: bool | None = None  # None: on one GPU, with Triton's kernels
     graph_block_length: int = Field(32, ge=1)  # of most requests: for what steps graphs are made
     tune_kernels: bool = False  # find the fastest tiles for this model first, and keep them
+    enable_prefix_caching: bool | None = None  # None: where attention is block-causal
     mask_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     max_model_len: int | None = Field(None, ge=1)
@@ -66,6 +67,7 @@ class EngineConfig(Config):
             "cuda_graphs": self.cuda_graphs,
             "graph_block_length": self.graph_block_length,
             "tune_kernels": self.tune_kernels,
+            "enable_prefix_caching": self.enable_prefix_caching,
             "mask_token_id": self.mask_token_id,
             "eos_token_id": self.eos_token_id,
             "max_model_len": self.max_model_len,

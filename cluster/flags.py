@@ -56,6 +56,14 @@ TuneKernels = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+PrefixCaching = Annotated[
+    bool | None,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Share the K/V of requests that begin alike; default: with block-causal attention.",
+        rich_help_panel=_MODEL,
+    ),
+]
 MaskTokenId = Annotated[
     int | None, typer.Option(help=f"The mask, {_UNKNOWN}.", rich_help_panel=_MODEL)
 ]
@@ -147,6 +155,7 @@ class Engine:
     quantization: Quantization = None
     cuda_graphs: CudaGraphs = None
     tune_kernels: TuneKernels = False
+    enable_prefix_caching: PrefixCaching = None
     mask_token_id: MaskTokenId = None
     eos_token_id: EosTokenId = None
 

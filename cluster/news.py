@@ -24,7 +24,7 @@ def pile(pieces: list[Item], item: Item) -> None:
     old, new = last[2], item[2]  # as `Update.pack` makes them
     for at in (1, 2, 3, 8):  # ids, steps, logprobs, top_logprobs
         old[at] += new[at]
-    for at in (4, 5, 6, 7, 9):  # finish_reason, stop_id, forwards, progress, canvas
+    for at in (4, 5, 6, 7, 9, 10):  # finish_reason, stop_id, forwards, progress, canvas, cached
         old[at] = new[at]
 
 

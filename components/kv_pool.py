@@ -9,12 +9,16 @@ from torch import Tensor
 
 from diffray.components.backend import zeros
 from diffray.components.batch import Batch
+from diffray.components.prefixes import Prefixes
 from diffray.kernels.attention import Turn
 from diffray.kernels.choose import TORCH, Kernels
 
 
 class KVPool:
-    """The K/V of all sequences on this rank; page 0 is never handed out: it takes padding."""
+    """The K/V of all sequences on this rank; page 0 is never handed out: it takes padding.
+
+    Pages are also taken back from `prefixes`, which keeps what nobody holds while there is room.
+    """
 
     def __init__(
         self,
@@ -27,6 +31,7 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         kernels: Kernels = TORCH,
+        share_prefixes: bool = True,
     ) -> None:
         shape = (num_layers, num_pages * page_size, num_heads, head_dim)
         self.kernels = kernels
@@ -34,11 +39,12 @@ class KVPool:
         self.num_pages = num_pages
         self.keys_LSGD = zeros(shape, dtype, device)
         self.values_LSGD = zeros(shape, dtype, device)
+        self.prefixes = Prefixes(page_size, enabled=share_prefixes)
         self._free = list(range(num_pages - 1, 0, -1))
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.prefixes.num_idle
 
     def pages_for(self, length: int) -> int:
         """Return how many pages `length` positions take."""
@@ -46,7 +52,9 @@ class KVPool:
 
     def allocate(self, num_pages: int) -> list[int]:
         """Hand out pages; the caller has checked `num_free`."""
-        assert num_pages <= len(self._free), "more pages asked for than are free"
+        assert num_pages <= self.num_free, "more pages asked for than are free"
+        while num_pages > len(self._free):
+            self.free(self.prefixes.give_up())
         return [self._free.pop() for _ in range(num_pages)]
 
     def free(self, pages: list[int]) -> None:

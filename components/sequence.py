@@ -22,6 +22,7 @@ from diffray.components.decoder import Memory
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
     from diffray.components.policy import Policy
+    from diffray.components.prefixes import Node
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +61,7 @@ class Sequence:
     settled: int = 0  # of them, those after the last mask was gone
     steps_before: int = 0  # denoising steps of the blocks before it
     clean_end: int = 0
+    cached: int = 0  # of its prompt, what it found stored when it came
     forwards: int = 0
     final: list[int] = field(default_factory=list)
     emitted: int = 0  # tokens reported so far
@@ -70,6 +72,7 @@ class Sequence:
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     pages_P: Tensor | None = None  # the same as a tensor
+    nodes: "list[Node]" = field(default_factory=list)  # what the first pages may share with others
     twin_pages: list[int] = field(default_factory=list)
     twin_pages_P: Tensor | None = None
     memory: Memory | None = None  # of the decoder, for the current block
@@ -110,6 +113,11 @@ class Sequence:
         here = self.stop - max(self.start, self.prompt_len) - masks
         overall = (len(self.final) + here) / (self.steps_before + self.step)
         return max(int(masks / (2 * max(here / self.step, overall, 1.0))), 1)
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Return the given and final tokens of [start, stop)."""
+        given, written = self.prompt[start:stop], max(start - self.prompt_len, 0)
+        return given + tuple(self.final[written : max(stop - self.prompt_len, 0)])
 
     def finish_block(self, ids: list[int]) -> None:
         """Record the current block's tokens as final and move to the next block."""

@@ -71,6 +71,7 @@ class Found:
     steps: dict[int, list[int]]
     logprobs: dict[int, list[float]]
     agreed: bool  # whether the ranks' canvases were equal after every round
+    cached: int = 0  # tokens of prompts that were there
 
 
 def run_cases(mesh: Mesh, cases: Items[Case]) -> tuple[list[Found], int]:
@@ -84,7 +85,7 @@ def run_cases(mesh: Mesh, cases: Items[Case]) -> tuple[list[Found], int]:
 def run_case(mesh: Mesh, case: Case) -> Found:
     """Build the engine of one case and run its batch."""
     mesh = replace(mesh, expert_parallel=case.expert_parallel)
-    setup = Setup(dtype=case.dtype, device="cpu", max_num_seqs=6, max_model_len=64)
+    setup = Setup(dtype=case.dtype, device="cpu", max_num_seqs=6, max_model_len=64, page_size=8)
     if "golden" in case.model:
         setup = replace(setup, mask_token_id=510, eos_token_id=511)
     engine, _ = build_engine(case.model, setup, mesh)
@@ -100,19 +101,23 @@ def run_case(mesh: Mesh, case: Case) -> Found:
             found.tokens[update.uid] += update.ids
             found.steps[update.uid] += update.steps
             found.logprobs[update.uid] += update.logprobs
+            if update.finish_reason:
+                found = replace(found, cached=found.cached + update.cached_tokens)
         canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
         found = replace(found, agreed=found.agreed and bool(mesh.all_equal(canvases)))
     return found
 
 
 def requests_for(spec: ModelSpec) -> list[Request]:
-    """Return ragged prompts, each with another policy."""
+    """Return ragged prompts, each with another policy; where K/V can be shared they begin alike."""
     draw = torch.Generator().manual_seed(5)
     policies = BLOCK_CAUSAL if spec.block_causal else BIDIRECTIONAL
+    ids = torch.randint(0, 60, (sum(PROMPTS),), generator=draw).tolist()
+    first = [0] * len(PROMPTS) if spec.block_causal else [sum(PROMPTS[:n]) for n in range(6)]
     return [
         Request(
             uid,
-            tuple(torch.randint(0, 60, (PROMPTS[uid],), generator=draw).tolist()),
+            tuple(ids[first[uid] : first[uid] + PROMPTS[uid]]),
             SamplingParams(
                 seed=100 + uid,
                 ignore_eos=uid != 4,

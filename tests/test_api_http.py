@@ -342,6 +342,24 @@ def test_metrics_count_what_was_answered(served: Served, http: httpx2.Client) ->
         assert "vllm:num_requests_waiting" in httpx2.get(f"{url}/metrics").text
 
 
+def test_usage_tells_what_was_cached() -> None:
+    with serve_model("demo-llada2", "demo", max_num_seqs=2) as served:
+        prompt = list(range(60, 165))  # three blocks of 32, and a bit
+        body = {"prompt": prompt, "max_tokens": 8, "n": 2, "temperature": 1}
+        with httpx2.Client(base_url=served.url, timeout=60) as http:
+            first, second = (http.post(COMPLETE, json=body).json()["usage"] for _ in range(2))
+            streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+            third = events(http.post(COMPLETE, json=streamed))[-1]["usage"]
+            metrics = http.get("/metrics").text
+    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+    for usage in (second, third):
+        assert usage["prompt_tokens"] == 105
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 96}
+    counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", metrics, re.M))
+    # Three requests of two choices each; the very first choice alone found nothing.
+    assert counted == {"queries": str(6.0 * 105), "hits": str(5.0 * 96)}
+
+
 def test_keys(served: Served) -> None:
     with serve(served.service, ApiSettings(api_keys=("first", "second"))) as url:
         for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic first"}):

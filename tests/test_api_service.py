@@ -48,9 +48,11 @@ class Recorder:
         self.requests.append((request, priority, deadline))
         if deadline is not None:
             raise DeadlineExceeded("too slow")
+        cached = len(request.prompt)
         for number, token in enumerate(TOKENIZER.encode("abc")):
-            last = "length" if number == 2 else None
-            yield Update(request.uid, [token], [number], [-0.5], last, forwards=number + 1)
+            last, steps = "length" if number == 2 else None, number + 1
+            heard = Update(request.uid, [token], [number], [-0.5], last, forwards=steps)
+            yield replace(heard, cached_tokens=cached)
 
     async def load(self) -> Load:
         return Load(running=1, waiting=2)
@@ -122,7 +124,12 @@ def test_choices_have_seeds_of_their_own() -> None:
     assert seeds == [9, derived_seed(9, 1)] * 2
     assert {priority for _, priority, _ in engine.requests} == {-3}
     assert len({request.uid for request, _, _ in engine.requests}) == 4
-    assert made["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+    assert made["usage"] == {
+        "prompt_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 2},  # of each prompt's first choice
+        "completion_tokens": 12,
+        "total_tokens": 14,
+    }
 
 
 def test_a_missed_deadline_is_504() -> None:

@@ -232,6 +232,18 @@ class TestOffline:
         assert facts["requests of a batch"] == "1, prompts of 8 tokens, max_tokens 4"
         assert "prompts of 8 tokens, max_tokens 4" in page.read_text()
 
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_prompts_come_again_and_are_run_again(self, tmp_path: Path, shared: bool) -> None:
+        numbers = tmp_path / "o.json"
+        result = bench(
+            *("latency", "--model", "demo-llada2", "--batch-size", "1", "--num-iters", "2"),
+            *("--num-iters-warmup", "0", "--input-len", "200", "--output-len", "4"),
+            *("--output-json", str(numbers), *(["--enable-prefix-caching"] * shared)),
+        )
+        assert result.exit_code == 0, result.output
+        found = json.loads(numbers.read_text())
+        assert found["facts"]["prefix caching"] == ("on" if shared else "off")
+
     @pytest.mark.parametrize("finished", [0, 1])
     def test_an_interrupt_keeps_finished_batches(
         self, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: int

@@ -85,7 +85,7 @@ def test_an_update_arrives_as_it_was(
     canvas: list[int | None] | None,
 ) -> None:
     update = Update(
-        1, ids, ids[::-1], logprobs, reason, stop_id, 5, Progress(2, 9), top, canvas
+        1, ids, ids[::-1], logprobs, reason, stop_id, 5, Progress(2, 9), top, canvas, 7
     )  # fmt: skip
     packed = travelled(update.pack(), how)
     assert isinstance(packed, list)

@@ -8,7 +8,11 @@ from diffray.cluster.news import ENDED, PIECES, UPDATE, Bulletin, Mailbox
 
 def update(uid: int, token: int, **more: Any) -> list[Any]:
     reason = more.get("reason")
-    return [UPDATE, uid, [uid, [token], [1], [0.5], reason, None, token, [0, token], [], [token]]]
+    return [
+        UPDATE,
+        uid,
+        [uid, [token], [1], [0.5], reason, None, token, [0, token], [], [token], 0],
+    ]
 
 
 def test_who_does_not_read_gets_all_tokens_in_few_pieces() -> None:

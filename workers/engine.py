@@ -5,6 +5,7 @@ what keeps the ranks of a replica in step.
 """
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from hashlib import blake2b
 
@@ -99,19 +100,22 @@ class Engine:
         self._admit()
         if not self.running:
             return []
-        filling = [s for s in self.running if self._fills(s)]
+        for sequence in self.running:
+            if sequence.step == 0:
+                self._reach(sequence, soon=self._denoises)
+        filling = [s for s in self.running if not self._denoises(s)]
         denoising = [s for s in self.running if s not in filling] if filling else [*self.running]
         if steps > 1:
             steps = min([steps, *(s.steps_ahead for s in denoising)])
         rounds = self._plan(denoising)
         for step in range(steps):
-            chunks = [self._next_chunk(s) for s in filling if self._fills(s)]
+            chunks = self._chunks(filling)
             if not denoising and not chunks:
                 break
             rounds.denoise(step, chunks)
             self.forwards += 1
             for chunk in chunks:
-                chunk.sequence.clean_end = chunk.stop
+                self.kv.prefixes.keep(chunk.sequence, chunk.stop)
                 chunk.sequence.forwards += 1
         if not denoising:
             return []
@@ -177,12 +181,16 @@ class Engine:
         """
         while self.waiting and self.slots.num_free:
             sequence = self.waiting[0]
-            if self._pages(sequence, sequence.kv_stop) > self.kv.num_free:
+            found = self.kv.prefixes.find(sequence)
+            held = sum(len(node.pages) for node in found if node.holders)
+            if self._pages(sequence, sequence.kv_stop) - held > self.kv.num_free:
                 return
             self.waiting.popleft()
             self.slots.admit(sequence)
             self.running.append(sequence)
+            self.kv.prefixes.hold(sequence, found)
             self._extend(sequence)
+            self.kv.prefixes.promise(sequence)
 
     def _extend(self, sequence: Sequence) -> None:
         """Allocate pages up to the end of what the current block sees; the caller made room."""
@@ -209,10 +217,16 @@ class Engine:
         self._replan()
         self.running.remove(sequence)
         self.slots.release(sequence)
-        self.kv.free(sequence.pages)
+        self.kv.free(self.kv.prefixes.release(sequence))
         self.kv.free(sequence.twin_pages)
         sequence.pages, sequence.twin_pages = [], []
         sequence.pages_P = sequence.twin_pages_P = None
+
+    def _reach(self, sequence: Sequence, soon: Callable[[Sequence], bool] | None = None) -> None:
+        """Spare a sequence what others store."""
+        self.kv.prefixes.reach(sequence, soon)
+        if not sequence.forwards:  # it has not stored anything itself
+            sequence.cached = sequence.clean_end
 
     # Long prompts of block-causal models.
 
@@ -221,6 +235,18 @@ class Engine:
         return sequence.policy.cache.keeps_prefix and sequence.start - sequence.clean_end > max(
             self.chunk, sequence.policy.block_length
         )
+
+    def _denoises(self, sequence: Sequence) -> bool:
+        return not self._fills(sequence) and self.kv.prefixes.has_turn(sequence)
+
+    def _chunks(self, filling: list[Sequence]) -> list[Chunk]:
+        """Return the next chunk of each, but of those for whom somebody else stores it."""
+        chunks = []
+        for sequence in filling:
+            self._reach(sequence)
+            if self._fills(sequence) and self.kv.prefixes.has_turn(sequence):
+                chunks.append(self._next_chunk(sequence))
+        return chunks
 
     def _next_chunk(self, sequence: Sequence) -> Chunk:
         block = sequence.policy.block_length
@@ -235,6 +261,7 @@ class Engine:
         sequence.step = outcome.step
         sequence.settled = outcome.settled
         sequence.masked_L = outcome.masked
+        self.kv.prefixes.keep(sequence, sequence.start)
         cap = sequence.stop - sequence.start + sequence.policy.decoder.settle_steps()
         assert sequence.step <= cap, "a block took more steps than it has positions"
         update = report(sequence, outcome)

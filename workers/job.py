@@ -41,6 +41,8 @@ class Job:
         choice.token_ids += ids
         choice.text = self._text.text
         choice.forwards = update.forwards
+        # Who goes on elsewhere finds nothing there.
+        choice.cached_tokens = max(choice.cached_tokens, update.cached_tokens)
         if choice.logprobs is not None and choice.steps is not None:
             choice.logprobs += update.logprobs[: len(ids)]
             choice.steps += update.steps[: len(ids)]

@@ -45,7 +45,9 @@ class DiffusionLLM:
     has; `quantization` keeps the weights of routed experts in a byte each, "experts_int8" or
     "experts_fp8"; `cuda_graphs` says whether cheap steps are recorded and replayed, by default
     where they can be. With `tune_kernels` the fastest tiles for this model's shapes are found at
-    the start, and kept on disk for all later engines on such a GPU.
+    the start, and kept on disk for all later engines on such a GPU. Where attention is
+    block-causal, requests that begin alike share the K/V of that, unless `enable_prefix_caching`
+    is false.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class DiffusionLLM:
         quantization: str | None = None,
         cuda_graphs: bool | None = None,
         tune_kernels: bool = False,
+        enable_prefix_caching: bool | None = None,
     ) -> None:
         if steps_per_round < 1:
             raise ValueError(f"steps_per_round must be at least 1 (given: {steps_per_round})")
@@ -85,6 +88,7 @@ class DiffusionLLM:
             quantization=quantization,
             cuda_graphs=cuda_graphs,
             tune_kernels=tune_kernels,
+            enable_prefix_caching=enable_prefix_caching,
             graph_block_length=self._default.block_length,
         )
         self._engine: Engine | None

@@ -103,6 +103,7 @@ class Update:
     # For each token the most probable ids when it became final; empty unless asked for.
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     canvas: list[int | None] | None = None  # of watched requests: what is generated, None: masked
+    cached_tokens: int = 0  # of the prompt, those whose K/V were there when it came
 
     def pack(self) -> list[Any]:
         """Return plain values, in the order of the fields."""
@@ -117,15 +118,26 @@ class Update:
             list(self.progress),
             [[list(pair) for pair in top] for top in self.top_logprobs],
             self.canvas,
+            self.cached_tokens,
         ]
 
     @staticmethod
     def unpack(packed: list[Any]) -> "Update":
-        uid, ids, steps, logprobs, reason, stop_id, forwards, progress, tops, canvas = packed
+        *plain, progress, tops, canvas, cached = packed
+        uid, ids, steps, logprobs, reason, stop_id, forwards = plain
         top_logprobs = [[(token, logprob) for token, logprob in top] for top in tops]
-        progress = Progress(*progress)
         return Update(
-            uid, ids, steps, logprobs, reason, stop_id, forwards, progress, top_logprobs, canvas
+            uid,
+            ids,
+            steps,
+            logprobs,
+            reason,
+            stop_id,
+            forwards,
+            Progress(*progress),
+            top_logprobs,
+            canvas,
+            cached,
         )
 
 

@@ -18,6 +18,7 @@ class CompletionOutput:
     finish_reason: str | None = None  # stop | length
     stop_reason: str | int | None = None  # the stop string or end token found
     forwards: int = 0
+    cached_tokens: int = 0  # of the prompt, those whose K/V were there already
     logprobs: list[float] | None = None
     steps: list[int] | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
@@ -46,6 +47,11 @@ class RequestOutput:
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def cached_tokens(self) -> int:
+        """How many of the prompt's tokens the first choice did not have to run."""
+        return self.outputs[0].cached_tokens
 
     @property
     def completion_tokens(self) -> int:

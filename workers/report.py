@@ -35,6 +35,7 @@ def report(sequence: Sequence, outcome: Outcome) -> Update:
         forwards=sequence.forwards,
         progress=Progress(*sequence.told),
         top_logprobs=outcome.top[first - skip : last],
+        cached_tokens=sequence.cached,
         canvas=_canvas(sequence, outcome) if sequence.watch else None,
     )
 

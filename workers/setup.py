@@ -16,6 +16,7 @@ from diffray.components.checkpoint import load_model, read_config, resolve
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
+from diffray.components.models.registry import check_prefix_caching
 from diffray.components.special_tokens import special_ids
 from diffray.kernels.choose import TORCH, choose_kernels
 from diffray.workers.engine import Engine
@@ -45,6 +46,7 @@ class Setup:
     cuda_graphs: bool | None = None  # None: where they are known to work
     graph_block_length: int = 32  # of most requests: steps of one and of two blocks are recorded
     tune_kernels: bool = False  # find the fastest tiles for this model first
+    enable_prefix_caching: bool | None = None  # None: where attention is block-causal
 
     def __post_init__(self) -> None:
         for name in (
@@ -86,6 +88,8 @@ def build_rank(model: str, setup: Setup, mesh: Mesh) -> Engine:
         keep_freed_memory()
     make_current(device)
     # Wishes that cannot be are refused before anything is loaded.
+    if setup.enable_prefix_caching:
+        check_prefix_caching(config)
     kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device))
     choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
     if setup.tune_kernels and (kernels.tuner is None or device.type != "cuda"):
@@ -140,6 +144,7 @@ def engine_of(
             dtype=loaded.dtype,
             device=loaded.device,
             kernels=loaded.kernels,
+            share_prefixes=setup.enable_prefix_caching is not False,
         )
 
     record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name, mesh.size)

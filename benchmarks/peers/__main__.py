@@ -79,7 +79,12 @@ def compare_pipeline(args: argparse.Namespace, environment: Environment) -> None
     folder = args.folder.resolve() / f"{Path(args.llada2).name}-with-code"
     checkpoint.copy_llada2(args.llada2, folder, code)
     torch.set_num_threads(args.threads)
-    with DiffusionLLM(args.llada2, dtype="float32", max_num_seqs=PIPELINE_ROWS) as llm:
+    with DiffusionLLM(
+        args.llada2,
+        dtype="float32",
+        max_num_seqs=PIPELINE_ROWS,
+        enable_prefix_caching=False,  # prompts come again, and should find nothing of theirs
+    ) as llm:
         items = held_out_items(args.questions, seed=args.seed)
         prompts = [offline.encode(llm, item.question) for item in items]
         mask_id = llm.engine.limits.mask_token_id

@@ -47,12 +47,16 @@ class Ask:
             "choices": choices,
         }
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Return the tokens so far; an end token counts, what follows a stop string does not."""
         asked = sum(len(prompt.ids) for prompt in self.prompts)
         written = sum(len(choice.output.token_ids) for choice in self.choices)
+        first = {choice.prompt: choice.output for choice in reversed(self.choices)}
         return {
             "prompt_tokens": asked,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(output.cached_tokens for output in first.values())
+            },
             "completion_tokens": written,
             "total_tokens": asked + written,
         }

@@ -45,6 +45,12 @@ class Metrics:
             return made.labels(model)
 
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.").labels(model)
+        self.queries = counter("prefix_cache_queries", "Tokens of prompts, of each choice.").labels(
+            model
+        )
+        self.hits = counter(
+            "prefix_cache_hits", "Of them, those whose K/V were there already."
+        ).labels(model)
         self.generation_tokens = counter("generation_tokens", "Tokens written.").labels(model)
         self.success = counter("request_success", "Choices finished.", "finished_reason")
         self.aborted = counter("request_aborted", "Choices given up or failed.").labels(model)
@@ -105,6 +111,9 @@ class Meter:
 
     def heard(self, update: Update, output: CompletionOutput) -> None:
         to, steps = self._to, update.forwards - self._forwards
+        if not self._forwards:
+            to.queries.inc(len(self._request.prompt))
+            to.hits.inc(update.cached_tokens)
         self._forwards = update.forwards
         to.steps.inc(steps)
         params = self._request.params

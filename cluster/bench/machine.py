@@ -30,11 +30,13 @@ def engine_facts(llm: "DiffusionLLM", model: str) -> dict[str, str]:
     import torch
 
     device = llm.engine.slots.device
+    shared = llm.engine.kv.prefixes.enabled and llm.engine.model.spec.block_causal
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return {
         "model": model,
         "device": f"{kind}, {torch.get_num_threads()} threads",
         "dtype": str(llm.engine.kv.keys_LSGD.dtype).removeprefix("torch."),
+        "prefix caching": "on" if shared else "off",
         "torch": torch.__version__,
     }
 

@@ -50,6 +50,15 @@ def check_ranks(config: Config, size: int, *, expert_parallel: bool) -> None:
     build_model(config, Mesh(0, size, expert_parallel), torch.float32)
 
 
+def check_prefix_caching(config: Config) -> None:
+    """Refuse it where a prompt's K/V are of use to nobody else."""
+    if not build_model(config, Mesh(), torch.float32).spec.block_causal:
+        raise ValueError(
+            "enable_prefix_caching needs block-causal attention; in this model all positions see "
+            "each other, so the K/V of a prompt depend on what follows it; leave it out"
+        )
+
+
 def rank_counts(config: Config, *, expert_parallel: bool) -> tuple[int, ...]:
     """Return the numbers of ranks over which the model can be cut."""
     build = choose_build(config)

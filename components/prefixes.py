@@ -1,0 +1,164 @@
+"""K/V that several requests read: those of equal beginnings, where attention is block-causal.
+
+There the K/V of a block depend on nothing but the tokens up to its end. Who begins with the same
+tokens, cut into blocks of the same length, may therefore read the same pages. What is stored stands
+in a tree; the way from its root to a node spells the tokens of a beginning.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import lcm
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """The K/V of [start, stop): whole blocks in whole pages.
+
+    Of those that hold it the one that was admitted first stores it; the others wait for that. When
+    nobody holds it any more it stays until its pages are needed.
+    """
+
+    parent: "Node | None"
+    key: tuple[int, ...]
+    start: int
+    stop: int
+    pages: list[int]
+    stored: bool = False
+    children: "dict[tuple[int, ...], Node]" = field(default_factory=dict)
+    holders: "dict[Sequence, None]" = field(default_factory=dict)  # in the order of admission
+
+
+class Prefixes:
+    """Which beginnings are stored, in which pages, and who reads them."""
+
+    def __init__(self, page_size: int, *, enabled: bool = True) -> None:
+        self.page_size, self.enabled = page_size, enabled
+        self._root = Node(None, (), 0, 0, [])
+        self._idle: dict[Node, None] = {}  # stored and held by nobody; the longest so come first
+        self._idle_pages = 0
+
+    @property
+    def num_idle(self) -> int:
+        """How many pages can be had back at once."""
+        return self._idle_pages
+
+    def find(self, sequence: "Sequence") -> list[Node]:
+        """Return what there is of the tokens before a sequence's block, from their beginning on."""
+        found: list[Node] = []
+        if not self._shares(sequence):
+            return found
+        node = self._root
+        for start in range(0, self._whole(sequence, sequence.start), self._unit(sequence)):
+            child = node.children.get(self._key(sequence, start))
+            if child is None:
+                break
+            found.append(child)
+            node = child
+        return found
+
+    def hold(self, sequence: "Sequence", found: list[Node]) -> None:
+        """Let a sequence have the pages of these nodes as its first."""
+        for node in found:
+            if node in self._idle:
+                del self._idle[node]
+                self._idle_pages -= len(node.pages)
+            node.holders[sequence] = None
+            sequence.pages += node.pages
+        sequence.nodes = found
+
+    def promise(self, sequence: "Sequence") -> None:
+        """Note what a sequence, who has all its pages, will store before its block."""
+        self._grow(sequence, sequence.start, stored=False)
+
+    def reach(self, sequence: "Sequence", soon: "Callable[[Sequence], bool] | None" = None) -> None:
+        """Move a sequence's clean end over what others have stored.
+
+        And over what one of whom `soon` is true stores in the next forward: there all K/V are
+        stored before any are read.
+        """
+        for node in sequence.nodes[sequence.clean_end // self._unit(sequence) :]:
+            storer = next(iter(node.holders))
+            comes = storer is not sequence and soon is not None and soon(storer)
+            if not node.stored and not comes:
+                break
+            sequence.clean_end = node.stop
+
+    def has_turn(self, sequence: "Sequence") -> bool:
+        """Whether nobody else is about to store what the sequence needs next."""
+        at = sequence.clean_end // self._unit(sequence)
+        if at >= len(sequence.nodes):
+            return True
+        node = sequence.nodes[at]
+        return node.stored or next(iter(node.holders)) is sequence
+
+    def keep(self, sequence: "Sequence", stop: int) -> None:
+        """Take note that a sequence has stored final K/V from its clean end up to `stop`."""
+        for node in sequence.nodes[sequence.clean_end // self._unit(sequence) :]:
+            if node.stop <= stop:
+                node.stored = True
+        self._grow(sequence, stop, stored=True)
+        sequence.clean_end = stop
+
+    def release(self, sequence: "Sequence") -> list[int]:
+        """Let a sequence go; return those of its pages that are free now."""
+        free = sequence.pages[sum(len(node.pages) for node in sequence.nodes) :]
+        for node in reversed(sequence.nodes):  # so that of a beginning the end is given up first
+            del node.holders[sequence]
+            if not node.stored:  # somebody else has to do it
+                for other in node.holders:
+                    other.clean_end = min(other.clean_end, node.start)
+            if node.holders:
+                continue
+            if node.stored:
+                self._idle[node] = None
+                self._idle_pages += len(node.pages)
+            else:
+                free += self._cut(node)
+        sequence.nodes = []
+        return free
+
+    def give_up(self) -> list[int]:
+        """Forget what was not read for longest, and return its pages."""
+        node = next(iter(self._idle))
+        del self._idle[node]
+        self._idle_pages -= len(node.pages)
+        return self._cut(node)
+
+    def _grow(self, sequence: "Sequence", stop: int, *, stored: bool) -> None:
+        """Add nodes for a sequence's own pages up to `stop`, or until others stand there."""
+        if not self._shares(sequence):
+            return
+        unit = self._unit(sequence)
+        for start in range(len(sequence.nodes) * unit, self._whole(sequence, stop), unit):
+            parent = sequence.nodes[-1] if sequence.nodes else self._root
+            key = self._key(sequence, start)
+            if key in parent.children:
+                return  # two have written the same at the same time
+            pages = sequence.pages[start // self.page_size : (start + unit) // self.page_size]
+            node = Node(parent, key, start, start + unit, pages, stored)
+            node.holders[sequence] = None
+            parent.children[key] = node
+            sequence.nodes.append(node)
+
+    def _shares(self, sequence: "Sequence") -> bool:
+        return self.enabled and sequence.policy.cache.keeps_prefix and not sequence.guided
+
+    def _unit(self, sequence: "Sequence") -> int:
+        return lcm(sequence.policy.block_length, self.page_size)
+
+    def _whole(self, sequence: "Sequence", stop: int) -> int:
+        return stop - stop % self._unit(sequence)
+
+    def _key(self, sequence: "Sequence", start: int) -> tuple[int, ...]:
+        ids = sequence.tokens(start, start + self._unit(sequence))
+        return ids if start else (sequence.policy.block_length, *ids)
+
+    @staticmethod
+    def _cut(node: Node) -> list[int]:
+        assert node.parent is not None, "the root is no beginning of anything"
+        del node.parent.children[node.key]
+        return node.pages

@@ -98,6 +98,12 @@ class TestBeforeTheFirstRequest:
                 assert "leave out --dataset-path" in refused(*command, *flags)
         assert not fake.asked
 
+    def test_only_random_prompts_begin_alike(self, fake: FakeEndpoint, tiny: str) -> None:
+        flags = "--dataset-name", "demo,gsm8k", "--random-prefix-len", "5"
+        for command in (("serve", "--base-url", fake.url), ("throughput", "--model", tiny)):
+            assert "leave out --random-prefix-len" in refused(*command, *flags)
+        assert not fake.asked
+
     def test_results_have_a_place(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         away = str(tmp_path / "away" / "x")
         serve = "serve", "--base-url", fake.url
@@ -152,6 +158,20 @@ def test_random_prompts_ignore_ends_unless_told(fake: FakeEndpoint, tiny: str, t
         data = Data(num_prompts=1, input_len=2)
         work = tasks(llm, [("random", [])], data, seed=0, raw=True, params=params)
     assert [wish.ignore_eos for wish in work["random"][1]] == [not typed]
+
+
+def test_random_prompts_may_begin_alike(fake: FakeEndpoint, tiny: str) -> None:
+    flags = "--num-prompts", "3", "--input-len", "4", "--random-prefix-len", "6"
+    assert bench("serve", "--base-url", fake.url, *flags).exit_code == 0
+    # The fake's ids are numbers counted from 0.
+    assert [body["prompt"] for body in sent(fake)] == [[*range(6), *range(4)]] * 3
+    with DiffusionLLM(tiny) as llm:
+        data = Data(num_prompts=3, input_len=4, random_prefix_len=6)
+        work = tasks(llm, [("random", [])], data, seed=0, raw=True, params=SamplingParams())
+    prompts = work["random"][0]
+    assert [len(prompt) for prompt in prompts] == [10] * 3
+    assert len({tuple(prompt[:6]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[6:]) for prompt in prompts}) == 3
 
 
 class TestServed:

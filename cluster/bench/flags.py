@@ -27,6 +27,14 @@ NumPrompts = Annotated[
 InputLen = Annotated[
     int, typer.Option(min=1, help="Tokens of a random prompt.", rich_help_panel=_DATA)
 ]
+PrefixLen = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Tokens that all random prompts begin with, before those.",
+        rich_help_panel=_DATA,
+    ),
+]
 OutputLen = Annotated[int, typer.Option(min=1, help="Tokens to write.", rich_help_panel=_DATA)]
 MaybeOutputLen = Annotated[
     int | None,
@@ -88,6 +96,7 @@ class Data:
     dataset_path: DatasetPath = None
     num_prompts: NumPrompts = 1000
     input_len: InputLen = 1024
+    random_prefix_len: PrefixLen = 0
     output_len: MaybeOutputLen = None
     ignore_eos: IgnoreEos = False
 

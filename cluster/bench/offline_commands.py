@@ -97,7 +97,7 @@ def throughput(
         facts = when_and_where()
         check_place(result.output_json, "--output-json")
         check_place(result.report, "--report")
-        sets = read_sets(data.dataset_name, data.dataset_path, data.num_prompts)
+        sets = read_sets(data)
         ends = data.ignore_eos or None
         typed = flags.typed_request(
             sampling, diffusion, max_tokens=data.output_len, seed=seed, ignore_eos=ends

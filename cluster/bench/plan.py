@@ -33,6 +33,7 @@ class Plan:
     datasets: list[tuple[str, list[Ask]]]
     count: int
     input_len: int
+    prefix_len: int
     output_len: int | None
     seed: int
     rates: list[float]
@@ -69,9 +70,10 @@ class Plan:
             headers=pairs(server.header or [], "--header"),
             id_prefix=f"bench-{token_hex(4)}-" if prefix is None else prefix,
             ready_timeout=server.ready_check_timeout_sec,
-            datasets=read_sets(data.dataset_name, data.dataset_path, data.num_prompts),
+            datasets=read_sets(data),
             count=data.num_prompts,
             input_len=data.input_len,
+            prefix_len=data.random_prefix_len,
             output_len=data.output_len,
             seed=seed,
             rates=numbers(traffic.request_rate, "--request-rate"),

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from diffray.cluster.bench.flags import Data
+
 BOXED: Final = ("demo", "humaneval", "gsm8k")
 RANDOM: Final = "random"
 FROM_FILE: Final = ("custom", "sharegpt")
@@ -52,12 +54,18 @@ def read_asks(name: str, path: Path | None, count: int) -> list[Ask]:
     return asks
 
 
-def read_sets(names: str, path: Path | None, count: int) -> list[tuple[str, list[Ask]]]:
-    """Return at most `count` prompts of each data set of a list with commas; random has none yet.
+def read_sets(data: Data) -> list[tuple[str, list[Ask]]]:
+    """Return the prompts of each data set of a list with commas; random has none yet.
 
     The file is that of `custom` or `sharegpt`, and refused where neither is asked for.
     """
+    names, path, count = data.dataset_name, data.dataset_path, data.num_prompts
     listed = names.split(",")
+    if data.random_prefix_len and RANDOM not in listed:
+        raise ValueError(
+            f"--dataset-name {names} has prompts of its own; leave out --random-prefix-len, "
+            "or say random"
+        )
     if path is not None and not set(listed) & set(FROM_FILE):
         raise ValueError(
             f"--dataset-name {names} reads no file; leave out --dataset-path, or say custom"

@@ -93,20 +93,23 @@ async def wishes(
     backend: str,
     count: int,
     input_len: int,
+    prefix_len: int,
     output_len: int | None,
     seed: int,
 ) -> list[Wish]:
     """Return the prompts of a data set; random ones have exactly `input_len` tokens, as ids.
 
-    A chat takes no ids: there it is the text of so many tokens, and the template comes on top.
+    These come after `prefix_len` with which all begin. A chat takes no ids: there it is the text of
+    so many tokens, and the template comes on top.
     """
     if name != RANDOM:
         return [Wish(a.prompt, output_len or a.max_tokens or OUTPUT_LEN, a.task) for a in asks]
     draws = random.Random(seed)
+    prefix = await tokens.encode(random_text(prefix_len, draws)) if prefix_len else []
     asks = [Ask(name, random_text(input_len, draws)) for _ in range(count)]
 
     async def cut(ask: Ask) -> Wish:
-        ids = (await tokens.encode(ask.prompt))[:input_len]
+        ids = prefix[:prefix_len] + (await tokens.encode(ask.prompt))[:input_len]
         prompt: str | list[int] = ids if backend == COMPLETIONS else await tokens.decode(ids)
         return Wish(prompt, output_len or OUTPUT_LEN, name)
 

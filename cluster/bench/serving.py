@@ -136,6 +136,7 @@ async def _wishes(plan: Plan, name: str, asks: list[Ask], tokens: Tokens) -> lis
         backend=plan.backend,
         count=plan.count,
         input_len=plan.input_len,
+        prefix_len=plan.prefix_len,
         output_len=plan.output_len,
         seed=plan.seed,
     )

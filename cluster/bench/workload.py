@@ -11,13 +11,19 @@ from diffray.components.policy import Policy
 from diffray.workers.llm import DiffusionLLM
 
 
-def random_ids(llm: DiffusionLLM, count: int, length: int, seed: int) -> list[list[int]]:
-    """Return prompts of ids drawn from the vocabulary, without end tokens and the mask."""
+def random_ids(
+    llm: DiffusionLLM, count: int, length: int, seed: int, prefix_len: int = 0
+) -> list[list[int]]:
+    """Return prompts of ids drawn from the vocabulary, without end tokens and the mask.
+
+    All begin with the same `prefix_len` ids, before `length` of their own.
+    """
     limits = llm.engine.limits
     barred = {*limits.eos_token_ids, limits.mask_token_id}
     allowed = [id for id in range(limits.spec.vocab_size) if id not in barred]
     draws = random.Random(seed)
-    return [draws.choices(allowed, k=length) for _ in range(count)]
+    prefix = draws.choices(allowed, k=prefix_len)
+    return [prefix + draws.choices(allowed, k=length) for _ in range(count)]
 
 
 def as_ids(llm: DiffusionLLM, asks: Sequence[Ask], *, raw: bool) -> list[list[int]]:
@@ -75,7 +81,8 @@ def tasks(
             typed = "ignore_eos" in params.model_fields_set
             wish = params if typed else params.model_copy(update={"ignore_eos": True})
             wishes = [wish] * data.num_prompts
-            found[name] = random_ids(llm, data.num_prompts, data.input_len, seed), wishes
+            sizes = data.num_prompts, data.input_len, seed, data.random_prefix_len
+            found[name] = random_ids(llm, *sizes), wishes
             continue
         for task, asks in by_task(read).items():
             wishes = [_with_length(params, ask.max_tokens) for ask in asks]

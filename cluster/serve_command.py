@@ -115,9 +115,11 @@ def _print(wanted: "tuple[Application, ...]") -> None:
 def _check_models(wanted: "tuple[Application, ...]") -> None:
     """Refuse a checkpoint that cannot be there, before a cluster is started for it."""
     from diffray.components.checkpoint import read_config, resolve
-    from diffray.components.models.registry import check_ranks
+    from diffray.components.models.registry import check_prefix_caching, check_ranks
 
     for each in wanted:
         engine = each.config.engine_kwargs
         found = read_config(resolve(each.config.model_source))
         check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
+        if engine.enable_prefix_caching:
+            check_prefix_caching(found)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
 
 
+# Tokens; at the root of a tree also what else all must have in common.
+Key = tuple[str | int, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """The K/V of [start, stop): whole blocks in whole pages.
@@ -23,12 +27,12 @@ class Node:
     """
 
     parent: "Node | None"
-    key: tuple[int, ...]
+    key: Key
     start: int
     stop: int
     pages: list[int]
     stored: bool = False
-    children: "dict[tuple[int, ...], Node]" = field(default_factory=dict)
+    children: "dict[Key, Node]" = field(default_factory=dict)
     holders: "dict[Sequence, None]" = field(default_factory=dict)  # in the order of admission
 
 
@@ -153,9 +157,9 @@ class Prefixes:
     def _whole(self, sequence: "Sequence", stop: int) -> int:
         return stop - stop % self._unit(sequence)
 
-    def _key(self, sequence: "Sequence", start: int) -> tuple[int, ...]:
+    def _key(self, sequence: "Sequence", start: int) -> Key:
         ids = sequence.tokens(start, start + self._unit(sequence))
-        return ids if start else (sequence.policy.block_length, *ids)
+        return ids if start else (sequence.cache_salt, sequence.policy.block_length, *ids)
 
     @staticmethod
     def _cut(node: Node) -> list[int]:

@@ -37,6 +37,7 @@ class Sequence:
     end_ids: frozenset[int]  # tokens that end the text, unless ignored
     suffix: tuple[int, ...] = ()
     watch: bool = False  # whether updates show the canvas
+    cache_salt: str = ""  # K/V are shared with those of the same alone
 
     # Its canvas, all of it ...
     seed: int = field(init=False)  # engines draw none, so where the caller did not it is 0

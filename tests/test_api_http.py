@@ -351,6 +351,8 @@ def test_usage_tells_what_was_cached() -> None:
             streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
             third = events(http.post(COMPLETE, json=streamed))[-1]["usage"]
             metrics = http.get("/metrics").text
+            salted = http.post(COMPLETE, json=body | {"cache_salt": "mine", "n": 1}).json()
+    assert salted["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     assert first["prompt_tokens_details"] == {"cached_tokens": 0}
     for usage in (second, third):
         assert usage["prompt_tokens"] == 105

@@ -323,6 +323,8 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve -q int4", "'int4' is none of experts_int8, experts_fp8"),
         ("serve /no/such/model", "no local folder"),
         ("serve --tp 3", "this model runs on 1, 2, 4, 8 ranks"),
+        ("serve --enable-prefix-caching", "enable_prefix_caching needs block-causal attention"),
+        ("generate --enable-prefix-caching x", "in this model all positions see each other"),
         ("serve --set temperature=1", "only the parts of diffusion"),
         ("serve --placement TIGHT", "STRICT_PACK"),
         ("serve --config /no/such.yaml", "there is no such file"),

@@ -54,7 +54,7 @@ def test_a_request_arrives_as_it_was(
         seed=seed, logit_bias=bias, stop=["a", "\N{SNOWMAN}"], stop_token_ids=ids,
         temperature=0.1 + 0.2, logprobs=True, top_logprobs=4, bad_token_ids=ids, diffusion=policy,
     )  # fmt: skip
-    request = Request(2**53 + 1, (1, 2), params, tuple(ids), watch, resume)
+    request = Request(2**53 + 1, (1, 2), params, tuple(ids), watch, resume, "salt")
     packed = travelled(request.pack(), how)
     assert isinstance(packed, dict)
     assert (packed["uid"], len(packed["prompt"])) == (2**53 + 1, 2)

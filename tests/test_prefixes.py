@@ -1,6 +1,7 @@
 """Requests that begin alike share K/V, and nobody's tokens change for it."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,6 +166,15 @@ def test_where_all_positions_see_each_other_nothing_is_kept() -> None:
         _, update = last_update(engine, request(0, PROMPT))
         assert update.cached_tokens == 0
     assert engine.kv.prefixes.num_idle == 0
+
+
+def test_who_has_another_salt_shares_nothing() -> None:
+    engine = toy_engine(CountingModel())
+    found = []
+    for salt in ("", "a", "b", "a", ""):
+        _, update = last_update(engine, replace(request(0, PROMPT), cache_salt=salt))
+        found.append(update.cached_tokens)
+    assert found == [0, 0, 0, 6 * BLOCK, 6 * BLOCK]
 
 
 def test_blocks_that_are_no_whole_pages_share_what_is_both() -> None:

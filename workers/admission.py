@@ -46,6 +46,7 @@ def check(request: Request, limits: Limits) -> Sequence:
         end_ids=frozenset(end_ids),
         suffix=request.suffix,
         watch=request.watch,
+        cache_salt=request.cache_salt,
     )
     _check_choice(sequence, limits)
     if sequence.length > limits.context:

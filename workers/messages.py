@@ -48,7 +48,8 @@ class Request:
     """What an engine is asked to generate; end tokens end a text unless `ignore_eos`.
 
     With a `suffix` the text is written between it and the prompt. With `watch` the updates show
-    the canvas, after every round. With `resume` it goes on where it stood elsewhere.
+    the canvas, after every round. With `resume` it goes on where it stood elsewhere. It shares K/V
+    only with requests of the same `cache_salt`.
     """
 
     uid: int
@@ -57,6 +58,7 @@ class Request:
     suffix: tuple[int, ...] = ()
     watch: bool = False
     resume: Resume | None = None
+    cache_salt: str = ""
 
     def pack(self) -> dict[str, Any]:
         """Return plain values; who passes them on reads `uid`, `prompt` and `params` by name."""
@@ -68,6 +70,7 @@ class Request:
             "suffix": list(self.suffix),
             "watch": self.watch,
             "resume": resume and [list(resume.ids), list(resume.progress), resume.forwards],
+            "cache_salt": self.cache_salt,
         }
 
     @staticmethod
@@ -85,6 +88,7 @@ class Request:
             suffix=tuple(packed["suffix"]),
             watch=packed["watch"],
             resume=resume,
+            cache_salt=packed["cache_salt"],
         )
 
 

@@ -30,6 +30,7 @@ from diffray.workers.messages import Request
 from diffray.workers.rounds import Rounds
 from diffray.workers.setup import Setup, build_rank
 
+CAUSAL = "llada2_moe"  # the family whose requests share K/V
 MOST_ROUNDING = 3.0  # times what rounding the weights to bfloat16 does
 
 
@@ -89,6 +90,8 @@ def checks(device: torch.device, families: list[str]) -> Iterator[tuple[str, Cal
             graphs = "" if way.graphs is None else f", graphs {'on' if way.graphs else 'off'}"
             name = f"golden {family}, {way.dtype}, {way.kernels}{graphs}"
             yield name, partial(check_golden, family, way, device)
+            if family == CAUSAL:
+                yield f"shared beginnings, {name}", partial(check_sharing, way, device)
         yield f"logits in bfloat16, {family}", partial(check_logits, family, device)
         yield f"batched in bfloat16 as alone, {family}", partial(compare_alone, family, device)
     yield "no step but a round's first waits", partial(check_waiting, families[0], device)
@@ -102,7 +105,9 @@ def ways(device: torch.device) -> list[Way]:
     return [*plain, Way("float32", "triton", False), Way("float32", "triton", True)]
 
 
-def engine_of(family: str, way: Way, device: torch.device) -> Engine:
+def engine_of(
+    family: str, way: Way, device: torch.device, *, sharing: bool | None = None
+) -> Engine:
     setup = Setup(
         dtype=way.dtype,
         device=str(device),
@@ -112,6 +117,8 @@ def engine_of(family: str, way: Way, device: torch.device) -> Engine:
         max_num_seqs=16,
         kernels=way.kernels,
         cuda_graphs=way.graphs,
+        chunk=32,
+        enable_prefix_caching=sharing,
     )
     return build_rank(str(GOLDEN / family), setup, Mesh())
 
@@ -171,6 +178,29 @@ def check_golden(family: str, way: Way, device: torch.device) -> Found:
         equal == [len(cases)] * 2,
         f"{equal[0]} and {equal[1]} of {len(cases)} equal at 1 and 4 steps{recorded}",
     )
+
+
+def check_sharing(way: Way, device: torch.device) -> Found:
+    """Some come together, so one reads what another stores in the same forward; others later."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 500, (120,), generator=draw).tolist()
+    prompts = [ids[:100], ids[:100], ids[:40], ids, ids[:80] + ids[:20]]
+    diffusion = {"block_length": 8, "decoder": {"kind": "threshold", "threshold": 0.1}}
+    params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion=diffusion)
+    requests = [Request(uid, tuple(prompt), params) for uid, prompt in enumerate(prompts)]
+    found = []
+    for sharing in (None, False):
+        engine = engine_of(CAUSAL, way, device, sharing=sharing)
+        found.append([answers(engine, requests, steps) for steps in (1, 4)])
+        idle = engine.kv.prefixes.num_idle
+        assert (idle == 0) == (sharing is False), f"{idle} pages are kept"
+    equal = sum(
+        one[request.uid] == other[request.uid]
+        for one, other in zip(*found, strict=True)
+        for request in requests
+    )
+    told = f"{equal} of {2 * len(requests)} answers as without sharing"
+    return Found(equal == 2 * len(requests), told)
 
 
 def check_logits(family: str, device: torch.device) -> Found:

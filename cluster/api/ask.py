@@ -81,6 +81,7 @@ def make_choices(
     *,
     suffix: tuple[int, ...] = (),
     watch: bool = False,
+    cache_salt: str = "",
 ) -> list[Choice]:
     """Return every choice of every prompt, or refuse all with a reason."""
     choices: list[Choice] = []
@@ -90,7 +91,9 @@ def make_choices(
             own = wish.model_copy(update={"seed": derived_seed(seed, index)})
             # Engines outlive this process's counters, so uids are drawn.
             uid = secrets.randbits(53)
-            request = Request(uid, prompt.ids, own, suffix=suffix, watch=watch)
+            request = Request(
+                uid, prompt.ids, own, suffix=suffix, watch=watch, cache_salt=cache_salt
+            )
             if index == 0:
                 check(request, limits)  # the others differ in their seed alone
             choices.append(Choice(len(choices), number, request, Job(index, own, tokenizer)))

@@ -140,6 +140,9 @@ class GenerationBody(Body):
         description="Each must be a single token.",
     )
     priority: int = Field(0, ge=-_SANE, lt=_SANE, description="Lower runs first.")
+    cache_salt: str = Field(
+        "", max_length=1024, description="K/V are shared with requests of the same salt alone."
+    )
     user: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None

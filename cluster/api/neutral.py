@@ -9,7 +9,6 @@ from diffray.cluster.api.errors import invalid, unsupported
 # The first value is the one to recommend. None never gets here: it stands for a default.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (),
-    "cache_salt": (),
     "chat_template": (),
     "chat_template_content_format": ("auto", "string"),
     "detokenize": (True,),

@@ -218,6 +218,7 @@ class Service:
                 self.tokenizer,
                 suffix=suffix,
                 watch=options.include_canvas,
+                cache_salt=body.cache_salt,
             )
         except ValueError as error:
             raise as_api_error(error) from None

@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=32, help="tokens of each prompt's own")
     parser.add_argument("--answer", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", default="float32", help="float64: all answers must be equal")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cpu-time", action="store_true", help="for a busy machine: one thread")
@@ -106,8 +107,8 @@ def main() -> None:
     if args.cpu_time:
         args.threads = 1  # idle threads spin, and their time would count
     torch.set_num_threads(args.threads)
-    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": args.requests}
-    longest = args.common + args.requests * (args.own + args.answer) + 64
+    options: dict[str, Any] = {"dtype": args.dtype, "max_num_seqs": args.requests}
+    longest = args.common + args.requests * (args.own + args.answer)
     with (
         DiffusionLLM(args.checkpoint, max_model_len=longest, **options) as sharing,
         DiffusionLLM(

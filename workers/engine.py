@@ -100,10 +100,10 @@ class Engine:
         self._admit()
         if not self.running:
             return []
-        for sequence in self.running:
-            if sequence.step == 0:
-                self._reach(sequence, soon=self._denoises)
-        filling = [s for s in self.running if not self._denoises(s)]
+        begins = [s for s in self.running if s.step == 0]
+        for sequence in begins:
+            self._reach(sequence, soon=self._denoises)
+        filling = [s for s in begins if not self._denoises(s)]
         denoising = [s for s in self.running if s not in filling] if filling else [*self.running]
         if steps > 1:
             steps = min([steps, *(s.steps_ahead for s in denoising)])
@@ -261,7 +261,8 @@ class Engine:
         sequence.step = outcome.step
         sequence.settled = outcome.settled
         sequence.masked_L = outcome.masked
-        self.kv.prefixes.keep(sequence, sequence.start)
+        if sequence.clean_end < sequence.start:  # the block's first step stored what was missing
+            self.kv.prefixes.keep(sequence, sequence.start)
         cap = sequence.stop - sequence.start + sequence.policy.decoder.settle_steps()
         assert sequence.step <= cap, "a block took more steps than it has positions"
         update = report(sequence, outcome)

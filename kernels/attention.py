@@ -66,7 +66,7 @@ def window_attention(
 ) -> Tensor:
     """Return what each query reads from the keys of its own sequence; the pool is only read."""
     num_tokens, num_heads, head_dim = q_THD.shape
-    num_shared = num_heads // k_TGD.shape[1]
+    shared = num_heads > k_TGD.shape[1]
     out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
     for group in groups:
         stop = group.start + group.windows * group.queries
@@ -80,11 +80,8 @@ def window_attention(
             slots, windows = group.keys_BK.flatten(), (group.windows, -1)
             k = k_SGD.index_select(0, slots).unflatten(0, windows).transpose(1, 2)
             v = v_SGD.index_select(0, slots).unflatten(0, windows).transpose(1, 2)
-        if num_shared > 1:
-            k = k.repeat_interleave(num_shared, dim=1)
-            v = v.repeat_interleave(num_shared, dim=1)
         mask = None if group.mask_BQK is None else group.mask_BQK.unsqueeze(1)
-        read = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        read = scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared)
         out_THD[group.start : stop] = read.transpose(1, 2).flatten(0, 1)
     return out_THD
 

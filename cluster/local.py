@@ -202,6 +202,7 @@ class LocalEngine:
                 self._end(stream, error)
                 continue
             pages -= self._limits.pages(sequence, sequence.kv_stop)
+            pages += engine.kv.prefixes.num_held(sequence)
             slots -= 1
             if slots < 0 or pages < 0:
                 return

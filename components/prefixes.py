@@ -64,31 +64,35 @@ class Prefixes:
             node = child
         return found
 
-    def hold(self, sequence: "Sequence", found: list[Node]) -> None:
-        """Let a sequence have the pages of these nodes as its first."""
-        for node in found:
+    def num_held(self, sequence: "Sequence") -> int:
+        """Return how many of the pages that a sequence would find are not free in any case."""
+        return sum(len(node.pages) for node in self.find(sequence) if node.holders)
+
+    def hold(self, sequence: "Sequence") -> None:
+        """Let a sequence have as its first pages those that it finds."""
+        sequence.nodes = self.find(sequence)
+        for node in sequence.nodes:
             if node in self._idle:
                 del self._idle[node]
                 self._idle_pages -= len(node.pages)
             node.holders[sequence] = None
             sequence.pages += node.pages
-        sequence.nodes = found
 
     def promise(self, sequence: "Sequence") -> None:
         """Note what a sequence, who has all its pages, will store before its block."""
         self._grow(sequence, sequence.start, stored=False)
 
-    def reach(self, sequence: "Sequence", soon: "Callable[[Sequence], bool] | None" = None) -> None:
+    def reach(self, sequence: "Sequence", soon: "Callable[[Sequence], int] | None" = None) -> None:
         """Move a sequence's clean end over what others have stored.
 
-        And over what one of whom `soon` is true stores in the next forward: there all K/V are
-        stored before any are read.
+        And over what others store in the next forward, up to where `soon` says: in a forward all
+        K/V are stored before any are read.
         """
         for node in sequence.nodes[sequence.clean_end // self._unit(sequence) :]:
-            storer = next(iter(node.holders))
-            comes = storer is not sequence and soon is not None and soon(storer)
-            if not node.stored and not comes:
-                break
+            if not node.stored:
+                storer = next(iter(node.holders))
+                if storer is sequence or soon is None or soon(storer) < node.stop:
+                    break
             sequence.clean_end = node.stop
 
     def has_turn(self, sequence: "Sequence") -> bool:
@@ -110,11 +114,12 @@ class Prefixes:
     def release(self, sequence: "Sequence") -> list[int]:
         """Let a sequence go; return those of its pages that are free now."""
         free = sequence.pages[sum(len(node.pages) for node in sequence.nodes) :]
+        missing = next((node for node in sequence.nodes if not node.stored), None)
+        if missing is not None:  # somebody else has to store it, and what follows
+            for other in missing.holders:
+                other.clean_end = min(other.clean_end, missing.start)
         for node in reversed(sequence.nodes):  # so that of a beginning the end is given up first
             del node.holders[sequence]
-            if not node.stored:  # somebody else has to do it
-                for other in node.holders:
-                    other.clean_end = min(other.clean_end, node.start)
             if node.holders:
                 continue
             if node.stored:

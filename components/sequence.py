@@ -62,7 +62,7 @@ class Sequence:
     settled: int = 0  # of them, those after the last mask was gone
     steps_before: int = 0  # denoising steps of the blocks before it
     clean_end: int = 0
-    cached: int = 0  # of its prompt, what it found stored when it came
+    cached: int = 0  # of its prompt, what it did not have to run itself
     forwards: int = 0
     final: list[int] = field(default_factory=list)
     emitted: int = 0  # tokens reported so far

@@ -174,6 +174,28 @@ def test_random_prompts_may_begin_alike(fake: FakeEndpoint, tiny: str) -> None:
     assert len({tuple(prompt[6:]) for prompt in prompts}) == 3
 
 
+def test_every_run_of_a_sweep_has_random_prompts_of_its_own(fake: FakeEndpoint, tiny: str) -> None:
+    """But the same number again has the same; the first of all, which warms up, has its own."""
+    flags = (
+        "--num-prompts",
+        "2",
+        "--input-len",
+        "5",
+        "--random-prefix-len",
+        "3",
+        "--num-warmups",
+        "1",
+    )
+    for _ in range(2):
+        sweep = "--max-concurrency", "1,2", "--tokenizer", tiny
+        assert bench("serve", "--base-url", fake.url, *flags, *sweep).exit_code == 0
+    prompts = [tuple(body["prompt"]) for body in sent(fake)]  # type: ignore[arg-type]  # of ids
+    assert {len(prompt) for prompt in prompts} == {8} and len({p[:3] for p in prompts}) == 1
+    assert len(set(prompts)) == 1 + 2 * 2
+    half = len(prompts) // 2
+    assert sorted(prompts[:half]) == sorted(prompts[half:])
+
+
 class TestServed:
     def test_a_report_tells_of_failures(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         """Of all: then nothing is said of the server's metrics, which had nothing to tell."""

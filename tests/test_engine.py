@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -183,6 +184,41 @@ def test_long_rounds_waste_no_forward(decoder: dict[str, object]) -> None:
     (forwards, _), (unrolled, rounds) = counts
     assert unrolled == forwards > 20
     assert decoder["kind"] != "fixed" or rounds < 0.75 * forwards
+
+
+@pytest.mark.parametrize(
+    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
+)
+def test_an_interrupt_changes_nobody(
+    model: ToyModel, policies: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever in a round Ctrl-C comes, who goes on finds the same tokens."""
+    monkeypatch.setattr(Sequence, "steps_ahead", 5)  # so that there are long rounds
+    requests = mixed_requests(policies)
+    expected = run(toy_engine(model), requests, steps=5)
+    forward, calls = model.forward, 0
+
+    def interrupted(*args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls in (3, 9, 17, 28, 44):
+            raise KeyboardInterrupt
+        return forward(*args)
+
+    engine = toy_engine(model)
+    tokens: dict[int, list[int]] = {}
+    for request in requests:
+        engine.add(request)
+    monkeypatch.setattr(model, "forward", interrupted)
+    while not engine.idle:
+        try:
+            updates = engine.step(5)
+        except KeyboardInterrupt:
+            continue
+        for update in updates:
+            tokens.setdefault(update.uid, []).extend(update.ids)
+    assert tokens == expected
+    assert engine.preemptions > 2 * len(requests)
 
 
 def test_scarce_pages_preempt_and_change_nobody() -> None:

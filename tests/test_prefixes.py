@@ -1,5 +1,6 @@
 """Requests that begin alike share K/V, and nobody's tokens change for it."""
 
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -204,6 +205,33 @@ def test_another_takes_over_when_who_stores_goes(after: int) -> None:
         took.append(model.positions)
     # Of three who would have run two blocks at a time, one did.
     assert took[1] - took[0] == 18 * BLOCK + after * 2 * BLOCK
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_who_shares_but_a_block_with_a_long_prompt_waits_for_no_more(steps: int) -> None:
+    forwards = []
+    for sharing in (True, False):
+        engine = toy_engine(CountingModel(), chunk=32)
+        engine.kv.prefixes.enabled = sharing
+        engine.add(request(0, LONG + LONG[:100]))
+        engine.add(request(1, LONG[:20]))
+        while not any(update.uid == 1 and update.ids for update in engine.step(steps)):
+            pass
+        forwards.append(engine.forwards)
+    assert forwards[0] == forwards[1]
+
+
+def test_those_who_wait_for_one_leave_quickly() -> None:
+    engine = toy_engine(CountingModel(), num_slots=64, num_pages=2000, chunk=16)
+    for uid in range(64):
+        engine.add(request(uid, prompt_of(460), max_tokens=16))
+    engine.step()
+    begin = time.process_time()
+    for uid in range(64):
+        engine.cancel(uid)
+    assert time.process_time() - begin < 0.5
+    pages_are_in_order(engine)
+    assert engine.kv.num_free == 1999
 
 
 @pytest.mark.parametrize("chunk", [32, 512])

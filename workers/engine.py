@@ -102,25 +102,31 @@ class Engine:
             return []
         begins = [s for s in self.running if s.step == 0]
         for sequence in begins:
-            self._reach(sequence, soon=self._denoises)
+            self._reach(sequence, soon=self._soon)
         filling = [s for s in begins if not self._denoises(s)]
         denoising = [s for s in self.running if s not in filling] if filling else [*self.running]
         if steps > 1:
             steps = min([steps, *(s.steps_ahead for s in denoising)])
         rounds = self._plan(denoising)
-        for step in range(steps):
-            chunks = self._chunks(filling)
-            if not denoising and not chunks:
-                break
-            rounds.denoise(step, chunks)
-            self.forwards += 1
-            for chunk in chunks:
-                self.kv.prefixes.keep(chunk.sequence, chunk.stop)
-                chunk.sequence.forwards += 1
-        if not denoising:
-            return []
+        try:
+            for step in range(steps):
+                chunks = self._chunks(filling)
+                if not denoising and (not chunks or (step and any(map(self._denoises, filling)))):
+                    break  # there is nothing to do, or somebody has what it needs to denoise
+                rounds.denoise(step, chunks)
+                self.forwards += 1
+                for chunk in chunks:
+                    self.kv.prefixes.keep(chunk.sequence, chunk.stop)
+                    chunk.sequence.forwards += 1
+            outcomes = rounds.outcomes() if denoising else []
+        except BaseException:
+            # Somebody pressed Ctrl-C: the device may have gone further than what is known of it.
+            self._rounds = None
+            for sequence in reversed(denoising):
+                self.preempt(sequence.uid)
+            raise
         updates = []
-        for sequence, outcome in zip(denoising, rounds.outcomes(), strict=True):
+        for sequence, outcome in zip(denoising, outcomes, strict=True):
             sequence.forwards += steps
             if sequence.slot >= 0:  # else it just gave way to another's next block
                 updates.append(self._settle(sequence, outcome))
@@ -181,14 +187,13 @@ class Engine:
         """
         while self.waiting and self.slots.num_free:
             sequence = self.waiting[0]
-            found = self.kv.prefixes.find(sequence)
-            held = sum(len(node.pages) for node in found if node.holders)
+            held = self.kv.prefixes.num_held(sequence)
             if self._pages(sequence, sequence.kv_stop) - held > self.kv.num_free:
                 return
             self.waiting.popleft()
             self.slots.admit(sequence)
             self.running.append(sequence)
-            self.kv.prefixes.hold(sequence, found)
+            self.kv.prefixes.hold(sequence)
             self._extend(sequence)
             self.kv.prefixes.promise(sequence)
 
@@ -222,7 +227,7 @@ class Engine:
         sequence.pages, sequence.twin_pages = [], []
         sequence.pages_P = sequence.twin_pages_P = None
 
-    def _reach(self, sequence: Sequence, soon: Callable[[Sequence], bool] | None = None) -> None:
+    def _reach(self, sequence: Sequence, soon: Callable[[Sequence], int] | None = None) -> None:
         """Spare a sequence what others store."""
         self.kv.prefixes.reach(sequence, soon)
         if not sequence.forwards:  # it has not stored anything itself
@@ -238,6 +243,12 @@ class Engine:
 
     def _denoises(self, sequence: Sequence) -> bool:
         return not self._fills(sequence) and self.kv.prefixes.has_turn(sequence)
+
+    def _soon(self, sequence: Sequence) -> int:
+        """Return up to where a sequence's K/V are final after the next forward."""
+        if not self.kv.prefixes.has_turn(sequence):
+            return 0
+        return self._next_chunk(sequence).stop if self._fills(sequence) else sequence.start
 
     def _chunks(self, filling: list[Sequence]) -> list[Chunk]:
         """Return the next chunk of each, but of those for whom somebody else stores it."""

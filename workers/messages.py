@@ -107,7 +107,7 @@ class Update:
     # For each token the most probable ids when it became final; empty unless asked for.
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     canvas: list[int | None] | None = None  # of watched requests: what is generated, None: masked
-    cached_tokens: int = 0  # of the prompt, those whose K/V were there when it came
+    cached_tokens: int = 0  # of the prompt, those that it did not have to run itself
 
     def pack(self) -> list[Any]:
         """Return plain values, in the order of the fields."""

@@ -18,7 +18,7 @@ class CompletionOutput:
     finish_reason: str | None = None  # stop | length
     stop_reason: str | int | None = None  # the stop string or end token found
     forwards: int = 0
-    cached_tokens: int = 0  # of the prompt, those whose K/V were there already
+    cached_tokens: int = 0  # of the prompt, those that this choice did not have to run
     logprobs: list[float] | None = None
     steps: list[int] | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None

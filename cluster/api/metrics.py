@@ -49,7 +49,7 @@ class Metrics:
             model
         )
         self.hits = counter(
-            "prefix_cache_hits", "Of them, those whose K/V were there already."
+            "prefix_cache_hits", "Of them, those that the choice did not have to run."
         ).labels(model)
         self.generation_tokens = counter("generation_tokens", "Tokens written.").labels(model)
         self.success = counter("request_success", "Choices finished.", "finished_reason")

@@ -31,7 +31,8 @@ PrefixLen = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Tokens that all random prompts begin with, before those.",
+        help="Tokens that all random prompts begin with, before those; an engine of this process "
+        "shares their K/V only with --enable-prefix-caching.",
         rich_help_panel=_DATA,
     ),
 ]

@@ -96,16 +96,20 @@ async def wishes(
     prefix_len: int,
     output_len: int | None,
     seed: int,
+    run: int,
 ) -> list[Wish]:
     """Return the prompts of a data set; random ones have exactly `input_len` tokens, as ids.
 
     These come after `prefix_len` with which all begin. A chat takes no ids: there it is the text of
-    so many tokens, and the template comes on top.
+    so many tokens, and the template comes on top. Each run has others, lest a server that remembers
+    prompts finds those of the run before.
     """
     if name != RANDOM:
         return [Wish(a.prompt, output_len or a.max_tokens or OUTPUT_LEN, a.task) for a in asks]
     draws = random.Random(seed)
     prefix = await tokens.encode(random_text(prefix_len, draws)) if prefix_len else []
+    if run:
+        draws = random.Random(f"{seed}, run {run}")
     asks = [Ask(name, random_text(input_len, draws)) for _ in range(count)]
 
     async def cut(ask: Ask) -> Wish:

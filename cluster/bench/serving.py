@@ -93,16 +93,18 @@ async def _run(
         tokens: Tokens = ServerTokens(client, model)
         if plan.tokenizer:
             tokens = LocalTokens(plan.tokenizer)
-        work = [(name, await _wishes(plan, name, asks, tokens)) for name, asks in plan.datasets]
-        for name, asked in work:
+        for name, asks in plan.datasets:
             common = ({"ignore_eos": True} if name == RANDOM else {}) | plan.common
-            bodies = [wish.body(plan.backend, model, common) for wish in asked]
+            first, *_ = await _wishes(plan, name, asks[:1], tokens, run=-1, count=1)
+            warm = first.body(plan.backend, model, common)
             if plan.ready_timeout:
-                await wait_until_ready(target, bodies[0], plan.ready_timeout)
-            await each(lambda body: target.send(body, 0, 0.0), bodies[:1] * plan.warmups)
-            for rate, concurrency in product(plan.rates, plan.concurrencies):
+                await wait_until_ready(target, warm, plan.ready_timeout)
+            await each(lambda body: target.send(body, 0, 0.0), [warm] * plan.warmups)
+            for number, (rate, concurrency) in enumerate(product(plan.rates, plan.concurrencies)):
+                asked = await _wishes(plan, name, asks, tokens, run=number, count=plan.count)
+                bodies = [wish.body(plan.backend, model, common) for wish in asked]
                 load = await _measured(plan, target, bodies, rate, concurrency)
-                answered = [asked[number] for number in load.numbers]
+                answered = [asked[at] for at in load.numbers]
                 if not answered:
                     raise asyncio.CancelledError
                 await _count_missing(load, answered, tokens)
@@ -128,17 +130,20 @@ async def _run(
                     raise asyncio.CancelledError
 
 
-async def _wishes(plan: Plan, name: str, asks: list[Ask], tokens: Tokens) -> list[Wish]:
+async def _wishes(
+    plan: Plan, name: str, asks: list[Ask], tokens: Tokens, *, run: int, count: int
+) -> list[Wish]:
     return await wishes(
         name,
         asks,
         tokens,
         backend=plan.backend,
-        count=plan.count,
+        count=count,
         input_len=plan.input_len,
         prefix_len=plan.prefix_len,
         output_len=plan.output_len,
         seed=plan.seed,
+        run=run,
     )
 
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -79,7 +80,7 @@ def custom(path: Path, *prompts: str, **others: object) -> tuple[str, ...]:
     return "--dataset-name", "custom", "--dataset-path", str(path)
 
 
-def sent(fake: FakeEndpoint) -> list[dict[str, object]]:
+def sent(fake: FakeEndpoint) -> list[dict[str, Any]]:
     return [asked.body for asked in fake.asked if asked.path == SENT]
 
 
@@ -189,7 +190,7 @@ def test_every_run_of_a_sweep_has_random_prompts_of_its_own(fake: FakeEndpoint, 
     for _ in range(2):
         sweep = "--max-concurrency", "1,2", "--tokenizer", tiny
         assert bench("serve", "--base-url", fake.url, *flags, *sweep).exit_code == 0
-    prompts = [tuple(body["prompt"]) for body in sent(fake)]  # type: ignore[arg-type]  # of ids
+    prompts = [tuple(body["prompt"]) for body in sent(fake)]
     assert {len(prompt) for prompt in prompts} == {8} and len({p[:3] for p in prompts}) == 1
     assert len(set(prompts)) == 1 + 2 * 2
     half = len(prompts) // 2

@@ -19,7 +19,6 @@ import importlib
 import json
 import random
 import sys
-import time
 import types
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.clock import Clock, add_flags, chosen
 from benchmarks.golden import GOLDEN, cases_of
 from diffray import DiffusionLLM, SamplingParams
 
@@ -177,10 +177,9 @@ def all_work(mask_id: int, args: argparse.Namespace) -> list[Work]:
     return work
 
 
-def compare(checkout: Path, checkpoint: Path, args: argparse.Namespace) -> None:
+def compare(checkout: Path, checkpoint: Path, args: argparse.Namespace, clock: Clock) -> None:
     """Print one row of the table for each batch, and one for the ragged requests."""
     theirs = FastDLLM(checkout, checkpoint)
-    clock = time.process_time if args.cpu_time else time.perf_counter
     most = max(args.batches)
     with DiffusionLLM(str(checkpoint), dtype="float32", max_num_seqs=most) as llm:
         for work in all_work(theirs.mask_id, args):
@@ -190,9 +189,9 @@ def compare(checkout: Path, checkpoint: Path, args: argparse.Namespace) -> None:
             times: list[list[float]] = [[], []]
             for turn in range(args.repeats):
                 for which in (0, 1) if turn % 2 else (1, 0):
-                    start = clock()
+                    start = clock.read()
                     systems[which]()
-                    times[which].append(clock() - start)
+                    times[which].append(clock.read() - start)
             many = f"{len(work.prompts)} ragged" if work.ragged else f"{len(work.prompts)}"
             one_by_one = runner == theirs.run_one_by_one
             batch = f"{many}{' (Fast-dLLM one by one)' if one_by_one else ''}"
@@ -234,22 +233,15 @@ def main() -> None:
     parser.add_argument("--prompt-length", type=int, default=64)
     parser.add_argument("--gen-length", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cpu-time", action="store_true", help="for a busy machine: one thread")
+    add_flags(parser)
     args = parser.parse_args()
-    if args.cpu_time:
-        args.threads = 1  # idle threads spin, and their time would count
-    torch.set_num_threads(args.threads)
+    clock = chosen(args)
     print(check_golden(args.fast_dllm))
-    seconds = "processor" if args.cpu_time else "wall clock"
-    print(
-        f"{args.threads} threads, {seconds} seconds, prompts of {args.prompt_length}, "
-        f"{args.gen_length} new tokens"
-    )
+    print(f"{clock.said}, prompts of {args.prompt_length}, {args.gen_length} new tokens")
     print(HEADER)
     for checkpoint in args.checkpoints:
-        compare(args.fast_dllm, checkpoint, args)
+        compare(args.fast_dllm, checkpoint, args, clock)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ turns of one turn's two times.
 
 import argparse
 import random
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-import torch
-
+from benchmarks.clock import Clock, add_flags, chosen
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.bench.workload import random_ids
 
@@ -67,9 +65,10 @@ WORK: dict[str, Callable[[DiffusionLLM, argparse.Namespace, int], Answers]] = {
 }
 
 
-def measure(engines: tuple[DiffusionLLM, DiffusionLLM], args: argparse.Namespace) -> None:
+def measure(
+    engines: tuple[DiffusionLLM, DiffusionLLM], args: argparse.Namespace, clock: Clock
+) -> None:
     """Print a row of the table for each kind of work."""
-    clock = time.process_time if args.cpu_time else time.perf_counter
     draws = random.Random(args.seed)
     for name, work in WORK.items():
         times: list[tuple[float, float]] = []
@@ -77,9 +76,9 @@ def measure(engines: tuple[DiffusionLLM, DiffusionLLM], args: argparse.Namespace
         for turn in range(args.repeats + 1):
             seed, took, found = draws.getrandbits(30), [0.0, 0.0], [Answers(), Answers()]
             for which in (0, 1) if turn % 2 else (1, 0):
-                begin = clock()
+                begin = clock.read()
                 found[which] = work(engines[which], args, seed)
-                took[which] = clock() - begin
+                took[which] = clock.read() - begin
             if turn:  # the first warms up
                 times.append((took[0], took[1]))
                 equal += sum(a == b for a, b in zip(*found, strict=True))
@@ -100,13 +99,10 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="float32", help="float64: all answers must be equal")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cpu-time", action="store_true", help="for a busy machine: one thread")
+    add_flags(parser)
     args = parser.parse_args()
-    if args.cpu_time:
-        args.threads = 1  # idle threads spin, and their time would count
-    torch.set_num_threads(args.threads)
+    clock = chosen(args)
     options: dict[str, Any] = {"dtype": args.dtype, "max_num_seqs": args.requests}
     longest = args.common + args.requests * (args.own + args.answer)
     with (
@@ -115,12 +111,11 @@ def main() -> None:
             args.checkpoint, max_model_len=longest, enable_prefix_caching=False, **options
         ) as apart,
     ):
-        seconds = "processor" if args.cpu_time else "wall clock"
-        print(f"{args.threads} threads, {seconds} seconds, {args.requests} requests, prompts of")
+        print(f"{clock.said}, {args.requests} requests, prompts of")
         print(f"{args.common} + {args.own} tokens, answers of {args.answer}")
         print("| work | sharing, tok/s | apart, tok/s | ratio | equal answers |")
         print("|---|---|---|---|---|")
-        measure((sharing, apart), args)
+        measure((sharing, apart), args, clock)
 
 
 if __name__ == "__main__":

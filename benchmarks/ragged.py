@@ -13,12 +13,10 @@ processors with more of them, show more than the default.
 
 import argparse
 import random
-import time
 from pathlib import Path
 from statistics import median
 
-import torch
-
+from benchmarks.clock import Clock, add_flags, chosen
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.bench.prompts import read_asks
 from diffray.cluster.bench.workload import as_ids, random_ids
@@ -58,9 +56,8 @@ def together(llm: DiffusionLLM, work: Work) -> list[list[int]]:
     return [row.outputs[0].token_ids for row in llm.generate(*work, use_tqdm=False)]
 
 
-def measure(checkpoint: str, args: argparse.Namespace) -> str:
+def measure(checkpoint: str, args: argparse.Namespace, clock: Clock) -> str:
     """Return one row of the table."""
-    clock = time.process_time if args.cpu_time else time.perf_counter
     ways = one_by_one, together
     with DiffusionLLM(
         checkpoint,
@@ -73,9 +70,9 @@ def measure(checkpoint: str, args: argparse.Namespace) -> str:
         times: list[list[float]] = [[], []]
         for turn in range(args.repeats):
             for which in (0, 1) if turn % 2 else (1, 0):
-                start = clock()
+                start = clock.read()
                 ways[which](llm, work)
-                times[which].append(clock() - start)
+                times[which].append(clock.read() - start)
     tokens = sum(map(len, alone))
     equal = sum(a == b for a, b in zip(alone, batched, strict=True))
     ratios = sorted(one / all_ for one, all_ in zip(*times, strict=True))
@@ -99,19 +96,15 @@ def main() -> None:
     parser.add_argument("--answer-lengths", type=int, nargs=2, default=[16, 128])
     parser.add_argument("--block-length", type=int, help="left out: the model's default")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cpu-time", action="store_true", help="for a busy machine: one thread")
+    add_flags(parser)
     args = parser.parse_args()
-    if args.cpu_time:
-        args.threads = 1  # idle threads spin, and their time would count
-    torch.set_num_threads(args.threads)
-    seconds = "processor" if args.cpu_time else "wall clock"
-    print(f"{args.threads} threads, {seconds} seconds, batch {args.batch}, blocks of", end=" ")
+    clock = chosen(args)
+    print(f"{clock.said}, batch {args.batch}, blocks of", end=" ")
     print(f"{args.block_length or 'the default length'}, {args.requests} requests, prompts of")
     print(f"{args.prompt_lengths} tokens, answers of {args.answer_lengths}\n{HEADER}")
     for checkpoint in args.checkpoints:
-        print(measure(checkpoint, args), flush=True)
+        print(measure(checkpoint, args, clock), flush=True)
 
 
 if __name__ == "__main__":

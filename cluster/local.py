@@ -16,6 +16,7 @@ from typing import Self
 from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloaded
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.news import FAILED, UPDATE, Item, Mailbox
+from diffray.components.prefixes import num_held
 from diffray.workers.admission import Limits
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
@@ -202,7 +203,7 @@ class LocalEngine:
                 self._end(stream, error)
                 continue
             pages -= self._limits.pages(sequence, sequence.kv_stop)
-            pages += engine.kv.prefixes.num_held(sequence)
+            pages += num_held(engine.kv.prefixes.find(sequence))
             slots -= 1
             if slots < 0 or pages < 0:
                 return

@@ -36,6 +36,11 @@ class Node:
     holders: "dict[Sequence, None]" = field(default_factory=dict)  # in the order of admission
 
 
+def num_held(nodes: list[Node]) -> int:
+    """Return how many of their pages are somebody's, so that one reader more takes none."""
+    return sum(len(node.pages) for node in nodes if node.holders)
+
+
 class Prefixes:
     """Which beginnings are stored, in which pages, and who reads them."""
 
@@ -64,14 +69,10 @@ class Prefixes:
             node = child
         return found
 
-    def num_held(self, sequence: "Sequence") -> int:
-        """Return how many of the pages that a sequence would find are not free in any case."""
-        return sum(len(node.pages) for node in self.find(sequence) if node.holders)
-
-    def hold(self, sequence: "Sequence") -> None:
-        """Let a sequence have as its first pages those that it finds."""
-        sequence.nodes = self.find(sequence)
-        for node in sequence.nodes:
+    def hold(self, sequence: "Sequence", found: list[Node]) -> None:
+        """Let a sequence have the pages of these nodes as its first."""
+        sequence.nodes = found
+        for node in found:
             if node in self._idle:
                 del self._idle[node]
                 self._idle_pages -= len(node.pages)

@@ -51,11 +51,14 @@ def stream(asked: Asked) -> Answer:
         return Answer(404, {"error": {"message": "no such path"}})
     if asked.body["prompt"] == "no":
         return Answer(400, {"error": {"message": "not that one"}})
-    if asked.body["prompt"] == "stop":
+    stops = asked.body["prompt"] == "stop"
+    if stops:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.3)  # nobody waits for this answer any more
 
     def chunks() -> Iterator[dict[str, object] | str]:
+        for _ in range(1000 * stops):  # until the client hangs up
+            yield {"choices": []}
+            time.sleep(0.01)
         yield {"choices": [{"text": "a b"}]}
         yield {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
         yield "[DONE]"

@@ -14,6 +14,7 @@ import torch
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
+from diffray.components.prefixes import num_held
 from diffray.components.sequence import Sequence
 from diffray.workers.admission import Limits, check
 from diffray.workers.graphs import Graphs
@@ -187,13 +188,13 @@ class Engine:
         """
         while self.waiting and self.slots.num_free:
             sequence = self.waiting[0]
-            held = self.kv.prefixes.num_held(sequence)
-            if self._pages(sequence, sequence.kv_stop) - held > self.kv.num_free:
+            found = self.kv.prefixes.find(sequence)
+            if self._pages(sequence, sequence.kv_stop) - num_held(found) > self.kv.num_free:
                 return
             self.waiting.popleft()
             self.slots.admit(sequence)
             self.running.append(sequence)
-            self.kv.prefixes.hold(sequence)
+            self.kv.prefixes.hold(sequence, found)
             self._extend(sequence)
             self.kv.prefixes.promise(sequence)
 

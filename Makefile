@@ -1,4 +1,4 @@
-# One environment, one command: `make test` is what continuous integration runs.
+# One environment, one command: `make test` is what continuous integration runs; `make test-long` runs the rest.
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
@@ -15,10 +15,14 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
 
 .DEFAULT_GOAL := test
-.PHONY: test check fast format run clean chaos cuts
+.PHONY: test test-long check fast format run clean chaos cuts
 
 test: check
-	$(BIN)/pytest --durations=20 --durations-min=5
+	$(BIN)/pytest -m "not long" --durations=20 --durations-min=5
+
+# Tests that need minutes each.
+test-long: $(STAMP)
+	$(BIN)/pytest -m long --durations=20 --durations-min=5
 
 check: $(STAMP)
 	$(BIN)/ruff check
@@ -26,7 +30,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 fast: $(STAMP)
-	$(BIN)/pytest -m "not slow and not gpu"
+	$(BIN)/pytest -m "not slow and not long and not gpu"
 
 # Kills, stops and overloads a server while clients check every token; ten minutes and more.
 chaos: $(STAMP)

@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -139,6 +141,36 @@ print(diffray.workers.__path__[0])
 """
     found = run_python(code, site, elsewhere).split()
     assert found == [str(site / "diffray" / "__init__.py"), str(site / "diffray" / "workers")]
+
+
+@pytest.mark.slow
+@needs_source_tree
+def test_editable_install_works_in_the_checkout_and_beside_it(source: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "diffray"  # the folder that README clones into
+    shutil.copytree(source, checkout, symlinks=True)
+    venv.create(tmp_path / "venv")
+    site = next(tmp_path.glob("venv/lib/python3*/site-packages"))
+    with zipfile.ZipFile(build("editable", checkout, tmp_path)) as wheel:
+        wheel.extractall(site)
+    # The dependencies, whose folder's own .pth files Python does not read from here.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    code = """
+import diffray
+from diffray.components.demos import demo_path
+assert diffray.DiffusionLLM.__module__ == "diffray.workers.llm"
+print(diffray.__file__)
+print(demo_path("demo"))
+"""
+    env = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    for folder in (checkout, tmp_path, tmp_path / "venv"):
+        command = [str(tmp_path / "venv/bin/python"), "-c", code]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"in {folder}: {done.stderr}"
+        package = checkout / "diffray"
+        assert done.stdout.split() == [
+            str(package / "__init__.py"),
+            str(package / "demo/llada_moe"),
+        ]
 
 
 @pytest.mark.slow

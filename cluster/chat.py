@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import httpx2
 
 from diffray.cluster.endpoint import Endpoint, complaint, json_of, message_of
+from diffray.components.demos import DEMOS, EXAMPLE, TOY
 
 ANSWER_SECONDS = 300.0  # between two pieces of an answer
 HELP = """/system TEXT   say how to answer, from now on; without TEXT: no more
@@ -140,6 +141,8 @@ def chat(
             with suppress(ImportError):
                 import readline  # noqa: F401  # gives input() its editing and history
             out.write(f"{talk.model} at {endpoint.url}; /help says more, Ctrl-D leaves\n")
+            if talk.model in DEMOS:
+                out.write(f"{talk.model} {TOY}. One is:\n  {EXAMPLE}\n")
             _converse(talk, out)
         else:
             with suppress(_Leave):

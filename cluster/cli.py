@@ -17,12 +17,7 @@ from diffray.cluster.client_commands import batch, chat, status
 from diffray.cluster.failures import one_sentence
 from diffray.cluster.flag_records import spread
 from diffray.cluster.serve_command import serve
-from diffray.components.demos import DEMOS
-
-EXAMPLE = (
-    "Lily can run 5 kilometers per hour for 4 hours. After that, she runs 3 kilometers per hour. "
-    "How many kilometers can she run in 7 hours?"
-)
+from diffray.components.demos import DEMOS, EXAMPLE
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

@@ -25,6 +25,7 @@ from diffray.cluster.capacity import ClusterNodes, Shortages, pending_reasons
 from diffray.cluster.config_file import Application
 from diffray.cluster.deployment import most_replicas, placement_bundles
 from diffray.cluster.gang import first_line
+from diffray.components.demos import DEMOS, TOY
 
 DEADLINE_S = 3600.0  # for the models to load
 _POLL_S = 0.25
@@ -255,6 +256,7 @@ def ready_line(each: Application, server: Server) -> str:
         f"{each.config.model_id} is ready at {url}/v1 ; try: curl {url}/v1/chat/completions{key} "
         "-H 'Content-Type: application/json' "
         f"""-d '{{"messages": [{{"role": "user", "content": "{EXAMPLE}"}}]}}'"""
+        + (f"\n{each.config.model_id} {TOY}." if each.config.model_source in DEMOS else "")
     )
 
 

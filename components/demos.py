@@ -4,6 +4,14 @@ from importlib.resources import files
 from pathlib import Path
 
 DEMOS = {"demo": "llada_moe", "demo-llada2": "llada2_moe"}  # name -> folder in the package
+TOY = (
+    "is a toy that knows three kinds of questions: word problems, short Python functions, and "
+    "facts of a sentence as JSON"
+)
+EXAMPLE = (
+    "Lily can run 5 kilometers per hour for 4 hours. After that, she runs 3 kilometers per hour. "
+    "How many kilometers can she run in 7 hours?"
+)
 
 
 def demo_path(name: str) -> Path | None:

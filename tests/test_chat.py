@@ -17,6 +17,7 @@ import diffray
 from diffray.cluster.chat import HELP, Refused, chat
 from diffray.cluster.endpoint import Endpoint
 from diffray.cluster.request_options import DIFFUSION, request_options
+from diffray.components.demos import EXAMPLE
 from diffray.components.policy import DiffusionParams
 from tests.fake_endpoint import Answer, Asked, FakeEndpoint, Json, fake_endpoint
 
@@ -174,6 +175,15 @@ class TestTerminal:
         greeting, *rest = out.splitlines()
         assert greeting.startswith(f"first at {server.url}")
         assert rest == ["you said one", "", "you said two", ""]
+
+    def test_greeting_says_what_a_demo_model_is_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def demo(asked: Asked) -> Answer:
+            assert asked.path == "/v1/models"
+            return Answer(body={"data": [{"id": "demo"}]})
+
+        _, toy, example = typed(monkeypatch, respond=demo)[0].strip().splitlines()
+        assert "demo is a toy that knows three kinds of questions" in toy
+        assert example.strip() == EXAMPLE
 
     def test_a_refusal_ends_only_its_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def picky(asked: Asked) -> Answer:

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster import cli
+from diffray.cluster import cli, serve
 from diffray.components import checkpoint
-from diffray.components.demos import DEMOS
+from diffray.components.demos import DEMOS, EXAMPLE, demo_path
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import ARCHITECTURES
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
@@ -25,6 +25,39 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 FOLDERS = ("kernels", "components", "workers", "cluster", "tests", "benchmarks", "docs")
+
+# What the documents, help and messages ask a demo model, and what is right.
+ANSWERS = {
+    EXAMPLE: (
+        "In the first 4 hours: 5*4=20 kilometers. Hours left: 7-4=3. In that time: "
+        "3*3=9 kilometers. In total: 20+9=29. The answer is 29."
+    ),
+    "Tom buys 3 pens for 4 dollars each and 2 books for 7 dollars each. How much does he pay?": (
+        "The pens cost 3*4=12 dollars. The books cost 2*7=14 dollars. Together: 12+14=26. "
+        "The answer is 26."
+    ),
+    "Mia has 6 apples. Leo has 3 times as many. How many apples do they have together?": (
+        "Leo has 3*6=18 apples. Together: 6+18=24. The answer is 24."
+    ),
+    serve.EXAMPLE: "def total(numbers):\n    return sum(x for x in numbers if x % 2 == 0)",
+    "Write a Python function that returns the largest of the odd numbers in a list called items.": (
+        "def largest(items):\n    return max(x for x in items if x % 2 == 1)"
+    ),
+    "Write a Python function that returns the number of words longer than 5 letters in a text.": (
+        "def count_words(text):\n    return sum(1 for w in text.split() if len(w) > 5)"
+    ),
+    "Give job, city and name as JSON: Tom, 53, is a driver from Tokyo.": (
+        '{"job":"driver","city":"Tokyo","name":"Tom"}'
+    ),
+    "Extract item and quantity as JSON: Lucy ordered 12 cups for 60 dollars.": (
+        '{"item":"cups","quantity":12}'
+    ),
+}
+# Where a prompt stands in a document: in a body, behind a command, in Python.
+PROMPT = re.compile(
+    r'"content": "([^"]+)"|diffray generate "([^"]+)"|echo "([^"]+)" \| diffray|'
+    r'(?:question|wish) = \(?\s*"([^"]+)"'
+)
 
 pytestmark = pytest.mark.skipif(
     not README.exists(), reason="the tests stand alone, without the source tree"
@@ -54,10 +87,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         return tiny_checkpoint(folder, "llada_moe", chat_template=CHAT_TEMPLATE)
 
 
+@pytest.mark.parametrize("decoder", ["threshold", "credit"])
+@pytest.mark.parametrize("name", DEMOS)
+def test_demo_models_answer_what_the_documents_ask(name: str, decoder: str) -> None:
+    asked = {EXAMPLE, serve.EXAMPLE}
+    for document in (README, *DOCS, *ROOT.glob("*/**/README.md")):
+        for found in PROMPT.findall(document.read_text()):
+            asked.add("".join(found))
+    assert len(asked) >= 7
+    assert asked <= ANSWERS.keys(), "say what is right"
+    params = SamplingParams(diffusion={"decoder": {"kind": decoder}})
+    with DiffusionLLM(name) as llm:
+        outputs = llm.chat([[{"role": "user", "content": text}] for text in ANSWERS], params)
+    assert [output.outputs[0].text for output in outputs] == list(ANSWERS.values())
+
+
 def test_readme_example_runs(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = run_blocks(README, model)
     assert names["output"].finished
     printed = capsys.readouterr().out
+    for key in ("question", "wish"):
+        assert Path(model).name != DEMOS["demo"] or ANSWERS[names[key]] in printed
     assert re.search(r"\d+ tokens in \d+ forwards", printed)
     assert "masks left" in printed
 
@@ -66,7 +116,13 @@ def test_readme_commands_run(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = tiny_checkpoint(tmp_path_factory.mktemp("commands") / "model", "llada_moe")
-    monkeypatch.setattr(checkpoint, "demo_path", lambda name: Path(tiny))
+    # The demo models as they are; in place of what would be downloaded, a tiny one.
+    hub_id = re.compile(r"\w+/\S+")
+    monkeypatch.setattr(
+        checkpoint,
+        "demo_path",
+        lambda name: Path(tiny) if hub_id.fullmatch(name) else demo_path(name),
+    )
     monkeypatch.chdir(tmp_path)
     commands = [
         line
@@ -77,8 +133,12 @@ def test_readme_commands_run(
     assert len(commands) >= 5
     for command in commands:
         _, *arguments = shlex.split(command.partition(" <")[0])
-        result = CliRunner().invoke(cli.app, arguments, input="Hello\n")
+        result = CliRunner().invoke(cli.app, arguments, input=f"{serve.EXAMPLE}\n")
         assert result.exit_code == 0, f"{command}\n{result.output}"
+        if arguments[0] == "generate":
+            prompt = next((text for text in arguments if text in ANSWERS), None)
+            read = serve.EXAMPLE if "-" in arguments else EXAMPLE
+            assert result.stdout == ANSWERS[prompt or read] + "\n", command
 
 
 def test_readme_names_every_kind_and_family() -> None:

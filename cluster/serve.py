@@ -172,6 +172,7 @@ def deploy(
         )
     except RayError as error:
         raise ValueError(f"Ray Serve does not take it: {_unlike_others(error)}") from None
+    say(where_ray_is())
     for each in applications:
         say(f"Loading {each.config.model_id} from {each.config.model_source} ...")
     shortages = Shortages(say)
@@ -258,6 +259,14 @@ def ready_line(each: Application, server: Server) -> str:
         f"""-d '{{"messages": [{{"role": "user", "content": "{EXAMPLE}"}}]}}'"""
         + (f"\n{each.config.model_id} {TOY}." if each.config.model_source in DEMOS else "")
     )
+
+
+def where_ray_is() -> str:
+    """Return the line that says where to look at the cluster."""
+    address = ray.get_runtime_context().gcs_address
+    node: Any = ray._private.worker._global_node  # Ray tells of its dashboard nowhere else
+    dashboard = f"; dashboard at http://{node.webui_url}" if node and node.webui_url else ""
+    return f"Ray is at {address}; try: diffray status --address {address}{dashboard}"
 
 
 EXAMPLE = "Write a Python function that returns the sum of the even numbers in a list."

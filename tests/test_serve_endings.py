@@ -70,19 +70,22 @@ def replicas() -> list[str]:
 
 
 def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -> None:
-    port, where = free_port(), ("--address", cluster)
+    port, address = free_port(), ("--address", cluster)
     quick: dict[str, Any] = {"port": port, "settings": SETTINGS}
-    with serve_process("demo", "--device", "cpu", *where, **quick) as served:
+    with serve_process("demo", "--device", "cpu", *address, **quick) as served:
         served.wait_for(" is ready at ", 1)
         assert first_text(served, max_tokens=24)
-        assert "replicas: 1 running" in status(cluster)
-        with serve_process("demo", "--served-model-name", "same", *where, **quick) as refused:
+        where, *lines = status(cluster).splitlines()
+        assert where == f"Ray cluster at {cluster}"
+        assert lines == [f"demo: RUNNING at {served.url}/v1", "  replicas: 1 running"]
+        assert f"Ray is at {cluster}; try: diffray status --address {cluster}" in served.said
+        with serve_process("demo", "--served-model-name", "same", *address, **quick) as refused:
             assert refused.process.wait(120) == 1
             assert refused.said.count("\n") == 1, refused.said
             assert "used by application" in refused.said and "route_prefix" in refused.said
         config = tmp_path / "wide.yaml"
         config.write_text(WIDE)
-        with serve_process("--config", str(config), *where, **quick) as waiting:
+        with serve_process("--config", str(config), *address, **quick) as waiting:
             waiting.wait_for("Waiting: ", 1)
             told = status(cluster)
             assert "waiting: a replica needs 9 CPU" in told, told

@@ -5,6 +5,7 @@ Commands import what they need when they run, so that help is quick.
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +17,11 @@ from diffray.cluster.bench import commands as bench
 from diffray.cluster.client_commands import batch, chat, status
 from diffray.cluster.failures import one_sentence
 from diffray.cluster.flag_records import spread
+from diffray.cluster.help import Command, command_line, examples
 from diffray.cluster.serve_command import serve
 from diffray.components.demos import DEMOS, EXAMPLE
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 
 def _print_version(wanted: bool) -> None:
@@ -31,13 +33,15 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Serve diffusion language models."""
 
 
-@app.command()
 @spread
 def generate(
     prompt: flags.Prompt = None,
@@ -53,7 +57,10 @@ def generate(
     watch: flags.Watch = False,
     stats: flags.Stats = False,
 ) -> None:
-    """Answer a prompt, as a chat message where the model has a chat template."""
+    """Answer one prompt, without a server.
+
+    The prompt is sent as a chat message if the model has a chat template.
+    """
     with one_sentence():
         text = _read_prompt(prompt, model)
         from diffray.cluster.answer import as_prompt, print_answer
@@ -76,21 +83,19 @@ def generate(
         typer.echo(str(measured), err=True)
 
 
-@app.command()
 def convert(
     source: flags.Checkpoint,
-    target: Annotated[Path, typer.Argument(help="A new folder.")],
+    target: Annotated[Path, typer.Argument(help="The folder to create.")],
 ) -> None:
-    """Rewrite a mixture-of-experts checkpoint so that it loads in a few large reads."""
+    """Rewrite a mixture-of-experts checkpoint to load faster."""
     with one_sentence():
         from diffray.components import convert as fused
 
         typer.echo(str(fused.convert(source, target)))
 
 
-@app.command()
 def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
-    """Describe a checkpoint: its shape, its memory, over how many ranks it can be cut."""
+    """Show a checkpoint's size, memory and possible rank counts."""
     with one_sentence():
         from diffray.cluster.facts import as_table, as_values
         from diffray.components.info import describe
@@ -104,9 +109,36 @@ def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
         Console().print(as_table(found))
 
 
+_DENSE, _SPARSE = "GSAI-ML/LLaDA-8B-Instruct", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct"
+
+
+def _add(command: Callable[..., None], *shown: str) -> None:
+    app.command(cls=Command, epilog=examples(*shown))(command)
+
+
+# In the order in which help lists them.
+_add(
+    serve,
+    "diffray serve",
+    f"diffray serve {_SPARSE} --tp 2 --ep --port 8080",
+    "diffray serve --config models.yaml",
+)
+_add(chat, "diffray chat", "diffray chat --base-url http://HOST:8000 --temperature 0.7")
+_add(
+    generate,
+    "diffray generate --watch",
+    f'diffray generate "Why is the sky blue?" --model {_DENSE}',
+    "diffray generate - --set decoder.threshold=0.8 < prompt.txt",
+)
+_add(
+    batch,
+    "diffray batch in.jsonl out.jsonl --base-url http://127.0.0.1:8000",
+    f"diffray batch in.jsonl out.jsonl --model {_DENSE}",
+)
+_add(status, "diffray status", "diffray status --address HOST:6379")
+_add(info, "diffray info demo", f"diffray info {_DENSE} --json")
+_add(convert, f"diffray convert {_SPARSE} fused-checkpoint")
 app.add_typer(bench.app, name="bench")
-for command in (serve, chat, batch, status):
-    app.command()(command)
 
 
 def _read_prompt(prompt: str | None, model: str) -> str:
@@ -114,6 +146,6 @@ def _read_prompt(prompt: str | None, model: str) -> str:
     if prompt is not None:
         return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     if model not in DEMOS:
-        raise typer.BadParameter("give one, or - to read it from stdin", param_hint="PROMPT")
+        raise typer.BadParameter("give a prompt, or - to read it from stdin", param_hint="PROMPT")
     typer.echo(EXAMPLE, err=True)
     return EXAMPLE

@@ -12,9 +12,12 @@ from diffray.cluster.flag_records import spread
 
 _LOCAL = "http://127.0.0.1:8000"
 
-BaseUrl = Annotated[str, typer.Option(help="Of a server, with or without /v1.", metavar="URL")]
+BaseUrl = Annotated[
+    str, typer.Option(help="The server's address, with or without /v1.", metavar="URL")
+]
 ApiKey = Annotated[
-    str | None, typer.Option(help="For a server that wants one.", envvar="DIFFRAY_API_KEY")
+    str | None,
+    typer.Option(help="The server's API key, if it wants one.", envvar="DIFFRAY_API_KEY"),
 ]
 
 
@@ -22,10 +25,11 @@ ApiKey = Annotated[
 def chat(
     base_url: BaseUrl = _LOCAL,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Its name there; left out: the first.")
+        str | None,
+        typer.Option("--model", "-m", help="The model's name on the server; default: the first."),
     ] = None,
     api_key: ApiKey = None,
-    system: Annotated[str | None, typer.Option(help="How to answer.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     max_tokens: flags.MaxTokens = None,
     *,
     sampling: flags.Sampling,
@@ -33,7 +37,7 @@ def chat(
     stop: flags.Stop = None,
     diffusion: flags.Diffusion,
 ) -> None:
-    """Talk to a server, in the terminal or line by line from stdin."""
+    """Talk to a server in the terminal, or line by line from stdin."""
     with one_sentence():
         from diffray.cluster.chat import chat as talk
         from diffray.cluster.endpoint import Endpoint
@@ -48,21 +52,31 @@ def chat(
 
 @spread
 def batch(
-    source: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format (JSON lines).")],
-    target: Annotated[Path, typer.Argument(help="Answers; what is there is not asked again.")],
-    base_url: Annotated[str | None, typer.Option(help="A server's address.", metavar="URL")] = None,
+    source: Annotated[
+        Path, typer.Argument(help="Requests, in OpenAI's batch format (JSON lines).")
+    ],
+    target: Annotated[
+        Path, typer.Argument(help="Answers; requests that have one in it are skipped.")
+    ],
+    base_url: Annotated[str | None, typer.Option(help="The server to ask.", metavar="URL")] = None,
     api_key: ApiKey = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Or a checkpoint, for an engine of its own."),
+        typer.Option(
+            "--model",
+            "-m",
+            help="The model's name on the server; without --base-url a checkpoint to load here.",
+        ),
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests under way at once.")] = 64,
-    timeout: Annotated[float, typer.Option(help="Seconds for a server's answer.")] = 600.0,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at once.")] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a server's answer.")] = 600.0,
     *,
     engine: flags.Engine,
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences that its engine runs at once.")] = 16,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Sequences to run at once, without --base-url.")
+    ] = 16,
 ) -> None:
-    """Answer a file of requests, through a server or with an engine of its own."""
+    """Answer a file of requests, with a server or a model loaded here."""
     with one_sentence():
         from diffray.cluster.answerers import endpoint_answers, engine_answers
         from diffray.cluster.batch import run_batch
@@ -86,10 +100,10 @@ def batch(
 
 def status(
     address: Annotated[
-        str, typer.Option(help="Of a Ray cluster; auto: the one on this machine.")
+        str, typer.Option(help="HOST:PORT of a Ray cluster; auto: yours on this machine.")
     ] = "auto",
 ) -> None:
-    """Show the applications of a Ray cluster, their replicas, and what waits for resources."""
+    """Show a Ray cluster's models and replicas, and what waits."""
     with one_sentence():
         prepare()
         from diffray.cluster.status import cluster_status

@@ -9,12 +9,12 @@ from diffray.components.demos import DEMOS
 
 _REQUEST, _DIFFUSION, _MODEL, _OUTPUT = "Request", "Diffusion", "Model", "Output"
 _CHECKPOINT = f"A checkpoint's folder, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
-_UNKNOWN = "if the checkpoint does not tell"
+_UNKNOWN = "if the checkpoint does not say"
 
 Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT)]
 Prompt = Annotated[
     str | None,
-    typer.Argument(help="- reads it from stdin. The demo models have an example."),
+    typer.Argument(help="The prompt; - reads it from stdin. The demo models have an example."),
 ]
 
 Model = Annotated[
@@ -28,7 +28,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_hel
 Kernels = Annotated[
     str,
     typer.Option(
-        help="torch, triton, or auto: triton on a GPU that it runs on.", rich_help_panel=_MODEL
+        help="torch, triton, or auto: triton where the GPU supports it.", rich_help_panel=_MODEL
     ),
 ]
 Quantization = Annotated[
@@ -36,7 +36,7 @@ Quantization = Annotated[
     typer.Option(
         "--quantization",
         "-q",
-        help="Keep routed experts in a byte a weight: experts_int8 or experts_fp8.",
+        help="Store the routed experts in one byte per weight: experts_int8 or experts_fp8.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -44,7 +44,7 @@ CudaGraphs = Annotated[
     bool | None,
     typer.Option(
         "--cuda-graphs/--no-cuda-graphs",
-        help="Record cheap steps at the start and replay them; default: on one GPU, with triton.",
+        help="Record CUDA graphs at startup; default: on one GPU with triton kernels.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -52,7 +52,7 @@ TuneKernels = Annotated[
     bool,
     typer.Option(
         "--tune-kernels",
-        help="Find the fastest tiles for this model on this GPU first, and keep them on disk.",
+        help="Find the fastest kernel tiles for this model and GPU at startup; they are cached.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -60,47 +60,52 @@ PrefixCaching = Annotated[
     bool | None,
     typer.Option(
         "--enable-prefix-caching/--no-enable-prefix-caching",
-        help="Share the K/V of requests that begin alike; default: with block-causal attention.",
+        help="Share the K/V of common prefixes; needs block-causal attention.",
         rich_help_panel=_MODEL,
     ),
 ]
 MaskTokenId = Annotated[
-    int | None, typer.Option(help=f"The mask, {_UNKNOWN}.", rich_help_panel=_MODEL)
+    int | None, typer.Option(help=f"The mask token, {_UNKNOWN}.", rich_help_panel=_MODEL)
 ]
 EosTokenId = Annotated[
     list[int] | None,
-    typer.Option(help=f"What ends a text, {_UNKNOWN}; repeatable.", rich_help_panel=_MODEL),
+    typer.Option(help=f"The end token, {_UNKNOWN}; repeatable.", rich_help_panel=_MODEL),
 ]
 
 MaxTokens = Annotated[
-    int | None, typer.Option(help="The most tokens to write.", rich_help_panel=_REQUEST)
+    int | None, typer.Option(help="The most tokens to generate.", rich_help_panel=_REQUEST)
 ]
-Temperature = Annotated[
-    float | None, typer.Option(help="0 takes the most probable tokens.", rich_help_panel=_REQUEST)
-]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=_REQUEST)]
 TopP = Annotated[
-    float | None, typer.Option(help="Draw from this much probability.", rich_help_panel=_REQUEST)
+    float | None,
+    typer.Option(
+        help="Sample from the most probable tokens that add up to this probability.",
+        rich_help_panel=_REQUEST,
+    ),
 ]
 TopK = Annotated[
-    int | None, typer.Option(help="Draw from so many tokens; 0: all.", rich_help_panel=_REQUEST)
+    int | None,
+    typer.Option(
+        help="Sample from this many most probable tokens; 0: all.", rich_help_panel=_REQUEST
+    ),
 ]
-Seed = Annotated[
-    int | None, typer.Option(help="The same seed draws the same.", rich_help_panel=_REQUEST)
-]
+Seed = Annotated[int | None, typer.Option(help="The seed of sampling.", rich_help_panel=_REQUEST)]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(help="End before this text; repeatable.", rich_help_panel=_REQUEST),
+    typer.Option(help="Stop before this text; repeatable.", rich_help_panel=_REQUEST),
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="Use no chat template.", rich_help_panel=_REQUEST)]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Do not apply the chat template.", rich_help_panel=_REQUEST)
+]
 
 BlockLength = Annotated[
-    int | None, typer.Option(help="Positions of a block.", rich_help_panel=_DIFFUSION)
+    int | None, typer.Option(help="Positions per block.", rich_help_panel=_DIFFUSION)
 ]
 Decoder = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="Which tokens become final: threshold, credit, ... (a wrong one lists all).",
+        help="What makes tokens final: threshold, fixed, hierarchy, credit, factor or edit.",
         rich_help_panel=_DIFFUSION,
     ),
 ]
@@ -108,7 +113,7 @@ Cache = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="Which positions a step runs: dual, none, ... (a wrong one lists all).",
+        help="What a step computes: none, prefix, dual, vicinity or exact.",
         rich_help_panel=_DIFFUSION,
     ),
 ]
@@ -116,7 +121,7 @@ Iteration = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="How blocks follow each other: soft, ... (a wrong one lists all).",
+        help="How blocks are denoised: blockwise, block_diffusion or soft.",
         rich_help_panel=_DIFFUSION,
     ),
 ]
@@ -125,14 +130,14 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A number of a part, as decoder.threshold=0.8, or any other parameter of a request, "
-        "as min_tokens=8; repeatable.",
+        help="A setting of the decoder, cache or iteration, such as decoder.threshold=0.8, or "
+        "another request parameter, such as min_tokens=8; repeatable.",
         rich_help_panel=_DIFFUSION,
     ),
 ]
 
 Watch = Annotated[
-    bool, typer.Option("--watch", help="Show masks become text.", rich_help_panel=_OUTPUT)
+    bool, typer.Option("--watch", help="Show the masks turn into text.", rich_help_panel=_OUTPUT)
 ]
 Stats = Annotated[
     bool,

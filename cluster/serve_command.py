@@ -29,7 +29,7 @@ def serve(
     config: own.ConfigFile = None,
     print_config: own.PrintConfig = False,
 ) -> None:
-    """Serve a model with an OpenAI-compatible API on Ray, until Ctrl-C."""
+    """Serve a model through an OpenAI-compatible API on Ray."""
     with one_sentence():
         if model and model_path:
             raise ValueError("the model is given twice; leave --model out")

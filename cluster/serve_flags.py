@@ -24,18 +24,24 @@ Positional = Annotated[
     ),
 ]
 ModelPath = Annotated[
-    str | None, _option("--model", "--model-path", text="The same, as a flag.", panel=_MODEL)
+    str | None, _option("--model", "--model-path", text="The same as the argument.", panel=_MODEL)
 ]
 ServedName = Annotated[
-    str | None, _option("--served-model-name", text="Its name in requests.", panel=_MODEL)
+    str | None, _option("--served-model-name", text="The model's name in requests.", panel=_MODEL)
 ]
 ConfigFile = Annotated[
     Path | None,
-    _option("--config", text="A YAML file with models, instead of flags.", panel=_SERVER),
+    _option(
+        "--config",
+        text="A YAML file that describes one or more models, instead of flags.",
+        panel=_SERVER,
+    ),
 ]
 PrintConfig = Annotated[
     bool,
-    _option("--print-config", text="Print what `serve deploy` reads, and end.", panel=_SERVER),
+    _option(
+        "--print-config", text="Print the configuration for `serve deploy` and exit.", panel=_SERVER
+    ),
 ]
 
 
@@ -50,7 +56,7 @@ class Layout:
             "--tp",
             "--tp-size",
             "-tp",
-            text="Ranks that share the model.",
+            text="The number of ranks to split the model over.",
             panel=_LAYOUT,
         ),
     ] = 1
@@ -59,7 +65,7 @@ class Layout:
         _option(
             "--enable-expert-parallel",
             "--ep",
-            text="Deal whole experts out over the ranks.",
+            text="Give each rank whole experts instead of a slice of each.",
             panel=_LAYOUT,
         ),
     ] = False
@@ -68,7 +74,7 @@ class Layout:
         _option(
             "--max-model-len",
             "--context-length",
-            text="Positions of the longest prompt with its answer.",
+            text="The most tokens of a prompt with its answer.",
             panel=_LAYOUT,
         ),
     ] = None
@@ -77,21 +83,36 @@ class Layout:
         _option(
             "--max-num-seqs",
             "--max-running-requests",
-            text="Sequences that run together.",
+            text="The most sequences to run at once, per replica.",
             panel=_LAYOUT,
         ),
     ] = 16
     max_queued_requests: Annotated[
-        int, _option("--max-queued-requests", text="More are refused with 429.", panel=_LAYOUT)
+        int,
+        _option(
+            "--max-queued-requests",
+            text="The most requests to queue, per replica; more are refused with 429.",
+            panel=_LAYOUT,
+        ),
     ] = 256
     kv_cache_memory: Annotated[
-        int | None, _option("--kv-cache-memory", text="Bytes on each rank.", panel=_LAYOUT)
+        int | None,
+        _option(
+            "--kv-cache-memory",
+            text="Memory for the KV cache on each rank, such as 4GiB.",
+            panel=_LAYOUT,
+        ),
     ] = None
     steps_per_round: Annotated[
-        int, _option("--steps-per-round", text="The most steps between two looks.", panel=_LAYOUT)
+        int,
+        _option(
+            "--steps-per-round",
+            text="The most denoising steps to run before looking at the result.",
+            panel=_LAYOUT,
+        ),
     ] = 1
     cpu_threads: Annotated[
-        int | None, _option("--cpu-threads", text="Of each rank on CPU.", panel=_LAYOUT)
+        int | None, _option("--cpu-threads", text="Threads per rank on CPU.", panel=_LAYOUT)
     ] = None
 
     def typed(self) -> dict[str, Any]:
@@ -106,15 +127,29 @@ class Replicas:
     """How many engines there are, and where."""
 
     replicas: Annotated[
-        str, _option("--replicas", text="N, or MIN:MAX.", panel=_REPLICAS, metavar="N|MIN:MAX")
+        str,
+        _option(
+            "--replicas",
+            text="How many engines to run: N, or MIN:MAX to autoscale.",
+            panel=_REPLICAS,
+            metavar="N|MIN:MAX",
+        ),
     ] = "1"
     strategy: Annotated[
         str,
-        _option("--placement", text="STRICT_PACK: one node; PACK: may span.", panel=_REPLICAS),
+        _option(
+            "--placement",
+            text="STRICT_PACK keeps a replica's ranks on one node; PACK lets them span nodes.",
+            panel=_REPLICAS,
+        ),
     ] = STRICT_PACK
     address: Annotated[
         str | None,
-        _option("--address", text="A running Ray cluster, as auto.", panel=_REPLICAS),
+        _option(
+            "--address",
+            text="Join the Ray cluster at HOST:PORT (or auto) instead of starting one.",
+            panel=_REPLICAS,
+        ),
     ] = None
 
     def deployment(self) -> dict[str, Any]:
@@ -131,8 +166,10 @@ class Replicas:
 class Listening:
     """Where requests come in, and whose are answered."""
 
-    host: Annotated[str, _option("--host", text="To listen on.", panel=_SERVER)] = "127.0.0.1"
-    port: Annotated[int, _option("--port", text="To listen on.", panel=_SERVER)] = 8000
+    host: Annotated[str, _option("--host", text="The address to listen on.", panel=_SERVER)] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, _option("--port", text="The port to listen on.", panel=_SERVER)] = 8000
     api_key: Annotated[
         list[str] | None,
         _option(
@@ -146,18 +183,21 @@ class Listening:
         list[str] | None,
         _option(
             "--allowed-origins",
-            text="Pages that browsers may ask from, as https://chat.example.com; repeatable.",
+            text="Origins that browsers may send requests from, such as https://chat.example.com; "
+            "repeatable.",
             panel=_SERVER,
         ),
     ] = None
     haproxy: Annotated[
         bool,
         _option(
-            "--haproxy/--no-haproxy", text="Ray Serve's faster proxy, if installed.", panel=_SERVER
+            "--haproxy/--no-haproxy",
+            text="Use Ray Serve's faster proxy, if installed.",
+            panel=_SERVER,
         ),
     ] = True
     dashboard: Annotated[
-        bool, _option("--dashboard", text="Start Ray's dashboard too.", panel=_SERVER)
+        bool, _option("--dashboard", text="Start Ray's dashboard.", panel=_SERVER)
     ] = False
 
     def api(self) -> dict[str, list[str]]:

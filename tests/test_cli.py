@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
 from rich.console import Console
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import diffray
@@ -22,10 +24,13 @@ from diffray.cluster.options import sampling_params
 from diffray.cluster.watch import MASK, animate, frame
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.threshold import Threshold
+from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
 from diffray.workers.text import Tokenizer
 from tests.tiny import CHAT_TEMPLATE, EOS_ID, GOLDEN, tiny_checkpoint
 
 PACKAGE = Path(diffray.__file__).parent
+COMMANDS = ("serve", "chat", "generate", "batch", "status", "info", "convert")
+BENCHMARKS = ("latency", "throughput", "serve")
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -72,11 +77,32 @@ def run_diffray(*arguments: str, then: str = "pass") -> subprocess.CompletedProc
 
 
 class TestHelp:
-    def test_every_command_has_help(self) -> None:
-        said = diffray_says("--help").stdout
-        for command in ("generate", "convert", "info"):
-            assert command in said
-            assert diffray_says(command, "--help").exit_code == 0
+    def test_commands_are_listed_by_use(self) -> None:
+        said = diffray_says("--help").stdout.partition("Commands:")[2]
+        listed = re.findall(r"^  (\w+)", said, re.MULTILINE)
+        assert listed == "serve chat generate batch status info convert bench".split()
+        assert "..." not in said, "a description is cut"
+
+    @pytest.mark.parametrize("command", [*COMMANDS, *(f"bench {name}" for name in BENCHMARKS)])
+    def test_help_cuts_nothing_and_explains_everything(self, command: str) -> None:
+        said = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*command.split(), "--help"]).stdout
+        assert "\u2026" not in said
+        assert max(map(len, said.splitlines())) <= 80
+        options, examples = said.split("Examples:\n")
+        words = re.split(r"[\s,]+", options)
+        assert all(line.strip().startswith(f"diffray {command}") for line in examples.splitlines())
+        found: Any = get_command(app)
+        for name in command.split():
+            found = found.commands[name]
+        for parameter in found.params:
+            assert parameter.help, f"{command} {parameter.name}"
+            assert parameter.param_type_name == "argument" or parameter.opts[0] in words
+
+    def test_help_names_every_kind(self) -> None:
+        said = " ".join(diffray_says("generate", "--help").stdout.split())
+        for union in (AnyDecoder, AnyCache, AnyIteration):
+            for part in get_args(get_args(union)[0]):
+                assert re.search(rf"\b{part.model_fields['kind'].default}\b", said)
 
     def test_help_imports_nothing_heavy(self) -> None:
         heavy = "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"

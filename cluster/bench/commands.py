@@ -1,11 +1,16 @@
 """`diffray bench`: how fast it is, offline and behind a server."""
 
-import typer
-
 from diffray.cluster.bench.offline_commands import latency, throughput
 from diffray.cluster.bench.serve_command import ManyValues, serve
+from diffray.cluster.help import Command, command_line, examples
 
-app = typer.Typer(no_args_is_help=True, help="Measure latency, throughput, and a server.")
-app.command()(latency)
-app.command()(throughput)
-app.command(cls=ManyValues)(serve)
+app = command_line("Measure latency, throughput, or a server.")
+app.command(cls=Command, epilog=examples("diffray bench latency --batch-size 1,8"))(latency)
+app.command(
+    cls=Command,
+    epilog=examples("diffray bench throughput --dataset-name demo --report throughput.html"),
+)(throughput)
+app.command(
+    cls=ManyValues,
+    epilog=examples("diffray bench serve --dataset-name demo --max-concurrency 1,8"),
+)(serve)

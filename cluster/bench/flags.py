@@ -19,29 +19,32 @@ DatasetName = Annotated[
 ]
 DatasetPath = Annotated[
     Path | None,
-    typer.Option(help="The file of custom or sharegpt.", rich_help_panel=_DATA),
+    typer.Option(help="The file for custom or sharegpt.", rich_help_panel=_DATA),
 ]
 NumPrompts = Annotated[
-    int, typer.Option(min=1, help="At most, of each data set.", rich_help_panel=_DATA)
+    int,
+    typer.Option(min=1, help="The most prompts to take from each data set.", rich_help_panel=_DATA),
 ]
 InputLen = Annotated[
-    int, typer.Option(min=1, help="Tokens of a random prompt.", rich_help_panel=_DATA)
+    int, typer.Option(min=1, help="Tokens per random prompt.", rich_help_panel=_DATA)
 ]
 PrefixLen = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Tokens that all random prompts begin with, before those; an engine of this process "
-        "shares their K/V only with --enable-prefix-caching.",
+        help="Tokens of a common prefix in front of all random prompts; offline benchmarks share "
+        "its K/V only with --enable-prefix-caching.",
         rich_help_panel=_DATA,
     ),
 ]
-OutputLen = Annotated[int, typer.Option(min=1, help="Tokens to write.", rich_help_panel=_DATA)]
+OutputLen = Annotated[
+    int, typer.Option(min=1, help="Tokens to generate per prompt.", rich_help_panel=_DATA)
+]
 MaybeOutputLen = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Tokens to write; left out: what the file says, else 128.",
+        help="Tokens to generate per prompt; default: what the file says, else 128.",
         rich_help_panel=_DATA,
     ),
 ]
@@ -49,41 +52,47 @@ IgnoreEos = Annotated[
     bool,
     typer.Option(
         "--ignore-eos",
-        help="Let nothing end a text; random prompts imply it.",
+        help="Generate past end tokens; implied by random prompts.",
         rich_help_panel=_DATA,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.", rich_help_panel=_DATA)]
+Seed = Annotated[
+    int, typer.Option(help="The seed of prompts and arrival times.", rich_help_panel=_DATA)
+]
 
 BatchSize = Annotated[
     str,
     typer.Option(
-        metavar="N[,N...]", help="Requests at once; several: a sweep.", rich_help_panel=_MEASURE
+        metavar="N[,N...]",
+        help="Requests per batch; several make a sweep.",
+        rich_help_panel=_MEASURE,
     ),
 ]
 Warmup = Annotated[
-    int, typer.Option(min=0, help="Generations before the clock.", rich_help_panel=_MEASURE)
+    int, typer.Option(min=0, help="Warm-up generations, not timed.", rich_help_panel=_MEASURE)
 ]
 Iterations = Annotated[
     int, typer.Option(min=1, help="Timed generations.", rich_help_panel=_MEASURE)
 ]
 MaxNumSeqs = Annotated[
     int,
-    typer.Option(min=1, help="Sequences that the engine runs at once.", rich_help_panel=_MEASURE),
+    typer.Option(min=1, help="The most sequences to run at once.", rich_help_panel=_MEASURE),
 ]
 StepsPerRound = Annotated[
     int,
-    typer.Option(min=1, help="Steps between looks at their result.", rich_help_panel=_MEASURE),
+    typer.Option(
+        min=1, help="Denoising steps to run before looking at the result.", rich_help_panel=_MEASURE
+    ),
 ]
 
 OutputJson = Annotated[
-    Path | None, typer.Option(help="Write the numbers there.", rich_help_panel=_RESULT)
+    Path | None, typer.Option(help="Write the results to this file.", rich_help_panel=_RESULT)
 ]
 Report = Annotated[
     Path | None,
     typer.Option(
         metavar="OUT.html",
-        help="Write tables and plots there, as one file.",
+        help="Write a report with tables and plots to this file.",
         rich_help_panel=_RESULT,
     ),
 ]

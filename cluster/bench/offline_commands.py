@@ -26,7 +26,7 @@ def latency(
     diffusion: flags.Diffusion,
     result: own.Result,
 ) -> None:
-    """Time batches of random prompts whose answers all have the same length."""
+    """Measure the latency of batches of random prompts with answers of equal length."""
     with one_sentence():
         from diffray.cluster.bench import offline_runs as runs
         from diffray.cluster.bench.interrupt import Interruptible
@@ -81,7 +81,7 @@ def throughput(
     diffusion: flags.Diffusion,
     result: own.Result,
 ) -> None:
-    """Time data sets, one task after the other; with --max-num-seqs 1 prompt by prompt."""
+    """Measure the throughput over data sets; --max-num-seqs 1 runs one prompt at a time."""
     with one_sentence():
         from diffray.cluster.bench import offline_runs as runs
         from diffray.cluster.bench.interrupt import Interruptible

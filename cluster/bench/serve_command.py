@@ -3,18 +3,18 @@
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from diffray.cluster import flags
 from diffray.cluster.bench import flags as common
 from diffray.cluster.bench import serve_flags as own
 from diffray.cluster.failures import one_sentence
 from diffray.cluster.flag_records import spread
+from diffray.cluster.help import Command
 
 _SEVERAL = ("--goodput", "--metadata", "--header")
 
 
-class ManyValues(TyperCommand):
+class ManyValues(Command):
     """Takes several values after one flag, as vLLM does: --goodput ttft:9 e2el:99."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -41,10 +41,13 @@ def serve(
     diffusion: flags.Diffusion,
     telling: own.Telling,
     keeping: own.Keeping,
-    disable_tqdm: Annotated[bool, typer.Option("--disable-tqdm", rich_help_panel="Result")] = False,
+    disable_tqdm: Annotated[
+        bool,
+        typer.Option("--disable-tqdm", help="Hide the progress bar.", rich_help_panel="Result"),
+    ] = False,
     report: common.Report = None,
 ) -> None:
-    """Send requests to a server, as fast or as often as told, and tell how it bears them."""
+    """Send requests to a server at a given rate and measure latency and throughput."""
     with one_sentence():
         from diffray.cluster.bench.interrupt import Interruptible
         from diffray.cluster.bench.machine import when_and_where

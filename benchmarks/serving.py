@@ -25,7 +25,7 @@ import httpx2
 
 from diffray.cluster.api.service import Service
 from diffray.cluster.config import EngineConfig
-from diffray.cluster.environment import prepare
+from diffray.cluster.environment import prepare_server
 from diffray.cluster.local import load_local
 
 Json = dict[str, Any]
@@ -325,7 +325,7 @@ def main() -> None:
     parser.add_argument("--haproxy", action="store_true")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    prepare(haproxy=arguments.haproxy)
+    prepare_server(haproxy=arguments.haproxy)
     import ray
     from ray import serve
 

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from diffray.cluster.haproxy import haproxy_settings
+from diffray.cluster.ports import port_settings
 
 API_KEY = "DIFFRAY_API_KEY"  # the variable that keys come from, if not from the command line
 
@@ -16,11 +17,24 @@ SETTINGS = {
     # Serve's own proxy asks another replica where one is lost before it has said anything.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.ingress:middlewares",
 }
+# This machine alone: all of Ray's own ports are on 127.0.0.1.
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
-def prepare(*, haproxy: bool = False) -> None:
+def prepare() -> None:
     """Set what the user has not set; to be called before the first import of ray."""
-    for name, value in (SETTINGS | (haproxy_settings() if haproxy else {})).items():
+    _set(SETTINGS)
+
+
+def prepare_server(*, haproxy: bool) -> None:
+    """The same for a Ray of our own."""
+    _set(SETTINGS | ALONE | port_settings())
+    if haproxy:
+        _set(haproxy_settings())
+
+
+def _set(settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 

@@ -3,7 +3,6 @@
 import atexit
 import shlex
 import shutil
-import socket
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,8 +19,8 @@ def has_haproxy() -> bool:
 
 
 def haproxy_settings() -> dict[str, str]:
-    """Settings for one machine, with files and ports that no other cluster on it uses."""
-    # Not in TMPDIR: with the node's id behind it, a socket's path has room for no longer one.
+    """Settings for one machine, with files that no other server on it uses."""
+    # Not in TMPDIR, and short: with the node's id, HAProxy takes no longer path of a socket.
     folder = tempfile.mkdtemp(prefix="diffray-haproxy-", dir="/tmp")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = Path(folder) / "haproxy"
@@ -35,11 +34,10 @@ def haproxy_settings() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(command),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": CLIENT_S,
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # else 30 s to end
     }
 
@@ -72,10 +70,3 @@ def haproxy_script(*, private: bool = False) -> str:
         "done\n"
         f'exec {shlex.quote(get_haproxy_binary())} -dS "$@"\n'
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

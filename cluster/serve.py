@@ -26,6 +26,7 @@ from diffray.cluster.config_file import Application
 from diffray.cluster.deployment import most_replicas, placement_bundles
 from diffray.cluster.gang import first_line
 from diffray.components.demos import DEMOS, TOY
+from diffray.cluster.ports import claim_port
 
 DEADLINE_S = 3600.0  # for the models to load
 _POLL_S = 0.25
@@ -129,6 +130,7 @@ def check_free(server: Server) -> None:
         raise ValueError(f"there is no port {server.port}; give one from 1 to {2**16 - 1}")
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     try:
+        claim_port(server.port)
         socket.create_server((server.host, server.port), family=family).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

@@ -7,7 +7,7 @@ import typer
 
 from diffray.cluster import flags
 from diffray.cluster import serve_flags as own
-from diffray.cluster.environment import hide_keys, prepare
+from diffray.cluster.environment import hide_keys, prepare, prepare_server
 from diffray.cluster.failures import one_sentence
 from diffray.cluster.flag_records import spread
 from diffray.cluster.haproxy import has_haproxy
@@ -47,8 +47,10 @@ def serve(
             _print(wanted)
             return
         _check_models(wanted)
-        # A running cluster has its proxies already, or the settings for them.
-        prepare(haproxy=has_haproxy() and listening.haproxy and replicas.address is None)
+        if replicas.address is None:
+            prepare_server(haproxy=listening.haproxy and has_haproxy())
+        else:  # which has its proxies already, or the settings for them
+            prepare()
         if listening.api_key:
             hide_keys(listening.api_key)
         from diffray.cluster.serve import Server, run_server, to_stderr

@@ -325,7 +325,7 @@ def main() -> None:
     parser.add_argument("--haproxy", action="store_true")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    prepare_server(haproxy=arguments.haproxy)
+    prepare_server(["/"], haproxy=arguments.haproxy)
     import ray
     from ray import serve
 

@@ -9,12 +9,13 @@ from diffray.cluster.haproxy import haproxy_settings
 from diffray.cluster.ports import port_settings
 
 API_KEY = "DIFFRAY_API_KEY"  # the variable that keys come from, if not from the command line
+ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, with spaces between
 
 SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's own is 15, which starves ranks beside other work
     "RAY_AUTH_MODE": "token",  # nobody else on this machine or network may run code here
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Serve's own proxy asks another replica where one is lost before it has said anything.
+    # A lost replica, a path that leads nowhere yet, and requests that are not for this server.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.ingress:middlewares",
 }
 # This machine alone: all of Ray's own ports are on 127.0.0.1.
@@ -26,11 +27,11 @@ def prepare() -> None:
     _set(SETTINGS)
 
 
-def prepare_server(*, haproxy: bool) -> None:
-    """The same for a Ray of our own."""
-    _set(SETTINGS | ALONE | port_settings())
+def prepare_server(routes: Collection[str], *, haproxy: bool) -> None:
+    """The same for a Ray of our own, with models at these paths."""
+    _set(SETTINGS | ALONE | {ROUTES: " ".join(routes)} | port_settings())
     if haproxy:
-        _set(haproxy_settings())
+        _set(haproxy_settings(routes))
 
 
 def _set(settings: Mapping[str, str]) -> None:

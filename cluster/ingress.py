@@ -1,4 +1,4 @@
-"""What Serve's own HTTP proxy does where a replica is lost under a request.
+"""What is around Serve's own HTTP proxy and around replicas, and what it does for a lost replica.
 
 Nothing sent yet: another replica is asked, with the same bytes. A stream that has begun ends with
 an error event, so that its client knows that the answer is not complete and may be asked for again.
@@ -11,18 +11,23 @@ from typing import Final
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diffray.cluster.api.errors import ApiError
+from diffray.cluster.api.errors import unavailable
+from diffray.cluster.misrouted import RefuseMisrouted, own_name
+from diffray.cluster.not_found import NotFound
 
 log = logging.getLogger("ray.serve")
 
 TRIES: Final = 4  # replicas that may be lost under one request
 _LARGEST: Final = 32 << 20  # bytes of a request that are kept to send them again
-_RETRY_S: Final = 2.0  # about what it takes to find out that a replica is lost
 
 
 def middlewares() -> list[Middleware]:
-    """Return what RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names."""
-    return [Middleware(SecondTry)]
+    """Return what RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names; the last is the outermost."""
+    return [
+        Middleware(SecondTry),
+        Middleware(NotFound),
+        Middleware(RefuseMisrouted, name=own_name()),
+    ]
 
 
 class SecondTry:
@@ -99,14 +104,14 @@ class _Answer:
     async def end(self) -> None:
         """Say that the answer is lost; what is no stream can only be broken off."""
         if not self.started:
-            error = _lost("No replica could answer; try again.")
+            error = unavailable("No replica could answer; try again.")
             headers = {"content-type": "application/json"} | error.headers
             raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
             start = {"type": "http.response.start", "status": error.status, "headers": raw}
             await self._send(start)
             await self._body(json.dumps(error.body).encode())
         elif self._streams:
-            error = _lost(
+            error = unavailable(
                 "The replica that wrote this answer is lost, so the answer is not complete; "
                 "it may be asked for again."
             )
@@ -114,9 +119,3 @@ class _Answer:
 
     async def _body(self, content: bytes) -> None:
         await self._send({"type": "http.response.body", "body": content, "more_body": False})
-
-
-def _lost(message: str) -> ApiError:
-    return ApiError(
-        503, message, kind="server_error", code="engine_unavailable", retry_after=_RETRY_S
-    )

@@ -48,7 +48,8 @@ def serve(
             return
         _check_models(wanted)
         if replicas.address is None:
-            prepare_server(haproxy=listening.haproxy and has_haproxy())
+            routes = [each.route_prefix for each in wanted]
+            prepare_server(routes, haproxy=listening.haproxy and has_haproxy())
         else:  # which has its proxies already, or the settings for them
             prepare()
         if listening.api_key:

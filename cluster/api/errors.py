@@ -12,6 +12,7 @@ from diffray.cluster.client import DeadlineExceeded, EngineFailed, Overloaded, P
 _LONGEST: Final = 600  # characters of a message; what was given may be megabytes
 _LONGEST_NAME: Final = 200  # and of the field's name, which may be the client's invention
 _LONGEST_VALUE: Final = 100
+_RETRY_LOST: Final = 2.0  # seconds, about what it takes to find out that a replica or proxy is lost
 _RETRY_FAILED: Final = 5.0  # seconds, about what it takes to start an engine's ranks anew
 _KINDS: Final = ("iteration", "decoder", "cache")  # of these a place names the kind as well
 
@@ -74,6 +75,13 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 def unsupported(param: str, allowed: str) -> ApiError:
     return invalid(f"{param} is not supported; {allowed}", param, "unsupported_parameter")
+
+
+def unavailable(message: str) -> ApiError:
+    """Return the answer where nobody can answer now, but soon."""
+    return ApiError(
+        503, message, kind="server_error", code="engine_unavailable", retry_after=_RETRY_LOST
+    )
 
 
 def bug() -> ApiError:

@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from diffray.components.config import Config
+from diffray.components.config import PolicyPart
 from diffray.components.sequence import Sequence
 
 
-class CachePolicy(Config, ABC):
+class CachePolicy(PolicyPart, ABC):
     """One function, `window`, and which models it is right for."""
 
     bidirectional: ClassVar[bool] = True  # makes sense where later positions are seen

@@ -1,10 +1,12 @@
 """What every component's configuration shares: frozen, no unknown keys, errors in one sentence."""
 
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+LARGEST: Final = 2**31 - 1  # number of a policy: products of two of them still fit 64 bits
 
 
 class Config(BaseModel):
@@ -36,6 +38,19 @@ class Config(BaseModel):
                     raise ValidationError.from_exception_data(
                         cls.__name__, [InitErrorDetails(type=mistake, loc=(name,), input=value)]
                     )
+        return given
+
+
+class PolicyPart(Config):
+    """A part of how a request is denoised: its numbers fit the tensors that they go to."""
+
+    @field_validator("*")
+    @classmethod
+    def _fits_tensors(cls, given: Any) -> Any:
+        if isinstance(given, int | float) and not -LARGEST <= given <= LARGEST:
+            raise PydanticCustomError(
+                "too_large", f"expected a number from {-LARGEST} to {LARGEST}"
+            )
         return given
 
 

@@ -4,10 +4,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from diffray.components.config import Config
+from diffray.components.config import PolicyPart
 
 
-class Iteration(Config):
+class Iteration(PolicyPart):
     """How a generation is taken through its blocks.
 
     With `early_stop` it ends at its first end token; without it all blocks are denoised, though

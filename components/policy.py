@@ -14,7 +14,7 @@ from diffray.components.caches.exact import Exact
 from diffray.components.caches.none import NoCache
 from diffray.components.caches.prefix import Prefix
 from diffray.components.caches.vicinity import Vicinity
-from diffray.components.config import Config
+from diffray.components.config import PolicyPart
 from diffray.components.decoder import Decoder
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.edit import Edit
@@ -34,7 +34,7 @@ AnyCache = Annotated[NoCache | Prefix | Dual | Vicinity | Exact, Field(discrimin
 LONGEST_REMEMBERED = 512  # positions of a block; memory and time grow with the square and more
 
 
-class DiffusionParams(Config):
+class DiffusionParams(PolicyPart):
     """How a request is denoised; what is left out follows the server's default, then the model."""
 
     block_length: int = Field(32, ge=1)

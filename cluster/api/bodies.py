@@ -13,7 +13,7 @@ _MOST_MESSAGES: Final = 4096
 _MOST_TOKENS: Final = 2**20  # to make text of
 _LONGEST_WORD: Final = 1000  # characters
 _INT64: Final = 2**63
-_SANE: Final = 2**31  # no length, count or scale of a policy is larger
+_SANE: Final = 2**31  # no length or priority is larger
 
 
 def _as_prompts(given: Any) -> list[str | list[int]]:
@@ -208,7 +208,6 @@ def parse(kind: type[AnyBody], given: object) -> AnyBody:
     body = {name: value for name, value in given.items() if value is not None}
     for name in [name for name in body if name not in kind.model_fields]:
         refuse_unless_neutral(str(name), body.pop(name), body)
-    _refuse_insane(body.get("diffusion"), "diffusion")
     missing = [n for n, f in kind.model_fields.items() if f.is_required() and n not in body]
     if missing:
         raise ApiError(
@@ -221,12 +220,3 @@ def parse(kind: type[AnyBody], given: object) -> AnyBody:
         return kind.model_validate(body)
     except ValidationError as error:
         raise of_validation(error) from None
-
-
-def _refuse_insane(given: object, place: str) -> None:
-    """Refuse numbers that tensors cannot hold, wherever they stand in a policy."""
-    if isinstance(given, dict):
-        for name, value in given.items():
-            _refuse_insane(value, f"{place}.{name}")
-    elif isinstance(given, int | float) and not -_SANE < given < _SANE:
-        raise invalid(f"{place}: expected a number within +-2**31", place, "invalid_value")

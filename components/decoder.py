@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from diffray.components.block import Block, Proposal
-from diffray.components.config import Config
+from diffray.components.config import PolicyPart
 
 
 class Memory(NamedTuple):
@@ -26,7 +26,7 @@ class Bonus(NamedTuple):
     values_BLK: Tensor
 
 
-class Decoder(Config, ABC):
+class Decoder(PolicyPart, ABC):
     """A decoding rule and its numbers. Subclasses say `kind` and `accept`, seldom more."""
 
     edits: ClassVar[bool] = False  # may replace tokens that are already written
@@ -46,5 +46,8 @@ class Decoder(Config, ABC):
         raise AssertionError("only decoders that remember are asked to")
 
     def settle_steps(self) -> int:
-        """Return how many steps may follow after a block's last mask is gone."""
+        """Return how many steps may follow after a block's last mask is gone.
+
+        `Sequence.most_settled` bounds it, whatever a request asks for.
+        """
         return 0

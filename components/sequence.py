@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from diffray.components.policy import Policy
     from diffray.components.prefixes import Node
 
+_SHORT = 32  # positions; a block of fewer may settle for as many steps as one of so many
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -100,6 +102,15 @@ class Sequence:
         if self.masked_L is not None:
             return self.masked_L
         return torch.arange(self.start, self.stop) >= self.prompt_len
+
+    @property
+    def most_settled(self) -> int:
+        """How many steps may follow after the current block's last mask is gone.
+
+        Every step before that fills a mask, so a block takes at most twice as many steps as it has
+        positions, or 32 more where it is short: work is bounded by the canvas.
+        """
+        return min(self.policy.decoder.settle_steps(), max(self.stop - self.start, _SHORT))
 
     @property
     def steps_ahead(self) -> int:

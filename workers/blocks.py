@@ -40,7 +40,7 @@ class Blocks:
                 s.step,
                 s.index,
                 s.num_blocks,
-                s.policy.decoder.settle_steps(),
+                s.most_settled,
                 s.settled,
             )
             for s in sequences

@@ -275,7 +275,7 @@ class Engine:
         sequence.masked_L = outcome.masked
         if sequence.clean_end < sequence.start:  # the block's first step stored what was missing
             self.kv.prefixes.keep(sequence, sequence.start)
-        cap = sequence.stop - sequence.start + sequence.policy.decoder.settle_steps()
+        cap = sequence.stop - sequence.start + sequence.most_settled
         assert sequence.step <= cap, "a block took more steps than it has positions"
         update = report(sequence, outcome)
         self.tokens += len(update.ids)

@@ -13,7 +13,8 @@ class Edit(Decoder):
     """Mask-to-token above `threshold`, token-to-token above `edit_threshold`, both strict.
 
     At least one mask is filled per step. When no mask is left, up to `max_post_edit_steps` more
-    steps may edit; the block ends with the first that changes nothing.
+    steps may edit, though never more than the block has positions (or 32); the block ends with the
+    first that changes nothing.
     """
 
     edits: ClassVar[bool] = True

@@ -115,7 +115,10 @@ class Logits:
             scores = self._keep_top(
                 scores,
                 mass,
-                lambda all_Q: (all_Q - (top_p_Q * all_Q).ceil().long()).where(top_p_Q < 1, -1),
+                # However small top_p is, the best id stays.
+                lambda all_Q: (all_Q - (top_p_Q * all_Q).ceil().long().clamp(min=1)).where(
+                    top_p_Q < 1, -1
+                ),
             )
         drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
         return self._best_of(scores + drawn.to(scores))[1]

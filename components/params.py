@@ -1,11 +1,13 @@
 """What a request may ask for, with the names OpenAI and vLLM use."""
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from diffray.components.config import Config
 from diffray.components.policy import DiffusionParams
+
+COLDEST: Final = 1e-5  # temperature; below it all rows take their best token, as in vLLM
 
 
 class SamplingParams(Config):
@@ -14,7 +16,7 @@ class SamplingParams(Config):
     n: int = Field(1, ge=1, le=128)
     max_tokens: int = Field(128, ge=1)
     min_tokens: int = Field(0, ge=0)
-    temperature: float = Field(0.0, ge=0, le=100)
+    temperature: float = Field(0.0, ge=0, le=100)  # below COLDEST: 0
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1)  # 0 and -1: all
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)  # None: another one each time
@@ -33,6 +35,11 @@ class SamplingParams(Config):
     if TYPE_CHECKING:  # dicts may stand for the parts of `diffusion`, a list for a tuple
 
         def __init__(self, **given: Any) -> None: ...
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn: logits over a smaller temperature are no numbers any more."""
+        return self.temperature >= COLDEST
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -16,7 +16,7 @@ from diffray.kernels.linear import linear
 class Draw(NamedTuple):
     """How rows draw at random."""
 
-    temperature_R: Tensor  # a row with 0 takes its best id
+    temperature_R: Tensor  # a row with 0 takes its best id; else no less than 1e-5
     seed_R: Tensor
     position_R: Tensor
     step_R: Tensor

@@ -31,7 +31,7 @@ def case(rows: int, hidden: int, vocab: int, gathered: int, start: int = 0) -> l
     return [part.to(DEVICE) for part in parts]
 
 
-@pytest.mark.parametrize("temperatures", [(), (0.0,), (0.7, 0.0, 1.3)])
+@pytest.mark.parametrize("temperatures", [(), (0.0,), (0.7, 0.0, 1.3), (1e-5, 100.0)])
 @pytest.mark.parametrize(
     ("rows", "hidden", "vocab", "gathered"),
     [(1, 16, 100, 1), (5, 48, 300, 3), (33, 70, 129, 0), (140, 20, 257, 2)],

@@ -105,7 +105,7 @@ class _Collector:
     ) -> None:
         """Add what a sequence wishes for the rows of its block."""
         params, policy = sequence.params, sequence.policy
-        if params.temperature > 0:
+        if params.draws:
             rows = torch.arange(span.start, span.stop)
             self.draws.append((rows, params.temperature, max(params.top_k, 0), params.top_p))
         if params.top_logprobs:

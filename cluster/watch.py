@@ -69,7 +69,8 @@ def final_text(
 ) -> str:
     """Return the text of all tokens, without what ended it."""
     keep = params.include_stop_str_in_output
-    stream = TextStream(tokenizer, params.stop, keep, params.skip_special_tokens)
+    skip, least = params.skip_special_tokens, params.min_tokens
+    stream = TextStream(tokenizer, params.stop, keep, skip, least)
     stream.push(ids[:-1] if ids and ids[-1] in ends and not keep else ids)
     stream.finish()
     return stream.text

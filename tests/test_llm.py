@@ -1,6 +1,7 @@
 """The public Python API, on a tiny checkpoint with and without a tokenizer."""
 
 import logging
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,6 +138,40 @@ def test_stop_string_ends_the_text_before_it(llm: DiffusionLLM) -> None:
     streamed = "".join(delta.text for delta in llm.stream("stop", params))
     assert streamed == choice.text
     assert llm.engine.idle
+
+
+def test_min_tokens_hold_for_stop_strings(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    whole = llm.generate("stop", params)[0].outputs[0]
+    stop = whole.text[5:7]
+    held = params.model_copy(update={"stop": (stop,), "min_tokens": 40})
+    choice = llm.generate("stop", held)[0].outputs[0]
+    assert (choice.token_ids, choice.text) == (whole.token_ids, whole.text)
+    assert choice.finish_reason == "length"
+    assert "".join(delta.text for delta in llm.stream("stop", held)) == whole.text
+
+
+def test_a_temperature_that_is_next_to_none_is_none() -> None:
+    """Below 1e-5 tokens are the most probable ones; at all temperatures they are tokens."""
+    tiny = (5e-324, 2.3e-308, 1e-300, 7e-46, 1.5e-45, 1e-38, 9.9e-6)
+    with DiffusionLLM(str(GOLDEN), dtype="float32", max_num_seqs=8, **IDS) as llm:  # type: ignore[arg-type]
+        asked = SamplingParams(max_tokens=24, ignore_eos=True, seed=1, logprobs=True)
+
+        def tokens(**given: float) -> list[list[int]]:
+            each = [asked.model_copy(update=given | {"temperature": t}) for t in temperatures]
+            found = [out.outputs[0] for out in llm.generate([[1, 2, 3]] * len(each), each)]
+            for choice in found:
+                assert 510 not in choice.token_ids and all(0 <= i < 512 for i in choice.token_ids)
+                assert all(math.isfinite(logprob) for logprob in choice.logprobs or ())
+            return [choice.token_ids for choice in found]
+
+        temperatures: tuple[float, ...] = (0.0, *tiny)
+        for filters in ({}, {"top_k": 5}, {"top_p": 0.5}, {"top_p": 5e-324}):
+            greedy, *others = tokens(**filters)
+            assert all(other == greedy for other in others)
+        temperatures = (1e-5, 1.0, 100.0)
+        assert tokens(top_p=5e-324) == [greedy] * 3
+        assert len({*map(tuple, tokens())}) == 3
 
 
 def test_leaving_a_stream_frees_its_pages(llm: DiffusionLLM) -> None:

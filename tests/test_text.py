@@ -51,12 +51,19 @@ TEXTS = st.text(alphabet="ab \u20ac\U0001f600\ufffd", min_size=1, max_size=4)
     st.lists(TEXTS, max_size=3),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([0, 0, 1, 4, 15]),
 )
 def test_many_tokens_at_once_give_the_text_of_each_alone(
-    ids: list[int], sizes: list[int], stop: list[str], include_stop: bool, skip: bool
+    ids: list[int],
+    sizes: list[int],
+    stop: list[str],
+    include_stop: bool,
+    skip: bool,
+    min_tokens: int,
 ) -> None:
     """Whatever the bytes are: halves of characters, special tokens, stop strings over borders."""
-    whole, single = (TextStream(TOKENIZER, stop, include_stop, skip) for _ in range(2))
+    given = TOKENIZER, stop, include_stop, skip, min_tokens
+    whole, single = TextStream(*given), TextStream(*given)
     at = 0
     for size in sizes * len(ids):
         pieces = push_each(single, ids[at : at + size])
@@ -113,6 +120,25 @@ def test_the_stop_string_is_kept_if_asked_for() -> None:
     stream = TextStream(TOKENIZER, stop=("two",), include_stop=True)
     stream.push(TOKENIZER.encode("one two three"))
     assert stream.text == "one two"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("min_tokens", "text"),
+    [(0, ""), (1, ""), (2, "a"), (3, "ab x"), (5, "ab x"), (6, "ab xa"), (9, "ab xab ab")],
+)
+def test_a_stop_string_counts_only_where_it_ends_after_min_tokens(
+    size: int, min_tokens: int, text: str
+) -> None:
+    """A token is a character here; a stop string that began before may end the text."""
+    ids = TOKENIZER.encode("ab xab ab")
+    stream = TextStream(TOKENIZER, stop=("ab", "b "), min_tokens=min_tokens)
+    for at in range(0, len(ids), size):
+        stream.push(ids[at : at + size])
+    stream.finish()
+    assert stream.text == text
+    if stream.stopped is not None:
+        assert len(stream.ids) > min_tokens
 
 
 def test_special_tokens_are_no_text_unless_asked_for() -> None:

@@ -18,7 +18,11 @@ class Job:
             self.choice.top_logprobs = []
         self.canvas: list[int | None] | None = None  # the latest, if the request is watched
         self._text = TextStream(
-            tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
+            tokenizer,
+            params.stop,
+            params.include_stop_str_in_output,
+            params.skip_special_tokens,
+            params.min_tokens,
         )
         self._told = 0, 0  # how much of the text and of the ids `news` has reported
 

@@ -85,6 +85,7 @@ class TextStream:
     """Turns tokens, as they become final, into text that will not have to be taken back.
 
     Held back are the bytes of an incomplete character and what may be the start of a stop string.
+    A stop string counts where it ends after the text of the first `min_tokens`, as in vLLM.
     """
 
     def __init__(
@@ -93,8 +94,11 @@ class TextStream:
         stop: Items[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
+        self._min_tokens = min_tokens
+        self._spared = 0  # characters of the first tokens: no stop string may end in them
         self._stop, self._include_stop = stop, include_stop
         self._skip_special_tokens = skip_special_tokens
         self._begin = 0  # the last tokens are decoded together from here ...
@@ -107,6 +111,11 @@ class TextStream:
     def push(self, ids: Iterable[int]) -> str:
         """Take tokens until a stop string is complete; return the text that is now certain."""
         before, new = len(self.text), list(ids)
+        if self.stopped is None and len(self.ids) < self._min_tokens and self._stop:
+            left = self._min_tokens - len(self.ids)
+            first, new = new[:left], new[left:]
+            self._take(first)
+            self._spared = len(self.text) + len(self._held)
         if self.stopped is None and new:
             begin, read, held = self._begin, self._read, self._held
             self._take(new)
@@ -157,7 +166,12 @@ class TextStream:
 
     def _first_stop(self) -> tuple[int, str] | None:
         """Return where in the held text the earliest stop string begins, and which it is."""
-        found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        spared = self._spared - len(self.text)
+        found = [
+            (at, stop)
+            for stop in self._stop
+            if (at := self._held.find(stop, max(spared - len(stop) + 1, 0))) >= 0
+        ]
         return min(found, default=None)
 
     def _possible_stop(self) -> int:

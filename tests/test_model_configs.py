@@ -32,6 +32,15 @@ from tests.tiny_checkpoints import (
         (LLADA, "rope_scaling", {"type": "linear", "factor": 2.0}),
         (LLADA, "rope_theta", None),
         (LLADA, "weight_tying", "no"),
+        (LLADA, "rope_full_precision", False),
+        (LLADA_MOE, "use_sliding_window", True),
+        (LLADA_MOE, "rotary_dim", 4),
+        (LLADA2_MOE, "rotary_dim", 8),
+        (LLADA2_MOE, "use_rmsnorm", False),
+        (LLADA2_MOE, "norm_softmax", True),
+        (LLADA2_MOE, "norm_head", True),
+        (LLADA2_MOE, "use_sliding_window", True),
+        (LLADA2_MOE, "using_split_qkv_in_self_attention", True),
         (LLADA_MOE, "hidden_act", "gelu"),
         (LLADA_MOE, "attention_bias", True),
         (LLADA_MOE, "moe_router_score_function", "sigmoid"),
@@ -72,6 +81,37 @@ def test_a_config_that_needs_other_arithmetic_is_refused(
 def test_numbers_that_do_not_fit_together_are_refused(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         choose_build(config)(config, Mesh(), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("base", "published"),
+    [
+        (LLADA, {"rope_full_precision": True, "scale_logits": False, "flash_attention": False}),
+        (LLADA_MOE, {"norm_topk_prob": None, "partial_rotary_factor": 1, "rope_scaling": None}),
+        (
+            LLADA2_MOE,
+            {
+                "max_window_layers": 28,
+                "norm_head": False,
+                "norm_softmax": False,
+                "partial_rotary_factor": 0.5,
+                "rotary_dim": 4,
+                "use_qk_norm": True,
+                "use_rmsnorm": True,
+                "use_sliding_window": False,
+                "using_split_qkv_in_self_attention": False,
+            },
+        ),
+    ],
+)
+def test_what_published_configs_say_is_accepted(
+    base: dict[str, Any], published: dict[str, Any]
+) -> None:
+    dims, plain = (
+        choose_build(config)(config, Mesh(), torch.float32).dims
+        for config in (base | published, base)
+    )
+    assert dims == plain
 
 
 def test_the_class_is_chosen_by_architecture_then_by_keys() -> None:

@@ -85,7 +85,7 @@ def config_of(shape: Shape, length: int) -> dict[str, Any]:
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
-        "rotary_dim": shape.rotated,
+        "partial_rotary_factor": shape.rotated / shape.head_dim,
         "rope_theta": 5e5,
         "max_position_embeddings": length,
         "num_experts": shape.sparse.experts,

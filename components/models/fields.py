@@ -118,13 +118,17 @@ class Fields:
 
     def rotated(self, head_dim: int, default: float) -> int:
         """Return how many dimensions of a head are rotated."""
-        whole = self.optional_count("rotary_dim")
         nested = self.config.get("rope_parameters")
         factor = self.number("partial_rotary_factor", default)
         if isinstance(nested, dict):  # where newer files keep it
             inner = Fields(nested, f"{self.family} rope_parameters")
             factor = inner.number("partial_rotary_factor", factor)
-        return whole or int(head_dim * factor)
+        rotated = int(head_dim * factor)
+        said = self.config.get("rotary_dim")
+        if said not in (None, rotated):  # the originals do not read it, so it must agree
+            expected = f"head_dim * partial_rotary_factor = {rotated} (or no such key)"
+            raise self._wrong("rotary_dim", said, expected)
+        return rotated
 
     def _value(self, key: str, default: object) -> object:
         value = self.config.get(key)

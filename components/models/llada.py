@@ -41,6 +41,7 @@ def read_dims(fields: Fields) -> Dims:
     ):
         fields.only(key, False)
     fields.only("layer_norm_with_affine", True)
+    fields.only("rope_full_precision", True)
     fields.only("block_group_size", 1)
     fields.only("clip_qkv")
     heads = fields.count("n_heads")

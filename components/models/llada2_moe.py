@@ -80,13 +80,20 @@ class GroupedRouter(nn.Module):
 def read_dims(fields: Fields) -> Dims:
     """Read config.json; refuse what would need other arithmetic."""
     fields.only("hidden_act", "silu")
-    fields.only("use_qkv_bias", False)
+    for key in (
+        "norm_head",
+        "norm_softmax",
+        "use_qkv_bias",
+        "use_sliding_window",
+        "using_split_qkv_in_self_attention",
+    ):
+        fields.only(key, False)
     # Upstream's default is True, so it must be said.
     fields.must_be("use_bias", False)
     # The norms on heads are always there: upstream applies them whatever use_qk_norm says.
     fields.only("use_qk_norm", True)
     fields.only("norm_topk_prob", True)
-    fields.only("norm_head", False)
+    fields.only("use_rmsnorm", True)
     fields.only("score_function", "sigmoid")
     fields.only("router_dtype", "fp32")
     fields.only("num_nextn_predict_layers", 0)

@@ -68,6 +68,7 @@ def read_dims(fields: Fields) -> Dims:
     """Read config.json; refuse what would need other arithmetic."""
     fields.only("hidden_act", "silu")
     fields.only("attention_bias", False)
+    fields.only("use_sliding_window", False)
     fields.only("clip_qkv")
     # norm_topk_prob is not read: upstream never renormalises, whatever it says.
     fields.only("moe_router_score_function", "softmax")

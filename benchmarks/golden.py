@@ -13,7 +13,16 @@ FAMILIES = {
     "llada2_moe": "llada2_moe",
 }
 _NUMBERS = {
-    "decoder": ("threshold", "low_threshold", "alpha", "gamma", "decay", "steps", "factor"),
+    "decoder": (
+        "threshold",
+        "low_threshold",
+        "alpha",
+        "gamma",
+        "decay",
+        "steps",
+        "steps_per_block",
+        "factor",
+    ),
     "cache": ("before", "after", "warmup"),
     "iteration": ("cont_weight", "cont_weight_init", "cont_weight_growth", "threshold_decay"),
 }
@@ -41,4 +50,5 @@ def diffusion_of(case: dict[str, Any]) -> dict[str, object]:
         part: {"kind": kind} | {name: case[name] for name in _NUMBERS[part] if name in case}
         for part, kind in kinds.items()
     }
-    return {"block_length": case["block_length"], **parts}
+    whole = ("block_length", "cfg_scale")
+    return {name: case[name] for name in whole if name in case} | parts

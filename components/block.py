@@ -21,6 +21,7 @@ class Block:
     seed_B: Tensor
     step_B: Tensor  # denoising steps of the whole generation before this one
     step_in_block_B: Tensor
+    length_B: Tensor  # positions of the block, without padding
     index_B: Tensor  # this block is the index-th ...
     count_B: Tensor  # ... of so many that the generation has
     floor_B: Tensor  # the iteration asks for at least this threshold

@@ -27,6 +27,7 @@ def block_of(masked_BL: Tensor, **given: Tensor) -> Block:
         "seed_B": zero_B,
         "step_B": zero_B,
         "step_in_block_B": zero_B,
+        "length_B": zero_B + length,
         "index_B": zero_B,
         "count_B": zero_B + 1,
         "floor_B": torch.zeros(rows, dtype=torch.float64),
@@ -64,6 +65,27 @@ def test_threshold_leaves_decided_positions_alone() -> None:
 
 def test_threshold_takes_the_least_bad_where_all_prefer_the_mask() -> None:
     assert accepted(Threshold(threshold=0.9), -0.9, -0.6, -0.8) == [1]
+
+
+def test_threshold_with_steps_takes_at_least_the_share_of_each_step() -> None:
+    decoder = Threshold(threshold=0.9, steps_per_block=3)  # of 8 positions: 3, 3 and 2
+    row = (0.5, 0.95, 0.7, 0.6, 0.5, DECIDED, DECIDED, DECIDED)
+    assert accepted(decoder, *row) == [1, 2, 3]
+    assert accepted(decoder, *row, step_in_block_B=torch.tensor([2])) == [1, 2]
+    assert accepted(decoder, *([0.95] * 5), *row[5:]) == [0, 1, 2, 3, 4]
+    assert accepted(decoder, 0.2, *([DECIDED] * 7)) == [0]
+
+
+def test_threshold_with_steps_excludes_equality_and_adds_no_ties() -> None:
+    one_each = Threshold(threshold=0.9, steps_per_block=4)
+    assert accepted(one_each, 0.9, 0.9, 0.9, 0.1) == [0]
+    assert accepted(Threshold(threshold=1, steps_per_block=4), 1.0, 1.0, 1.0, 1.0) == [0]
+
+
+def test_threshold_with_steps_honours_the_floor() -> None:
+    floor = torch.tensor([0.8], dtype=torch.float64)
+    decoder = Threshold(threshold=0.5, steps_per_block=4)
+    assert accepted(decoder, 0.6, 0.9, 0.85, 0.1, floor_B=floor) == [1, 2]
 
 
 @pytest.mark.parametrize("decoder", [Threshold(threshold=0.5), Edit(threshold=0.5)])
@@ -168,7 +190,17 @@ def test_credit_equals_the_dense_definition() -> None:
 
 
 @pytest.mark.parametrize(
-    "decoder", [Threshold(), Fixed(), Hierarchy(), Factor(), Credit(), Edit()], ids=lambda d: d.kind
+    "decoder",
+    [
+        Threshold(),
+        Threshold(steps_per_block=5),
+        Fixed(),
+        Hierarchy(),
+        Factor(),
+        Credit(),
+        Edit(),
+    ],
+    ids=lambda d: d.kind,
 )
 def test_rows_do_not_depend_on_each_other(decoder: Decoder) -> None:
     draw = torch.Generator().manual_seed(1)

@@ -49,7 +49,7 @@ MIXED: list[dict[str, object]] = [
     {"decoder": {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.2}, "block_length": 12},
 ]
 MIXED_CAUSAL: list[dict[str, object]] = [
-    {"decoder": {"kind": "threshold", "threshold": 0.6}},
+    {"decoder": {"kind": "threshold", "threshold": 0.6, "steps_per_block": 5}},
     {"decoder": {"kind": "credit"}, "block_length": 16},
     {"decoder": {"kind": "hierarchy"}, "iteration": {"kind": "soft"}, "block_length": 20},
     {"decoder": {"kind": "fixed", "steps": 17}, "cache": {"kind": "none"}, "block_length": 8},

@@ -27,15 +27,25 @@ def test_tokens_equal_the_originals(family: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_factor_equals_fast_dllm(dtype: str) -> None:
-    """The dynamic rule with Fast-dLLM's three caches, as its own code generates."""
-    cases = json.loads((GOLDEN / "llada_factor.json").read_text())["cases"]
-    compare(model("llada", dtype), cases)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llada", "llada_factor"),  # Fast-dLLM's dynamic rule, with its three caches
+        ("llada2_moe", "llada2_steps"),  # LLaDA2's threshold and schedule together
+    ],
+)
+def test_tokens_equal_the_originals_for_one_more_rule(family: str, name: str, dtype: str) -> None:
+    cases = json.loads((GOLDEN / f"{name}.json").read_text())["cases"]
+    compare(model(family, dtype), cases)
 
 
 def compare(llm: DiffusionLLM, cases: list[dict[str, Any]]) -> None:
     params = [
-        SamplingParams(max_tokens=case["gen_length"], ignore_eos=True, diffusion=diffusion_of(case))
+        SamplingParams(
+            max_tokens=case["gen_length"],
+            ignore_eos=True,
+            diffusion=diffusion_of(case),
+        )
         for case in cases
     ]
     found = llm.generate([case["prompt"] for case in cases], params)

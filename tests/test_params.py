@@ -38,7 +38,7 @@ from tests.toy import toy_spec
         (
             {"diffusion": {"decoder": {"kind": "threshold", "treshold": 0.9}}},
             r"^diffusion.decoder.threshold: unknown option 'treshold', did you mean 'threshold'\? "
-            r"Allowed: kind, threshold$",
+            r"Allowed: kind, threshold, steps_per_block$",
         ),
         (
             {"diffusion": {"decoder": {"threshold": 0.9}}},
@@ -72,7 +72,10 @@ def test_a_mistake_is_one_sentence(given: dict[str, object], message: str) -> No
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Threshold(limit=4), "unknown option 'limit'; allowed: kind, threshold"),  # type: ignore[call-arg]
+        (
+            lambda: Threshold(limit=4),
+            "unknown option 'limit'; allowed: kind, threshold, steps_per_block",
+        ),  # type: ignore[call-arg]
         (
             lambda: Threshold(threshold=4),
             "threshold: Input should be less than or equal to 1 (given: 4)",

@@ -40,6 +40,7 @@ def block() -> Block:
         seed_B=number * 13 + 1,
         step_B=number,
         step_in_block_B=number,
+        length_B=number * 0 + LENGTH,
         index_B=number,
         count_B=number,
         floor_B=number.double(),

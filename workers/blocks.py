@@ -51,6 +51,7 @@ class Blocks:
         ).unbind(1)
         self.steps_B, self.index_B, self.count_B, self.settle_B, self.settled_B = rest
         self.positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=self.device)
+        self.length_B = stop_B - start_B
         inside_BL = self.positions_BL < stop_B.unsqueeze(1)
         cells_BL = base_B.unsqueeze(1) + self.positions_BL
         self.cells_BL = torch.where(inside_BL, cells_BL, slots.trash)
@@ -85,6 +86,7 @@ class Blocks:
             seed_B=self.seed_B,
             step_B=self.before_B + self.steps_B,
             step_in_block_B=self.steps_B,
+            length_B=self.length_B,
             index_B=self.index_B,
             count_B=self.count_B,
             floor_B=self._floor_B,

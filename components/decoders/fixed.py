@@ -29,8 +29,7 @@ class Fixed(Decoder):
         masks_B = block.masked_BL.sum(-1)
         accepted_B = (masks_B + steps_left_B - 1) // steps_left_B
 
-        rank_BL = _rank(self._scores(proposal, block))
-        return block.masked_BL & (rank_BL < accepted_B.unsqueeze(1))
+        return block.masked_BL & highest(self._scores(proposal, block), accepted_B)
 
     def _scores(self, proposal: Proposal, block: Block) -> Tensor:
         scores_BL = proposal.confidence_BL
@@ -42,8 +41,9 @@ class Fixed(Decoder):
         return scores_BL.masked_fill(~block.masked_BL, -torch.inf)
 
 
-def _rank(scores_BL: Tensor) -> Tensor:
-    """Return each position's place when its row is sorted from best to worst; ties keep order."""
+def highest(scores_BL: Tensor, count_B: Tensor) -> Tensor:
+    """Return which positions hold the highest `count` scores of their row; of equals the left."""
     order_BL = scores_BL.argsort(dim=-1, descending=True, stable=True)
     places = torch.arange(scores_BL.shape[1], device=scores_BL.device).expand_as(order_BL)
-    return torch.empty_like(order_BL).scatter_(1, order_BL, places)
+    rank_BL = torch.empty_like(order_BL).scatter_(1, order_BL, places)
+    return rank_BL < count_B.unsqueeze(1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
+from diffray.components.decoders.fixed import highest
 
 _TIE = 1e-5  # positions this close to the row's best are accepted with it, as dInfer does
 
@@ -23,14 +24,25 @@ def accept_confident(
 
 
 class Threshold(Decoder):
-    """All positions at least this confident become final; if none is, the best does."""
+    """All positions at least this confident become final; if none is, the best does.
+
+    With `steps_per_block` it is the rule of LLaDA2's `generate`: a block of L positions takes at
+    most so many steps, because each step accepts at least L / steps positions (the first L % steps
+    of them one more), and all that are above the threshold. There equality is not enough.
+    """
 
     has_threshold: ClassVar[bool] = True
 
     kind: Literal["threshold"] = "threshold"
     threshold: float = Field(0.9, ge=0, le=1)
+    steps_per_block: int | None = Field(None, ge=1)
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
-        return accept_confident(
-            proposal.confidence_BL, block.masked_BL, self.threshold, block.floor_B
-        )
+        confidence_BL, masked_BL = proposal.confidence_BL, block.masked_BL
+        if self.steps_per_block is None:
+            return accept_confident(confidence_BL, masked_BL, self.threshold, block.floor_B)
+        wanted_B1 = block.floor_B.clamp(min=self.threshold).unsqueeze(1)
+        share_B = block.length_B // self.steps_per_block
+        share_B += block.step_in_block_B < block.length_B % self.steps_per_block
+        scores_BL = confidence_BL.masked_fill(~masked_BL, -torch.inf)
+        return masked_BL & ((confidence_BL > wanted_B1) | highest(scores_BL, share_B))

@@ -50,5 +50,5 @@ def diffusion_of(case: dict[str, Any]) -> dict[str, object]:
         part: {"kind": kind} | {name: case[name] for name in _NUMBERS[part] if name in case}
         for part, kind in kinds.items()
     }
-    whole = ("block_length", "cfg_scale")
+    whole = ("block_length", "cfg_scale", "zero_confidence_token_ids")
     return {name: case[name] for name in whole if name in case} | parts

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 # What a request says under `diffusion`.
-DIFFUSION = ("block_length", "iteration", "decoder", "cache", "cfg_scale")
+DIFFUSION = (
+    "block_length",
+    "iteration",
+    "decoder",
+    "cache",
+    "cfg_scale",
+    "zero_confidence_token_ids",
+)
 
 
 def request_options(typed: Mapping[str, object], settings: Iterable[str] = ()) -> dict[str, Any]:

@@ -43,9 +43,10 @@ class Top(NamedTuple):
 class Proposal:
     """One token for each position asked about; never the mask token.
 
-    `confidence` is its probability under the model, without temperature. Where the model would
-    rather keep the mask it is that minus one: below every real confidence, yet still in order, so
-    that a row in which nothing else is left still takes its best position. Elsewhere it is -inf.
+    `confidence` is its probability under the model, without temperature; 0 for a token in the
+    request's `zero_confidence_token_ids`. Where the model would rather keep the mask it is that
+    minus one: below every real confidence, yet still in order, so that a row in which nothing else
+    is left still takes its best position. Elsewhere it is -inf.
     """
 
     ids_BL: Tensor

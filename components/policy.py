@@ -42,6 +42,9 @@ class DiffusionParams(PolicyPart):
     decoder: AnyDecoder = Threshold()
     cache: AnyCache | None = None
     cfg_scale: float = Field(0.0, ge=0)  # classifier-free guidance, as LLaDA's sampler defines it
+    # These become final last: proposed, they have confidence 0, and the others' is computed as if
+    # they could not be. With the ids of end tokens it is LLaDA's `confidence_eos_eot_inf`.
+    zero_confidence_token_ids: tuple[int, ...] = Field((), max_length=64)
 
     def over(self, default: "DiffusionParams") -> "DiffusionParams":
         """Return these parameters, with what was not given taken from `default`."""

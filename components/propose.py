@@ -45,6 +45,7 @@ class Rows:
     draws: Draws | None
     edits: Edits | None
     only: tuple[tuple[slice, Tensor], ...]  # rows that may take these ids and no others
+    doubted: Edits | None  # tokens without confidence, as -inf to add to their logits
     ranked: tuple[slice, ...]  # rows that ask for the most probable ids ...
     num_ranked: int  # ... and how many of them
 
@@ -54,7 +55,7 @@ class Rows:
         filtered = (
             self.draws is not None and (self.draws.top_k_Q, self.draws.top_p_Q) != (None,) * 2
         )
-        return not (filtered or self.edits or self.only or self.ranked)
+        return not (filtered or self.edits or self.only or self.doubted or self.ranked)
 
     def draw(self, block: Block) -> Draw | None:
         """Return how each row draws at this step; None where none does."""
@@ -92,15 +93,23 @@ def propose(
         key = block.seed_B[row_Q], block.positions_BL.flatten()[cells_Q], block.step_B[row_Q]
         ids_R = ids_R.index_copy(0, rows.draws.rows_Q, logits.sample(*rows.draws, key))
         chosen_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
-    rather_masked_R = mask_logit_R > best_R
-    return _proposal(ids_R, chosen_R - lse_R, rather_masked_R, rows.cells_R, block, top)
+    logprob_R, rather_masked_R = chosen_R - lse_R, mask_logit_R > best_R
+    confidence_R = logprob_R.exp()
+    if rows.doubted is not None:
+        logits.add(*rows.doubted)
+        others_R = torch.logaddexp(logits.logsumexp(), mask_logit_R)
+        own_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
+        confidence_R = (own_R - others_R).exp().nan_to_num(0.0)  # where no others are allowed
+    return _proposal(ids_R, logprob_R, confidence_R, rather_masked_R, rows.cells_R, block, top)
 
 
 def propose_plain(found: Confidence, rows: Rows, block: Block) -> Proposal:
     """Choose by what was found and joined; no logits are left to look at but the mask's."""
     logprob_R = found.logits_R - found.logsumexp_R
     rather_masked_R = found.gathered_RK[:, 0] > found.best_R
-    return _proposal(found.ids_R, logprob_R, rather_masked_R, rows.cells_R, block, None)
+    return _proposal(
+        found.ids_R, logprob_R, logprob_R.exp(), rather_masked_R, rows.cells_R, block, None
+    )
 
 
 def joined(found: Confidence, mesh: Mesh) -> Confidence:
@@ -126,12 +135,13 @@ def joined(found: Confidence, mesh: Mesh) -> Confidence:
 def _proposal(
     ids_R: Tensor,
     logprob_R: Tensor,
+    confidence_R: Tensor,
     rather_masked_R: Tensor,
     cells_R: Tensor,
     block: Block,
     top: Top | None,
 ) -> Proposal:
-    confidence_R = logprob_R.exp() + torch.where(rather_masked_R, _RATHER_MASKED, 0.0)
+    confidence_R = confidence_R + torch.where(rather_masked_R, _RATHER_MASKED, 0.0)
     return Proposal(
         _spread(ids_R, cells_R, block.ids_BL),
         _spread(confidence_R, cells_R, logprob_R.new_full(block.ids_BL.shape, -torch.inf)),

@@ -27,7 +27,11 @@ BIDIRECTIONAL: list[dict[str, Any]] = [
         "cache": {"kind": "vicinity", "before": 3, "after": 4, "warmup": 2},
         "iteration": {"kind": "soft"},
     },
-    {"decoder": {"kind": "fixed", "steps": 2}, "cache": {"kind": "prefix"}},
+    {
+        "decoder": {"kind": "fixed", "steps": 2},
+        "cache": {"kind": "prefix"},
+        "zero_confidence_token_ids": [3, 20, 40, 60],  # of both ranks' vocabularies
+    },
     {"decoder": {"kind": "factor"}, "cache": {"kind": "dual", "refresh": 3}, "cfg_scale": 0.7},
     {"decoder": {"kind": "edit", "threshold": 0.1, "edit_threshold": 0.2}},
 ]

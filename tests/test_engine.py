@@ -44,7 +44,12 @@ MIXED: list[dict[str, object]] = [
         "iteration": {"kind": "soft"},
         "block_length": 20,
     },
-    {"decoder": {"kind": "fixed", "steps": 17}, "cache": {"kind": "prefix"}, "block_length": 8},
+    {
+        "decoder": {"kind": "fixed", "steps": 17},
+        "cache": {"kind": "prefix"},
+        "block_length": 8,
+        "zero_confidence_token_ids": [3, 40],
+    },
     {"decoder": {"kind": "factor"}, "cache": {"kind": "dual", "refresh": 3}, "cfg_scale": 0.7},
     {"decoder": {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.2}, "block_length": 12},
 ]
@@ -499,6 +504,7 @@ def test_waiting_requests_run_in_order_as_room_appears() -> None:
         ((1,) * 500, {"max_tokens": 20}, "shorten"),
         ((64,), {}, "not in the vocabulary"),
         ((1,), {"stop_token_ids": [99]}, "not in the vocabulary"),
+        ((1,), {"diffusion": {"zero_confidence_token_ids": [99]}}, "not in the vocabulary"),
         ((1,), {"diffusion": {"cache": {"kind": "exact"}}}, "bidirectional"),
         ((1,), {"diffusion": {"iteration": {"kind": "block_diffusion"}}}, "use 'blockwise'"),
         (

@@ -31,6 +31,7 @@ def test_tokens_equal_the_originals(family: str, dtype: str) -> None:
     ("family", "name"),
     [
         ("llada", "llada_factor"),  # Fast-dLLM's dynamic rule, with its three caches
+        ("llada", "llada_end_tokens"),  # LLaDA's two options against early end tokens
         ("llada2_moe", "llada2_steps"),  # LLaDA2's threshold and schedule together
     ],
 )
@@ -44,6 +45,7 @@ def compare(llm: DiffusionLLM, cases: list[dict[str, Any]]) -> None:
         SamplingParams(
             max_tokens=case["gen_length"],
             ignore_eos=True,
+            bad_token_ids=case.get("bad_token_ids", ()),
             diffusion=diffusion_of(case),
         )
         for case in cases

@@ -10,7 +10,7 @@ from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
-from diffray.components.propose import Draws, Rows, joined, propose, propose_plain
+from diffray.components.propose import Draws, Edits, Rows, joined, propose, propose_plain
 from diffray.components.teams import Team, recall, rewarded
 from diffray.kernels.confidence import confidence_of_logits
 from tests.test_logits import on_ranks
@@ -48,7 +48,7 @@ def block() -> Block:
 
 
 def rows(draws: Draws | None) -> Rows:
-    return Rows(CELLS, draws, None, (), (), 0)
+    return Rows(CELLS, draws, None, (), None, (), 0)
 
 
 DRAWS = Draws(torch.tensor([0, 2, 5]), torch.tensor([0.7, 1.5, 3.0]).double(), None, None)
@@ -131,5 +131,33 @@ def test_filters_and_wishes_need_the_logits() -> None:
     some = torch.tensor([1])
     assert not rows(DRAWS._replace(top_k_Q=some)).plain
     assert not rows(DRAWS._replace(top_p_Q=some.double())).plain
-    assert not Rows(CELLS, None, None, ((slice(0, 1), some),), (), 0).plain
-    assert not Rows(CELLS, None, None, (), (slice(0, 1),), 2).plain
+    assert not Rows(CELLS, None, None, ((slice(0, 1), some),), None, (), 0).plain
+    assert not Rows(CELLS, None, None, (), None, (slice(0, 1),), 2).plain
+    assert not doubting(some).plain
+
+
+def doubting(ids: Tensor) -> Rows:
+    """Give these tokens no confidence in any row."""
+    rows_E = torch.arange(len(CELLS)).repeat_interleave(len(ids))
+    minus = torch.full((len(rows_E),), -torch.inf)
+    return Rows(CELLS, None, None, (), Edits(rows_E, ids.repeat(len(CELLS)), minus), (), 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_tokens_without_confidence_are_proposed_all_the_same(size: int) -> None:
+    """Confidences are the probabilities without them; proposals and log-probabilities stay."""
+    ids = logits()[0].topk(2).indices
+
+    def found(mesh: Mesh) -> Tensor:
+        start, stop = mesh.shard(VOCAB, "vocabulary")
+        here = Logits(logits()[:, start:stop], start, mesh)
+        return as_one(propose(here, doubting(ids), block(), (), MASK))
+
+    plain = as_one(propose(Logits(logits(), 0, Mesh()), rows(None), block(), (), MASK))
+    chosen_R1 = plain[0].flatten()[CELLS].long().unsqueeze(1)
+    expected_R = logits().index_fill(1, ids, -torch.inf).softmax(-1).gather(1, chosen_R1)[:, 0]
+    expected_R[1] -= 1  # the model would rather keep the mask
+    assert expected_R[0] == 0
+    for proposed, confidence, logprob in on_ranks(size, found):
+        torch.testing.assert_close(torch.stack([proposed, logprob]), plain[[0, 2]])
+        torch.testing.assert_close(confidence.flatten()[CELLS], expected_R)

@@ -78,6 +78,7 @@ def _check_ids(request: Request, limits: Limits) -> None:
         *params.logit_bias,
         *params.bad_token_ids,
         *params.allowed_token_ids,
+        *params.diffusion.zero_confidence_token_ids,
     ):
         if not 0 <= token_id < size:
             raise ValueError(f"token id {token_id} is not in the vocabulary (0 to {size - 1})")

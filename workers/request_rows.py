@@ -96,6 +96,7 @@ class _Collector:
         self.edits: list[tuple[Tensor, Tensor, Tensor]] = []
         self.guided: list[tuple[Tensor, Tensor, float]] = []
         self.only: list[tuple[slice, Tensor]] = []
+        self.doubted: list[tuple[Tensor, Tensor, Tensor]] = []
         self.ranked: list[slice] = []
         self.num_ranked = 0
         self.soft: list[tuple[Tensor, int]] = []
@@ -116,6 +117,9 @@ class _Collector:
             self.only.append((span, allowed))
         if params.logit_bias or params.bad_token_ids or params.min_tokens:
             self._edit(sequence, span, sequence.start + offset_R[span])
+        if ids := params.diffusion.zero_confidence_token_ids:
+            rows = torch.arange(span.start, span.stop)
+            self.doubted.append(_each(rows, list(ids), [-torch.inf] * len(ids)))
         if sequence.guided:
             shift = layout.twin_offsets[number] - layout.offsets[number]
             rows = torch.arange(span.start, span.stop)
@@ -137,21 +141,14 @@ class _Collector:
     def _edit(self, sequence: Sequence, span: slice, positions: Tensor) -> None:
         params, rows = sequence.params, torch.arange(span.start, span.stop)
         if params.logit_bias:
-            self._each(rows, list(params.logit_bias), list(params.logit_bias.values()))
-        if params.bad_token_ids:
-            self._each(rows, list(params.bad_token_ids), [-torch.inf] * len(params.bad_token_ids))
+            biases = list(params.logit_bias), list(params.logit_bias.values())
+            self.edits.append(_each(rows, *biases))
+        if ids := params.bad_token_ids:
+            self.edits.append(_each(rows, list(ids), [-torch.inf] * len(ids)))
         early = rows[positions < sequence.prompt_len + params.min_tokens]
         if len(early) and sequence.end_ids:
-            self._each(early, sorted(sequence.end_ids), [-torch.inf] * len(sequence.end_ids))
-
-    def _each(self, rows: Tensor, ids: list[int], values: list[float]) -> None:
-        self.edits.append(
-            (
-                rows.repeat_interleave(len(ids)),
-                torch.tensor(ids).repeat(len(rows)),
-                torch.tensor(values, dtype=torch.float64).repeat(len(rows)),
-            )
-        )
+            ends = sorted(sequence.end_ids)
+            self.edits.append(_each(early, ends, [-torch.inf] * len(ends)))
 
     def result(self, layout: Layout, device: torch.device) -> Asked:
         def joined(parts: Items[Tensor]) -> Tensor:
@@ -196,7 +193,17 @@ class _Collector:
             draws=draws,
             edits=Edits(*map(joined, zip(*self.edits, strict=True))) if self.edits else None,
             only=tuple((span, send(ids, device)) for span, ids in self.only),
+            doubted=Edits(*map(joined, zip(*self.doubted, strict=True))) if self.doubted else None,
             ranked=tuple(self.ranked),
             num_ranked=self.num_ranked,
         )
         return Asked(tokens_R, rows, guided, soft)
+
+
+def _each(rows: Tensor, ids: list[int], values: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a value for each of these tokens in each row: row, id and value of every pair."""
+    return (
+        rows.repeat_interleave(len(ids)),
+        torch.tensor(ids).repeat(len(rows)),
+        torch.tensor(values, dtype=torch.float64).repeat(len(rows)),
+    )

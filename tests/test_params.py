@@ -73,9 +73,9 @@ def test_a_mistake_is_one_sentence(given: dict[str, object], message: str) -> No
     ("build", "message"),
     [
         (
-            lambda: Threshold(limit=4),
+            lambda: Threshold(limit=4),  # type: ignore[call-arg]
             "unknown option 'limit'; allowed: kind, threshold, steps_per_block",
-        ),  # type: ignore[call-arg]
+        ),
         (
             lambda: Threshold(threshold=4),
             "threshold: Input should be less than or equal to 1 (given: 4)",

@@ -309,6 +309,8 @@ def stream(asked: Asked) -> Answer:
         return Answer(body={"data": [{"id": "fake"}]})
     if asked.path == "/tokenize":
         return Answer(body={"tokens": list(range(len(asked.body["prompt"].split())))})
+    if asked.path == "/detokenize":
+        return Answer(body={"prompt": " ".join(map(str, asked.body["tokens"]))})
     if not asked.path.startswith("/v1/"):
         return Answer(404, {"error": {"message": "no such path"}})
     if asked.body.get("seed") == 13:
@@ -389,6 +391,27 @@ class TestServe:
         assert {"Runs", "Throughput and latency", "gsm8k, run 4"} <= set(headings(root))
         circles = [e for e in root.iter() if e.tag.endswith("circle")]
         assert len(circles) == 4
+
+    @pytest.mark.parametrize(
+        ("flags", "path"),
+        [
+            (("--dataset-name", "demo"), "/v1/chat/completions"),
+            (("--dataset-name", "random,demo", "--input-len", "3"), "/v1/chat/completions"),
+            (("--input-len", "3"), "/v1/completions"),
+            (("--dataset-name", "demo", "--backend", "openai"), "/v1/completions"),
+            (("--dataset-name", "demo", "--endpoint", "/v1/completions"), "/v1/completions"),
+            (("--input-len", "3", "--endpoint", "/v1/chat/completions"), "/v1/chat/completions"),
+        ],
+    )
+    def test_questions_are_asked_as_chats(
+        self, fake: FakeEndpoint, flags: tuple[str, ...], path: str
+    ) -> None:
+        """Unless something else was typed; with several data sets, all go the same way."""
+        result = bench("serve", "--base-url", fake.url, "--num-prompts", "1", *flags)
+        assert result.exit_code == 0, result.output
+        asked = [a for a in fake.asked if a.path.endswith("/completions")]
+        assert {a.path for a in asked} == {path}
+        assert {"messages" in a.body for a in asked} == {"chat" in path}
 
     def test_failures_are_counted_and_told(self, fake: FakeEndpoint) -> None:
         result = bench(

@@ -22,6 +22,7 @@ from tests.fake_endpoint import Answer, Asked, FakeEndpoint, fake_endpoint
 from tests.tiny import tiny_checkpoint
 
 SENT = "/v1/completions"
+COMPLETIONS = "serve", "--backend", "openai"
 
 
 @pytest.fixture(autouse=True)
@@ -204,7 +205,7 @@ class TestServed:
     def test_a_report_tells_of_failures(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         """Of all: then nothing is said of the server's metrics, which had nothing to tell."""
         page = tmp_path / "out.html"
-        serve = "serve", "--base-url", fake.url, "--report", str(page)
+        serve = *COMPLETIONS, "--base-url", fake.url, "--report", str(page)
         last = refused(*serve, "--disable-tqdm", *custom(tmp_path / "a", "no", "no"))
         assert last == (
             "diffray: no request succeeded; the first failed so: "
@@ -221,7 +222,7 @@ class TestServed:
     def test_tasks_and_what_was_asked_are_kept(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         page = tmp_path / "out.html"
         result = bench(
-            *("serve", "--base-url", fake.url, "--report", str(page), "--save-detailed"),
+            *(*COMPLETIONS, "--base-url", fake.url, "--report", str(page), "--save-detailed"),
             *("--save-result", "--result-dir", str(tmp_path), "--result-filename", "r.json"),
             *custom(tmp_path / "own", "yes", "yes", task="mine", max_tokens=9),
         )
@@ -233,7 +234,7 @@ class TestServed:
     def test_an_interrupt_keeps_finished_runs(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         page = tmp_path / "out.html"
         result = bench(
-            *("serve", "--base-url", fake.url, "--report", str(page), "--save-result"),
+            *(*COMPLETIONS, "--base-url", fake.url, "--report", str(page), "--save-result"),
             *("--result-dir", str(tmp_path), "--max-concurrency", "1", "--dataset-name"),
             *("random,custom", "--input-len", "3", "--num-prompts", "2", "--dataset-path"),
             custom(tmp_path / "own", "stop", "yes")[-1],
@@ -247,7 +248,7 @@ class TestServed:
     def test_an_interrupt_keeps_answered_requests(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         own = custom(tmp_path / "own", "yes", "no", "stop", "yes", max_tokens=9, task="mine")
         result = bench(
-            *("serve", "--base-url", fake.url, "--save-result", "--save-detailed"),
+            *(*COMPLETIONS, "--base-url", fake.url, "--save-result", "--save-detailed"),
             *("--result-dir", str(tmp_path), "--result-filename", "r.json"),
             *("--report", str(tmp_path / "out.html"), "--max-concurrency", "1", *own),
         )

@@ -8,8 +8,8 @@ from typing import Any
 from diffray.cluster.bench.arrivals import RampUp, arrivals
 from diffray.cluster.bench.flags import Data
 from diffray.cluster.bench.percentiles import counts, numbers
-from diffray.cluster.bench.prompts import Ask, read_sets
-from diffray.cluster.bench.requests import ENDPOINTS
+from diffray.cluster.bench.prompts import RANDOM, Ask, read_sets
+from diffray.cluster.bench.requests import CHAT, COMPLETIONS, ENDPOINTS
 from diffray.cluster.bench.result_file import pairs
 from diffray.cluster.bench.serve_flags import Server, Telling, Traffic, Wishes
 from diffray.cluster.bench.serving_result import Wanted, read_goodput
@@ -52,19 +52,18 @@ class Plan:
         traffic: Traffic,
         telling: Telling,
         *,
+        backend: str,
         seed: int,
         common: dict[str, Any],
         progress: bool,
     ) -> "Plan":
-        if server.backend not in ENDPOINTS:
-            raise ValueError(f"--backend is {server.backend!r}; allowed: {', '.join(ENDPOINTS)}")
         at_once = traffic.max_concurrency
         limits = counts(at_once, "--max-concurrency") if at_once else []
         prefix = server.request_id_prefix
         plan = Plan(
-            backend=server.backend,
+            backend=backend,
             server=Endpoint.at(server.url, server.api_key),
-            path=server.endpoint or ENDPOINTS[server.backend],
+            path=server.endpoint or ENDPOINTS[backend],
             model=server.model,
             tokenizer=server.tokenizer,
             headers=pairs(server.header or [], "--header"),
@@ -103,6 +102,21 @@ class Plan:
             "arrivals": f"burstiness {self.burstiness:g}, seed {self.seed}",
             "asked": json.dumps(self.common),
         }
+
+
+def choose_backend(server: Server, data: Data) -> str:
+    """Return the backend that was typed, else the one that fits the endpoint or the prompts.
+
+    A data set's prompts are questions: sent as plain text, chat models go on writing the question
+    or end at once. Random prompts are ids, which chats do not take.
+    """
+    if server.backend is not None:
+        if server.backend not in ENDPOINTS:
+            raise ValueError(f"--backend is {server.backend!r}; allowed: {', '.join(ENDPOINTS)}")
+        return server.backend
+    if server.endpoint is not None:
+        return CHAT if server.endpoint.endswith("/chat/completions") else COMPLETIONS
+    return COMPLETIONS if data.dataset_name == RANDOM else CHAT
 
 
 def body(

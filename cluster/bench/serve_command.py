@@ -52,22 +52,24 @@ def serve(
         from diffray.cluster.bench.interrupt import Interruptible
         from diffray.cluster.bench.machine import when_and_where
         from diffray.cluster.bench.places import check_place
-        from diffray.cluster.bench.plan import Plan, body
+        from diffray.cluster.bench.plan import Plan, body, choose_backend
         from diffray.cluster.bench.result_file import Saving
         from diffray.cluster.bench.serving import TaskRun, check_success, run_plan
 
         facts = when_and_where()
         check_place(report, "--report")
+        backend = choose_backend(server, data)
         plan = Plan.of(
             server,
             data,
             traffic,
             telling,
+            backend=backend,
             seed=seed,
-            common=body(server.backend, data, sampling, wishes, diffusion, server.model),
+            common=body(backend, data, sampling, wishes, diffusion, server.model),
             progress=not disable_tqdm,
         )
-        saving = Saving.of(keeping, server.backend)
+        saving = Saving.of(keeping, backend)
         found: list[TaskRun] = []
         with Interruptible() as work:
             run_plan(plan, saving, typer.echo, found)

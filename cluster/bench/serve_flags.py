@@ -14,8 +14,13 @@ class Server:
     """Which server is asked, and how."""
 
     backend: Annotated[
-        str, typer.Option(help="openai or openai-chat.", rich_help_panel=_TARGET)
-    ] = "openai"
+        str | None,
+        typer.Option(
+            help="openai or openai-chat; left out: as --endpoint says, else openai for random "
+            "prompts alone and openai-chat for all others.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None
     base_url: Annotated[
         str | None,
         typer.Option(

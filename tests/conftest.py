@@ -1,4 +1,9 @@
-"""Settings every test shares: one thread, no network, GPU tests only where there is a GPU."""
+"""Settings every test shares: one thread, no network, GPU tests only where there is a GPU.
+
+The suite must pass on any processor and with any number of threads. To see it as another machine
+would run it: `OMP_NUM_THREADS=16`, and `DIFFRAY_TEST_AUTO=bfloat16` for the dtype that "auto"
+stands for in this process (AMX), or `float32`.
+"""
 
 import os
 import signal
@@ -17,7 +22,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)
+from diffray.components import backend
+
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+if (auto := os.environ.get("DIFFRAY_TEST_AUTO")) is not None:
+    fast = {"float32": False, "bfloat16": True}[auto]
+    backend.is_fast_at_bfloat16 = lambda device: fast
 
 # The machine's load must not decide whether a property holds.
 settings.register_profile("diffray", deadline=None, print_blob=True)

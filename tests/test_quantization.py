@@ -66,13 +66,14 @@ def test_experts_dealt_out_over_ranks_compute_the_same() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_demo_model_says_the_same(kind: str) -> None:
-    question = "Emma runs 12 km per hour for 4 hours. How many km does she run?"
+    """To a question of the kind it knows: to others its best tokens are close, and may change."""
+    question = "Maya has 5 cards. Adam has 12 times as many. How many cards do they have together?"
     said = []
     for quantization in (None, kind):
-        with DiffusionLLM("demo", device="cpu", quantization=quantization) as llm:
+        with DiffusionLLM("demo", dtype="float32", quantization=quantization, device="cpu") as llm:
             (found,) = llm.chat([{"role": "user", "content": question}], SamplingParams())
         said.append(found.outputs[0].text)
-    assert "48" in said[0]
+    assert said[0].endswith("65.")
     assert said[1] == said[0]
 
 

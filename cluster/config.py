@@ -5,9 +5,10 @@ from typing import Any, Final, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from diffray.components.config import Config
+from diffray.components.dtypes import DTYPE_NAMES, dtype_name
 
 _NAMES: Final = {
-    "dtype": ("auto", "float32", "float64", "bfloat16", "float16"),
+    "dtype": ("auto", *DTYPE_NAMES),
     "kernels": ("auto", "torch", "triton"),
     "quantization": (None, "experts_int8", "experts_fp8"),
 }
@@ -42,6 +43,11 @@ class EngineConfig(Config):
     round_timeout_s: float = Field(30.0, gt=0)  # a rank that is silent longer is taken for hung
     check_every: int = Field(64, ge=0)  # rounds between comparisons of the ranks' canvases; 0: none
     max_restarts: int = Field(5, ge=0)  # of the ranks, within ten minutes
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _by_its_name_here(cls, given: object) -> str:
+        return dtype_name(given)
 
     @field_validator(*_NAMES)
     @classmethod

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 from diffray.components.container import available_memory, usable_cores
+from diffray.components.dtypes import DTYPE_NAMES
 
-DTYPES: Final = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 QUANTIZED: Final = {"experts_int8": torch.int8, "experts_fp8": torch.float8_e4m3fn}
 

@@ -332,8 +332,9 @@ def test_flags_that_cannot_be_are_refused(flags: list[str]) -> None:
 
 
 def test_every_dtype_of_the_engine_may_be_asked_for() -> None:
-    """The names stand twice, as a configuration is read where torch is not."""
     for name in ("auto", *DTYPES):
         assert EngineConfig(dtype=name).dtype == name
+    for elsewhere, here in (("half", "float16"), ("bf16", "bfloat16"), ("float", "float32")):
+        assert EngineConfig(dtype=elsewhere).dtype == here
     with pytest.raises(ValueError, match=", ".join(DTYPES)):
-        EngineConfig(dtype="half")
+        EngineConfig(dtype="float8")

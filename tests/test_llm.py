@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from diffray import DiffusionLLM, SamplingParams
 from tests.test_text import byte_tokenizer
@@ -300,6 +301,22 @@ def test_a_wrong_option_is_one_sentence(options: dict[str, object], message: str
     with pytest.raises(ValueError, match=message) as caught:
         DiffusionLLM(str(GOLDEN), **{**IDS, **options})  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        ("bf16", torch.bfloat16),
+        ("half", torch.float16),
+        ("float", torch.float32),
+    ],
+)
+def test_devices_and_dtypes_are_torchs_or_names(
+    given: str | torch.dtype, dtype: torch.dtype
+) -> None:
+    with DiffusionLLM(str(GOLDEN), device=torch.device("cpu"), dtype=given, **IDS) as llm:  # type: ignore[arg-type]
+        assert llm.engine.kv.keys_LSGD.dtype == dtype
 
 
 def test_streams_and_batches_share_the_engine(llm: DiffusionLLM) -> None:

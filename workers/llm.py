@@ -6,8 +6,10 @@ from collections.abc import Sequence as Items
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import torch
 from tqdm.auto import tqdm
 
+from diffray.components.dtypes import dtype_name
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
@@ -54,8 +56,8 @@ class DiffusionLLM:
         self,
         model: str,
         *,
-        dtype: str = "auto",
-        device: str = "auto",
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
         mask_token_id: int | None = None,
         eos_token_id: int | Items[int] | None = None,
         diffusion: DiffusionParams | dict[str, Any] | None = None,
@@ -75,8 +77,8 @@ class DiffusionLLM:
             raise ValueError(f"steps_per_round must be at least 1 (given: {steps_per_round})")
         self._default = _diffusion(diffusion)
         setup = Setup(
-            dtype=dtype,
-            device=device,
+            dtype=dtype_name(dtype),
+            device=str(device),
             mask_token_id=mask_token_id,
             eos_token_id=eos_token_id,
             max_model_len=max_model_len,

@@ -77,7 +77,7 @@ class Deployment(Config):
     max_queued_requests: int = Field(1024, ge=-1)  # at each proxy; -1: no limit
     backpressure_config: Backpressure = Backpressure()
     health_check_period_s: float = Field(2.0, gt=0)
-    health_check_timeout_s: float = Field(30.0, gt=0)
+    health_check_timeout_s: float = Field(10.0, gt=0)
     graceful_shutdown_wait_loop_s: float = Field(1.0, gt=0)
     graceful_shutdown_timeout_s: float = Field(120.0, ge=0)
     max_surge_percent: int = Field(0, ge=0, le=100)

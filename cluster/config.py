@@ -4,6 +4,7 @@ from typing import Any, Final, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from diffray.cluster.heartbeat import BEATS
 from diffray.components.config import Config
 from diffray.components.dtypes import DTYPE_NAMES, dtype_name
 
@@ -40,7 +41,8 @@ class EngineConfig(Config):
     time_slice: int = Field(1024, ge=0)  # steps after which a request gives way; 0: never
     cpu_threads: int | None = Field(None, ge=1)  # of each rank on CPU; None: its share of the cores
     load_timeout_s: float = Field(1800.0, gt=0)
-    round_timeout_s: float = Field(30.0, gt=0)  # a rank that is silent longer is taken for hung
+    heartbeat_timeout_s: float = Field(6.0, ge=1)  # a process silent for longer is taken for hung
+    round_timeout_s: float = Field(30.0, gt=0)  # and so are ranks if a round takes longer
     check_every: int = Field(64, ge=0)  # rounds between comparisons of the ranks' canvases; 0: none
     max_restarts: int = Field(5, ge=0)  # of the ranks, within ten minutes
 
@@ -56,6 +58,11 @@ class EngineConfig(Config):
         if name not in allowed:
             raise ValueError(f"{name!r} is none of {', '.join(filter(None, allowed))}")
         return name
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between heartbeats."""
+        return self.heartbeat_timeout_s / BEATS
 
     @model_validator(mode="after")
     def _experts_need_ranks(self) -> Self:

@@ -16,10 +16,12 @@ from ray.util.placement_group import PlacementGroup
 
 from diffray.cluster.client import Overloaded, Poisonous
 from diffray.cluster.config import EngineConfig
-from diffray.cluster.gang import Gang, GangLost
+from diffray.cluster.gang import Gang, GangLost, kill_here
+from diffray.cluster.heartbeat import Pulse, no_sign
 from diffray.cluster.news import AGAIN, ENDED, POISON, Bulletin, Item
 from diffray.cluster.restarts import WITHIN_S, Restarts
 from diffray.cluster.scheduler import Scheduler
+from diffray.workers.process import Place, own_place
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +30,19 @@ _LIVED_S = 30.0  # a gang that was idle for so long was of use too
 
 
 class Coordinator:
-    """Supervises a gang of ranks, and feeds it."""
+    """Supervises a gang of ranks, and feeds it; kills a replica that hangs."""
 
     def __init__(
         self,
         model: str,
         config: EngineConfig,
         group: PlacementGroup,
+        replica: Place | None = None,
+        *,
         make_gang: Callable[[str, EngineConfig, PlacementGroup], Gang] = Gang,
     ) -> None:
         self.model, self.config, self.group = model, config, group
+        self.replica = replica
         self._make_gang = make_gang
         self.gang: Gang | None = None
         self.scheduler = Scheduler(config.max_num_seqs, 1, config.max_queued_requests)
@@ -48,6 +53,7 @@ class Coordinator:
         self.restarts = Restarts(config.max_restarts)
         self._useful = False  # whether these ranks have answered anything
         self._born = 0.0
+        self._pulse = Pulse("the replica", config.heartbeat_timeout_s)
         self._work = asyncio.Event()  # somebody asked for something
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -58,6 +64,8 @@ class Coordinator:
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
+        if self.replica is not None:
+            self._watched = asyncio.create_task(self._end_hung(self.replica))
         self.gang = await self._new_gang()
         facts = self.gang.facts
         self.scheduler = Scheduler(
@@ -115,9 +123,13 @@ class Coordinator:
             "restarts": self.restarts.total,
         }
 
-    async def place(self) -> dict[str, Any]:
+    async def place(self) -> Place:
         """Say where this process runs."""
-        return {"node": ray.get_runtime_context().get_node_id(), "pid": os.getpid()}
+        return own_place(ray.get_runtime_context().get_node_id())
+
+    async def beat(self) -> None:
+        """Hear that the replica lives."""
+        self._pulse.beat()
 
     async def pids(self) -> list[int]:
         """Return the ranks' processes."""
@@ -228,6 +240,17 @@ class Coordinator:
                 log.error("request %d ended the ranks twice and has failed", uid)
             self._tell(news)
             return
+
+    async def _end_hung(self, replica: Place) -> None:
+        """Kill the replica if it hangs, for then Serve starts another; and this with its ranks.
+
+        As long as the process is there, its connections are open, and its clients wait for nothing.
+        """
+        await self._pulse.stops()
+        name = f"the replica (process {replica['pid']})"
+        log.error("%s; it is killed", no_sign(name, self.config.heartbeat_timeout_s))
+        kill_here([replica, *(self.gang.places if self.gang else [])])
+        os._exit(1)
 
     def _give_up(self, reason: str) -> None:
         self.failure = f"{reason}; {AGAIN}"

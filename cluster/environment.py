@@ -15,6 +15,8 @@ SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's own is 15, which starves ranks beside other work
     "RAY_AUTH_MODE": "token",  # nobody else on this machine or network may run code here
     "RAY_USAGE_STATS_ENABLED": "0",
+# Serve kills a replica that fails its health checks, instead of waiting for its answers.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # A lost replica, a path that leads nowhere yet, and requests that are not for this server.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.ingress:middlewares",
 }

@@ -1,12 +1,10 @@
 """The ranks of one replica as Ray actors: started, spoken to, and ended together."""
 
 import asyncio
-import contextlib
 import logging
-import os
 import secrets
-import signal
 import time
+from collections.abc import Awaitable, Iterable
 from typing import Any
 
 import ray
@@ -17,11 +15,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.hub import Hub
+from diffray.workers.process import Place, kill
 
 log = logging.getLogger(__name__)
 
 _OBITUARY_S = 1.0  # after a rank's error, for Ray to tell of the death of another
 _LOOK_S = 0.5  # between questions whether a rank that Ray could not reach is alive
+_LOADING = 10  # times longer may ranks be silent that load: some of that holds Python's lock
 
 
 class GangLost(Exception):
@@ -34,9 +34,9 @@ class Gang:
     def __init__(self, model: str, config: EngineConfig, group: PlacementGroup) -> None:
         self.model, self.config, self.group = model, config, group
         self.size = config.tensor_parallel_size
-        self.hub = Hub(self.size, secrets.token_bytes(32))
+        self.hub = Hub(self.size, secrets.token_bytes(32), _LOADING * config.heartbeat_timeout_s)
         self.facts: dict[str, Any] = {}  # what rank 0 tells of its engine
-        self.places: list[dict[str, Any]] = []  # node and process of each rank
+        self.places: list[Place] = []
         self.workers: list[Any] = []
         self._loops: list[asyncio.Task[Any]] = []
         self._placed = 0.0  # when all ranks had processes
@@ -65,27 +65,33 @@ class Gang:
 
     async def _start(self, host: str, port: int) -> None:
         self.workers = [self._create(rank) for rank in range(self.size)]
-        self.places = await asyncio.gather(
-            *(w.place.remote(self.config.load_timeout_s) for w in self.workers)
-        )
+        door = host, port, self.hub.secret
+        wait = self.config.heartbeat_s, self.config.load_timeout_s
+        self.places = await asyncio.gather(*(w.place.remote(door, *wait) for w in self.workers))
+        await self.hub.complete.wait()
         self._placed = time.monotonic()
         nodes = [place["node"] for place in self.places]
         log.info("loading %s on %d ranks over %d nodes", self.model, self.size, len(set(nodes)))
         store = self.places[0]["host"], self.places[0]["port"]
-        self.facts, *_ = await asyncio.gather(
-            *(
-                worker.start.remote(self.model, self._setup(), *store, nodes.count(node))
-                for worker, node in zip(self.workers, nodes, strict=True)
-            )
+        self.facts, *_ = await self._unless_hung(
+            worker.start.remote(self.model, self._setup(), *store, nodes.count(node))
+            for worker, node in zip(self.workers, nodes, strict=True)
         )
         for rank, worker in enumerate(self.workers):
-            ref = worker.run.remote(host, port, self.hub.secret)
-            self._loops.append(asyncio.create_task(self._watch(rank, ref)))
-        connected = asyncio.create_task(self.hub.complete.wait())
-        done, _ = await asyncio.wait([connected, *self._loops], return_when=asyncio.FIRST_COMPLETED)
-        if connected not in done:
-            connected.cancel()
-            raise GangLost(f"a rank ended before it connected: {done.pop().result()}")
+            self._loops.append(asyncio.create_task(self._watch(rank, worker.run.remote())))
+        self.hub.expect_within(self.config.heartbeat_timeout_s)
+
+    async def _unless_hung(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
+        """Wait for a call of each rank; Ray tells of one that dies, the hub of one that hangs."""
+        answers = asyncio.gather(*calls)
+        while not answers.done():
+            word = asyncio.create_task(self.word())
+            await asyncio.wait([answers, word], return_when=asyncio.FIRST_COMPLETED)
+            word.cancel()
+            if word.done() and (message := word.result()) is not None:
+                answers.cancel()
+                raise GangLost(message["error"])
+        return await answers
 
     def _setup(self) -> dict[str, Any]:
         """Return what a rank needs to know besides the model, as plain values."""
@@ -188,13 +194,11 @@ class Gang:
         await self.hub.close()
 
 
-def kill_here(places: list[dict[str, Any]]) -> None:
+def kill_here(places: list[Place]) -> None:
     """Kill the processes of this node: Ray asks first, and a hung one takes 5 s not to answer."""
     here = ray.get_runtime_context().get_node_id()
     for place in places:
-        if place["node"] == here:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(place["pid"], signal.SIGKILL)
+        kill(place, here)
 
 
 def first_line(error: BaseException) -> str:

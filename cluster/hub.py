@@ -5,7 +5,8 @@ import hmac
 from collections.abc import Iterable
 from typing import Any
 
-from diffray.workers.link import HEADER, LARGEST, body_length, decode, encode
+from diffray.cluster.heartbeat import Pulse, no_sign
+from diffray.workers.link import HEADER, HEARTBEAT, LARGEST, body_length, decode, encode
 
 _HELLO_S = 10.0  # for a stranger to say who it is
 _HELLO_BYTES = 256
@@ -18,12 +19,14 @@ class Hub:
     strangers say little and are let in only while a rank is missing.
     """
 
-    def __init__(self, size: int, secret: bytes) -> None:
+    def __init__(self, size: int, secret: bytes, timeout: float) -> None:
         self.size, self.secret = size, secret
+        self._timeout = timeout  # of the ranks' heartbeats
         self.messages: asyncio.Queue[Any] = asyncio.Queue()  # from the ranks; None: one has gone
         self.complete = asyncio.Event()  # every rank is there
         self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._readers: set[asyncio.Task[None]] = set()
+        self._pulses: dict[int, Pulse] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str) -> int:
@@ -38,8 +41,14 @@ class Hub:
         for writer in self._writers.values():
             writer.write(frame)
 
+    def expect_within(self, timeout: float) -> None:
+        """From now on take a rank for hung that is silent for so long."""
+        self._timeout = timeout
+        for pulse in self._pulses.values():
+            pulse.timeout = timeout
+
     async def close(self) -> None:
-        for task in self._readers:
+        for task in self._tasks:
             task.cancel()
         for writer in self._writers.values():
             writer.close()
@@ -55,11 +64,13 @@ class Hub:
             writer.close()
             return
         self._writers[rank] = writer
+        self._pulses[rank] = pulse = Pulse(f"rank {rank}", self._timeout)
         if len(self._writers) == self.size:
             self.complete.set()
             if self._server is not None:
                 self._server.close()
-        self._readers.add(asyncio.create_task(self._hear(reader)))
+        self._tasks.add(asyncio.create_task(self._hear(reader, pulse)))
+        self._tasks.add(asyncio.create_task(self._watch(pulse)))
 
     def _rank_of(self, hello: Any) -> int:
         rank, secret = hello["rank"], hello["secret"]
@@ -72,12 +83,19 @@ class Hub:
     def _missing(self) -> Iterable[int]:
         return set(range(self.size)) - set(self._writers)
 
-    async def _hear(self, reader: asyncio.StreamReader) -> None:
+    async def _hear(self, reader: asyncio.StreamReader, pulse: Pulse) -> None:
         try:
             while True:
-                self.messages.put_nowait(await _read(reader))
+                message = await _read(reader)
+                pulse.beat()
+                if message is not HEARTBEAT:
+                    self.messages.put_nowait(message)
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
             self.messages.put_nowait(None)
+
+    async def _watch(self, pulse: Pulse) -> None:
+        await pulse.stops()
+        self.messages.put_nowait({"error": no_sign(pulse.name, pulse.timeout), "dead": True})
 
 
 async def _read(reader: asyncio.StreamReader, most: int = LARGEST) -> Any:

@@ -6,10 +6,12 @@ a pause and no answer.
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
@@ -20,19 +22,23 @@ from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloa
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.coordinator import CoordinatorActor
 from diffray.cluster.gang import first_line, kill_here
+from diffray.cluster.heartbeat import answered
 from diffray.cluster.news import AGAIN, ENDED, FAILED, LATE, POISON, UPDATE, Item, Mailbox
 from diffray.cluster.restarts import WITHIN_S, Restarts
 from diffray.cluster.ticket import Ticket
 from diffray.components.model import ModelSpec
 from diffray.workers.admission import Limits, check
 from diffray.workers.messages import Request, Update
+from diffray.workers.process import Place, own_place
 
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0  # a coordinator answers at once, whatever its ranks do
 _BORN_S = 120.0  # a new process may need so long to say where it is
-_PATIENCE_S = 1.0  # which it waits for news before it says that there are none
+_USEFUL_S = 1.0  # a coordinator that lived for so long was of use
 _BLIP_S = 0.2  # before a coordinator is asked again that could not be reached
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -50,10 +56,11 @@ class RemoteEngine:
         self.model, self.config, self.group = model, config, group
         self.failure: str | None = None
         self.revivals = Restarts(config.max_restarts)
-        self._born = 0.0  # when the coordinator was ready
+        self._ready = 0.0  # when the coordinator was ready
         self._open: dict[int, _Open] = {}
         self._coordinator: Any = None
-        self._places: list[dict[str, Any]] = []  # of the coordinator, once it has a process
+        self._places: list[Place] = []  # of the coordinator, once it has a process
+        self._closed = threading.Event()
         self._listener: asyncio.Task[None] | None = None
         self._owns_group = False
         self._limits: Limits | None = None
@@ -71,6 +78,7 @@ class RemoteEngine:
             await group.ready()
         engine = cls(model, config, group)
         engine._owns_group = bundles is not None
+        threading.Thread(target=engine._beat, name="heartbeat", daemon=True).start()
         try:
             await engine._begin()
         except BaseException:
@@ -165,10 +173,12 @@ class RemoteEngine:
             self._listener.cancel()
         if self._coordinator is not None:
             try:
-                await asyncio.wait_for(self._coordinator.stop.remote(grace), grace + _ANSWER_S)
+                async with asyncio.timeout(grace + _ANSWER_S):
+                    await self._while_it_answers(self._coordinator.stop.remote(grace))
             except (RayError, TimeoutError) as error:
                 log.warning("the coordinator did not stop by itself: %s", first_line(error))
             self._kill_coordinator()
+        self._closed.set()
         if self._owns_group:
             remove_placement_group(self.group)
 
@@ -178,32 +188,47 @@ class RemoteEngine:
 
     async def _begin(self) -> None:
         """Start a coordinator, and its gang with it."""
+        # It may kill a replica, which Serve replaces; whoever has made the group is none.
+        node = ray.get_runtime_context().get_node_id()
+        replica = None if self._owns_group else own_place(node)
         self._coordinator = CoordinatorActor.options(
             num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, 0)
-        ).remote(self.model, self.config, self.group)
+        ).remote(self.model, self.config, self.group, replica)
         self._places = []
         try:
-            facts = await self._started(self._coordinator)
+            self._places = [await self._coordinator_place()]
+            facts = await self._while_it_answers(self._coordinator.start.remote())
         except (RayError, TimeoutError) as error:
             raise EngineFailed(f"{self.model} could not be started: {first_line(error)}") from None
         facts["eos_token_ids"] = tuple(facts["eos_token_ids"])
-        self._born = time.monotonic()
+        self._ready = time.monotonic()
         self._limits = Limits(**facts | {"spec": ModelSpec(**facts["spec"])})
 
-    async def _started(self, coordinator: Any) -> dict[str, Any]:
-        """Let a coordinator start its ranks, however long they take, as long as it answers."""
-        starting = asyncio.ensure_future(coordinator.start.remote())
+    async def _coordinator_place(self) -> Place:
         try:
-            while not starting.done():
-                async with asyncio.timeout(_BORN_S):
-                    self._places = [await coordinator.place.remote()]
-                await asyncio.wait([starting], timeout=_PATIENCE_S)
-            facts: dict[str, Any] = await starting
+            async with asyncio.timeout(_BORN_S):
+                place: Place = await self._coordinator.place.remote()
         except TimeoutError:
-            raise TimeoutError(f"its coordinator has not answered for {_BORN_S:g} s") from None
+            raise TimeoutError(f"its coordinator was not there after {_BORN_S:g} s") from None
+        return place
+
+    def _beat(self) -> None:
+        """Tell the coordinator that this process lives; a thread, as an event loop may be busy."""
+        while not self._closed.wait(self.config.heartbeat_s):
+            if self._coordinator is not None:
+                with suppress(Exception):  # whoever waits for an answer finds out what is wrong
+                    self._coordinator.beat.remote()
+
+    async def _while_it_answers(self, call: Awaitable[T]) -> T:
+        """Wait for the coordinator's answer, however long it takes, as long as it gives others."""
+        waiting = asyncio.ensure_future(call)
+        try:
+            while not waiting.done():
+                await answered(self._coordinator.place.remote(), self.config.heartbeat_timeout_s)
+                await asyncio.wait([waiting], timeout=self.config.heartbeat_s)
+            return await waiting
         finally:
-            starting.cancel()
-        return facts
+            waiting.cancel()
 
     async def _hand_over(self, ticket: Ticket) -> None:
         """Give the coordinator a request; it takes one that it has already only once."""
@@ -235,23 +260,18 @@ class RemoteEngine:
         number, heard = 0, time.monotonic()
         while self.failure is None:
             try:
-                async with asyncio.timeout(self.config.round_timeout_s):
-                    number, news = await self._coordinator.listen.remote(number, _PATIENCE_S)
+                call = self._coordinator.listen.remote(number, self.config.heartbeat_s)
+                number, news = await answered(call, self.config.heartbeat_timeout_s)
                 heard = time.monotonic()
                 for item in news:
                     self._take(item)
                 continue
             except ActorUnavailableError as error:
                 reason = first_line(error)
-                if time.monotonic() - heard < self.config.round_timeout_s:
+                if time.monotonic() - heard < self.config.heartbeat_timeout_s:
                     await asyncio.sleep(_BLIP_S)
                     continue
-            except TimeoutError:
-                reason = (
-                    f"it has said nothing for {self.config.round_timeout_s:g} s "
-                    "(round_timeout_s) and is taken for hung"
-                )
-            except RayActorError as error:
+            except (TimeoutError, RayActorError) as error:
                 reason = first_line(error)
             except Exception as error:
                 self._fail(f"the coordinator's news cannot be read: {error}; {AGAIN}")
@@ -276,7 +296,7 @@ class RemoteEngine:
 
     async def _revive(self, reason: str) -> None:
         """Start another coordinator, and hand over all that is open; give up after too many."""
-        useful = time.monotonic() - self._born > _PATIENCE_S
+        useful = time.monotonic() - self._ready > _USEFUL_S
         while True:
             log.error("the coordinator is lost: %s", reason)
             pause = self.revivals.pause(time.monotonic(), useful=useful)

@@ -69,7 +69,7 @@ class World:
         self.poison: dict[int, int] = {}
         self.news: list[Item] = []
         group: Any = None
-        self.coordinator = Coordinator("toy", EngineConfig(**options), group, self._make)
+        self.coordinator = Coordinator("toy", EngineConfig(**options), group, make_gang=self._make)
 
     def _make(self, *_: Any) -> Any:
         return FakeGang(self)
@@ -196,7 +196,7 @@ def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> None:
     """A rank tells of its end; for a moment its death is waited for, which says more."""
 
     async def story() -> None:
-        config, group = EngineConfig(round_timeout_s=5), cast(Any, None)
+        config, group = EngineConfig(), cast(Any, None)
         coordinator = Coordinator("toy", config, group)
         coordinator.gang = gang = Gang("toy", config, group)
         idle = asyncio.create_task(coordinator._wait_for_work())

@@ -177,6 +177,12 @@ def test_a_killed_coordinator_costs_a_pause_and_no_token() -> None:
     assert [a.ids for a in answers] == [a.ids for a in expected]
 
 
+async def paused(pid: int, seconds: float) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(seconds)
+    os.kill(pid, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("part", ["rank", "coordinator"])
 def test_what_hangs_is_replaced_and_costs_no_token(part: str) -> None:
     asked = prompts("demo", 2)
@@ -184,7 +190,7 @@ def test_what_hangs_is_replaced_and_costs_no_token(part: str) -> None:
     expected = in_process("demo", asked, [params] * 2)
 
     async def run() -> tuple[list[Answer], int]:
-        async with engine(round_timeout_s=5) as running:
+        async with engine(heartbeat_timeout_s=3, round_timeout_s=600) as running:
             tasks = [
                 asyncio.create_task(answer(running, uid, prompt, params))
                 for uid, prompt in enumerate(asked)
@@ -192,8 +198,10 @@ def test_what_hangs_is_replaced_and_costs_no_token(part: str) -> None:
             await under_way(running)
             is_rank = part == "rank"
             pid = (await running.pids())[0] if is_rank else await running.coordinator_pid()
+            await paused(pid, 1.0)
             os.kill(pid, signal.SIGSTOP)
-            answers = await asyncio.gather(*tasks)
+            async with asyncio.timeout(200):
+                answers = await asyncio.gather(*tasks)
             assert not os.path.exists(f"/proc/{pid}"), "it hangs for ever"
             return answers, (await running.load()).restarts if is_rank else running.restarts
 

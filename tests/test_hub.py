@@ -1,11 +1,12 @@
-"""The coordinator's door: open to its ranks alone, and only until all of them are there."""
+"""The coordinator's door: open to its ranks alone, until all are there; and their heartbeats."""
 
 import asyncio
+import time
 
 import pytest
 
 from diffray.cluster.hub import Hub
-from diffray.workers.link import HEADER, encode
+from diffray.workers.link import HEADER, Link, encode
 
 SECRET = b"s" * 32
 
@@ -22,7 +23,7 @@ async def closed_within(reader: asyncio.StreamReader, seconds: float) -> bool:
 
 def test_a_stranger_says_little_and_is_sent_away() -> None:
     async def run() -> None:
-        hub = Hub(1, SECRET)
+        hub = Hub(1, SECRET, 5.0)
         port = await hub.listen("127.0.0.1")
         for said in (HEADER.pack(1 << 20), encode({"rank": 0, "secret": b"x" * 32}), encode(7)):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -37,7 +38,7 @@ def test_a_stranger_says_little_and_is_sent_away() -> None:
 
 def test_the_door_is_shut_once_all_ranks_are_there() -> None:
     async def run() -> None:
-        hub = Hub(2, SECRET)
+        hub = Hub(2, SECRET, 5.0)
         port = await hub.listen("127.0.0.1")
         ranks = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for rank, (_, writer) in enumerate(ranks):
@@ -53,6 +54,61 @@ def test_the_door_is_shut_once_all_ranks_are_there() -> None:
             assert await asyncio.wait_for(hub.messages.get(), 5) == {"heard": 1}
         for _, writer in ranks:
             writer.close()
+        await hub.close()
+
+    asyncio.run(run())
+
+
+async def connected(hub: Hub, beats: dict[int, float]) -> list[Link]:
+    """Connect ranks, which give a sign of life so often; those with 0 give none."""
+    port = await hub.listen("127.0.0.1")
+    links = []
+    for rank, every in beats.items():
+        links.append(await asyncio.to_thread(Link.connect, "127.0.0.1", port, SECRET, rank))
+        if every:
+            links[-1].keep_alive(every)
+    await asyncio.wait_for(hub.complete.wait(), 5)
+    return links
+
+
+def test_a_rank_without_heartbeats_hangs_and_one_that_only_works_long_does_not() -> None:
+    async def run() -> float:
+        hub = Hub(2, SECRET, 0.6)
+        links = await connected(hub, {0: 0.1, 1: 0})
+        begin = time.monotonic()
+        lost = await asyncio.wait_for(hub.messages.get(), 5)
+        assert "rank 1 has given no sign of life for 0.6 s" in lost["error"]
+        await asyncio.sleep(1.2)
+        assert hub.messages.empty(), "rank 0 has not answered anything, but it lives"
+        links[0].send({"number": 1})
+        assert await asyncio.wait_for(hub.messages.get(), 5) == {"number": 1}
+        await hub.close()
+        return time.monotonic() - begin
+
+    assert asyncio.run(run()) > 1.8
+
+
+def test_ranks_that_load_may_be_silent_for_longer() -> None:
+    async def run() -> None:
+        hub = Hub(1, SECRET, 6.0)
+        (_link,) = await connected(hub, {0: 0})
+        await asyncio.sleep(0.5)
+        assert hub.messages.empty()
+        hub.expect_within(0.3)
+        assert (await asyncio.wait_for(hub.messages.get(), 5))["dead"]
+        await hub.close()
+
+    asyncio.run(run())
+
+
+def test_who_stood_still_itself_takes_nobody_for_hung() -> None:
+    async def run() -> None:
+        hub = Hub(1, SECRET, 0.6)
+        (_link,) = await connected(hub, {0: 0.1})
+        for _ in range(3):
+            time.sleep(1.0)  # this process is stopped, and the rank is not
+            await asyncio.sleep(0.2)
+        assert hub.messages.empty()
         await hub.close()
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -95,6 +96,32 @@ def test_what_is_not_answered_yet_is_answered_by_another_replica(
         else:
             assert text.startswith(said) and "asked for again" in end
     seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
+
+
+def test_a_replica_that_hangs_is_killed_and_what_it_was_asked_is_answered(
+    url: str, served: str, text: str
+) -> None:
+    """Its coordinator ends it; Serve itself would wait for three checks of health and more."""
+    hung = next(iter(alive("ServeReplica:two")))
+    with ThreadPoolExecutor(8) as clients:
+        streams = [clients.submit(streamed, url, served) for _ in range(4)]
+        threading.Event().wait(0.5)
+        begin = time.monotonic()
+        os.kill(hung, signal.SIGSTOP)
+        whole = [clients.submit(ask, url, served, **LONG) for _ in range(4)]
+        gone = seconds_until(lambda: not os.path.exists(f"/proc/{hung}"), 60)
+        answers = [future.result() for future in whole]
+        took = time.monotonic() - begin
+        ends = [future.result() for future in streams]
+    again = seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
+    print(
+        f"ended after {gone:.1f} s, all answered after {took:.1f} s, replaced {again:.1f} s later"
+    )
+    assert [answer.status_code for answer in answers] == [200] * 4
+    for answer in answers:
+        assert answer.json()["choices"][0]["message"]["content"] == text
+    assert all(said == text if end == "done" else text.startswith(said) for said, end in ends)
+    assert gone < 30
 
 
 def test_a_rolling_update_drops_nothing(url: str, served: str, text: str) -> None:

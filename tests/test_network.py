@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.chaos.cable import Cable, two_nodes
 from benchmarks.chaos.cuts import questions, schedule, storm
-from benchmarks.chaos.report import as_text, passed
+from benchmarks.chaos.report import as_text, sound
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.remote import RemoteEngine
 from tests.test_gang import LONG, answer, in_process, prompts, under_way, wish
@@ -38,7 +38,7 @@ def test_a_cut_costs_a_pause_and_no_token(cable: Cable, seconds: float, restarts
     asked, params = prompts("demo", 3), wish(LONG)
     expected = in_process("demo", asked, [params] * 3)
     config = EngineConfig(
-        tensor_parallel_size=2, dtype="float64", cpu_threads=1, round_timeout_s=HANG_S
+        tensor_parallel_size=2, dtype="float64", cpu_threads=1, heartbeat_timeout_s=HANG_S
     )
 
     async def run() -> tuple[Any, int, float]:
@@ -72,4 +72,4 @@ def test_cuts_and_kills_lose_no_token(cable: Cable) -> None:
     print(as_text(outcome, "cuts"))
     assert len(outcome.hits) == 5
     assert outcome.tally.counts["right"] == outcome.tally.counts["asked"] > 6
-    assert passed(outcome)
+    assert sound(outcome)

@@ -70,7 +70,7 @@ class FakeCoordinator:
 
 def engine(coordinator: FakeCoordinator, **options: Any) -> RemoteEngine:
     group: Any = None
-    made = RemoteEngine("toy", EngineConfig(round_timeout_s=5, **options), group)
+    made = RemoteEngine("toy", EngineConfig(**options), group)
     made._coordinator = coordinator
     made._limits = Limits(toy_spec(), 512, 4, 100, 16, (EOS,), MASK)
     made._listener = asyncio.create_task(made._listen())

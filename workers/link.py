@@ -5,12 +5,16 @@ Nothing in a frame can be executed, and the first one carries the secret of its 
 
 import socket
 import struct
+import threading
+import time
+from contextlib import suppress
 from typing import Any, Self
 
 import msgpack
 
 HEADER = struct.Struct("!I")
 LARGEST = 1 << 28  # bytes of a frame
+HEARTBEAT = None  # the message of a rank that has nothing to say
 
 
 def encode(message: Any) -> bytes:
@@ -38,6 +42,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
+        self._sending = threading.Lock()
         self._reader = connection.makefile("rb")
 
     @classmethod
@@ -50,11 +55,22 @@ class Link:
         return link
 
     def send(self, message: Any) -> None:
-        self._socket.sendall(encode(message))
+        with self._sending:
+            self._socket.sendall(encode(message))
+
+    def keep_alive(self, every: float) -> None:
+        """Send a heartbeat every so many seconds from a thread, however long a round takes."""
+        threading.Thread(target=self._beat, args=[every], name="heartbeat", daemon=True).start()
 
     def receive(self) -> Any:
         """Wait for the next message."""
         return decode(self._read(body_length(self._read(HEADER.size))))
+
+    def _beat(self, every: float) -> None:
+        with suppress(OSError):  # whoever reads finds out that the connection is closed
+            while True:
+                self.send(HEARTBEAT)
+                time.sleep(every)
 
     def close(self) -> None:
         self._reader.close()

@@ -12,6 +12,9 @@ from typing import Any
 
 import ray
 
+from diffray.workers.link import Link
+from diffray.workers.process import Place, own_place
+
 
 @ray.remote
 class Worker:
@@ -19,12 +22,17 @@ class Worker:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+        self.link: Link | None = None
         self.store: Any = None
         self.mesh: Any = None
         self.engine: Any = None
 
-    def place(self, load_timeout_s: float) -> dict[str, Any]:
-        """Say where this rank runs; rank 0 also opens the door at which the others meet it."""
+    def place(
+        self, door: tuple[str, int, bytes], heartbeat_s: float, load_timeout_s: float
+    ) -> Place:
+        """Connect to the coordinator; say where this rank runs, and where others meet rank 0."""
+        self.link = Link.connect(*door, self.rank)
+        self.link.keep_alive(heartbeat_s)
         node = ray.get_runtime_context().get_node_id()
         host = ray.util.get_node_ip_address()
         if (name := interface_of(host)) is not None:
@@ -38,7 +46,7 @@ class Worker:
             if self.rank == 0:
                 self.store = open_store(host, timeout=load_timeout_s)
                 port = self.store.port
-        return {"node": node, "pid": os.getpid(), "host": host, "port": port}
+        return own_place(node) | {"host": host, "port": port}
 
     def start(
         self, model: str, setup: dict[str, Any], host: str, port: int, ranks_here: int
@@ -68,13 +76,12 @@ class Worker:
         self.engine = build_rank(model, Setup(**setup["engine"]), self.mesh)
         return asdict(self.engine.limits)
 
-    def run(self, host: str, port: int, secret: bytes) -> None:
+    def run(self) -> None:
         """Serve rounds until the coordinator ends them."""
-        from diffray.workers.link import Link
         from diffray.workers.rank import Rank
 
-        link = Link.connect(host, port, secret, self.rank)
-        Rank(self.engine, self.mesh, link).serve()
+        assert self.link is not None, "place() comes first"
+        Rank(self.engine, self.mesh, self.link).serve()
         self.mesh.leave()
 
 

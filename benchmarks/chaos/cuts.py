@@ -1,8 +1,8 @@
 """Chaos between two nodes: `python -m benchmarks.chaos.cuts --faults 20 --streams 16 --seed 7`.
 
 A gang with a rank on each of two nodes answers streams whose tokens are known; its network is cut
-for a moment, or for longer than `round_timeout_s`, and ranks and the coordinator are killed, also
-while it is cut, as the seed says. It needs root, and ends with status 1 if an answer was lost,
+for a moment, or for longer than `heartbeat_timeout_s`, and ranks and the coordinator are killed,
+also while it is cut, as the seed says. It needs root, and ends with status 1 if an answer was lost,
 altered or doubled, or pages were not free afterwards.
 """
 
@@ -157,7 +157,7 @@ async def storm(
         cpu_threads=1,
         max_num_seqs=streams,
         check_every=16,
-        round_timeout_s=HANG_S,
+        heartbeat_timeout_s=HANG_S,
         max_restarts=1000,
     )
     outcome, stop, begin = Outcome(), asyncio.Event(), time.monotonic()

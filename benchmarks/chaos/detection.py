@@ -128,7 +128,7 @@ async def run(ranks: int, times: int, hang_s: float, faults: list[str]) -> None:
         tensor_parallel_size=ranks,
         device="cpu",
         cpu_threads=1,
-        round_timeout_s=hang_s,
+        heartbeat_timeout_s=hang_s,
         max_restarts=1000,
     )
     with two_nodes(ranks) as nodes:
@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="that each fault happens")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--hang", type=float, default=5.0, help="round_timeout_s of the engine")
+    parser.add_argument("--hang", type=float, default=6.0, help="heartbeat_timeout_s of the engine")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     given = parser.parse_args()
     asyncio.run(run(given.ranks, given.times, given.hang, given.faults))

@@ -8,15 +8,20 @@ KINDS: dict[str, tuple[int, tuple[float, float]]] = {
     "kill rank": (5, (0, 0)),
     "kill coordinator": (3, (0, 0)),
     "kill replica": (2, (0, 0)),
-    "pause rank": (3, (0.5, 2.5)),
-    "pause coordinator": (2, (0.5, 2.5)),
-    "pause replica": (2, (0.5, 2.5)),
-    "hang rank": (1, (0, 0)),
-    "hang coordinator": (1, (0, 0)),
+    "kill haproxy": (1, (0, 0)),
+    "kill manager": (1, (0, 0)),
+    "kill controller": (1, (0, 0)),
+    "pause rank": (3, (0.5, 4.0)),
+    "pause coordinator": (2, (0.5, 4.0)),
+    "pause replica": (2, (0.5, 4.0)),
+    "hang rank": (2, (0, 0)),
+    "hang coordinator": (2, (0, 0)),
+    "hang replica": (2, (0, 0)),
     "overload": (2, (0, 0)),
     "leave": (2, (0, 0)),
 }
-CUTS = {"kill replica"}  # which break connections
+# Those that break connections, and for how many seconds one may still be given to what is lost.
+CUTS = {"kill replica": 3.0, "hang replica": 15.0, "kill haproxy": 3.0, "kill manager": 3.0}
 _TWICE = 0.15  # of the faults come while the one before is being mended
 
 

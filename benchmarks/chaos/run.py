@@ -2,23 +2,24 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Items
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import httpx2
 
 from benchmarks.chaos.faults import CUTS, Fault
+from benchmarks.chaos.neighbour import Neighbour
 from benchmarks.chaos.system import System
 from benchmarks.chaos.workload import SILENCE_S, Client, Question, Tally
 
 RECOVERED_S = 120.0  # a fault from which nothing recovers in so long ends the run
-_CUT_S = 3.0  # after a cut a connection may still be given to what is lost
 _ON_ITS_WAY_S = 0.3  # tokens that were written before a fault still arrive for so long
 _BURST = 150  # requests at once
 CALM = 5  # waits that are measured before the first fault
@@ -37,9 +38,15 @@ class Hit:
     fault: Fault
     at: float
     pid: int | None
-    well: float  # when it is over, or known: a hang after the bound that is set for it
+    well: float  # when it is over; what is killed or hangs begins to heal at once
     recovered: float | None = None  # seconds from then until every client was sent tokens again
     told: str = ""
+
+    def breaks_until(self) -> float:
+        """Return until when a new connection may be given to what is lost."""
+        if (seconds := CUTS.get(self.fault.kind)) is None:
+            return 0.0
+        return math.inf if self.recovered is None else self.well + max(self.recovered, seconds)
 
 
 @dataclass(slots=True)
@@ -54,7 +61,7 @@ class Outcome:
 
     def may_break(self, since: float) -> bool:
         """Whether a fault may have cut connections that were open since then."""
-        return any(hit.fault.kind in CUTS and hit.at + _CUT_S > since for hit in self.hits)
+        return any(hit.breaks_until() > since for hit in self.hits)
 
 
 @asynccontextmanager
@@ -69,7 +76,7 @@ async def clients(
         base_url=system.served.url, limits=limits, timeout=timeout
     ) as http:
         found = [
-            Client(number, http, asked, outcome.tally, outcome.may_break)
+            Client(number, http, system.model, asked, outcome.tally, outcome.may_break)
             for number in range(streams)
         ]
         tasks = [asyncio.create_task(client.run(stop)) for client in found]
@@ -90,6 +97,7 @@ async def storm(
     faults: list[Fault],
     minutes: float,
     say: Callable[[str], None],
+    neighbour: Neighbour | None = None,
 ) -> Outcome:
     """Let the faults happen, each after the one before is mended unless it is to come at once.
 
@@ -97,7 +105,10 @@ async def storm(
     """
     outcome = Outcome()
     begin = time.monotonic()
-    async with clients(system, asked, streams, outcome) as found:
+    async with (
+        clients(system, asked, streams, outcome) as found,
+        neighbour.watched(system.served.url, outcome.tally) if neighbour else nullcontext(),
+    ):
         await all_heard(found, since=0.0)
         outcome.calm = [await all_heard(found, time.monotonic()) for _ in range(CALM)]
         mending: list[asyncio.Task[None]] = []
@@ -107,9 +118,9 @@ async def storm(
             if time.monotonic() - begin > 60 * minutes:
                 break
             await asyncio.sleep(fault.wait)
-            hit = Hit(fault, now := time.monotonic(), None, well=now + system.lasting(fault))
+            hit = Hit(fault, now := time.monotonic(), None, well=now + fault.lasts)
             outcome.hits.append(hit)
-            await _happen(system, asked, hit, outcome.tally)
+            await _happen(system, asked, hit, outcome)
             mending = [
                 *(task for task in mending if not task.done()),
                 asyncio.create_task(_mended(hit, found, say)),
@@ -140,7 +151,7 @@ async def all_heard(found: Items[Heard], since: float) -> float:
     return last - since
 
 
-async def _happen(system: System, asked: list[Question], hit: Hit, tally: Tally) -> None:
+async def _happen(system: System, asked: list[Question], hit: Hit, outcome: Outcome) -> None:
     fault = hit.fault
     match fault.kind.split()[0]:
         case "kill":
@@ -156,7 +167,7 @@ async def _happen(system: System, asked: list[Question], hit: Hit, tally: Tally)
             if hit.pid is not None:
                 system.stopped.add(hit.pid)
         case "overload":
-            hit.told = await _overload(system, asked, tally)
+            hit.told = await _overload(system, asked, outcome)
             hit.well = time.monotonic()
         case _:
             await _hang_up(system, asked)
@@ -164,8 +175,10 @@ async def _happen(system: System, asked: list[Question], hit: Hit, tally: Tally)
     hit.told = hit.told or (f"(process {hit.pid})" if hit.pid else "")
 
 
-async def _overload(system: System, asked: list[Question], tally: Tally) -> str:
+async def _overload(system: System, asked: list[Question], outcome: Outcome) -> str:
     """Ask for far more than there is room for; each must be answered or refused at once."""
+
+    tally = outcome.tally
 
     async def one(http: httpx2.AsyncClient, body: dict[str, Any]) -> int:
         answer = await http.post("/v1/completions", json=body)
@@ -182,8 +195,9 @@ async def _overload(system: System, asked: list[Question], tally: Tally) -> str:
         )
     codes = [each for each in found if isinstance(each, int)]
     refused = sum(code in (429, 503) for code in codes)
-    for code in set(codes) - {200, 429, 503}:
-        tally.bad("lost", f"status {code} under overload")
+    if not outcome.may_break(begin):
+        for code in set(codes) - {200, 429, 503}:
+            tally.bad("lost", f"status {code} under overload")
     return f"({len(codes) - refused} answered, {refused} refused, {time.monotonic() - begin:.1f} s)"
 
 

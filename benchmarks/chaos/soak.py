@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="an .html file with plots, else text")
     given = parser.parse_args()
     room = -(-given.streams // given.replicas)
-    layout = Layout(given.model, given.replicas, slots=room, queue=room, hang_s=30.0)
+    layout = Layout(given.model, given.replicas, slots=room, queue=room)
     found = run(
         layout,
         streams=given.streams,

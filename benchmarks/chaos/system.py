@@ -1,6 +1,7 @@
 """The server under test: `diffray serve` with some replicas, its processes and what they hold."""
 
 import os
+import re
 import signal
 import socket
 from collections import Counter
@@ -16,7 +17,10 @@ from tests.serve_process import ServeProcess, serve_process
 
 # Ray's log monitor keeps the logs of the dead open, up to 200.
 KEEPS_LOGS = "log_monitor.py"
-NAMES = {"rank": "ray::Worker", "coordinator": "ray::Coordinator", "replica": "ray::ServeReplica"}
+PARTS = {"rank": "ray::Worker", "coordinator": "ray::Coordinator", "replica": "ray::ServeReplica"}
+SERVE = {"manager": "ray::HAProxyManager", "controller": "ray::ServeController"}
+HAPROXY = re.compile(r"\S*/haproxy ")  # the process itself; one that drains may live beside it
+NAMES = PARTS | SERVE
 SHARED = Path("/dev/shm")
 
 
@@ -29,7 +33,6 @@ class Layout:
     ranks: int = 1
     slots: int = 16
     queue: int = 16
-    hang_s: float = 8.0
 
     def config(self) -> str:
         """Return the YAML that `diffray serve --config` reads."""
@@ -44,7 +47,6 @@ class Layout:
                     "max_num_seqs": self.slots,
                     "max_queued_requests": self.queue,
                     "check_every": 16,
-                    "round_timeout_s": self.hang_s,
                     "max_restarts": 1000,
                 },
                 "deployment_config": {
@@ -60,16 +62,15 @@ class Layout:
 class System:
     """A running server; hits its processes."""
 
-    def __init__(self, served: ServeProcess, hang_s: float) -> None:
-        self.served, self.hang_s = served, hang_s
+    def __init__(self, served: ServeProcess, model: str) -> None:
+        self.served, self.model = served, model
         self.stopped: set[int] = set()  # processes that hang until somebody kills them
         self._fds = self.descriptors()
         self._kinds = self.kinds()
 
     def pids(self, part: str) -> list[int]:
         """Return the processes of a part, the oldest first."""
-        name = NAMES[part]
-        return sorted(p for p, line in self.served.processes().items() if line.startswith(name))
+        return sorted(pid for pid, line in self.served.processes().items() if _is(part, line))
 
     def hit(self, fault: Fault, number: signal.Signals) -> int | None:
         """Send a signal to one of those that the fault may hit; None where there is none now."""
@@ -81,10 +82,6 @@ class System:
             os.kill(pid, number)
         return pid
 
-    def lasting(self, fault: Fault) -> float:
-        """Return how long a fault lasts; one that hangs is let be for `round_timeout_s`."""
-        return self.hang_s if fault.kind.startswith("hang") else fault.lasts
-
     def wake_all(self) -> None:
         """Let nothing hang for ever, whatever became of it."""
         for pid in self.stopped:
@@ -94,14 +91,14 @@ class System:
     def kinds(self) -> Counter[str]:
         """Return how many processes there are of each kind that lasts."""
         lines = self.served.processes().values()
-        return Counter(n for line in lines for n in NAMES.values() if line.startswith(n))
+        return Counter(part for line in lines for part in NAMES if _is(part, line))
 
     def descriptors(self) -> dict[int, tuple[str, int]]:
         """Return the open files of the processes that no fault hits: name and number."""
         found = {}
-        passed_over = (*NAMES.values(), "ray::IDLE")
         for pid, line in self.served.processes().items():
-            if not line.startswith(passed_over) and KEEPS_LOGS not in line:
+            hit = any(_is(part, line) for part in [*NAMES, "haproxy"])
+            if not hit and not line.startswith("ray::IDLE") and KEEPS_LOGS not in line:
                 with suppress(OSError):
                     found[pid] = line[:120], len(os.listdir(f"/proc/{pid}/fd"))
         return found
@@ -109,7 +106,7 @@ class System:
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each part, all its processes together."""
         found: Counter[str] = Counter()
-        for part in NAMES:
+        for part in PARTS:
             for pid in self.pids(part):
                 with suppress(OSError, IndexError):
                     text = Path(f"/proc/{pid}/statm").read_text()
@@ -118,12 +115,12 @@ class System:
 
     def leaks(self) -> list[str]:
         """Return what is held now and was not at the beginning, while the server runs."""
+        kinds, now = self.kinds(), self.descriptors()
         found = [
-            f"{self.kinds()[kind]} processes {kind} instead of {self._kinds[kind]}"
-            for kind in NAMES.values()
-            if self.kinds()[kind] != self._kinds[kind]
+            f"{kinds[part]} processes of the {part} instead of {self._kinds[part]}"
+            for part in NAMES
+            if kinds[part] != self._kinds[part]
         ]
-        now = self.descriptors()
         for pid, (name, count) in self._fds.items():
             if pid in now and now[pid][1] > 1.5 * count + 32:
                 found.append(f"{name} ({pid}): {now[pid][1]} open files instead of {count}")
@@ -137,7 +134,7 @@ def running(layout: Layout, folder: Path) -> Iterator[System]:
     config.write_text(layout.config())
     with serve_process("--config", str(config)) as served:
         served.wait_for(" is ready at ", 1)
-        system = System(served, layout.hang_s)
+        system = System(served, layout.model)
         try:
             yield system
         finally:
@@ -156,6 +153,13 @@ def leftovers(served: ServeProcess, shared_before: set[str]) -> list[str]:
     except OSError:
         found.append(f"port {served.port}")
     return found
+
+
+def _is(part: str, line: str) -> bool:
+    """Whether a command line is a process of this part."""
+    if part == "haproxy":
+        return HAPROXY.match(line) is not None
+    return line.startswith(NAMES[part])
 
 
 def shared_now() -> set[str]:

@@ -86,11 +86,13 @@ class Client:
         self,
         number: int,
         http: httpx2.AsyncClient,
+        model: str,
         asked: list[Question],
         tally: Tally,
         may_break: Callable[[float], bool],
     ) -> None:
-        self.number, self.http, self.asked, self.tally = number, http, asked, tally
+        self.number, self.http, self.model = number, http, model
+        self.asked, self.tally = asked, tally
         self.may_break = may_break  # whether a fault has cut connections since then
         self.heard = 0.0  # when the last token came
         self._draw = random.Random(f"client {number}")
@@ -145,6 +147,8 @@ class Client:
             self.tally.bad("altered", f"{len(ids)} of {len(question.ids)} tokens and no error")
 
     def _check(self, chunk: Json, question: Question, ids: list[int]) -> None:
+        if chunk["model"] != self.model:
+            self.tally.bad("mixed", f"client {self.number} was answered by {chunk['model']}")
         for choice in chunk["choices"]:
             new = choice.get("token_ids") or []
             if not new:
@@ -159,6 +163,8 @@ class Client:
             if retry_after(answer) is None:
                 self.tally.bad("rude", f"{status} without Retry-After: {json_of(answer)}")
             raise Refused
+        if status == 401:
+            self.tally.bad("mixed", f"client {self.number} was asked for a key: {json_of(answer)}")
         raise Broken(f"status {status}: {json_of(answer)}")
 
 

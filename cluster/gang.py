@@ -183,12 +183,15 @@ class Gang:
 
     async def close(self, grace: float = 0.0) -> None:
         """End the ranks: by a word and within `grace` seconds, else by force."""
+        stuck = self.places
         if grace > 0 and self._loops:
             self.send(None)
             await asyncio.wait(self._loops, timeout=grace)
+            ranks = zip(self.places, self._loops, strict=True)
+            stuck = [place for place, loop in ranks if not loop.done()]
         for worker in self.workers:
             ray.kill(worker, no_restart=True)
-        kill_here(self.places)
+        kill_here(stuck)
         for task in self._loops:
             task.cancel()
         await self.hub.close()

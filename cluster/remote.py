@@ -177,10 +177,22 @@ class RemoteEngine:
                     await self._while_it_answers(self._coordinator.stop.remote(grace))
             except (RayError, TimeoutError) as error:
                 log.warning("the coordinator did not stop by itself: %s", first_line(error))
-            self._kill_coordinator()
+                self._kill_coordinator()
+            else:
+                await self._let_coordinator_exit()
         self._closed.set()
         if self._owns_group:
             remove_placement_group(self.group)
+
+    async def _let_coordinator_exit(self) -> None:
+        """Wait until its process has ended: of one that is killed, Ray warns the user."""
+        try:
+            await asyncio.wait_for(self._coordinator.__ray_terminate__.remote(), _ANSWER_S)
+        except RayActorError:
+            return
+        except (RayError, TimeoutError) as error:
+            log.warning("the coordinator did not exit by itself: %s", first_line(error))
+        self._kill_coordinator()
 
     def _kill_coordinator(self) -> None:
         ray.kill(self._coordinator, no_restart=True)

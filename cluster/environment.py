@@ -1,21 +1,21 @@
 """What Ray reads from the environment when it is imported: always said, for its defaults vary."""
 
+import ctypes
 import os
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from diffray.cluster.haproxy import haproxy_settings
 from diffray.cluster.ports import port_settings
 
-API_KEY = "DIFFRAY_API_KEY"  # the variable that keys come from, if not from the command line
+API_KEY = "DIFFRAY_API_KEY"  # the variable that keys come from, besides the command line
 ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, with spaces between
 
 SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's own is 15, which starves ranks beside other work
     "RAY_AUTH_MODE": "token",  # nobody else on this machine or network may run code here
     "RAY_USAGE_STATS_ENABLED": "0",
-# Serve kills a replica that fails its health checks, instead of waiting for its answers.
+    # Serve kills a replica that fails its health checks, instead of waiting for its answers.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # A lost replica, a path that leads nowhere yet, and requests that are not for this server.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.ingress:middlewares",
@@ -41,23 +41,28 @@ def _set(settings: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def hide_keys(keys: Collection[str]) -> None:
-    """Take API keys out of what others see of this process: its arguments and its environment.
+def take_keys(typed: Iterable[str]) -> list[str]:
+    """Return the API keys that were typed and those in the environment, and hide them from others.
 
     Ray hands the environment on to all its processes, and shows the arguments as a job's
-    entrypoint.
+    entrypoint. `ps` shows both as the process was given them, so they are overwritten in place.
     """
-    os.environ.pop(API_KEY, None)
-    from ray._raylet import setproctitle  # type: ignore[attr-defined]  # its stub has not all
+    keys = [*dict.fromkeys((*typed, *os.environ.pop(API_KEY, "").split()))]
+    secret = {key.encode() for key in keys}
+    bounds = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]
+    arguments, after, environment, end = map(int, bounds)
+    for start, stop in ((arguments, after), (environment, end)):
+        words = ctypes.string_at(start, stop - start).split(b"\0")
+        hidden = b"\0".join(_hidden(word, secret) for word in words)
+        ctypes.memmove(start, hidden, stop - start)
+    return keys
 
-    own = Path("/proc/self/cmdline")
-    line = own.read_text(errors="replace").rstrip("\0") if own.exists() else "\0".join(sys.argv)
-    words = ["*" * len(word) if word in keys else word for word in _parted(line.split("\0"))]
-    setproctitle(" ".join(words))
 
-
-def _parted(words: Iterable[str]) -> Iterator[str]:
-    """Yield a command line's words, with --name=value as two."""
-    for word in words:
-        name, equals, value = word.partition("=")
-        yield from (name, value) if equals and name.startswith("--") else (word,)
+def _hidden(word: bytes, secret: Collection[bytes]) -> bytes:
+    """Return a word of the command line or the environment with asterisks for a key."""
+    name, equals, value = word.partition(b"=")
+    if word in secret:
+        return b"*" * len(word)
+    if name == API_KEY.encode() or (name.startswith(b"--") and value in secret):
+        return name + equals + b"*" * len(value)
+    return word

@@ -7,7 +7,7 @@ import typer
 
 from diffray.cluster import flags
 from diffray.cluster import serve_flags as own
-from diffray.cluster.environment import hide_keys, prepare, prepare_server
+from diffray.cluster.environment import prepare, prepare_server, take_keys
 from diffray.cluster.failures import one_sentence
 from diffray.cluster.flag_records import spread
 from diffray.cluster.haproxy import has_haproxy
@@ -31,6 +31,7 @@ def serve(
     print_config: own.PrintConfig = False,
 ) -> None:
     """Serve a model through an OpenAI-compatible API on Ray."""
+    keys = take_keys(listening.api_key or ())
     with one_sentence():
         if model and model_path:
             raise ValueError("the model is given twice; leave --model out")
@@ -41,7 +42,7 @@ def serve(
             engine=layout.typed() | engine.typed(),
             diffusion=_diffusion(diffusion),
             replicas=replicas,
-            api=listening.api(),
+            api=listening.api(keys),
         )
         if print_config:
             _print(wanted)
@@ -52,8 +53,6 @@ def serve(
             prepare_server(routes, haproxy=listening.haproxy and has_haproxy())
         else:  # which has its proxies already, or the settings for them
             prepare()
-        if listening.api_key:
-            hide_keys(listening.api_key)
         from diffray.cluster.serve import Server, run_server, to_stderr
 
         server = Server(listening.host, listening.port, replicas.address, listening.dashboard)

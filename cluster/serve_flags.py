@@ -174,7 +174,7 @@ class Listening:
         list[str] | None,
         _option(
             "--api-key",
-            text="Requests must show one; repeatable. From the variable, no shell remembers it.",
+            text="Requests must show one; repeatable. Those in the variable count as well.",
             panel=_SERVER,
             envvar=API_KEY,
         ),
@@ -200,6 +200,6 @@ class Listening:
         bool, _option("--dashboard", text="Start Ray's dashboard.", panel=_SERVER)
     ] = False
 
-    def api(self) -> dict[str, list[str]]:
-        """Return options of `ApiSettings`."""
-        return {"api_keys": self.api_key or [], "cors_origins": self.allowed_origins or []}
+    def api(self, keys: list[str]) -> dict[str, list[str]]:
+        """Return options of `ApiSettings`; `keys` are those of the environment too."""
+        return {"api_keys": keys, "cors_origins": self.allowed_origins or []}

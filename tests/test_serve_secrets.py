@@ -18,37 +18,29 @@ PROMPT = "xylophone-7733"
 ASK = {"prompt": PROMPT, "max_tokens": 4}
 
 
-@pytest.fixture(scope="module", params=["argument", "environment"])
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[ServeProcess, str]]:
-    arguments = ["demo", "--device", "cpu", "--dashboard"]
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "argument":
-            key = KEYS[0]
-            arguments += ["--api-key", key]
-        else:
-            key = KEYS[1]
-            patch.setenv("DIFFRAY_API_KEY", key)
-        with serve_process(*arguments) as running:
-            running.wait_for("is ready", 1)
-            yield running, key
+@pytest.fixture(scope="module")
+def running() -> Iterator[ServeProcess]:
+    arguments = ("demo", "--device", "cpu", "--dashboard", "--api-key", KEYS[0])
+    with serve_process(*arguments, settings={"DIFFRAY_API_KEY": KEYS[1]}) as running:
+        running.wait_for("is ready", 1)
+        yield running
 
 
-def test_keys_and_prompts_are_nowhere_to_be_read(served: tuple[ServeProcess, str]) -> None:
-    running, key = served
-    right, wrong = ({"Authorization": f"Bearer {each}"} for each in (key, "no-key-7734"))
+def test_keys_and_prompts_are_nowhere_to_be_read(running: ServeProcess) -> None:
     url = f"{running.url}/v1/completions"
-    assert httpx2.post(url, json=ASK, headers=right, timeout=120).status_code == 200
+    for key in KEYS:
+        right = {"Authorization": f"Bearer {key}"}
+        assert httpx2.post(url, json=ASK, headers=right, timeout=120).status_code == 200
+    wrong = {"Authorization": "Bearer no-key-7734"}
     stream = httpx2.post(url, json=ASK | {"stream": True}, headers=right, timeout=120)
     assert stream.text.endswith("data: [DONE]\n\n")
     assert httpx2.post(url, json=ASK | {"top_p": PROMPT}, headers=right).status_code == 400
     for headers in (wrong, {}):
         assert httpx2.post(url, json=ASK, headers=headers).status_code == 401
 
-    words = [word.encode() for word in (key, PROMPT, "no-key-7734")]
+    words = [word.encode() for word in (*KEYS, PROMPT, "no-key-7734")]
     for pid, line in running.processes().items():
-        seen = line.encode()
-        if pid != running.process.pid:  # which was given what it knows; the others inherit
-            seen += Path(f"/proc/{pid}/environ").read_bytes()
+        seen = line.encode() + Path(f"/proc/{pid}/environ").read_bytes()
         assert not any(word in seen for word in words), line
     told = [running.said.encode(), *dashboard(running)]
     told += [file.read_bytes() for file in running.folder.rglob("*") if file.is_file()]
@@ -99,12 +91,9 @@ def listening(running: ServeProcess) -> set[tuple[str, int]]:
     return found
 
 
-def test_what_speaks_http_listens_on_this_machine_alone(
-    served: tuple[ServeProcess, str],
-) -> None:
+def test_what_speaks_http_listens_on_this_machine_alone(running: ServeProcess) -> None:
     """Neither the endpoint nor the dashboard is reached from elsewhere; Ray's own ports are."""
-    running, key = served
-    headers = {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"Bearer {KEYS[0]}"}
     outside = {(host, port) for host, port in listening(running) if host != "127.0.0.1"}
     assert ("127.0.0.1", running.port) in listening(running)
     for host, port in outside:

@@ -325,7 +325,8 @@ def main() -> None:
     parser.add_argument("--haproxy", action="store_true")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    prepare_server(["/"], haproxy=arguments.haproxy)
+    proxy_folder = tempfile.TemporaryDirectory(prefix="diffray-haproxy-", dir="/tmp")
+    prepare_server(["/"], haproxy=Path(proxy_folder.name) if arguments.haproxy else None)
     import ray
     from ray import serve
 

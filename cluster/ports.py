@@ -8,7 +8,6 @@ Kubernetes' node ports (from 30000), and above Ray's workers (up to 19999) nobod
 import atexit
 import random
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -62,18 +61,6 @@ def claim_block() -> int:
         f"there are no {BLOCK} free ports in a row between {FIRST} and {STOP}; "
         "end other servers on this machine"
     )
-
-
-def claim_port(port: int) -> None:
-    """Claim the port that clients ask; raises OSError where another server of ours has.
-
-    Serve's Python proxies may share a port, and those of two servers that were started at once
-    would. An abstract socket's name is one process's alone until it ends.
-    """
-    if sys.platform == "linux":
-        claim = socket.socket(socket.AF_UNIX)
-        atexit.register(claim.close)
-        claim.bind(f"\0diffray-port-{port}")
 
 
 @contextmanager

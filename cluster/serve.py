@@ -1,70 +1,59 @@
 """`diffray serve`: applications on a Ray of our own or on a running one, until Ctrl-C."""
 
 import contextlib
-import errno
 import logging
 import os
 import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray import serve
+from ray._private import worker as _ray_worker
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 from ray._private.state import actors
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
+from diffray.cluster.address import Server, check_free, reserved
 from diffray.cluster.app import application
 from diffray.cluster.capacity import ClusterNodes, Shortages, pending_reasons
 from diffray.cluster.config_file import Application
 from diffray.cluster.deployment import most_replicas, placement_bundles
 from diffray.cluster.gang import first_line
+from diffray.cluster.supervisor import Ending
 from diffray.components.demos import DEMOS, TOY
-from diffray.cluster.ports import claim_port
 
 DEADLINE_S = 3600.0  # for the models to load
 _POLL_S = 0.25
+_END_S = 30.0  # for Serve and Ray to end, besides what is running
 _QUIET_LOG = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Where to listen, and on which Ray."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    address: str | None = None  # of a running Ray cluster
-    dashboard: bool = False
-
-
 def run_server(
-    applications: tuple[Application, ...], server: Server, say: Callable[[str], None]
+    applications: tuple[Application, ...],
+    server: Server,
+    ending: Ending,
+    say: Callable[[str], None],
 ) -> None:
     """Serve until interrupted, then let what is running finish."""
-    if server.address is None:
-        check_free(server)
-    with (
-        interruptible() as stopped,
-        running_ray(applications, server, say),
-        # Ray's core has just taken SIGTERM for itself, to die of it with a trace of its stack.
-        interruptible(stopped),
-    ):
+    wishes = [each.config.deployment_config for each in applications]
+    ending.limit_s = _END_S + max(wish.graceful_shutdown_timeout_s for wish in wishes)
+    with reserved(server), running_ray(applications, server, ending, say):
         start_serve(server)
-        try:
-            with contextlib.suppress(Interrupted):
-                deploy(applications, say, stopped)
-                for each in applications:
-                    say(ready_line(each, server))
-                stopped.wait()
-                say("Finishing what is running; press Ctrl-C again to leave it.")
-        finally:
-            remove(applications)
+        with interruptible(ending.stopped):
+            try:
+                with contextlib.suppress(Interrupted):
+                    deploy(applications, say, ending.stopped)
+                    for each in applications:
+                        say(ready_line(each, server))
+                    ending.stopped.wait()
+                    say("Finishing what is running; press Ctrl-C again to leave it.")
+            finally:
+                remove(applications)
 
 
 class Interrupted(Exception):
@@ -72,45 +61,59 @@ class Interrupted(Exception):
 
 
 @contextlib.contextmanager
-def interruptible(event: threading.Event | None = None) -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C or SIGTERM sets; the second one ends the process at once."""
-    stopped = event or threading.Event()
-
-    def stop(number: int, frame: Any) -> None:
-        if stopped.is_set():
-            raise KeyboardInterrupt
-        stopped.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+def interruptible(stopped: threading.Event) -> Iterator[None]:
+    """Let SIGINT, which ends this process before and after, set an event."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: stopped.set())
     try:
-        yield stopped
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
 def running_ray(
-    applications: tuple[Application, ...], server: Server, say: Callable[[str], None]
+    applications: tuple[Application, ...],
+    server: Server,
+    ending: Ending,
+    say: Callable[[str], None],
 ) -> Iterator[None]:
     """Connect to the cluster, or start one on this machine and end it afterwards."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    if server.address is not None:
-        ray.init(address=server.address, log_to_driver=False, logging_level=logging.WARNING)
-    else:
-        say("Starting Ray on this machine ...")
-        ray.init(
-            address="local",
-            num_cpus=max(cpus_needed(applications), os.cpu_count() or 1),
-            include_dashboard=server.dashboard,
-            dashboard_host="127.0.0.1",
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
+        if server.address is not None:
+            ray.init(address=server.address, **quiet)
+        else:
+            say("Starting Ray on this machine ...")
+            ray.init(
+                address="local",
+                num_cpus=max(cpus_needed(applications), os.cpu_count() or 1),
+                include_dashboard=server.dashboard,
+                dashboard_host="127.0.0.1",
+                **quiet,
+            )
+    except Exception as error:  # Ray raises whatever there is
+        what = "be started" if server.address is None else f"be reached at {server.address}"
+        raise ValueError(f"Ray could not {what}: {' '.join(str(error).split())}") from None
+    try:
+        if server.address is None:
+            ending.failure = dead_part_of_ray
         yield
     finally:
+        ending.failure = lambda: None  # it ends now
         ray.shutdown()
+
+
+def dead_part_of_ray() -> str | None:
+    """Return that a process has died without which the Ray of this machine does not go on."""
+    node: Any = _ray_worker._global_node
+    for name, process in node.dead_processes():
+        if name in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
+            return (
+                f"Ray's {name} has died (exit status {process.returncode}), and with it the "
+                f"server; {node.get_logs_dir_path()} may say why"
+            )
+    return None
 
 
 def cpus_needed(applications: tuple[Application, ...]) -> int:
@@ -124,22 +127,6 @@ def cpus_needed(applications: tuple[Application, ...]) -> int:
     return int(cores + 0.999)
 
 
-def check_free(server: Server) -> None:
-    """Refuse an address that cannot be listened on, before a Ray is started for it."""
-    if not 0 < server.port < 2**16:
-        raise ValueError(f"there is no port {server.port}; give one from 1 to {2**16 - 1}")
-    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    try:
-        claim_port(server.port)
-        socket.create_server((server.host, server.port), family=family).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            reason = f"port {server.port} is in use; give another --port"
-        else:
-            reason = f"nothing can listen on {server.host}:{server.port} ({error.strerror})"
-        raise ValueError(reason) from None
-
-
 def start_serve(server: Server) -> None:
     """Start Serve, or find it where the cluster has one; raises ValueError if it cannot listen."""
     found = _get_global_client(raise_if_no_controller_running=False)
@@ -149,6 +136,8 @@ def start_serve(server: Server) -> None:
     try:
         serve.start(http_options=options, logging_config=_QUIET_LOG)
     except RayError as error:
+        if found is None:
+            check_free(server)
         raise ValueError(f"Ray Serve could not be started: {first_line(error)}") from None
 
 
@@ -272,7 +261,3 @@ def where_ray_is() -> str:
 
 
 EXAMPLE = "Write a Python function that returns the sum of the even numbers in a list."
-
-
-def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

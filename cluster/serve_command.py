@@ -7,10 +7,12 @@ import typer
 
 from diffray.cluster import flags
 from diffray.cluster import serve_flags as own
+from diffray.cluster.address import Server
 from diffray.cluster.environment import prepare, prepare_server, take_keys
 from diffray.cluster.failures import one_sentence
 from diffray.cluster.flag_records import spread
 from diffray.cluster.haproxy import has_haproxy
+from diffray.cluster.supervisor import say, supervised
 
 if TYPE_CHECKING:
     from diffray.cluster.config_file import Application
@@ -32,10 +34,11 @@ def serve(
 ) -> None:
     """Serve a model through an OpenAI-compatible API on Ray."""
     keys = take_keys(listening.api_key or ())
-    with one_sentence():
+
+    def wanted() -> "tuple[Application, ...]":
         if model and model_path:
             raise ValueError("the model is given twice; leave --model out")
-        wanted = _wanted(
+        return _wanted(
             config,
             model or model_path,
             served_model_name,
@@ -44,19 +47,24 @@ def serve(
             replicas=replicas,
             api=listening.api(keys),
         )
-        if print_config:
-            _print(wanted)
-            return
-        _check_models(wanted)
+
+    if print_config:
+        with one_sentence():
+            _print(wanted())
+        return
+    with supervised() as ending, one_sentence():
+        applications = wanted()
+        _check_models(applications)
         if replicas.address is None:
-            routes = [each.route_prefix for each in wanted]
-            prepare_server(routes, haproxy=listening.haproxy and has_haproxy())
+            routes = [each.route_prefix for each in applications]
+            use_haproxy = listening.haproxy and has_haproxy()
+            prepare_server(routes, haproxy=ending.folder if use_haproxy else None)
         else:  # which has its proxies already, or the settings for them
             prepare()
-        from diffray.cluster.serve import Server, run_server, to_stderr
+        from diffray.cluster.serve import run_server
 
         server = Server(listening.host, listening.port, replicas.address, listening.dashboard)
-        run_server(wanted, server, to_stderr)
+        run_server(applications, server, ending, say)
 
 
 def _wanted(

@@ -1,6 +1,7 @@
 """`diffray serve` as a process of its own, in a home and a temporary folder of its own."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -48,6 +49,49 @@ class ServeProcess:
     def interrupt(self) -> None:
         """Press Ctrl-C: a terminal tells every process of the group."""
         os.killpg(self.process.pid, signal.SIGINT)
+
+    def pid(self, name: str) -> int:
+        """Return the process of this name."""
+        (found,) = (pid for pid, line in self.processes().items() if name in line)
+        return found
+
+    def server_pid(self) -> int:
+        """Return the process that does the work: the child of the one that was started."""
+        line = self.processes()[self.process.pid]
+        (found,) = (
+            p for p, other in self.processes().items() if other == line and p != self.process.pid
+        )
+        return found
+
+    def files(self) -> set[Path]:
+        """Return what the processes keep outside the folder: HAProxy's files, shared memory."""
+        found = set()
+        for pid, line in self.processes().items():
+            if named := re.search(r"(/tmp/diffray-haproxy-\w+)/(\w+)/", line):
+                found |= {Path(named[1]), Path("/tmp/haproxy-serve", named[2])}
+            with suppress(OSError):
+                for entry in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                    if "/dev/shm/" in entry and "(deleted)" not in entry:
+                        found.add(Path(entry.split(maxsplit=5)[5]))
+        return found
+
+    def left(self, files: set[Path]) -> list[str]:
+        """Return what is still there of a server that has ended: processes, the port, files."""
+        found = [f"{pid}: {line}" for pid, line in self.processes().items()]
+        found += [str(file) for file in files if file.exists()]
+        try:
+            socket.create_server(("127.0.0.1", self.port)).close()
+        except OSError:
+            found.append(f"port {self.port}")
+        return found
+
+    def is_gone(self, files: set[Path], within_s: float) -> float:
+        """Wait until nothing of a server is left, and say how long that took."""
+        begin = time.monotonic()
+        while left := self.left(files):
+            assert time.monotonic() < begin + within_s, left
+            time.sleep(0.1)
+        return time.monotonic() - begin
 
     def processes(self) -> dict[int, str]:
         """Return the processes that this command has started, and theirs: id and name."""

@@ -326,7 +326,7 @@ def test_flags_become_digests_and_origins() -> None:
     "flags", [["--api-key", "top secret"], ["--allowed-origins", "x", "--config", "a.yaml"]]
 )
 def test_flags_that_cannot_be_are_refused(flags: list[str]) -> None:
-    shown = CliRunner().invoke(app, ["serve", *flags])
+    shown = CliRunner().invoke(app, ["serve", *flags, "--print-config"])
     assert shown.exit_code == 1 and shown.output.count("\n") == 1
     assert "secret" not in shown.output
 

@@ -14,14 +14,16 @@ from tests.serve_process import free_port
 # All begin with the same block, so that it is not chance that parts them.
 CLAIM = """
 import random, sys
-from diffray.cluster.ports import claim_block, claim_port
+from diffray.cluster.address import Server, reserved
+from diffray.cluster.ports import claim_block
 random.shuffle = list
 sys.stdin.readline()
 print(claim_block(), flush=True)
 try:
-    claim_port(int(sys.argv[1]))
-    print("claimed", flush=True)
-except OSError as error:
+    with reserved(Server(port=int(sys.argv[1]))):
+        print("claimed", flush=True)
+        sys.stdin.readline()
+except ValueError as error:
     print(error, flush=True)
 sys.stdin.readline()
 """

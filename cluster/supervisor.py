@@ -1,0 +1,199 @@
+"""`diffray serve` as two processes, so that whichever dies, the other ends what it started.
+
+The process that the user started, the supervisor, waits for signals and for its child, the server,
+which does all the work. The server leads a session of its own: what a terminal tells its processes
+reaches the supervisor alone, not Ray's and HAProxy. Both adopt orphans among their descendants, so
+each ends all that it started, and nothing else, by killing its children until it has none.
+"""
+
+import ctypes
+import math
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import typer
+
+LOST_S = 8.0  # for answers to finish after the terminal was closed or the supervisor has died
+HURRY_S = 2.0  # for the server to take its leave of a running cluster after the second Ctrl-C
+SAME_S = 0.3  # within which a repeated signal is the same one: timeout(1) sends each twice
+_LOOK_S = 1.0
+_KILL_S = 5.0  # until a killed process is gone, unless it is stuck in the kernel
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@contextmanager
+def supervised() -> Iterator["Ending"]:
+    """Run the body in a child process; this one waits for it and exits with its status.
+
+    The child is sent SIGINT when it shall end, which kills it unless it handles it.
+    """
+    wanted = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        wanted.add(signal.SIGHUP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    # Not in TMPDIR: with a node's id behind it, a socket's path has room for no longer one.
+    folder = Path(tempfile.mkdtemp(prefix="diffray-haproxy-", dir="/tmp"))
+    _adopt_orphans()
+    others = children()  # of a shell that has replaced itself with this command
+    supervisor = os.getpid()
+    server = os.fork()
+    if server:
+        status = _Supervisor(server, wanted).run()
+        _clean_up(folder, others)
+        raise SystemExit(status)
+    os.setsid()
+    _adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    ending = Ending(folder, supervisor)
+    threading.Thread(target=ending.watch, name="ending", daemon=True).start()
+    status = 1
+    try:
+        yield ending
+        status = 0
+    except typer.Exit as end:
+        status = end.exit_code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _clean_up(folder)
+        os._exit(status)  # nothing after this shall run twice, or keep the process from ending
+
+
+class _Supervisor:
+    """Waits for the server to end, and passes on when it shall."""
+
+    def __init__(self, server: int, wanted: set[signal.Signals]) -> None:
+        self._server, self._wanted = server, wanted
+        self._asked: list[signal.Signals] = []  # to end, by these
+        self._asked_at = -math.inf
+        self._deadline = math.inf
+
+    def run(self) -> int:
+        """Return the status to exit with, once the server has ended or was killed."""
+        while (code := self._ended()) is None:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                with suppress(ProcessLookupError):
+                    os.kill(self._server, signal.SIGKILL)
+            told = signal.sigtimedwait(self._wanted, min(max(left, 0.1), _LOOK_S))
+            if told is not None and told.si_signo != signal.SIGCHLD:
+                self._ask(signal.Signals(told.si_signo))
+        return self._status(code)
+
+    def _ended(self) -> int | None:
+        """Return the server's exit code, if it has one; it is negative for a signal."""
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                if found[0] == self._server:
+                    return os.waitstatus_to_exitcode(found[1])
+        return None
+
+    def _ask(self, number: signal.Signals) -> None:
+        """Ask the server to end, and the more urgently the second time."""
+        now = time.monotonic()
+        if number in self._asked and now - self._asked_at < SAME_S:
+            return
+        if number == signal.SIGHUP:
+            say(
+                "diffray: the terminal was closed, so the server ends; "
+                f"what is running has {LOST_S:g} s to finish"
+            )
+            limit = LOST_S
+        else:
+            limit = HURRY_S if self._asked else math.inf
+        self._asked.append(number)
+        self._asked_at, self._deadline = now, min(self._deadline, now + limit)
+        with suppress(ProcessLookupError):
+            os.kill(self._server, signal.SIGINT)
+
+    def _status(self, code: int) -> int:
+        if signal.SIGHUP in self._asked or len(self._asked) > 1:
+            return 128 + self._asked[-1]
+        if self._asked and code == -signal.SIGINT:
+            return 0  # it had nothing to finish yet
+        if code >= 0:
+            return code
+        say(
+            f"diffray: the server process was killed ({signal.Signals(-code).name}), "
+            "and what it had started was ended"
+        )
+        return 128 - code
+
+
+class Ending:
+    """What ends the server process, beside its own will."""
+
+    def __init__(self, folder: Path, supervisor: int) -> None:
+        self.folder = folder  # for files that are removed in the end
+        self.stopped = threading.Event()  # the server shall end
+        self.limit_s = math.inf  # from then on
+        self.failure: Callable[[], str | None] = lambda: None  # without what it cannot go on
+        self._supervisor = supervisor
+
+    def watch(self) -> None:
+        """Look every second, in a thread: the main one may wait for a Ray that has died."""
+        deadline = math.inf
+        while True:
+            time.sleep(_LOOK_S)
+            if reason := self.failure():
+                self._end(reason)
+            if os.getppid() != self._supervisor:
+                self.stopped.set()
+                self.limit_s = min(self.limit_s, LOST_S)
+            if self.stopped.is_set():
+                deadline = min(deadline, time.monotonic() + self.limit_s)
+            if time.monotonic() > deadline:
+                self._end(f"the server had not ended after {self.limit_s:g} s and was killed")
+
+    def _end(self, reason: str) -> None:
+        say(f"diffray: {reason}")
+        _clean_up(self.folder)
+        os._exit(1)
+
+
+def say(line: str) -> None:
+    """Write a line to stderr, which may be a terminal that was closed."""
+    with suppress(OSError):
+        os.write(2, f"{line}\n".encode())
+
+
+def children() -> set[int]:
+    """Return the processes whose parent is this one, with those that have ended unheard."""
+    found, parent = set(), os.getpid()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) == parent:
+                    found.add(int(entry.name))
+    return found
+
+
+def _clean_up(folder: Path, others: frozenset[int] | set[int] = frozenset()) -> None:
+    """Kill every descendant and remove the folder.
+
+    The children of a child that dies become this process's own. And a child's id is not given to
+    another process before it was waited for here, so that nobody else's process can be hit.
+    """
+    deadline = time.monotonic() + _KILL_S
+    while (found := children() - others) and time.monotonic() < deadline:
+        for pid in found:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _adopt_orphans() -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")

@@ -62,20 +62,20 @@ def shortage(bundles: Sequence[Resources], strategy: str, nodes: ClusterNodes) -
     if fits(bundles, strategy, nodes.free):
         return None
     names, count = _names(bundles), len(nodes.total)
-    wish = f"a replica needs {_text(names, bundles)}"
+    wish = f"a replica needs {in_words(names, bundles)}"
     if fits(bundles, strategy, nodes.total):
         return f"{wish}; the cluster has that, but other work holds it, so this one waits"
     if strategy == "STRICT_PACK":
         # GPUs come first in the names: what is scarce decides which node is the largest.
         best = max(nodes.total, key=lambda node: [_of(node, name) for name in names], default={})
-        text = f"{wish} on one node, and the largest node has {_text(names, [best])}"
+        text = f"{wish} on one node, and the largest node has {in_words(names, [best])}"
         if fits(bundles, "PACK", nodes.total):
             return (
                 f"{text}; add a larger node, or let the replica span nodes with "
                 "placement_group_config: {strategy: PACK}"
             )
         return f"{text}; add a node that is large enough"
-    has = f"the cluster has {_text(names, nodes.total)} on {count} node{'s' * (count != 1)}"
+    has = f"the cluster has {in_words(names, nodes.total)} on {count} node{'s' * (count != 1)}"
     if strategy == "STRICT_SPREAD" and len(bundles) > count:
         return f"{wish} on {len(bundles)} nodes (STRICT_SPREAD), and {has}; add nodes"
     return f"{wish} ({strategy}), and {has}; add nodes"
@@ -110,7 +110,7 @@ def _has(room: Resources, bundle: Resources) -> bool:
     return all(_of(room, name) + 1e-6 >= amount for name, amount in bundle.items())
 
 
-def _text(names: Iterable[str], parts: Sequence[Resources]) -> str:
+def in_words(names: Iterable[str], parts: Sequence[Resources]) -> str:
     """Return the sum of some resources; of a kind of accelerator only that it is, or is not."""
     told = []
     for name in names:

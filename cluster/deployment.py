@@ -53,6 +53,15 @@ def most_replicas(config: AppConfig) -> int:
     return wish.num_replicas or 1
 
 
+def first_replicas(config: AppConfig) -> int:
+    """Return how many replicas there are at first; one where the first request starts one."""
+    wish = config.deployment_config
+    scaling = wish.autoscaling_config
+    if scaling is not None:
+        return max(scaling.initial_replicas or scaling.min_replicas, 1)
+    return wish.num_replicas or 1
+
+
 def gpus(bundles: list[dict[str, float]]) -> int:
     """Return how many whole GPUs these bundles take."""
     return math.ceil(sum(bundle.get("GPU", 0.0) for bundle in bundles))

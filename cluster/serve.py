@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,10 +20,10 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from diffray.cluster.address import Server, check_free, reserved
-from diffray.cluster.app import application
-from diffray.cluster.capacity import ClusterNodes, Shortages, pending_reasons
+from diffray.cluster.app import application, on_this_cluster
+from diffray.cluster.capacity import ClusterNodes, Shortages, in_words, pending_reasons
 from diffray.cluster.config_file import Application
-from diffray.cluster.deployment import most_replicas, placement_bundles
+from diffray.cluster.deployment import first_replicas, most_replicas, placement_bundles
 from diffray.cluster.gang import first_line
 from diffray.cluster.supervisor import Ending
 from diffray.components.demos import DEMOS, TOY
@@ -97,6 +98,7 @@ def running_ray(
         raise ValueError(f"Ray could not {what}: {' '.join(str(error).split())}") from None
     try:
         if server.address is None:
+            check_room(applications)
             ending.failure = dead_part_of_ray
         yield
     finally:
@@ -114,6 +116,23 @@ def dead_part_of_ray() -> str | None:
                 f"server; {node.get_logs_dir_path()} may say why"
             )
     return None
+
+
+def check_room(applications: tuple[Application, ...]) -> None:
+    """Refuse what this machine will never have: no other joins a Ray of our own."""
+    needed = Counter[str]()
+    for each in applications:
+        config = on_this_cluster(each.config)
+        for bundle in placement_bundles(config) * first_replicas(config):
+            needed.update(bundle)
+    have = ray.cluster_resources()
+    for name, amount in needed.items():
+        if amount > have.get(name, 0) + 1e-6:
+            raise ValueError(
+                f"the replicas need {in_words([name], [needed])}, and this machine has "
+                f"{in_words([name], [have])}; give --device cpu, fewer replicas or ranks, or the "
+                "--address of a Ray cluster that has more"
+            )
 
 
 def cpus_needed(applications: tuple[Application, ...]) -> int:

@@ -168,6 +168,14 @@ def test_one_of_two_starts_on_a_port_is_refused_at_once(port: int) -> None:
         first.is_gone(set(), BUSY * GONE_S)
 
 
+def test_a_device_that_this_machine_lacks_is_refused(port: int) -> None:
+    with serve_process("demo", "--device", "cuda", "--replicas", "1000", port=port) as served:
+        assert served.process.wait(120) == 1
+        assert "the replicas need 1000 GPU, and this machine has" in served.said
+        assert served.said.count("\n") == 2, served.said
+        served.is_gone(set(), BUSY * GONE_S)
+
+
 def test_a_ray_that_does_not_start_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

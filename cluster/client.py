@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from diffray.workers.messages import Request, Update
 
@@ -30,6 +30,14 @@ class DeadlineExceeded(Exception):
     """A request was not done in the time it was given."""
 
 
+NO_ROUNDS: Final = (0,) * 19
+
+
+def round_bucket(tokens: int) -> int:
+    """Return which count of `round_tokens` a round adds to: at most 2**i tokens, the last: more."""
+    return min(max(tokens - 1, 0).bit_length(), len(NO_ROUNDS) - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """How busy an engine is, and its counters since it started."""
@@ -41,6 +49,8 @@ class Load:
     preemptions: int = 0
     forwards: int = 0  # of the model, each for all who ran in it
     rounds: int = 0
+    tokens: int = 0  # that became final in them
+    round_tokens: tuple[int, ...] = NO_ROUNDS  # the rounds by tokens, see `round_bucket`
     worked: float = 0.0  # seconds that rank 0 has spent in rounds
     waited: float = 0.0  # seconds that it waited for the next round while there was work
     restarts: int = 0

@@ -14,13 +14,14 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from diffray.cluster.client import Overloaded, Poisonous
+from diffray.cluster.client import NO_ROUNDS, Overloaded, Poisonous, round_bucket
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.gang import Gang, GangLost, kill_here
 from diffray.cluster.heartbeat import Pulse, no_sign
 from diffray.cluster.news import AGAIN, ENDED, POISON, Bulletin, Item
 from diffray.cluster.restarts import WITHIN_S, Restarts
 from diffray.cluster.scheduler import Scheduler
+from diffray.workers.messages import RAN
 from diffray.workers.process import Place, own_place
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class Coordinator:
         self.scheduler = Scheduler(config.max_num_seqs, 1, config.max_queued_requests)
         self.failure: str | None = None
         self.stats: dict[str, float] = {}
-        self.rounds = 0
+        self.rounds = self.tokens = 0
+        self.round_tokens = list(NO_ROUNDS)
         self.bulletin = Bulletin()
         self.restarts = Restarts(config.max_restarts)
         self._useful = False  # whether these ranks have answered anything
@@ -120,6 +122,8 @@ class Coordinator:
             "worked": self.stats.get("worked", 0.0),
             "waited": self.stats.get("waited", 0.0),
             "rounds": self.rounds,
+            "tokens": self.tokens,
+            "round_tokens": tuple(self.round_tokens),
             "restarts": self.restarts.total,
         }
 
@@ -165,6 +169,7 @@ class Coordinator:
                 if message is None:
                     break
                 self.gang.send(message | {"fresh": fresh})
+                self._note_admitted(message["add"])
                 flying, fresh = flying + 1, False
             if not flying:
                 await self._wait_for_work()
@@ -174,7 +179,24 @@ class Coordinator:
             flying -= 1
             self.rounds, self._useful = self.rounds + 1, True
             self.stats = reply["stats"]
+            self._note_round(reply["updates"])
             self._tell(self.scheduler.settle(reply))
+
+    def _note_admitted(self, packed: list[dict[str, Any]]) -> None:
+        now = time.monotonic()
+        for each in packed:
+            self.scheduler.running[each["uid"]].admitted = now
+
+    def _note_round(self, updates: list[Any]) -> None:
+        """Count a round's tokens, and say with a request's first news how long it has run."""
+        tokens = sum(len(update[1]) for update in updates)
+        self.tokens += tokens
+        self.round_tokens[round_bucket(tokens)] += 1
+        for update in updates:
+            ticket = self.scheduler.running.get(update[0])
+            if ticket is not None and ticket.admitted is not None:
+                update[RAN] = time.monotonic() - ticket.admitted
+                ticket.admitted = None
 
     async def _wait_for_work(self) -> None:
         """Sleep until there is work or a rank is lost, which must not wait for the next request."""

@@ -7,13 +7,21 @@ import asyncio
 import heapq
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloaded
+from diffray.cluster.client import (
+    NO_ROUNDS,
+    DeadlineExceeded,
+    EngineFailed,
+    Load,
+    Overloaded,
+    round_bucket,
+)
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.news import FAILED, UPDATE, Item, Mailbox
 from diffray.components.prefixes import num_held
@@ -35,6 +43,7 @@ class _Stream:
     loop: asyncio.AbstractEventLoop
     news: Mailbox = field(default_factory=Mailbox)  # touched by the loop alone
     left: bool = False  # nobody waits any more
+    admitted: float | None = None  # when, until its first news
 
 
 class LocalEngine:
@@ -60,6 +69,7 @@ class LocalEngine:
         self._queue: list[tuple[int, int, _Stream]] = []  # a heap: priority, arrival
         self._arrived = 0
         self._rounds = 0
+        self._round_tokens = list(NO_ROUNDS)
         self._load = self._measure()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -158,8 +168,10 @@ class LocalEngine:
             while self._next_orders():
                 self._feed()
                 if not self._engine.idle:
-                    self._hand_out(self._engine.step(self._steps))
+                    updates = self._engine.step(self._steps)
+                    self._hand_out(updates)
                     self._rounds += 1
+                    self._round_tokens[round_bucket(sum(len(u.ids) for u in updates))] += 1
                 self._load = self._measure()
         except Exception as error:
             # Whatever broke, its requests must not wait for ever.
@@ -209,6 +221,7 @@ class LocalEngine:
                 return
             heapq.heappop(self._queue)
             engine.add(stream.request)
+            stream.admitted = time.monotonic()
 
     def _hand_out(self, updates: list[Update]) -> None:
         """Pass a round's news on, in one call to each event loop."""
@@ -218,6 +231,9 @@ class LocalEngine:
                 stream = self._streams.get(update.uid)
                 if stream is None:
                     continue  # it was left a moment ago
+                if stream.admitted is not None:
+                    update = replace(update, ran=time.monotonic() - stream.admitted)
+                    stream.admitted = None
                 item = [UPDATE, update.uid, update.pack()]
                 news.setdefault(stream.loop, []).append((stream, item))
                 if update.finish_reason:
@@ -249,6 +265,8 @@ class LocalEngine:
             preemptions=engine.preemptions,
             forwards=engine.forwards,
             rounds=self._rounds,
+            tokens=engine.tokens,
+            round_tokens=tuple(self._round_tokens),
         )
 
 

@@ -1,16 +1,18 @@
 """One replica of a model: its endpoint, its tokenizer, and the engine behind its coordinator."""
 
+import asyncio
 import logging
 import os
 
-from ray import serve
-
 from diffray.cluster.api.defaults import read_generation_defaults
+from diffray.cluster.api.metrics import Snapshot
 from diffray.cluster.api.service import Service
 from diffray.cluster.app_config import AppConfig
 from diffray.cluster.autoscaling import ONGOING_TOKENS
 from diffray.cluster.client import EngineFailed
+from diffray.cluster.exporter import PERIOD_S, Exporter
 from diffray.cluster.remote import RemoteEngine
+from diffray.cluster.replicas import Replicas
 from diffray.components.checkpoint import resolve
 from diffray.workers.text import Tokenizer
 
@@ -30,6 +32,7 @@ class Replica:
     """What Serve starts, asks for its health and its load, and ends."""
 
     engine: RemoteEngine | None = None
+    _exporting: asyncio.Task[None] | None = None
 
     async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         global _service
@@ -37,6 +40,7 @@ class Replica:
         self.engine = await RemoteEngine.start(source, config.engine_kwargs)
         path = resolve(source)
         tokenizer = Tokenizer.load(path, self.engine.limits.mask_token_id)
+        replicas = Replicas()
         _service = Service(
             self.engine,
             tokenizer,
@@ -44,9 +48,15 @@ class Replica:
             diffusion=config.diffusion,
             defaults=config.generation_defaults.over(read_generation_defaults(path)),
             deadline=config.request_timeout_s,
+            replica=replicas.own,
+            others=replicas.snapshots,
         )
-        replica = serve.get_replica_context().replica_id.unique_id
-        log.info("%s is ready (replica %s, process %d)", config.model_id, replica, os.getpid())
+        self._exporting = asyncio.create_task(_export(_service))
+        log.info("%s is ready (replica %s, process %d)", config.model_id, replicas.own, os.getpid())
+
+    async def snapshot(self) -> Snapshot:
+        """Return this replica's metrics, for the one that shows those of all."""
+        return await current_service().snapshot()
 
     async def check_health(self) -> None:
         """Serve replaces a replica that raises here three times in a row."""
@@ -60,5 +70,17 @@ class Replica:
 
     async def __del__(self) -> None:
         """End the coordinator and its ranks; Serve calls it when nobody is served any more."""
+        if self._exporting is not None:
+            self._exporting.cancel()
         if self.engine is not None:
             await self.engine.close()
+
+
+async def _export(service: Service) -> None:
+    exporter = Exporter()
+    while True:
+        try:
+            exporter.export((await service.snapshot()).families)
+        except Exception:
+            log.exception("Ray's exporter did not take the metrics")
+        await asyncio.sleep(PERIOD_S)

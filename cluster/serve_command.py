@@ -75,7 +75,7 @@ def _wanted(
     engine: dict[str, Any],
     diffusion: dict[str, Any],
     replicas: own.Replicas,
-    api: dict[str, list[str]],
+    api: dict[str, Any],
 ) -> "tuple[Application, ...]":
     """Return the applications of the file, or the one that the flags describe."""
     from diffray.cluster.config import EngineConfig

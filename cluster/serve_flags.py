@@ -188,6 +188,12 @@ class Listening:
             panel=_SERVER,
         ),
     ] = None
+    vllm_metric_names: Annotated[
+        bool,
+        _option(
+            "--vllm-metric-names", text="Show every metric under vLLM's name too.", panel=_SERVER
+        ),
+    ] = False
     haproxy: Annotated[
         bool,
         _option(
@@ -200,6 +206,10 @@ class Listening:
         bool, _option("--dashboard", text="Start Ray's dashboard.", panel=_SERVER)
     ] = False
 
-    def api(self, keys: list[str]) -> dict[str, list[str]]:
+    def api(self, keys: list[str]) -> dict[str, Any]:
         """Return options of `ApiSettings`; `keys` are those of the environment too."""
-        return {"api_keys": keys, "cors_origins": self.allowed_origins or []}
+        return {
+            "api_keys": keys,
+            "cors_origins": self.allowed_origins or [],
+            "vllm_metric_names": self.vllm_metric_names,
+        }

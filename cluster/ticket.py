@@ -21,6 +21,7 @@ class Ticket:
     forwards: int = 0
     # Since it was last admitted.
     began: int = 0  # steps that all rounds had made until then
+    admitted: float | None = None  # on the coordinator's clock, until its first news
     answered: bool = False  # the ranks have survived the round that admitted it
     # Fairness.
     turns: int = 0  # how often it has given way

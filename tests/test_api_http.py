@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -322,7 +323,11 @@ def test_metrics_count_what_was_answered(served: Served, http: httpx2.Client) ->
         families = text_string_to_metric_families(found.text)
         samples = [sample for family in families for sample in family.samples]
         assert {sample.labels["model_name"] for sample in samples} == {"tiny"}
-        return {s.name: s.value for s in samples if "le" not in s.labels}
+        sums: dict[str, float] = defaultdict(float)
+        for sample in samples:
+            if "le" not in sample.labels:
+                sums[sample.name] += sample.value
+        return sums
 
     http.post(COMPLETE, json=ABC)
     before = values()
@@ -330,13 +335,24 @@ def test_metrics_count_what_was_answered(served: Served, http: httpx2.Client) ->
     usage = http.post(COMPLETE, json=body).json()["usage"]
     refusal(http.post(COMPLETE, json={}))
     after = values()
-    grown = {name: after[name] - before.get(name, 0) for name in after}
+    grown = {name: after[name] - before[name] for name in after}
     assert grown["diffray:prompt_tokens_total"] == usage["prompt_tokens"] == 3
     assert grown["diffray:generation_tokens_total"] == usage["completion_tokens"] == 24
     assert grown["diffray:diffusion_num_committed_tokens_total"] == 24
     assert 2 <= grown["diffray:diffusion_num_denoising_steps_total"] <= 28
     assert grown["diffray:time_to_first_token_seconds_count"] == 2
     assert grown["diffray:request_success_total"] == 2
+    assert (
+        grown["diffray:request_refused_total"] == 1 and grown["diffray:request_params_n_sum"] == 2
+    )
+    tokens = "diffray:iteration_tokens_total"
+    assert grown[f"{tokens}_sum"] == 24 and grown[f"{tokens}_count"] >= 2
+    for phase in ("queue", "prefill", "decode", "inference"):
+        assert grown[f"diffray:request_{phase}_time_seconds_count"] == 2
+    whole, times = "diffray:e2e_request_latency_seconds_sum", "diffray:request_{}_time_seconds_sum"
+    inside = sum(grown[times.format(phase)] for phase in ("prefill", "decode"))
+    assert inside == pytest.approx(grown[times.format("inference")])
+    assert grown[times.format("queue")] + inside <= grown[whole]
     assert after["diffray:num_requests_running"] == 0
     with serve(served.service, ApiSettings(vllm_metric_names=True)) as url:
         assert "vllm:num_requests_waiting" in httpx2.get(f"{url}/metrics").text
@@ -404,7 +420,16 @@ def test_bodies_have_a_limit(served: Served) -> None:
 
 @pytest.mark.slow
 def test_a_full_queue_is_429(http: httpx2.Client) -> None:
-    """Two run, one waits; five come."""
+    """Two run, one waits; five come. Who is refused has made no traffic."""
+
+    def counted(name: str) -> float:
+        found = re.findall(rf"^diffray:{name}{{.*}} (.*)", http.get("/metrics").text, re.M)
+        return sum(map(float, found))
+
+    names = "prompt_tokens_total request_aborted_total request_params_n_count".split()
+    names += ["request_prompt_tokens_sum", "prefix_cache_queries_total"]
+    until(lambda: idle(http))
+    before = [counted(name) for name in names]
     answers: list[httpx2.Response] = []
 
     def ask() -> None:
@@ -420,6 +445,9 @@ def test_a_full_queue_is_429(http: httpx2.Client) -> None:
     for answer in refused:
         assert refusal(answer, 429)["code"] == "rate_limit_exceeded"
         assert int(answer.headers["retry-after"]) >= 1
+    prompt = 3 * len(LONG["prompt"])
+    grown = [counted(name) - value for name, value in zip(names, before, strict=True)]
+    assert grown == [prompt, 0, 3, prompt, prompt]
     whole = http.post(COMPLETE, json=ABC | {"n": 9})  # more than the queue holds, one by one
     assert len(whole.json()["choices"]) == 9
 

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
@@ -19,6 +19,7 @@ class Progress(NamedTuple):
 
 
 _BEGINNING = Progress(0, 0)
+RAN: Final = 11  # where a packed update has `ran`
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class Update:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     canvas: list[int | None] | None = None  # of watched requests: what is generated, None: masked
     cached_tokens: int = 0  # of the prompt, those that it did not have to run itself
+    # Seconds since its admission, with its first news after that; said by who queues it.
+    ran: float | None = None
 
     def pack(self) -> list[Any]:
         """Return plain values, in the order of the fields."""
@@ -123,11 +126,12 @@ class Update:
             [[list(pair) for pair in top] for top in self.top_logprobs],
             self.canvas,
             self.cached_tokens,
+            self.ran,
         ]
 
     @staticmethod
     def unpack(packed: list[Any]) -> "Update":
-        *plain, progress, tops, canvas, cached = packed
+        *plain, progress, tops, canvas, cached, ran = packed
         uid, ids, steps, logprobs, reason, stop_id, forwards = plain
         top_logprobs = [[(token, logprob) for token, logprob in top] for top in tops]
         return Update(
@@ -142,6 +146,7 @@ class Update:
             top_logprobs,
             canvas,
             cached,
+            ran,
         )
 
 

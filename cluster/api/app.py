@@ -167,7 +167,7 @@ async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
 async def _refuse(get_service: GetService, request: Request, error: Exception) -> Response:
     told = as_api_error(error)
     with suppress(EngineFailed):  # there may be no service yet that could count
-        get_service().metrics.note_refusal(told.status)
+        get_service().metrics.refused(str(told.status)).inc()
     return refusal(told)
 
 

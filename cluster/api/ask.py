@@ -96,5 +96,7 @@ def make_choices(
             )
             if index == 0:
                 check(request, limits)  # the others differ in their seed alone
-            choices.append(Choice(len(choices), number, request, Job(index, own, tokenizer)))
+            choices.append(
+                Choice(len(choices), number, index == 0, request, Job(index, own, tokenizer))
+            )
     return choices

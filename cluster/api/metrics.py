@@ -1,16 +1,20 @@
 """What Prometheus reads: vLLM's names with our prefix, and what only diffusion has."""
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from diffray.cluster.client import Load
 from diffray.workers.admission import Limits
-from diffray.workers.messages import Request, Update
-from diffray.workers.output import CompletionOutput
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "diffray:"
@@ -23,145 +27,151 @@ _LONG_SECONDS: Final = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _TOKENS: Final = tuple(float(2**power) for power in range(18))
+_REFUSALS: Final = ("400", "404", "408", "413", "415", "422", "429", "503", "504")
+
+Families = list[Metric]
 
 
 class Metrics:
-    """One model's counters and histograms; gauges are read from the engine at each scrape."""
+    """One replica's counters and histograms; gauges are read from the engine at each look.
 
-    def __init__(self, model: str) -> None:
+    `replica` becomes a label, so that no other process ever writes the same series: a series never
+    decreases, whoever shows it.
+    """
+
+    def __init__(self, model: str, replica: str = "") -> None:
         self.registry = CollectorRegistry()
-        self._gauges = _Gauges(model)
+        self.labels = {"model_name": model} | ({"replica": replica} if replica else {})
+        self._gauges = _Gauges(self.labels)
         self.registry.register(self._gauges)
-        self._model = model
+        own = tuple(self.labels.values())
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            names = ["model_name", *labels]
-            return Counter(_PREFIX + name, text, names, registry=self.registry)
+        def labelled(name: str, text: str, label: str, *values: str) -> Callable[[str], Counter]:
+            made = Counter(_PREFIX + name, text, [*self.labels, label], registry=self.registry)
+            for value in values:  # from 0, for what a series begins with is no increase of it
+                made.labels(*own, value)
+            return lambda value: made.labels(*own, value)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(_PREFIX + name, text, self.labels, registry=self.registry).labels(*own)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             made = Histogram(
-                _PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry
+                _PREFIX + name, text, self.labels, buckets=buckets, registry=self.registry
             )
-            return made.labels(model)
+            return made.labels(*own)
 
-        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.").labels(model)
-        self.queries = counter("prefix_cache_queries", "Tokens of prompts, of each choice.").labels(
-            model
+        self.prompt_tokens = counter(
+            "prompt_tokens", "Tokens of prompts, counted when an answer to one begins."
         )
+        self.queries = counter("prefix_cache_queries", "Tokens of prompts, of each choice.")
         self.hits = counter(
             "prefix_cache_hits", "Of them, those that the choice did not have to run."
-        ).labels(model)
-        self.generation_tokens = counter("generation_tokens", "Tokens written.").labels(model)
-        self.success = counter("request_success", "Choices finished.", "finished_reason")
-        self.aborted = counter("request_aborted", "Choices given up or failed.").labels(model)
-        self.refused = counter("request_refused", "Requests refused or failed.", "status")
-        self.steps = counter(
-            "diffusion_num_denoising_steps", "Denoising steps of all choices."
-        ).labels(model)
+        )
+        self.generation_tokens = counter("generation_tokens", "Tokens written.")
+        self.success = labelled(
+            "request_success", "Choices finished.", "finished_reason", "stop", "length"
+        )
+        self.aborted = counter(
+            "request_aborted", "Choices given up or failed; not those that were refused."
+        )
+        self.refused = labelled(
+            "request_refused", "Requests refused or failed.", "status", *_REFUSALS
+        )
+        self.steps = counter("diffusion_num_denoising_steps", "Denoising steps of all choices.")
         self.positions = counter(
             "diffusion_num_canvas_positions", "Block positions evaluated in these steps."
-        ).labels(model)
-        self.committed = counter(
-            "diffusion_num_committed_tokens", "Tokens that became final."
-        ).labels(model)
+        )
+        self.committed = counter("diffusion_num_committed_tokens", "Tokens that became final.")
+        self.queued = histogram(
+            "request_queue_time_seconds", "Of a choice, until it was first admitted.", _LONG_SECONDS
+        )
+        self.prefill = histogram(
+            "request_prefill_time_seconds",
+            "Of a choice, from its admission to its first final tokens: the prompt's chunks, if it "
+            "has any, and the first denoising steps, of which the very first runs the prompt.",
+            _LONG_SECONDS,
+        )
+        self.decode = histogram(
+            "request_decode_time_seconds",
+            "Of a choice, from its first final tokens to its last.",
+            _LONG_SECONDS,
+        )
+        self.inference = histogram(
+            "request_inference_time_seconds",
+            "Of a choice, from its admission to its last final tokens: prefill and decode.",
+            _LONG_SECONDS,
+        )
         self.first = histogram("time_to_first_token_seconds", "Until the first token.", _SECONDS)
         self.between = histogram(
             "inter_token_latency_seconds", "Between reports of final tokens.", _SECONDS
         )
         self.each = histogram(
-            "time_per_output_token_seconds", "After the first report, per token.", _SECONDS
+            "request_time_per_output_token_seconds",
+            "Of a choice, per token that came after the first report.",
+            _SECONDS,
         )
         self.whole = histogram("e2e_request_latency_seconds", "Of a choice.", _LONG_SECONDS)
         self.prompt_lengths = histogram("request_prompt_tokens", "Of a choice.", _TOKENS)
         self.lengths = histogram("request_generation_tokens", "Of a choice.", _TOKENS)
         self.wanted = histogram("request_params_max_tokens", "max_tokens asked for.", _TOKENS)
-        self.choices = histogram("request_params_n", "n asked for.", _TOKENS[:8])
+        self.choices = histogram("request_params_n", "n asked for, of a prompt.", _TOKENS[:8])
 
-    def meter(self, request: Request) -> "Meter":
-        return Meter(self, request)
-
-    def asked(self, prompt_tokens: int, n: int) -> None:
-        """Note one prompt."""
-        self.prompt_tokens.inc(prompt_tokens)
-        self.choices.observe(n)
-
-    def note_refusal(self, status: int) -> None:
-        self.refused.labels(self._model, str(status)).inc()
-
-    def note_finish(self, reason: str) -> None:
-        self.success.labels(self._model, reason).inc()
-
-    def render(self, load: Load, limits: Limits, *, vllm_names: bool) -> bytes:
-        """Return the text, with every family once more under vLLM's name if that is wanted."""
+    def families(self, load: Load, limits: Limits) -> Families:
+        """Return everything as it is now."""
         self._gauges.load, self._gauges.limits = load, limits
-        text = generate_latest(self.registry)
-        return text + text.replace(_PREFIX.encode(), b"vllm:") if vllm_names else text
+        return list(self.registry.collect())
 
 
-class Meter:
-    """Measures one choice."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One replica's metrics at one moment, as they travel to the one that was asked."""
 
-    def __init__(self, metrics: Metrics, request: Request) -> None:
-        self._to, self._request = metrics, request
-        self._began = time.perf_counter()
-        self._first = self._last = 0.0
-        self._first_tokens = self._tokens = self._forwards = 0
-        metrics.prompt_lengths.observe(len(request.prompt))
-        metrics.wanted.observe(request.params.max_tokens)
+    replica: str
+    families: Families
 
-    def heard(self, update: Update, output: CompletionOutput) -> None:
-        to, steps = self._to, update.forwards - self._forwards
-        if not self._forwards:
-            to.queries.inc(len(self._request.prompt))
-            to.hits.inc(update.cached_tokens)
-        self._forwards = update.forwards
-        to.steps.inc(steps)
-        params = self._request.params
-        to.positions.inc(steps * min(params.diffusion.block_length, params.max_tokens))
-        new, self._tokens = len(output.token_ids) - self._tokens, len(output.token_ids)
-        if not new:
-            return
-        now = time.perf_counter()
-        to.generation_tokens.inc(new)
-        to.committed.inc(new)
-        if self._first:
-            to.between.observe(now - self._last)
-        else:
-            self._first, self._first_tokens = now, new
-            to.first.observe(now - self._began)
-        self._last = now
 
-    def ended(self, output: CompletionOutput) -> None:
-        to = self._to
-        if output.finish_reason is None:
-            to.aborted.inc()
-            return
-        to.note_finish(output.finish_reason)
-        to.whole.observe(time.perf_counter() - self._began)
-        to.lengths.observe(self._tokens)
-        later = self._tokens - self._first_tokens
-        if later:
-            to.each.observe((self._last - self._first) / later)
+def render(snapshots: Iterable[Snapshot], *, vllm_names: bool) -> bytes:
+    """Return several replicas' metrics as one text, once more under vLLM's names if wanted."""
+    merged: dict[str, Metric] = {}
+    for snapshot in snapshots:
+        for family in snapshot.families:
+            if family.name not in merged:
+                merged[family.name] = Metric(family.name, family.documentation, family.type)
+            merged[family.name].samples += family.samples
+    text = generate_latest(_Collected(merged.values()))
+    return text + text.replace(_PREFIX.encode(), b"vllm:") if vllm_names else text
+
+
+class _Collected(CollectorRegistry):
+    """Families that were collected elsewhere."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__()
+        self._families = list(families)
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)
 
 
 class _Gauges:
     """The engine's own numbers, as of the last look."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, labels: Mapping[str, str]) -> None:
         self.load = Load()
         self.limits: Limits | None = None
-        self._model = model
+        self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
-        load = self.load
+        load, names, own = self.load, list(self._labels), list(self._labels.values())
         used = 1 - load.free_pages / load.num_pages if load.num_pages else 0.0
         for name, text, value in (
             ("num_requests_running", "Choices in the engine.", load.running),
             ("num_requests_waiting", "Choices in the queue.", load.waiting),
             ("kv_cache_usage_perc", "Share of the K/V pages in use, 0 to 1.", used),
         ):
-            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=["model_name"])
-            gauge.add_metric([self._model], value)
+            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=names)
+            gauge.add_metric(own, value)
             yield gauge
         for name, text, value in (
             ("num_preemptions", "Choices that gave way and went on later.", load.preemptions),
@@ -170,12 +180,21 @@ class _Gauges:
             ("rank_work_seconds", "Of rank 0, in rounds.", load.worked),
             ("rank_wait_seconds", "Of rank 0, for the next round, with work there.", load.waited),
         ):
-            counter = CounterMetricFamily(_PREFIX + name, text, labels=["model_name"])
-            counter.add_metric([self._model], value)
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=names)
+            counter.add_metric(own, value)
             yield counter
+        rounds = HistogramMetricFamily(
+            _PREFIX + "iteration_tokens_total",
+            "Tokens of all choices that became final in one round of denoising steps.",
+            labels=names,
+        )
+        counts = list(accumulate(load.round_tokens))
+        bounds = [*(str(float(2**power)) for power in range(len(counts) - 1)), "+Inf"]
+        rounds.add_metric(own, list(zip(bounds, counts, strict=True)), load.tokens)
+        yield rounds
         if self.limits is not None:
-            labels = ["model_name", "block_size", "num_gpu_blocks"]
+            labels = [*names, "block_size", "num_gpu_blocks"]
             info = GaugeMetricFamily(_PREFIX + "cache_config_info", "K/V pages.", labels=labels)
             sizes = self.limits.page_size, self.limits.num_pages
-            info.add_metric([self._model, *(str(size) for size in sizes)], 1)
+            info.add_metric([*own, *(str(size) for size in sizes)], 1)
             yield info

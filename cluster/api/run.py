@@ -6,8 +6,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from diffray.cluster.api.meter import REFUSED, Meter
 from diffray.cluster.api.metrics import Metrics
-from diffray.cluster.client import EngineClient, EngineFailed
+from diffray.cluster.client import EngineClient, EngineFailed, Overloaded
 from diffray.workers.job import Job
 from diffray.workers.messages import Request, Update
 from diffray.workers.output import CompletionOutput, Delta
@@ -21,6 +22,7 @@ class Choice:
 
     index: int
     prompt: int  # which of the prompts
+    leads: bool  # it is the first choice of its prompt
     request: Request
     job: Job
 
@@ -70,21 +72,23 @@ class Runner:
                 await news.put(error)
 
         tasks = [asyncio.create_task(pump(choice)) for choice in choices]
+        why = None
         try:
             unfinished = len(choices)
             while unfinished:
                 heard = await news.get()
                 if isinstance(heard, Exception):
+                    why = REFUSED if isinstance(heard, Overloaded) else None
                     raise heard
                 unfinished -= heard.delta is not None and heard.delta.finish_reason is not None
                 yield heard
         finally:
             for task in tasks:
-                task.cancel()
+                task.cancel(why)
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _one(self, choice: Choice, priority: int) -> AsyncGenerator[Event, None]:
-        meter = self.metrics.meter(choice.request)
+        meter, failure = Meter(self.metrics, choice.request, leads=choice.leads), None
         try:
             updates = self.engine.submit(choice.request, priority=priority, deadline=self.deadline)
             async with aclosing(updates):
@@ -96,5 +100,8 @@ class Runner:
                     if choice.job.finished:  # at a stop string the engine would go on
                         return
             raise EngineFailed("the engine ended a request before its answer was complete")
+        except BaseException as error:
+            failure = error
+            raise
         finally:
-            meter.ended(choice.output)
+            meter.ended(choice.output, failure)

@@ -5,7 +5,7 @@ A server mounts it with `build_api`; a batch calls it as it is.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -23,8 +23,8 @@ from diffray.cluster.api.bodies import (
 )
 from diffray.cluster.api.chat import chat_text
 from diffray.cluster.api.defaults import GenerationDefaults
-from diffray.cluster.api.errors import ApiError, as_api_error, invalid
-from diffray.cluster.api.metrics import Metrics
+from diffray.cluster.api.errors import ApiError, as_api_error, invalid, unsupported
+from diffray.cluster.api.metrics import Metrics, Snapshot, render
 from diffray.cluster.api.run import Runner
 from diffray.cluster.api.tokens import TokenTexts
 from diffray.cluster.api.wishes import Wishes
@@ -35,15 +35,18 @@ from diffray.workers.text import Tokenizer
 _LONG_TEXT: Final = 10_000  # characters; tokenizing more would hold up everybody's streams
 _CHEAP_TEXT: Final = 2**16  # characters; of so many the exact number of tokens is told
 _MOST_CHOICES: Final = 1024  # of one request
+_SOON_S: Final = 1.0  # for an engine to say how busy it is
 
 Result = TypeVar("Result")
+Others = Callable[[], Awaitable[list[Snapshot]]]  # the metrics of a model's other replicas
 
 
 class Service:
     """One model under one or several names, answered by one engine.
 
     `diffusion` and `defaults` are what requests get that leave them out; `deadline` is the seconds
-    that a choice may take.
+    that a choice may take. Where there are several replicas, `replica` names this one, and `others`
+    asks the others for their metrics.
     """
 
     def __init__(
@@ -55,11 +58,14 @@ class Service:
         diffusion: DiffusionParams | None = None,
         defaults: GenerationDefaults | None = None,
         deadline: float | None = None,
+        replica: str = "",
+        others: Others | None = None,
     ) -> None:
         if not names:
             raise ValueError("a served model needs at least one name")
         self.engine, self.tokenizer, self.names = engine, tokenizer, tuple(names)
-        self.metrics = Metrics(self.names[0])
+        self.metrics = Metrics(self.names[0], replica)
+        self._replica, self._others = replica, others
         self._diffusion = diffusion or DiffusionParams()
         self._defaults = defaults or GenerationDefaults()
         self._runner = Runner(engine, self.metrics, deadline)
@@ -153,8 +159,18 @@ class Service:
         return self._last_load
 
     async def prometheus(self, *, vllm_names: bool = False) -> bytes:
-        """Return the metrics as Prometheus reads them."""
-        return self.metrics.render(await self.load(), self.engine.limits, vllm_names=vllm_names)
+        """Return the metrics of this replica and the others, as Prometheus reads them."""
+        others = await self._others() if self._others is not None else []
+        own = await self.snapshot()
+        snapshots = [own, *(each for each in others if each.replica != own.replica)]
+        return render(snapshots, vllm_names=vllm_names)
+
+    async def snapshot(self) -> Snapshot:
+        """Return this replica's metrics; the engine's as last known, if it does not answer soon."""
+        load = self._last_load
+        with suppress(TimeoutError):
+            load = await asyncio.wait_for(self.load(), _SOON_S)
+        return Snapshot(self._replica, self.metrics.families(load, self.engine.limits))
 
     # How.
 
@@ -222,8 +238,6 @@ class Service:
             )
         except ValueError as error:
             raise as_api_error(error) from None
-        for prompt in prompts:
-            self.metrics.asked(len(prompt.ids), body.n)
         ends = frozenset(limits.eos_token_ids) - frozenset(body.stop_token_ids)
         return Ask(body, model, prompts, choices, ends, name)
 

@@ -27,7 +27,7 @@ def application(config: AppConfig) -> Application:
     settings = config.api_settings()
 
     def api() -> FastAPI:  # built in the replica: not all of it can be sent there
-        return build_api(current_service, settings)
+        return build_api(current_service, settings, request_ids=False)
 
     deployment: Any = serve.deployment(serve.ingress(api)(Replica))
     options = deployment_options(config)

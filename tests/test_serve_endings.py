@@ -201,6 +201,10 @@ def test_a_lost_replica_s_whole_answers_come_from_another(
     body = LONG | {"model": "demo", "messages": MESSAGES, "max_tokens": 512}
     with serve_process("--config", str(config), *proxy) as served:
         served.wait_for(" is ready at ", 1)
+        for given in (dict[str, str](), {"X-Request-Id": "mine-7"}):
+            answer = httpx2.get(f"{served.url}/v1/models", headers=given)
+            (request_id,) = answer.headers.get_list("x-request-id")
+            assert request_id == given.get("X-Request-Id", request_id)
         counters_are_those_of_all_replicas(served.url)
 
         def ask(_: int) -> httpx2.Response:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 import diffray
 from diffray.cluster.api.docs import HEADERS, page
 from diffray.cluster.api.errors import ApiError, as_api_error, bug
-from diffray.cluster.api.gate import Gate
+from diffray.cluster.api.gate import Gate, RequestIds
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
 from diffray.cluster.api.openapi import describe, request_body
@@ -28,9 +28,12 @@ Whole = Callable[[Service, object], Coroutine[Any, Any, Json]]
 Stream = Callable[[Service, object], AsyncGenerator[Json, None]]
 
 
-def build_api(get_service: GetService, settings: ApiSettings | None = None) -> FastAPI:
+def build_api(
+    get_service: GetService, settings: ApiSettings | None = None, *, request_ids: bool = True
+) -> FastAPI:
     """Return the application; `get_service` is called for each request, and may raise EngineFailed.
 
+    Behind Ray Serve `request_ids` is False: its answers have ids already.
     FastAPI's applications cannot be pickled; build it in the process that runs it.
     """
     settings = settings or ApiSettings()
@@ -54,6 +57,8 @@ def build_api(get_service: GetService, settings: ApiSettings | None = None) -> F
     app.add_exception_handler(ClientDisconnect, _nobody_there)
     app.add_exception_handler(Exception, _tell_of_bug)
     app.add_middleware(Gate, keys=settings.api_keys)
+    if request_ids:
+        app.add_middleware(RequestIds)
     if settings.cors_origins:  # outside the gate, for a browser must be allowed to read refusals
         app.add_middleware(
             CORSMiddleware,

@@ -1,4 +1,4 @@
-"""What every request passes first: it gets an id, and shows its key where one is needed."""
+"""What every request passes first: it shows its key where one is needed, and gets an id."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.keys import is_known
 
-_OPEN: Final = ("/health", "/metrics", "/version", "/docs", "/openapi.json")
+_OPEN: Final = ("/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json")
 _USABLE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 # A page that needs more, as the one of /docs its style, says so itself.
 _SAFE: Final = {
@@ -21,6 +21,30 @@ _SAFE: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+class RequestIds:
+    """ASGI middleware: every answer has the id that its request came with, or one of its own.
+
+    Behind Ray Serve it has no place: Serve does the same, and an answer would have two.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _USABLE_ID.fullmatch(given) else uuid4().hex
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
 
 
 class Gate:
@@ -34,20 +58,16 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _USABLE_ID.fullmatch(given) else uuid4().hex
 
-        async def send_with_id(message: Message) -> None:
+        async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
-                answer["X-Request-Id"] = request_id
                 for name, value in _SAFE.items():
                     answer.setdefault(name, value)
             await send(message)
 
-        app = self._app if self._may_pass(scope, headers) else _REFUSAL
-        await app(scope, receive, send_with_id)
+        app = self._app if self._may_pass(scope, Headers(scope=scope)) else _REFUSAL
+        await app(scope, receive, send_safely)
 
     def _may_pass(self, scope: Scope, headers: Headers) -> bool:
         path = scope["path"].removeprefix(scope.get("root_path", ""))

@@ -1,7 +1,8 @@
 """What every component's configuration shares: frozen, no unknown keys, errors in one sentence."""
 
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Final, get_args
+from typing import Any, ClassVar, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -15,6 +16,8 @@ class Config(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
+    # What to write instead of names that others use, or that belong to a part.
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, /, **given: Any) -> None:
         try:
@@ -31,8 +34,15 @@ class Config(BaseModel):
         if isinstance(given, dict):
             for name, value in given.items():
                 if name not in cls.model_fields:
+                    if name in cls.elsewhere:
+                        raise ValueError(f"unknown option {name!r}; {cls.elsewhere[name]}")
                     allowed = ", ".join(cls.model_fields)
-                    raise ValueError(f"unknown option {name!r}{_meant(str(name), allowed)}")
+                    near = did_you_mean(str(name), cls.model_fields)
+                    raise ValueError(
+                        f"unknown option {name!r}{near} Allowed: {allowed}"
+                        if near
+                        else f"unknown option {name!r}; allowed: {allowed}"
+                    )
                 if sentence := _without_kind(value, cls.model_fields[name].annotation):
                     mistake = PydanticCustomError("no_kind", "{sentence}", {"sentence": sentence})
                     raise ValidationError.from_exception_data(
@@ -79,10 +89,13 @@ def _kinds(annotation: Any) -> list[str]:
     return [kind for part in get_args(annotation) for kind in _kinds(part)]
 
 
-def _meant(name: str, allowed: str) -> str:
-    """Return what is allowed, and which of it the name looks like; a very long one like none."""
-    near = get_close_matches(name, allowed.split(", "), 1) if len(name) < 64 else []
-    return f", did you mean {near[0]!r}? Allowed: {allowed}" if near else f"; allowed: {allowed}"
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return a question if an unknown name looks like an allowed one; a very long one never does.
+
+    It follows the name: `'temprature', did you mean 'temperature'?`.
+    """
+    near = get_close_matches(name, list(allowed), 1) if len(name) < 64 else []
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def explain(error: ValidationError) -> str:
@@ -95,12 +108,19 @@ def _sentence(mistake: dict[str, Any]) -> str:
     prefix = f"{where}: " if where else ""
     match mistake["type"]:
         case "union_tag_invalid":
-            context = mistake["ctx"]
-            return f"{prefix}no kind {context['tag']!r}; allowed: {context['expected_tags']}"
+            return prefix + wrong_kind(mistake["ctx"])
         case "value_error" | "no_kind":
             return prefix + str(mistake["msg"]).removeprefix("Value error, ")
         case _:
             return f"{prefix}{mistake['msg']} (given: {_shown(mistake['input'])})"
+
+
+def wrong_kind(context: Mapping[str, Any]) -> str:
+    """Return what pydantic means by "union_tag_invalid"."""
+    tag, allowed = str(context["tag"]), str(context["expected_tags"])
+    near = did_you_mean(tag, (kind.strip("'") for kind in allowed.split(", ")))
+    allowed = f"{near} Allowed: {allowed}" if near else f"; allowed: {allowed}"
+    return f"no kind {_shown(tag)}{allowed}"
 
 
 def _shown(given: object) -> str:

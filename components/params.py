@@ -1,17 +1,20 @@
 """What a request may ask for, with the names OpenAI and vLLM use."""
 
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from diffray.components.config import Config
-from diffray.components.policy import DiffusionParams
+from diffray.components.policy import IN_DIFFUSION, DiffusionParams
 
 COLDEST: Final = 1e-5  # temperature; below it all rows take their best token, as in vLLM
 
 
 class SamplingParams(Config):
     """One request's parameters; a wrong value is a ValueError that says what is allowed."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = IN_DIFFUSION
 
     n: int = Field(1, ge=1, le=128)
     max_tokens: int = Field(128, ge=1)

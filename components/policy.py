@@ -3,8 +3,9 @@
 A new decoder or cache policy is one file and one name in a union here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
@@ -34,8 +35,23 @@ AnyCache = Annotated[NoCache | Prefix | Dual | Vicinity | Exact, Field(discrimin
 LONGEST_REMEMBERED = 512  # positions of a block; memory and time grow with the square and more
 
 
+def _decoder(kind: str, name: str) -> str:
+    return f'write diffusion: {{"decoder": {{"kind": "{kind}", "{name}": ...}}}}'
+
+
+# The names of LLaDA's own `generate`, and those of its followers, where users try them first.
+IN_DECODER: Final = {
+    "steps": _decoder("fixed", "steps"),
+    "threshold": _decoder("threshold", "threshold"),
+    "remasking": _decoder("fixed", "remasking"),
+    "gen_length": "write max_tokens",
+}
+
+
 class DiffusionParams(PolicyPart):
     """How a request is denoised; what is left out follows the server's default, then the model."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = IN_DECODER
 
     block_length: int = Field(32, ge=1)
     iteration: AnyIteration | None = None
@@ -50,6 +66,11 @@ class DiffusionParams(PolicyPart):
         """Return these parameters, with what was not given taken from `default`."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return default.model_copy(update=given)
+
+
+IN_DIFFUSION: Final = IN_DECODER | {
+    name: f'write diffusion: {{"{name}": ...}}' for name in DiffusionParams.model_fields
+}
 
 
 @dataclass(frozen=True, slots=True)

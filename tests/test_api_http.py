@@ -190,9 +190,35 @@ def test_what_one_endpoint_refuses_by_name(
     assert refusal(http.post(path, json=body))["param"] == param
 
 
-def test_unknown_fields_are_refused_as_openai_does(http: httpx2.Client) -> None:
-    error = refusal(http.post(COMPLETE, json=ABC | {"colour": 1}))
-    assert error["message"] == "Unrecognized request argument supplied: colour"
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"colour": 1}, "Unrecognized request argument supplied: colour"),
+        ({"max_token": 1}, "supplied: max_token, did you mean 'max_tokens'?"),
+        ({"steps": 8}, 'steps; write diffusion: {"decoder": {"kind": "fixed", "steps": ...}}'),
+        ({"remasking": "random"}, '{"decoder": {"kind": "fixed", "remasking": ...}}'),
+        ({"gen_length": 8}, "supplied: gen_length; write max_tokens"),
+        ({"cfg_scale": 1}, 'supplied: cfg_scale; write diffusion: {"cfg_scale": ...}'),
+        (
+            {"diffusion": {"threshold": 0.5}},
+            'write diffusion: {"decoder": {"kind": "threshold", "threshold": ...}}',
+        ),
+        (
+            {"diffusion": {"decoder": {"kind": "creditt"}}},
+            "diffusion.decoder: no kind 'creditt', did you mean 'credit'? Allowed: 'threshold', ",
+        ),
+    ],
+)
+def test_wrong_names_are_answered_with_the_right_ones(
+    http: httpx2.Client, body: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(http.post(COMPLETE, json=ABC | body))["message"]
+
+
+def test_what_is_no_text_is_named(http: httpx2.Client) -> None:
+    picture = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "b"}}]
+    error = refusal(http.post(CHAT, json={"messages": [{"role": "user", "content": picture}]}))
+    assert "images are not supported" in error["message"]
 
 
 NEUTRAL = {
@@ -206,7 +232,12 @@ NEUTRAL = {
     "tools": None,
     "tool_choice": "none",
     "user": "somebody",
-    "store": False,
+    "store": True,
+    "metadata": {"run": "7"},
+    "safety_identifier": "a",
+    "prompt_cache_key": "b",
+    "prompt_cache_retention": "24h",
+    "service_tier": "flex",
     "temperature": 0,
     "logit_bias": None,
     "stop": None,
@@ -216,6 +247,14 @@ NEUTRAL = {
 def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
     plain = http.post(COMPLETE, json=ABC).json()
     assert http.post(COMPLETE, json=ABC | NEUTRAL).json()["choices"] == plain["choices"]
+
+
+def test_a_request_may_name_its_answer(http: httpx2.Client) -> None:
+    named = http.post(COMPLETE, json=ABC | {"request_id": "mine-7"}).json()
+    assert named["id"] == "cmpl-mine-7"
+    for stream in (False, True):
+        answer = http.post(CHAT, json=HELLO | {"request_id": "mine-8", "stream": stream})
+        assert '"id":"chatcmpl-mine-8"' in answer.text
 
 
 @pytest.mark.parametrize(

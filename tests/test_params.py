@@ -23,6 +23,12 @@ from tests.toy import toy_spec
             r"^unknown option 'temprature', did you mean 'temperature'\? Allowed: n,",
         ),
         ({"presence_penalty": 1}, r"^unknown option 'presence_penalty'; allowed: n, max_tokens,"),
+        (
+            {"steps": 8},
+            r"^unknown option 'steps'; write diffusion: "
+            r'\{"decoder": \{"kind": "fixed", "steps": ...\}\}$',
+        ),
+        ({"gen_length": 8}, r"^unknown option 'gen_length'; write max_tokens$"),
         ({"temperature" * 10_000: 1}, r"^unknown option '(temperature)+'; allowed: n, max_tokens,"),
         (
             {"min_tokens": 9, "max_tokens": 4},
@@ -33,7 +39,8 @@ from tests.toy import toy_spec
         ({"seed": 2**63}, r"^seed: "),
         (
             {"diffusion": {"decoder": {"kind": "treshold"}}},
-            r"^diffusion.decoder: no kind 'treshold'; allowed: 'threshold', 'fixed', 'hierarchy'",
+            r"^diffusion.decoder: no kind 'treshold', did you mean 'threshold'\? "
+            r"Allowed: 'threshold', 'fixed', 'hierarchy'",
         ),
         (
             {"diffusion": {"decoder": {"kind": "threshold", "treshold": 0.9}}},
@@ -57,7 +64,11 @@ from tests.toy import toy_spec
         ({"diffusion": {"cache": {"kind": "vicinity", "before": -1}}}, r"given: -1"),
         (
             {"diffusion": {"steps": 3}},
-            r"^diffusion: unknown option 'steps'; allowed: block_length, iteration, decoder, cache",
+            r"^diffusion: unknown option 'steps'; write diffusion: \{\"decoder\": ",
+        ),
+        (
+            {"diffusion": {"colour": 3}},
+            r"^diffusion: unknown option 'colour'; allowed: block_length, iteration, decoder,",
         ),
         ({"diffusion": {"block_length": 0}}, r"^diffusion.block_length: .*\(given: 0\)$"),
     ],

@@ -1,6 +1,6 @@
 """The bodies of requests, with the names OpenAI and vLLM use; wrong ones are refused by name."""
 
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
@@ -13,6 +13,7 @@ _MOST_MESSAGES: Final = 4096
 _MOST_TOKENS: Final = 2**20  # to make text of
 _LONGEST_WORD: Final = 1000  # characters
 _INT64: Final = 2**63
+_NOTED: Final = "Accepted, and without effect."
 _SANE: Final = 2**31  # no length or priority is larger
 
 
@@ -112,7 +113,7 @@ class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="Usage so far, in every chunk.")
     include_canvas: bool = Field(False, description="Chunks without choices show live canvases.")
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = Field(False, description=_NOTED)
 
 
 class GenerationBody(Body):
@@ -143,7 +144,17 @@ class GenerationBody(Body):
     cache_salt: str = Field(
         "", max_length=1024, description="K/V are shared with requests of the same salt alone."
     )
-    user: str | None = None
+    # What a client notes for itself or for OpenAI's books; it changes no token.
+    user: str | None = Field(None, description=_NOTED)
+    safety_identifier: str | None = Field(None, description=_NOTED)
+    prompt_cache_key: str | None = Field(None, description=_NOTED)
+    prompt_cache_retention: str | None = Field(None, description=_NOTED)
+    service_tier: str | None = Field(None, description=_NOTED)
+    store: bool | None = Field(None, description=_NOTED)
+    metadata: dict[str, Any] | None = Field(None, description=_NOTED)
+    request_id: str | None = Field(
+        None, pattern=r"^[\x21-\x7e]{1,128}$", description="Ends the answer's id."
+    )
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
@@ -207,7 +218,7 @@ def parse(kind: type[AnyBody], given: object) -> AnyBody:
         raise invalid("the body must be a JSON object")
     body = {name: value for name, value in given.items() if value is not None}
     for name in [name for name in body if name not in kind.model_fields]:
-        refuse_unless_neutral(str(name), body.pop(name), body)
+        refuse_unless_neutral(str(name), body.pop(name), body, kind.model_fields)
     missing = [n for n, f in kind.model_fields.items() if f.is_required() and n not in body]
     if missing:
         raise ApiError(

@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from diffray.cluster.client import DeadlineExceeded, EngineFailed, Overloaded, Poisonous
+from diffray.components.config import wrong_kind
 
 _LONGEST: Final = 600  # characters of a message; what was given may be megabytes
 _LONGEST_NAME: Final = 200  # and of the field's name, which may be the client's invention
@@ -126,6 +127,8 @@ def of_validation(error: ValidationError) -> ApiError:
     """Return the refusal of a body, naming the first field that is wrong."""
     mistake = error.errors(include_url=False)[0]
     param = _place(mistake["loc"])
+    if mistake["type"] == "union_tag_invalid":
+        return invalid(f"{param}: {wrong_kind(mistake['ctx'])}", param, "invalid_value")
     message = mistake["msg"].removeprefix("Value error, ")
     if unknown := re.match(r"unknown option '([^']*)'", message):
         param = f"{param}.{unknown[1]}"

@@ -1,10 +1,12 @@
 """Fields of OpenAI's and vLLM's that cannot be honoured: only the value that asks for nothing."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from diffray.cluster.api.errors import invalid, unsupported
+from diffray.components.config import did_you_mean
+from diffray.components.policy import IN_DIFFUSION
 
 # The first value is the one to recommend. None never gets here: it stands for a default.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
@@ -25,22 +27,17 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "include_reasoning": (True,),
     "length_penalty": (1,),
     "logits_processors": ([],),
-    "metadata": ({},),
     "min_p": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "presence_penalty": (0,),
-    "prompt_cache_key": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
-    "request_id": (),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
-    "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
-    "store": (False,),
     "stream_interval": (1,),
     "structured_outputs": (),
     "suffix": (),
@@ -53,14 +50,19 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
-def refuse_unless_neutral(name: str, value: Any, body: Mapping[str, Any]) -> None:
+def refuse_unless_neutral(
+    name: str, value: Any, body: Mapping[str, Any], known: Iterable[str]
+) -> None:
     """Let a known field pass if its value asks for nothing; an unknown one never passes."""
     if name == "best_of":
         if value != body.get("n", 1):
             raise unsupported(name, "send n, or leave it out")
         return
     if name not in _NEUTRAL:
-        raise invalid(f"Unrecognized request argument supplied: {name[:100]}", name[:100])
+        what = f"Unrecognized request argument supplied: {name[:100]}"
+        if name in IN_DIFFUSION:
+            raise invalid(f"{what}; {IN_DIFFUSION[name]}", name)
+        raise invalid(f"{what}{did_you_mean(name, known)}", name[:100])
     allowed = _NEUTRAL[name]
     if value not in allowed:
         instead = f" or send {json.dumps(allowed[0])}" if allowed else ""

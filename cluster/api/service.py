@@ -180,7 +180,7 @@ class Service:
         model, tokenizer = self._named(body.model), self._need_tokenizer()
         text = chat_text(body.messages, body, tokenizer)
         (ids,) = await self._encode([text], body.add_special_tokens, "messages")
-        ask = await self._ask(body, model, [Prompt(tuple(ids))], f"chatcmpl-{uuid4().hex}")
+        ask = await self._ask(body, model, [Prompt(tuple(ids))], "chatcmpl")
         return ask, ChatAnswer(ask, body, self._texts)
 
     async def _completion(self, body: CompletionBody) -> tuple[Ask, Answer]:
@@ -207,7 +207,7 @@ class Service:
         suffix: list[int] = []
         if body.suffix is not None:
             (suffix,) = await self._encode([body.suffix], False, "suffix")
-        ask = await self._ask(body, model, prompts, f"cmpl-{uuid4().hex}", tuple(suffix))
+        ask = await self._ask(body, model, prompts, "cmpl", tuple(suffix))
         return ask, CompletionAnswer(ask, body, self._texts)
 
     async def _ask(
@@ -215,7 +215,7 @@ class Service:
         body: ChatBody | CompletionBody,
         model: str,
         prompts: list[Prompt],
-        name: str,
+        kind: str,
         suffix: tuple[int, ...] = (),
     ) -> Ask:
         """Return the request with its choices, or refuse it."""
@@ -239,6 +239,7 @@ class Service:
         except ValueError as error:
             raise as_api_error(error) from None
         ends = frozenset(limits.eos_token_ids) - frozenset(body.stop_token_ids)
+        name = f"{kind}-{body.request_id or uuid4().hex}"
         return Ask(body, model, prompts, choices, ends, name)
 
     def _named(self, name: str | None) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -108,5 +108,5 @@ async def engine_answers(
             return Reply(error.status, "", error.body, error.retry_after)
         return Reply(200, str(made["id"]), made)
 
-    with engine:
+    with engine, closing(service):
         yield answer

@@ -51,6 +51,7 @@ class Replica:
             replica=replicas.own,
             others=replicas.snapshots,
         )
+        _service.start()
         self._exporting = asyncio.create_task(_export(_service))
         log.info("%s is ready (replica %s, process %d)", config.model_id, replicas.own, os.getpid())
 
@@ -72,6 +73,7 @@ class Replica:
         """End the coordinator and its ranks; Serve calls it when nobody is served any more."""
         if self._exporting is not None:
             self._exporting.cancel()
+            current_service().close()
         if self.engine is not None:
             await self.engine.close()
 

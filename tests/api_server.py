@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import uvicorn
@@ -59,6 +59,7 @@ def serve_model(
     service = Service(engine, tokenizer, (name or model, f"{name or model}-alias"))
     with (
         engine,
+        closing(service),
         DiffusionLLM(model, dtype=DTYPE, max_num_seqs=8) as llm,
         serve(service, settings) as url,
     ):

@@ -26,6 +26,7 @@ CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 ABC = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
+CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
 LONG = {"prompt": "abc", "max_tokens": 96, "ignore_eos": True, "diffusion": {"block_length": 8}}
 
 
@@ -110,7 +111,11 @@ def idle(http: httpx2.Client) -> bool:
         ({"min_p": 0.1}, "min_p"),
         ({"best_of": 3}, "best_of"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"metadata": "a"}, "metadata"),
+        ({"store": "yes"}, "store"),
+        ({"request_id": "a b"}, "request_id"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"colour": "red"}, "colour"),
         ({"diffusion": {"steps": 3}}, "diffusion.steps"),
@@ -150,6 +155,12 @@ def test_what_both_endpoints_refuse_by_name(
             CHAT,
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
         ),
         (
             CHAT,
@@ -228,9 +239,7 @@ NEUTRAL = {
     "min_p": 0,
     "best_of": 1,
     "response_format": {"type": "text"},
-    "parallel_tool_calls": True,
     "tools": None,
-    "tool_choice": "none",
     "user": "somebody",
     "store": True,
     "metadata": {"run": "7"},

@@ -61,9 +61,16 @@ class Tokenizer:
                 "the checkpoint's tokenizer has no chat template; "
                 "use generate() with a prompt in the model's own format"
             )
-        text = self.fast.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-        )
+        try:
+            text = self.fast.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # the template is the checkpoint's program
+            line = getattr(error, "lineno", None)
+            where = f" (line {line} of the template)" if line else ""
+            raise ValueError(
+                f"the checkpoint's chat template refuses this: {error}{where}"
+            ) from None
         return self.encode(str(text), add_special_tokens=False)
 
     def decode(self, ids: Items[int], skip_special_tokens: bool = True) -> str:

@@ -75,6 +75,19 @@ _TEXT: Final = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "additionalProperties": False,
 }
+_CALL: Final = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
+        },
+    },
+}
 # Of a list the first mistake is enough; a message for each of millions takes gigabytes.
 TokenIds = Annotated[list[int], Field(max_length=1024, fail_fast=True)]
 Messages = Annotated[
@@ -87,10 +100,18 @@ Messages = Annotated[
             "maxItems": _MOST_MESSAGES,
             "items": {
                 "type": "object",
-                "required": ["role", "content"],
+                "required": ["role"],
                 "properties": {
                     "role": {"type": "string", "enum": list(ROLES)},
-                    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT}]},
+                    "content": {
+                        "anyOf": [
+                            {"type": "string"},
+                            {"type": "array", "items": _TEXT},
+                            {"type": "null"},
+                        ]
+                    },
+                    "tool_calls": {"type": "array", "items": _CALL},
+                    "tool_call_id": {"type": "string"},
                     "name": {"type": "string"},
                 },
                 "additionalProperties": False,
@@ -98,6 +119,7 @@ Messages = Annotated[
         }
     ),
 ]
+Tools = list[dict[str, Any]]
 Word = Annotated[str, Field(min_length=1, max_length=_LONGEST_WORD)]
 
 
@@ -177,6 +199,14 @@ class ChatBody(GenerationBody):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: Tools = Field(
+        default_factory=list,
+        max_length=1024,
+        fail_fast=True,
+        description='The template shows them to the model; needs tool_choice: "none".',
+    )
+    tool_choice: Any = Field(None, json_schema_extra={"enum": ["none"]})
+    parallel_tool_calls: bool | None = Field(None, description=_NOTED)
 
 
 class CompletionBody(GenerationBody):
@@ -199,6 +229,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: Tools = Field(default_factory=list, max_length=1024, fail_fast=True)
     return_token_strs: bool = False
 
 

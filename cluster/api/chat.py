@@ -1,15 +1,27 @@
 """From OpenAI's messages to a prompt in the model's own chat format."""
 
 import inspect
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from diffray.cluster.api.bodies import ROLES
 from diffray.cluster.api.errors import ApiError, invalid
+from diffray.cluster.api.templates import Templates
 from diffray.workers.text import Tokenizer
 
 # Templates know the role under its older name.
 _OLDER_NAME: Final = {"developer": "system"}
+_MEDIA: Final = {
+    "image_url": "images",
+    "image": "images",
+    "input_image": "images",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "videos",
+    "file": "files",
+    "input_file": "files",
+}
 
 
 class Asks(Protocol):
@@ -21,9 +33,13 @@ class Asks(Protocol):
     def continue_final_message(self) -> bool: ...
     @property
     def chat_template_kwargs(self) -> dict[str, Any]: ...
+    @property
+    def tools(self) -> list[dict[str, Any]]: ...
 
 
-def chat_text(messages: list[dict[str, Any]], asks: Asks, tokenizer: Tokenizer) -> str:
+async def chat_text(
+    messages: list[dict[str, Any]], asks: Asks, tokenizer: Tokenizer, templates: Templates
+) -> str:
     """Return the conversation as text, up to where the assistant writes."""
     conversation = [_message(number, each) for number, each in enumerate(messages)]
     if not tokenizer.fast.chat_template:
@@ -39,44 +55,75 @@ def chat_text(messages: list[dict[str, Any]], asks: Asks, tokenizer: Tokenizer) 
         )
     if asks.chat_template_kwargs:
         _refuse_what_is_not_the_templates(asks.chat_template_kwargs, tokenizer)
+    tools = asks.tools or None
     try:
-        text = tokenizer.fast.apply_chat_template(
-            conversation,
-            tokenize=False,
-            add_generation_prompt=asks.add_generation_prompt,
-            continue_final_message=asks.continue_final_message,
-            **asks.chat_template_kwargs,
+        return await templates.render(
+            {
+                "conversations": [conversation],
+                "chat_template": tokenizer.fast.get_chat_template(tools=tools),
+                "tools": tools,
+                "add_generation_prompt": asks.add_generation_prompt,
+                "continue_final_message": asks.continue_final_message,
+                **tokenizer.fast.special_tokens_map,
+                **asks.chat_template_kwargs,
+            }
         )
-    except Exception as error:
-        # The template is the checkpoint's program and may raise anything; what it says of its input
-        # is all there is.
+    except ValueError as error:
         raise invalid(f"the chat template refuses this: {error}", "messages") from None
-    return str(text)
 
 
 def _refuse_what_is_not_the_templates(given: Iterable[str], tokenizer: Tokenizer) -> None:
     """Refuse names that would say how to apply the template, instead of what is in it."""
     taken = inspect.signature(tokenizer.fast.apply_chat_template).parameters
     for name in given:
-        if name in taken or name == "messages":
+        if name in taken or name in ("messages", "conversations"):
             place = f"chat_template_kwargs.{name[:100]}"
             raise invalid(f"{place} is not the template's to read", place)
 
 
-def _message(number: int, given: Mapping[str, Any]) -> dict[str, str]:
+def _message(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return one message with its content as one text."""
     place = f"messages[{number}]"
     role, content = given.get("role"), given.get("content")
     if role not in ROLES:
         raise invalid(f"{place}.role must be one of {', '.join(ROLES)}", f"{place}.role")
+    if content is None and role == "assistant":
+        content = ""  # it may have called tools and said nothing
     message = {"role": _OLDER_NAME.get(role, role), "content": _content(place, content)}
     for name, value in given.items():
         if name in ("role", "content") or value in (None, [], {}):
             continue  # clients send answers back with all their empty fields
-        if name != "name" or not isinstance(value, str):
-            raise invalid(f"{place}.{name[:100]} is not supported", f"{place}.{name[:100]}")
-        message["name"] = value
+        field = f"{place}.{name[:100]}"
+        if name == "tool_calls" and role == "assistant":
+            message[name] = _tool_calls(field, value)
+        elif isinstance(value, str) and (
+            name == "name" or (name, role) == ("tool_call_id", "tool")
+        ):
+            message[name] = value
+        else:
+            raise invalid(f"{field} is not supported", field)
     return message
+
+
+def _tool_calls(field: str, given: object) -> list[dict[str, Any]]:
+    """Return an earlier answer's calls with their arguments as objects, as templates read them."""
+    calls = []
+    for call in given if isinstance(given, list) else [given]:
+        match call:
+            case {"function": {"name": str(name), "arguments": str() | dict() as arguments}}:
+                calls.append(dict(call) | {"function": {"name": name, "arguments": arguments}})
+            case _:
+                raise invalid(
+                    f"{field} must be a list of "
+                    "{'type': 'function', 'id': ..., 'function': {'name': ..., 'arguments': ...}}",
+                    field,
+                )
+        if isinstance(arguments, str):
+            try:
+                calls[-1]["function"]["arguments"] = json.loads(arguments or "{}")
+            except (ValueError, RecursionError):
+                raise invalid(f"{field}: the arguments of {name!r} are not JSON", field) from None
+    return calls
 
 
 def _content(place: str, content: object) -> str:
@@ -86,6 +133,9 @@ def _content(place: str, content: object) -> str:
         raise _no_text(place)
     texts = []
     for part in content:
+        if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind in _MEDIA:
+            field = f"{place}.content"
+            raise invalid(f"{field}: {_MEDIA[kind]} are not supported; send text alone", field)
         if not isinstance(part, dict) or set(part) != {"type", "text"}:
             raise _no_text(place)
         if part["type"] != "text" or not isinstance(part["text"], str):

@@ -26,6 +26,7 @@ from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, as_api_error, invalid, unsupported
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
 from diffray.cluster.api.run import Runner
+from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import TokenTexts
 from diffray.cluster.api.wishes import Wishes
 from diffray.cluster.client import EngineClient, EngineFailed, Load
@@ -70,8 +71,18 @@ class Service:
         self._defaults = defaults or GenerationDefaults()
         self._runner = Runner(engine, self.metrics, deadline)
         self._texts = TokenTexts(tokenizer)
+        self._templates = Templates()
         self._created = int(time.time())
         self._last_load = Load()
+
+    def start(self) -> None:
+        """Start what the first chat would otherwise wait for."""
+        if self.tokenizer is not None and self.tokenizer.fast.chat_template:
+            self._templates.start()
+
+    def close(self) -> None:
+        """End what the service has started; it answers no more chats."""
+        self._templates.close()
 
     # Answers.
 
@@ -110,7 +121,8 @@ class Service:
         if (asked.prompt is None) == (asked.messages is None):
             raise invalid("send either prompt or messages", "prompt")
         if asked.messages is not None:
-            text, special = chat_text(asked.messages, asked, tokenizer), False
+            text = await chat_text(asked.messages, asked, tokenizer, self._templates)
+            special = False
         else:
             text, special = asked.prompt or "", True
         if asked.add_special_tokens is not None:
@@ -135,6 +147,18 @@ class Service:
                 )
         text = await _aside(len(asked.tokens), tokenizer.decode, asked.tokens, False)
         return {"prompt": text}
+
+    def tokenizer_info(self) -> Json:
+        """Return what a client needs to write prompts as this tokenizer does, as vLLM names it."""
+        fast = self._need_tokenizer().fast
+        special = fast.special_tokens_map
+        return {
+            "tokenizer_class": type(fast).__name__,
+            "model_max_length": self.engine.limits.context,
+            "chat_template": fast.get_chat_template() if fast.chat_template else None,
+            **{name: special.get(name) for name in ("bos_token", "eos_token", "pad_token")},
+            **special,
+        }
 
     # About the model and the engine.
 
@@ -178,7 +202,15 @@ class Service:
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
         model, tokenizer = self._named(body.model), self._need_tokenizer()
-        text = chat_text(body.messages, body, tokenizer)
+        if body.tool_choice not in (None, "none"):
+            raise unsupported("tool_choice", 'leave it out or send "none"')
+        if body.tools and body.tool_choice is None:
+            raise invalid(
+                'tools need tool_choice: "none": the template shows them to the model, but '
+                "no answer is read for calls",
+                "tools",
+            )
+        text = await chat_text(body.messages, body, tokenizer, self._templates)
         (ids,) = await self._encode([text], body.add_special_tokens, "messages")
         ask = await self._ask(body, model, [Prompt(tuple(ids))], "chatcmpl")
         return ask, ChatAnswer(ask, body, self._texts)

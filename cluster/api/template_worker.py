@@ -1,0 +1,76 @@
+"""A process that applies chat templates: they are a checkpoint's programs, and may run for ever.
+
+It is run as a file and imports nothing of diffray, nor torch. A frame is 8 bytes of length, then
+JSON: `render_jinja_template`'s arguments in, {"text": ...} or {"error": ...} out. What takes too
+much time ends the process, and what takes too much memory or text is an error.
+"""
+
+import json
+import resource
+import signal
+import socket
+import sys
+from typing import Any, Final
+
+CPU_S: Final = 2.0  # of processor time, for one conversation
+MEMORY: Final = 2**29  # bytes, beside what the process has when it starts
+LONGEST: Final = 2**24  # characters of a prompt
+
+
+def send(connection: socket.socket, value: object) -> None:
+    data = json.dumps(value).encode()
+    connection.sendall(len(data).to_bytes(8, "big") + data)
+
+
+def receive(connection: socket.socket) -> Any:
+    """Return the next frame; raises EOFError where the other side has gone."""
+    return json.loads(_read(connection, int.from_bytes(_read(connection, 8), "big")))
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = connection.recv(min(size, 2**20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def main(connection: socket.socket) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    _bound_memory()
+    while True:
+        try:
+            given = receive(connection)
+        except EOFError:
+            return
+        # Nothing handles SIGPROF, so that the system ends whatever runs, be it one operation in C.
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        try:
+            (text,), _ = render_jinja_template(**given)
+            if len(text) > LONGEST:
+                raise ValueError(f"it made {len(text)} characters, more than {LONGEST}")
+            answer = {"text": text}
+            text.encode()
+        except MemoryError:
+            answer = {"error": f"it took more than {MEMORY >> 20} MiB of memory"}
+        except Exception as error:  # a program of others may raise anything
+            line = getattr(error, "lineno", None)
+            where = f" (line {line} of the template)" if line else ""
+            answer = {"error": f"{error}{where}"}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        send(connection, answer)
+
+
+def _bound_memory() -> None:
+    with open("/proc/self/status") as status:
+        (data,) = (line.split()[1] for line in status if line.startswith("VmData"))
+    most = int(data) * 1024 + MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -21,6 +21,15 @@ def build(args: dict[str, Any]) -> Application:
     return application(app_config(args))
 
 
+def deployment(args: dict[str, Any]) -> Application:
+    """Return a model without an endpoint, for an ingress of your own to ask by its handle."""
+    config = app_config(args)
+    for name in ("api", "api_key_env"):
+        if name in config.model_fields_set:
+            raise ValueError(f"args: {name} is for the endpoint, which a deployment has not")
+    return _bound(Replica, on_this_cluster(config))
+
+
 def application(config: AppConfig) -> Application:
     """Return the application of a configuration that is known to be right."""
     config = on_this_cluster(config)
@@ -29,9 +38,13 @@ def application(config: AppConfig) -> Application:
     def api() -> FastAPI:  # built in the replica: not all of it can be sent there
         return build_api(current_service, settings, request_ids=False)
 
-    deployment: Any = serve.deployment(serve.ingress(api)(Replica))
+    return _bound(serve.ingress(api)(Replica), config)
+
+
+def _bound(replica: type[Replica], config: AppConfig) -> Application:
     options = deployment_options(config)
-    app: Application = deployment.options(name="Replica", **options).bind(config)
+    plain: Any = serve.deployment(replica)
+    app: Application = plain.options(name="Replica", **options).bind(config)
     return app
 
 

@@ -3,8 +3,12 @@
 import asyncio
 import logging
 import os
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 
+from diffray.cluster.api.answers import Json
 from diffray.cluster.api.defaults import read_generation_defaults
+from diffray.cluster.api.errors import ApiError, as_api_error
 from diffray.cluster.api.metrics import Snapshot
 from diffray.cluster.api.service import Service
 from diffray.cluster.app_config import AppConfig
@@ -55,6 +59,32 @@ class Replica:
         self._exporting = asyncio.create_task(_export(_service))
         log.info("%s is ready (replica %s, process %d)", config.model_id, replicas.own, os.getpid())
 
+    # What a handle calls; bodies and answers are those of the HTTP endpoints, refusals ApiErrors.
+
+    async def chat(self, body: Json) -> Json:
+        """Answer a conversation, as POST /v1/chat/completions does."""
+        with _refusals_told():
+            return await current_service().chat(body)
+
+    async def complete(self, body: Json) -> Json:
+        """Answer prompts, as POST /v1/completions does."""
+        with _refusals_told():
+            return await current_service().complete(body)
+
+    async def stream_chat(self, body: Json) -> AsyncGenerator[Json, None]:
+        """Yield the chunks of a conversation's answer, for `handle.options(stream=True)`."""
+        with _refusals_told():
+            async with aclosing(current_service().stream_chat(_streaming(body))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def stream_complete(self, body: Json) -> AsyncGenerator[Json, None]:
+        """Yield the chunks of the answers to prompts, for `handle.options(stream=True)`."""
+        with _refusals_told():
+            async with aclosing(current_service().stream_completion(_streaming(body))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
     async def snapshot(self) -> Snapshot:
         """Return this replica's metrics, for the one that shows those of all."""
         return await current_service().snapshot()
@@ -76,6 +106,22 @@ class Replica:
             current_service().close()
         if self.engine is not None:
             await self.engine.close()
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Count what is refused, and let it be raised as what a caller can read: an ApiError."""
+    try:
+        yield
+    except (ApiError, EngineFailed) as error:
+        told = as_api_error(error)
+        if _service is not None:
+            _service.metrics.refused(str(told.status)).inc()
+        raise told from None
+
+
+def _streaming(body: object) -> object:
+    return body | {"stream": True} if isinstance(body, dict) else body
 
 
 async def _export(service: Service) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,6 +16,7 @@ import pytest
 from ray import serve
 
 from diffray import SamplingParams
+from diffray.cluster.api.errors import ApiError
 from diffray.cluster.serve import remove
 from diffray.workers.llm import DiffusionLLM
 from tests.local_ray import local_cluster
@@ -21,6 +24,8 @@ from tests.serve_process import free_port
 from tests.test_nodes import MESSAGES, alive, application, ask, seconds_until, start, states
 
 pytestmark = pytest.mark.slow
+
+DEPLOY = Path(__file__).parent.parent / "docs/deploy.md"
 
 LONG: dict[str, Any] = {
     "max_tokens": 96,
@@ -74,6 +79,46 @@ def streamed(url: str, name: str) -> tuple[str, str]:
                     return text, chunk["error"]["message"]
                 text += chunk["choices"][0]["delta"].get("content") or ""
     return text, "broken off"
+
+
+def test_a_handle_answers_as_the_endpoint_does(url: str, served: str, text: str) -> None:
+    handle = serve.get_app_handle(served)
+    body: dict[str, Any] = {"messages": MESSAGES} | LONG
+    answer = handle.chat.remote(body).result(timeout_s=120)
+    assert answer["choices"][0]["message"]["content"] == text
+    assert answer["usage"] == ask(url, served, **LONG).json()["usage"]
+    chunks = list(handle.options(stream=True).stream_chat.remote(body))
+    pieces = [choice["delta"].get("content") for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(piece or "" for piece in pieces) == text
+    prompt = {"prompt": "7 times 6", "max_tokens": 8}
+    (whole,) = handle.complete.remote(prompt).result(timeout_s=120)["choices"]
+    parts = handle.options(stream=True).stream_complete.remote(prompt)
+    assert "".join(c["text"] for part in parts for c in part["choices"]) == whole["text"]
+
+    wrong = {"max_token": 3}
+    refused = ask(url, served, **wrong)
+    with pytest.raises(ApiError) as error:
+        handle.chat.remote({"messages": MESSAGES} | wrong).result(timeout_s=60)
+    assert error.value.status == refused.status_code == 400
+    assert error.value.body == refused.json()
+    with pytest.raises(ApiError) as late:
+        list(handle.options(stream=True).stream_chat.remote({"messages": MESSAGES} | wrong))
+    assert late.value.message == error.value.message
+
+
+@pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
+def test_an_ingress_of_ones_own_asks_a_model_behind_it(url: str) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(source, space)
+    serve.run(space["application"], name="sums", route_prefix="/sums")
+    try:
+        answer = httpx2.get(f"{url}/sums/sum", params={"a": 12, "b": 30}, timeout=120)
+        assert answer.status_code == 200 and "42" in answer.json()
+    finally:
+        serve.delete("sums")
+    with pytest.raises(ValueError, match="api is for the endpoint"):
+        space["deployment"](space["config"] | {"api": {"docs": False}})
 
 
 def test_what_is_not_answered_yet_is_answered_by_another_replica(

@@ -38,6 +38,9 @@ class ApiError(Exception):
         self.param = None if param is None else printable(shortened(param, _LONGEST_NAME))
         self.code, self.retry_after, self._headers = code, retry_after, dict(headers or {})
 
+    def __reduce__(self) -> Any:  # it travels to those who ask by a handle
+        return _remade, (self.status, self.message, vars(self))
+
     @property
     def body(self) -> dict[str, Any]:
         return {
@@ -54,6 +57,12 @@ class ApiError(Exception):
         if self.retry_after is None:
             return self._headers
         return self._headers | {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+
+
+def _remade(status: int, message: str, fields: dict[str, Any]) -> ApiError:
+    error = ApiError(status, message)
+    vars(error).update(fields)
+    return error
 
 
 def printable(text: str) -> str:

@@ -24,6 +24,7 @@ from tests.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 JSON = {"Content-Type": "application/json"}
+METRICS_HEALTH = ("/metrics", "/health")
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 ABC = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
 CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -346,6 +347,18 @@ def test_tokenize_and_detokenize(served: Served, http: httpx2.Client) -> None:
     assert ready["tokens"] == chat["tokens"]  # this template always adds it
 
 
+def test_tokenizer_info_is_what_a_remote_tokenizer_needs(
+    served: Served, http: httpx2.Client
+) -> None:
+    info = http.get("/tokenizer_info").json()
+    assert info["eos_token"] == "<|end|>" and info["chat_template"] == CHAT_TEMPLATE
+    assert info["bos_token"] is None and info["model_max_length"] == served.engine.limits.context
+    assert "/" not in info["tokenizer_class"] and "name_or_path" not in info
+    with serve(served.service, ApiSettings(api_keys=("key",))) as url:
+        refusal(httpx2.get(f"{url}/tokenizer_info"), 401)
+        assert httpx2.get(f"{url}/ping").status_code == 200
+
+
 def test_requests_keep_or_get_an_id(http: httpx2.Client) -> None:
     kept = http.get("/version", headers={"X-Request-Id": "mine-7"})
     assert kept.headers.get_list("x-request-id") == ["mine-7"]
@@ -359,6 +372,14 @@ def test_reports(served: Served, http: httpx2.Client) -> None:
     assert http.get("/version").json() == {"version": diffray.__version__}
     paths = http.get("/openapi.json").json()
     assert COMPLETE in paths["paths"] and "ChatBody" in paths["components"]["schemas"]
+    told = paths["paths"][CHAT]["post"]["responses"]
+    assert {"200", "400", "401", "404", "415", "429", "503"} <= set(told)
+    assert set(told["200"]["content"]) == {"application/json", "text/event-stream"}
+    reports = {path: paths["paths"][path]["get"]["responses"]["200"] for path in METRICS_HEALTH}
+    assert [set(each.get("content", ())) for each in reports.values()] == [{"text/plain"}, set()]
+    for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
+        ((_, media),) = paths["paths"][path]["post"]["requestBody"]["content"].items()
+        assert http.post(path, json=media["example"]).status_code in (200, 400), path
     assert http.get("/docs").status_code == 200
     (model, _) = http.get("/v1/models").json()["data"]
     assert model["max_model_len"] == served.engine.limits.context
@@ -728,6 +749,7 @@ def test_the_page_of_the_docs_needs_nothing_from_elsewhere(http: httpx2.Client) 
     text = answer.text
     assert "<script" not in text and "http://" not in text and "https://" not in text
     assert "POST /v1/chat/completions" in text and "continue_final_message" in text
+    assert "diffusion.decoder" in text and "low_threshold" in text and "edit_threshold" in text
     (style,) = re.findall(r"<style>(.*)</style>", text)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]

@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 import diffray
 from diffray.cluster.api.docs import HEADERS, page
@@ -17,7 +17,7 @@ from diffray.cluster.api.errors import ApiError, as_api_error, bug
 from diffray.cluster.api.gate import Gate, RequestIds
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
-from diffray.cluster.api.openapi import describe, request_body
+from diffray.cluster.api.openapi import GENERATING, describe, describe_body, refusals
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.client import EngineFailed
@@ -83,31 +83,35 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
             return await unless_gone(request, _open(stream(get_service(), body)))
         return answer(await unless_gone(request, whole(get_service(), body)))
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=refusals(401, 503))
     async def list_models() -> Response:
         return answer(get_service().models())
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", responses=refusals(401, 404, 503))
     async def show_model(name: str) -> Response:
         return answer(get_service().model(name))
 
-    @router.post("/v1/chat/completions", openapi_extra=request_body("/v1/chat/completions"))
+    @router.post("/v1/chat/completions", **describe_body("/v1/chat/completions", *GENERATING))
     async def chat(request: Request) -> Response:
         return await generate(request, Service.chat, Service.stream_chat)
 
-    @router.post("/v1/completions", openapi_extra=request_body("/v1/completions"))
+    @router.post("/v1/completions", **describe_body("/v1/completions", *GENERATING))
     async def complete(request: Request) -> Response:
         return await generate(request, Service.complete, Service.stream_completion)
 
-    @router.post("/tokenize", openapi_extra=request_body("/tokenize"))
+    @router.post("/tokenize", **describe_body("/tokenize"))
     async def tokenize(request: Request) -> Response:
         body = await read(request)
         return answer(await get_service().tokenize(body))
 
-    @router.post("/detokenize", openapi_extra=request_body("/detokenize"))
+    @router.post("/detokenize", **describe_body("/detokenize"))
     async def detokenize(request: Request) -> Response:
         body = await read(request)
         return answer(await get_service().detokenize(body))
+
+    @router.get("/tokenizer_info", responses=refusals(400, 401, 503))
+    async def tokenizer_info() -> Response:
+        return answer(get_service().tokenizer_info())
 
     return router
 
@@ -116,7 +120,8 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return what operators ask of the server."""
     router = APIRouter()
 
-    @router.get("/health")
+    @router.get("/ping", include_in_schema=False)  # as SageMaker asks
+    @router.get("/health", response_class=Response, responses=refusals(503))
     async def health() -> Response:
         await get_service().engine.check_health()
         return Response()
@@ -125,7 +130,7 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
     async def version() -> Response:
         return answer({"version": diffray.__version__})
 
-    @router.get("/load")
+    @router.get("/load", responses=refusals(401, 503))
     async def load() -> Response:
         found = await get_service().load()
         return answer(
@@ -138,7 +143,7 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
             }
         )
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse, responses=refusals(503))
     async def metrics() -> Response:
         text = await get_service().prometheus(vllm_names=settings.vllm_metric_names)
         return Response(text, media_type=CONTENT_TYPE)

@@ -1,6 +1,7 @@
 """The page at /docs: the OpenAPI description as plain HTML, without scripts or foreign files."""
 
 import base64
+import json
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from html import escape
@@ -9,7 +10,7 @@ from typing import Any, Final
 _STYLE: Final = (
     "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse;width:100%}td{border-top:1px solid #ccc;padding:.2rem .6rem;"
-    "vertical-align:top}code{font-size:14px}h2{margin-top:2.5rem}"
+    "vertical-align:top}code,pre{font-size:14px}h2{margin-top:2.5rem}"
 )
 _HASH: Final = base64.b64encode(sha256(_STYLE.encode()).digest()).decode()
 HEADERS: Final = {
@@ -39,21 +40,48 @@ def page(schema: Mapping[str, Any]) -> str:
 
 
 def _body(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the table of a request body's fields."""
+    """Yield an example of a request body, and the tables of its fields and their parts."""
     content = operation.get("requestBody", {}).get("content", {})
     for kind, media in content.items():
-        name = media["schema"]["$ref"].rpartition("/")[2]
-        required = schemas[name].get("required", [])
-        yield f"<p>Takes <code>{escape(kind)}</code>:</p><table>"
-        for field, what in schemas[name]["properties"].items():
-            told = ["required"] if field in required else []
-            told += [f"default {what['default']!r}"] if _worth_telling(what) else []
-            told += [what["description"]] if "description" in what else []
-            yield (
-                f"<tr><td><code>{escape(field)}</code><td>{escape(_type(what))}"
-                f"<td>{escape('; '.join(told))}"
-            )
-        yield "</table>"
+        yield f"<p>Takes <code>{escape(kind)}</code>, as</p>"
+        yield f"<pre>{escape(json.dumps(media['example'], indent=1))}</pre>"
+        yield from _fields("", schemas[_name(media["schema"])], schemas)
+
+
+def _fields(place: str, schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of an object's fields, then those of the objects in it."""
+    required = schema.get("required", [])
+    inner = []
+    yield "<table>"
+    for field, what in schema.get("properties", {}).items():
+        told = ["required"] if field in required else []
+        told += [f"default {what['default']!r}"] if _worth_telling(what) else []
+        told += [what["description"]] if "description" in what else []
+        yield (
+            f"<tr><td><code>{escape(field)}</code><td>{escape(_type(what))}"
+            f"<td>{escape('; '.join(told))}"
+        )
+        inner += [(f"{place}{field}", name) for name in _parts(what)]
+    yield "</table>"
+    for field, name in inner:
+        about = schemas[name].get("description", "").partition("\n")[0]
+        yield f"<h3><code>{escape(field)}</code>: {escape(name)}</h3><p>{escape(about)}</p>"
+        yield from _fields(f"{field}.", schemas[name], schemas)
+
+
+def _name(what: Mapping[str, Any]) -> str:
+    return str(what["$ref"].rpartition("/")[2])
+
+
+def _parts(what: Mapping[str, Any]) -> list[str]:
+    """Return the names of the objects that a field may hold."""
+    if "$ref" in what:
+        return [_name(what)]
+    return [name for each in _choices(what) for name in _parts(each)]
+
+
+def _choices(what: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*what.get("anyOf", []), *what.get("oneOf", [])]
 
 
 def _worth_telling(what: Mapping[str, Any]) -> bool:
@@ -62,11 +90,11 @@ def _worth_telling(what: Mapping[str, Any]) -> bool:
 
 def _type(what: Mapping[str, Any]) -> str:
     """Return a field's type in a few words; null stands for a default and goes without saying."""
-    if "anyOf" in what:
-        kinds = [_type(each) for each in what["anyOf"] if each.get("type") != "null"]
+    if choices := _choices(what):
+        kinds = [_type(each) for each in choices if each.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "$ref" in what:
-        return str(what["$ref"].rpartition("/")[2])
+        return _name(what)
     if what.get("type") == "array":
         return f"list of {_type(what.get('items', {}))}"
     if "const" in what:

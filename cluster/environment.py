@@ -19,6 +19,9 @@ SETTINGS = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # A lost replica, a path that leads nowhere yet, and requests that are not for this server.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.ingress:middlewares",
+    # After three failures a proxy is started anew: 1.5 s rather than half a minute.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # on a busy machine one takes longer than 5
 }
 # This machine alone: all of Ray's own ports are on 127.0.0.1.
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

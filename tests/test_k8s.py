@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from diffray.cluster.app_config import AppConfig, app_config
 from diffray.cluster.config_file import BUILDER
 from diffray.cluster.deployment import gpus, placement_bundles
+from diffray.cluster.environment import SETTINGS
 from diffray.cluster.haproxy import CLIENT_S
 from diffray.cluster.strict_yaml import parse_yaml
 
@@ -172,6 +173,8 @@ class TestRay:
         assert f"Programming Language :: Python :: {version}" in project["classifiers"]
         assert re.search(r"^USER 1000$", text, re.MULTILINE)
         assert f"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S={CLIENT_S} " in text
+        for name in (name for name in SETTINGS if name.startswith("RAY_SERVE_")):
+            assert f"{name}={SETTINGS[name]} " in text
 
 
 class TestLock:

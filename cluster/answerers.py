@@ -95,6 +95,7 @@ async def engine_answers(
         (*names, model),
         diffusion=diffusion,
         defaults=read_generation_defaults(resolve(model)),
+        scheduling_policy=config.scheduling_policy,
     )
 
     async def answer(url: str, body: dict[str, Any]) -> Reply:

@@ -12,6 +12,7 @@ _NAMES: Final = {
     "dtype": ("auto", *DTYPE_NAMES),
     "kernels": ("auto", "torch", "triton"),
     "quantization": (None, "experts_int8", "experts_fp8"),
+    "scheduling_policy": ("fcfs", "priority"),
 }
 
 
@@ -38,6 +39,7 @@ class EngineConfig(Config):
     chunk: int = Field(512, ge=1)
     steps_per_round: int = Field(1, ge=1)
     rounds_in_flight: int = Field(2, ge=1, le=4)
+    scheduling_policy: str = "fcfs"  # fcfs | priority: whether requests may say their priority
     time_slice: int = Field(1024, ge=0)  # steps after which a request gives way; 0: never
     cpu_threads: int | None = Field(None, ge=1)  # of each rank on CPU; None: its share of the cores
     load_timeout_s: float = Field(1800.0, gt=0)

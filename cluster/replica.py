@@ -54,6 +54,7 @@ class Replica:
             deadline=config.request_timeout_s,
             replica=replicas.own,
             others=replicas.snapshots,
+            scheduling_policy=config.engine_kwargs.scheduling_policy,
         )
         _service.start()
         self._exporting = asyncio.create_task(_export(_service))

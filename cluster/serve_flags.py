@@ -95,6 +95,14 @@ class Layout:
             panel=_LAYOUT,
         ),
     ] = 256
+    scheduling_policy: Annotated[
+        str,
+        _option(
+            "--scheduling-policy",
+            text="fcfs: first come, first served; priority: requests say their priority.",
+            panel=_LAYOUT,
+        ),
+    ] = "fcfs"
     kv_cache_memory: Annotated[
         int | None,
         _option(

@@ -115,10 +115,21 @@ def test_a_request_s_policy_is_merged_with_the_server_s() -> None:
     assert policy.cache is not None and policy.cache.kind == "none"
 
 
+def test_a_priority_needs_a_server_that_allows_it() -> None:
+    engine = Recorder()
+    with pytest.raises(
+        ApiError, match=r"priority is -3, .*--scheduling-policy priority"
+    ) as refused:
+        asyncio.run(service(engine).complete({"prompt": [1], "priority": -3}))
+    assert (refused.value.status, refused.value.param) == (400, "priority")
+    assert engine.requests == []
+    asyncio.run(service(engine).complete({"prompt": [1], "priority": 0}))
+
+
 def test_choices_have_seeds_of_their_own() -> None:
     engine = Recorder()
     asked = {"prompt": [[1], [2]], "n": 2, "seed": 9, "priority": -3}
-    made = asyncio.run(service(engine).complete(asked))
+    made = asyncio.run(service(engine, scheduling_policy="priority").complete(asked))
     assert [choice["index"] for choice in made["choices"]] == [0, 1, 2, 3]
     seeds = [request.params.seed for request, _, _ in engine.requests]
     assert seeds == [9, derived_seed(9, 1)] * 2

@@ -54,7 +54,7 @@ def _serve(pipe: Connection, model: str, max_model_len: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
     engine, tokenizer = load_local(model, EngineConfig(max_model_len=max_model_len))
-    service = Service(engine, tokenizer, (model,))
+    service = Service(engine, tokenizer, (model,), scheduling_policy="priority")
     app = build_api(lambda: service)
     config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_keep_alive=600)
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)

@@ -162,7 +162,12 @@ class GenerationBody(Body):
         fail_fast=True,
         description="Each must be a single token.",
     )
-    priority: int = Field(0, ge=-_SANE, lt=_SANE, description="Lower runs first.")
+    priority: int = Field(
+        0,
+        ge=-_SANE,
+        lt=_SANE,
+        description="Lower runs first, where the server's scheduling policy is priority.",
+    )
     cache_salt: str = Field(
         "", max_length=1024, description="K/V are shared with requests of the same salt alone."
     )

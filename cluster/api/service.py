@@ -46,8 +46,9 @@ class Service:
     """One model under one or several names, answered by one engine.
 
     `diffusion` and `defaults` are what requests get that leave them out; `deadline` is the seconds
-    that a choice may take. Where there are several replicas, `replica` names this one, and `others`
-    asks the others for their metrics.
+    that a choice may take. Requests may say a priority under the scheduling policy "priority". Where
+    there are several replicas, `replica` names this one, and `others` asks the others for their
+    metrics.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Service:
         deadline: float | None = None,
         replica: str = "",
         others: Others | None = None,
+        scheduling_policy: str = "fcfs",
     ) -> None:
         if not names:
             raise ValueError("a served model needs at least one name")
@@ -69,6 +71,7 @@ class Service:
         self._replica, self._others = replica, others
         self._diffusion = diffusion or DiffusionParams()
         self._defaults = defaults or GenerationDefaults()
+        self._scheduling_policy = scheduling_policy
         self._runner = Runner(engine, self.metrics, deadline)
         self._texts = TokenTexts(tokenizer)
         self._templates = Templates()
@@ -253,6 +256,12 @@ class Service:
         """Return the request with its choices, or refuse it."""
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options needs stream: true", "stream_options")
+        if body.priority and self._scheduling_policy == "fcfs":
+            raise invalid(
+                f"priority is {body.priority}, but this server runs requests first come, first "
+                "served; leave it out, or start the server with --scheduling-policy priority",
+                "priority",
+            )
         if body.stop and self.tokenizer is None:
             raise invalid("stop strings need a tokenizer, and the checkpoint has none", "stop")
         limits, options = self.engine.limits, body.stream_options or StreamOptions()

@@ -22,6 +22,7 @@ class CachePolicy(PolicyPart, ABC):
 def refreshes(step: int, every: int | None) -> bool:
     """Return whether an approximate cache runs everything at this step of a block.
 
-    It does at the first, and at every n-th where n is given.
+    It does at the first, and at every n-th where n is given. dInfer's `cache_update_freq` counts
+    otherwise: iterations of the whole generation, each of which is two forwards where it refreshes.
     """
     return step == 0 or (every is not None and step % every == 0)

@@ -11,14 +11,17 @@ from diffray.components.sequence import Sequence
 class Vicinity(CachePolicy):
     """Cheap steps run the block, `before` positions before it and `after` positions after it.
 
-    The first `warmup` steps of a generation, and the one after them, run everything.
+    The first `warmup` steps of a generation, the one after them, and the first of each block run
+    everything. dInfer runs everything once more where the first block ends within the warm-up: its
+    `past is None or (require_update(...) and block_id > 0)` then skips `require_update`, which
+    therefore takes the block for a new one two forwards later. That is not reproduced.
     """
 
     kind: Literal["vicinity"] = "vicinity"
     before: int = Field(16, ge=0)
     after: int = Field(16, ge=0)
     warmup: int = Field(4, ge=0)
-    refresh: int | None = Field(None, ge=1)
+    refresh: int | None = Field(None, ge=1)  # see `refreshes`
 
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
         warming = sequence.steps_before + step <= self.warmup

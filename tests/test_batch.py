@@ -349,12 +349,12 @@ class TestOwnEngine:
             request("other", model="gpt-9", messages=question),
             request("long", COMPLETIONS, prompt="Tom", max_tokens=10**6),
         )
-        config = EngineConfig(device="cpu", dtype="float32")
+        config = EngineConfig(device="cpu", dtype="float64")
         answering = engine_answers("demo", config, names=("my-model",))
         summary = run_batch(source, tmp_path / "out", answering)
         assert (summary.answered, summary.failed) == (3, 2)
         answers = {name: line["response"] for name, line in read(tmp_path / "out").items()}
-        llm, params = DiffusionLLM("demo", device="cpu", dtype="float32"), SamplingParams(**options)
+        llm, params = DiffusionLLM("demo", device="cpu", dtype="float64"), SamplingParams(**options)
         (chat,) = llm.chat(question, params)
         (text,) = llm.generate("Tom", params)
         for name in ("chat", "named"):

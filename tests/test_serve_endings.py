@@ -135,7 +135,7 @@ def test_ctrl_c_twice_leaves_an_answer_unfinished_but_no_process() -> None:
 
 TWO = """
 model_loading_config: {model_id: demo}
-engine_kwargs: {device: cpu, cpu_threads: 1, max_num_seqs: 8}
+engine_kwargs: {device: cpu, dtype: float64, cpu_threads: 1, max_num_seqs: 8}
 deployment_config: {num_replicas: 2, health_check_period_s: 1}
 """
 

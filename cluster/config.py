@@ -41,7 +41,7 @@ class EngineConfig(Config):
     rounds_in_flight: int = Field(2, ge=1, le=4)
     scheduling_policy: str = "fcfs"  # fcfs | priority: whether requests may say their priority
     time_slice: int = Field(1024, ge=0)  # steps after which a request gives way; 0: never
-    cpu_threads: int | None = Field(None, ge=1)  # of each rank on CPU; None: its share of the cores
+    cpu_threads: int | None = Field(None, ge=1)  # of each rank on CPU; None: as many as help
     load_timeout_s: float = Field(1800.0, gt=0)
     heartbeat_timeout_s: float = Field(6.0, ge=1)  # a process silent for longer is taken for hung
     round_timeout_s: float = Field(30.0, gt=0)  # and so are ranks if a round takes longer
@@ -90,4 +90,5 @@ class EngineConfig(Config):
             "kv_cache_memory": self.kv_cache_memory,
             "page_size": self.page_size,
             "chunk": self.chunk,
+            "cpu_threads": self.cpu_threads,
         }

@@ -74,8 +74,7 @@ class Gang:
         log.info("loading %s on %d ranks over %d nodes", self.model, self.size, len(set(nodes)))
         store = self.places[0]["host"], self.places[0]["port"]
         self.facts, *_ = await self._unless_hung(
-            worker.start.remote(self.model, self._setup(), *store, nodes.count(node))
-            for worker, node in zip(self.workers, nodes, strict=True)
+            worker.start.remote(self.model, self._setup(), *store) for worker in self.workers
         )
         for rank, worker in enumerate(self.workers):
             self._loops.append(asyncio.create_task(self._watch(rank, worker.run.remote())))
@@ -99,7 +98,6 @@ class Gang:
         return {
             "engine": config.setup(),
             "expert_parallel": config.expert_parallel,
-            "cpu_threads": config.cpu_threads,
             "collective_timeout_s": config.round_timeout_s,
             "load_timeout_s": config.load_timeout_s,
         }

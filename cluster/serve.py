@@ -23,10 +23,12 @@ from diffray.cluster.address import Server, check_free, reserved
 from diffray.cluster.app import application, on_this_cluster
 from diffray.cluster.capacity import ClusterNodes, Shortages, in_words, pending_reasons
 from diffray.cluster.config_file import Application
+from diffray.cluster.cores import threads_of_ranks
 from diffray.cluster.deployment import first_replicas, most_replicas, placement_bundles
 from diffray.cluster.gang import first_line
 from diffray.cluster.stand_in import standing_in
 from diffray.cluster.supervisor import Ending
+from diffray.components.container import usable_cores
 from diffray.components.demos import DEMOS, TOY
 
 DEADLINE_S = 3600.0  # for the models to load
@@ -93,6 +95,9 @@ def running_ray(
             ray.init(address=server.address, **quiet)
         else:
             say("Starting Ray on this machine ...")
+            # All processes of this Ray know it; else Ray says so many as a rank has CPUs: one.
+            if (threads := threads_of_ranks(applications, usable_cores())) is not None:
+                os.environ.setdefault("OMP_NUM_THREADS", str(threads))
             ray.init(
                 address="local",
                 num_cpus=max(cpus_needed(applications), os.cpu_count() or 1),

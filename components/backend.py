@@ -3,7 +3,8 @@
 import ctypes
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in 
 
 QUANTIZED: Final = {"experts_int8": torch.int8, "experts_fp8": torch.float8_e4m3fn}
 
+_WEIGHTS_PER_THREAD = 8_000_000
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 
 
@@ -167,16 +169,35 @@ def peak_memory(device: torch.device, run: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def threads_per_rank(ranks_here: int) -> int:
-    """Return how many threads torch should use in each of a machine's ranks on the CPU."""
-    return max(usable_cores() // ranks_here, 1)
+def use_threads(count: int | None = None) -> None:
+    """Have torch use so many threads, or as many as it has, but no more than may run here.
+
+    In a container torch counts the machine's cores.
+    """
+    torch.set_num_threads(min(count or torch.get_num_threads(), usable_cores()))
 
 
-def bound_threads() -> None:
-    """Let torch use no more threads than may run: in a container it counts the machine's cores."""
-    cores = usable_cores()
-    if torch.get_num_threads() > cores:
-        torch.set_num_threads(cores)
+def threads_for(weights: int) -> int:
+    """Return how many threads a step of a model with so many weights can keep busy.
+
+    With more, each operation is so short that threads wait for each other longer than they work:
+    much longer where other processes hold the cores.
+    """
+    return max(weights // _WEIGHTS_PER_THREAD, 1)
+
+
+@contextmanager
+def at_most_threads(most: int | None) -> Iterator[None]:
+    """Have torch use no more threads meanwhile; None: as many as it has."""
+    before = torch.get_num_threads()
+    if most is None or before <= most:
+        yield
+        return
+    torch.set_num_threads(most)  # half a microsecond
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def keep_freed_memory() -> None:

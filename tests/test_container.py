@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from diffray.components.backend import bound_threads, threads_per_rank
 from diffray.components.container import available_memory, usable_cores
 
 GIB = 1 << 30
@@ -63,26 +61,6 @@ def test_version_1_seen_from_inside_a_container(tmp_path: Path) -> None:
     system = machine(tmp_path, "4:memory:/docker/1\n3:cpuacct,cpu:/docker/1", files)
     assert usable_cores(system) == 1
     assert available_memory(system) == 0
-
-
-def test_ranks_of_one_machine_share_its_cores() -> None:
-    cores = usable_cores()
-    assert threads_per_rank(1) == cores
-    assert threads_per_rank(cores) == 1
-    assert threads_per_rank(10 * cores) == 1
-
-
-def test_an_engine_takes_no_more_threads_than_may_run() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(usable_cores() + 3)
-        bound_threads()
-        assert torch.get_num_threads() == usable_cores()
-        torch.set_num_threads(1)
-        bound_threads()
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
 
 
 def page_faults(prepare: str) -> int:

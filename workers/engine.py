@@ -11,6 +11,7 @@ from hashlib import blake2b
 
 import torch
 
+from diffray.components.backend import at_most_threads
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
@@ -38,12 +39,14 @@ class Engine:
         mesh: Mesh | None = None,
         chunk: int = 512,
         graphs: Graphs | None = None,
+        most_threads: int | None = None,
     ) -> None:
         self.model, self.kv, self.slots = model, kv, slots
         self.mesh = mesh or Mesh()
         self.eos_token_ids = tuple(eos_token_ids)
         self.chunk = chunk
         self.graphs = graphs  # steps to replay; None: all are run
+        self.most_threads = most_threads  # that a step uses; None: as many as torch has
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of their admission
         self._rounds: Rounds | None = None  # the last ones, while their plan holds
@@ -98,6 +101,10 @@ class Engine:
 
         It is shorter where somebody's block may be done sooner: who is done waits for the others.
         """
+        with at_most_threads(self.most_threads):
+            return self._step(steps)
+
+    def _step(self, steps: int) -> list[Update]:
         self._admit()
         if not self.running:
             return []

@@ -49,7 +49,8 @@ class DiffusionLLM:
     where they can be. With `tune_kernels` the fastest tiles for this model's shapes are found at
     the start, and kept on disk for all later engines on such a GPU. Where attention is
     block-causal, requests that begin alike share the K/V of that, unless `enable_prefix_caching`
-    is false.
+    is false. On a CPU torch's own number of threads holds, but a small model uses few, unless
+    `cpu_threads` says how many.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class DiffusionLLM:
         cuda_graphs: bool | None = None,
         tune_kernels: bool = False,
         enable_prefix_caching: bool | None = None,
+        cpu_threads: int | None = None,
     ) -> None:
         if steps_per_round < 1:
             raise ValueError(f"steps_per_round must be at least 1 (given: {steps_per_round})")
@@ -91,6 +93,7 @@ class DiffusionLLM:
             cuda_graphs=cuda_graphs,
             tune_kernels=tune_kernels,
             enable_prefix_caching=enable_prefix_caching,
+            cpu_threads=cpu_threads,
             graph_block_length=self._default.block_length,
         )
         self._engine: Engine | None

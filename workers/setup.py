@@ -4,13 +4,14 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from diffray.components.backend import (
-    bound_threads,
     choose_device,
     choose_dtype,
     choose_recorder,
     free_memory,
     keep_freed_memory,
     make_current,
+    threads_for,
+    use_threads,
 )
 from diffray.components.checkpoint import load_model, read_config, resolve
 from diffray.components.denoiser import Denoiser
@@ -47,6 +48,7 @@ class Setup:
     graph_block_length: int = 32  # of most requests: steps of one and of two blocks are recorded
     tune_kernels: bool = False  # find the fastest tiles for this model first
     enable_prefix_caching: bool | None = None  # None: where attention is block-causal
+    cpu_threads: int | None = None  # None: as many as torch has, but few for a small model
 
     def __post_init__(self) -> None:
         for name in (
@@ -56,6 +58,7 @@ class Setup:
             "page_size",
             "chunk",
             "graph_block_length",
+            "cpu_threads",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -66,7 +69,7 @@ def build_engine(
     model: str, setup: Setup, mesh: Mesh | None = None
 ) -> tuple[Engine, Tokenizer | None]:
     """Load a checkpoint and return its engine, with its tokenizer if it has one."""
-    bound_threads()
+    use_threads(setup.cpu_threads)
     engine = build_rank(model, setup, mesh or Mesh())
     return engine, Tokenizer.load(resolve(model), engine.slots.mask_token_id)
 
@@ -167,7 +170,15 @@ def engine_of(
         mesh=mesh,
         chunk=setup.chunk,
         graphs=graphs,
+        most_threads=_most_threads(loaded, setup),
     )
+
+
+def _most_threads(model: Denoiser, setup: Setup) -> int | None:
+    """Return how many threads a step may use; None: all there are, as the user said how many."""
+    if setup.cpu_threads is not None:
+        return None
+    return threads_for(sum(weight.numel() for weight in model.parameters()))
 
 
 def _num_pages(model: Denoiser, setup: Setup, length: int, mesh: Mesh, reserved: int) -> int:

@@ -48,19 +48,15 @@ class Worker:
                 port = self.store.port
         return own_place(node) | {"host": host, "port": port}
 
-    def start(
-        self, model: str, setup: dict[str, Any], host: str, port: int, ranks_here: int
-    ) -> dict[str, Any]:
+    def start(self, model: str, setup: dict[str, Any], host: str, port: int) -> dict[str, Any]:
         """Join the mesh and load this rank's shard; returns what the front must know of it."""
-        import torch
-
-        from diffray.components.backend import choose_device, threads_per_rank
+        from diffray.components.backend import choose_device, use_threads
         from diffray.components.mesh import Mesh, join_store
         from diffray.workers.setup import Setup, build_rank
 
         device = choose_device(setup["engine"]["device"])
         if device.type == "cpu":
-            torch.set_num_threads(setup["cpu_threads"] or threads_per_rank(ranks_here))
+            use_threads(setup["engine"]["cpu_threads"])
         self.mesh = Mesh(device=device)
         if self.size > 1:
             load_timeout_s = setup["load_timeout_s"]

@@ -4,6 +4,7 @@ The public names load on first use, so that `import diffray` stays cheap: no tor
 no Ray.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = ["CompletionOutput", "DiffusionLLM", "RequestOutput", "SamplingParams", "__version__"]
+
+# How often OpenMP's threads look for work before they sleep. GNU's default is 300,000 times,
+# milliseconds for which a thread holds a core that the one it waits for may need: beside other
+# processes everything takes ten times as long. The library reads it when torch is loaded, so it is
+# said here, before any module of ours can import torch; what the user says holds.
+if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+    os.environ["GOMP_SPINCOUNT"] = "1000"
 
 _HOMES = {
     "CompletionOutput": "diffray.workers.output",

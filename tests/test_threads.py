@@ -1,5 +1,8 @@
-"""How many threads compute."""
+"""How many threads compute, and how long they hold a core while they wait."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,3 +102,29 @@ def test_a_small_model_uses_one_thread_unless_told(
         llm.generate([1, 2], SamplingParams(max_tokens=4))
     assert used == {expected}
     assert torch.get_num_threads() == (wish or 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "said", "spins"),
+    [
+        ("diffray.workers.worker", {}, "1000"),
+        ("diffray.workers.llm", {"GOMP_SPINCOUNT": "77"}, "77"),
+        ("diffray.cluster.cli", {"OMP_WAIT_POLICY": "passive"}, "0"),
+    ],
+)
+def test_waiting_threads_soon_let_go_of_their_core(
+    module: str, said: dict[str, str], spins: str
+) -> None:
+    """As the library itself says it; who said something else beforehand has it so."""
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    clean = {name: text for name, text in os.environ.items() if name not in names}
+    run = subprocess.run(
+        [sys.executable, "-c", f"import {module}, torch"],
+        env=clean | {"OMP_DISPLAY_ENV": "verbose"} | said,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = (line for line in run.stderr.splitlines() if "GOMP_SPINCOUNT" in line)
+    assert line.split("'")[1] == spins

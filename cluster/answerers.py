@@ -21,12 +21,18 @@ BREAKS = 3  # how often one request may end a connection
 
 @asynccontextmanager
 async def endpoint_answers(
-    endpoint: Endpoint, *, timeout: float = 600.0, first_pause: float = 1.0
+    endpoint: Endpoint,
+    *,
+    model: str | None = None,
+    timeout: float = 600.0,
+    first_pause: float = 1.0,
 ) -> AsyncGenerator[Answer, None]:
-    """Answer through HTTP; `timeout` seconds without an answer are too many."""
+    """Answer through HTTP, with `model` if it is given; `timeout` seconds are too many."""
     async with httpx2.AsyncClient(**endpoint.options(timeout)) as client:
 
         async def answer(url: str, body: dict[str, Any]) -> Reply:
+            if model is not None:
+                body = body | {"model": model}
             response = await _post(client, endpoint, url, body, timeout, first_pause)
             found = json_of(response)
             if response.status_code in (401, 403):

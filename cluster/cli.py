@@ -144,7 +144,10 @@ app.add_typer(bench.app, name="bench")
 def _read_prompt(prompt: str | None, model: str) -> str:
     """Return what to answer; a demo model's example is told on stderr."""
     if prompt is not None:
-        return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        if not text:
+            raise ValueError("the prompt is empty; give a text")
+        return text
     if model not in DEMOS:
         raise typer.BadParameter("give a prompt, or - to read it from stdin", param_hint="PROMPT")
     typer.echo(EXAMPLE, err=True)

@@ -81,11 +81,13 @@ def batch(
         from diffray.cluster.answerers import endpoint_answers, engine_answers
         from diffray.cluster.batch import run_batch
 
-        if base_url is not None and model is None:
+        if base_url is not None:
             from diffray.cluster.endpoint import Endpoint
 
-            answering = endpoint_answers(Endpoint.at(base_url, api_key), timeout=timeout)
-        elif model is not None and base_url is None:
+            answering = endpoint_answers(
+                Endpoint.at(base_url, api_key), model=model, timeout=timeout
+            )
+        elif model is not None:
             from diffray.cluster.config import EngineConfig
 
             config = EngineConfig(max_num_seqs=max_num_seqs, **engine.typed())

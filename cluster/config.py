@@ -7,6 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from diffray.cluster.heartbeat import BEATS
 from diffray.components.config import Config
 from diffray.components.dtypes import DTYPE_NAMES, dtype_name
+from diffray.components.memory_size import in_bytes
 
 _NAMES: Final = {
     "dtype": ("auto", *DTYPE_NAMES),
@@ -34,7 +35,7 @@ class EngineConfig(Config):
     max_model_len: int | None = Field(None, ge=1)
     max_num_seqs: int = Field(16, ge=1)
     max_queued_requests: int = Field(256, ge=0)
-    kv_cache_memory: int | None = Field(None, ge=1)  # bytes on each rank
+    kv_cache_memory: int | None = Field(None, ge=1)  # on each rank: bytes, or as "4GiB"
     page_size: int = Field(16, ge=1)
     chunk: int = Field(512, ge=1)
     steps_per_round: int = Field(1, ge=1)
@@ -52,6 +53,11 @@ class EngineConfig(Config):
     @classmethod
     def _by_its_name_here(cls, given: object) -> str:
         return dtype_name(given)
+
+    @field_validator("kv_cache_memory", mode="before")
+    @classmethod
+    def _bytes(cls, given: Any) -> Any:
+        return in_bytes(given)
 
     @field_validator(*_NAMES)
     @classmethod

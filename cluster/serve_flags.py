@@ -104,11 +104,12 @@ class Layout:
         ),
     ] = "fcfs"
     kv_cache_memory: Annotated[
-        int | None,
+        str | None,
         _option(
             "--kv-cache-memory",
             text="Memory for the KV cache on each rank, such as 4GiB.",
             panel=_LAYOUT,
+            metavar="SIZE",
         ),
     ] = None
     steps_per_round: Annotated[

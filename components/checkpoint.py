@@ -28,6 +28,7 @@ from diffray.kernels.choose import choose_kernels
 
 # Buffers that some checkpoints carry and that are computed here.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
+_HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 _BAND = 32 << 20  # bytes
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
@@ -146,10 +147,14 @@ def resolve(path_or_hub_id: str | Path) -> Path:
         return path
     if path.exists():
         raise CheckpointError(f"{path} is a file; give the checkpoint's folder")
+    if not _HUB_ID.fullmatch(name := str(path_or_hub_id)):
+        raise CheckpointError(
+            f"there is no folder {name!r}, and that is no Hub id (OWNER/NAME) either; give a "
+            "checkpoint's folder or its Hub id"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    name = str(path_or_hub_id)
     try:
         folder = Path(snapshot_download(name, allow_patterns=_FILES))
         if not any(folder.glob("*.safetensors")):

@@ -56,11 +56,20 @@ def echo(asked: Asked) -> HttpAnswer:
     return HttpAnswer(body=said)
 
 
-def through(url: str, key: str | None = None, timeout: float = 10.0) -> Any:
-    return endpoint_answers(Endpoint.at(url, key), timeout=timeout, first_pause=0.01)
+def through(
+    url: str, key: str | None = None, timeout: float = 10.0, model: str | None = None
+) -> Any:
+    endpoint = Endpoint.at(url, key)
+    return endpoint_answers(endpoint, model=model, timeout=timeout, first_pause=0.01)
 
 
 class TestEndpoint:
+    def test_a_model_that_is_given_is_asked(self, tmp_path: Path) -> None:
+        source = write(tmp_path / "in", request("a", say=1), request("b", say=2, model="other"))
+        with fake_endpoint(echo) as server:
+            run_batch(source, tmp_path / "out", through(server.url, model="mine"))
+        assert [asked.body["model"] for asked in server.asked] == ["mine", "mine"]
+
     def test_every_line_is_answered(self, tmp_path: Path) -> None:
         lines = [request(f"r{n}", [CHAT, COMPLETIONS][n % 2], say=n) for n in range(20)]
         source, target = write(tmp_path / "in", *lines, "", "  "), tmp_path / "out"

@@ -247,6 +247,10 @@ class TestComplaints:
         said = complaint("generate", "Hello", "--model", str(GOLDEN / "llada"), *flags)
         assert "tokenizer.json" in said
 
+    @pytest.mark.parametrize("prompt", ["", "-"])
+    def test_empty_prompt(self, tiny: str, prompt: str) -> None:
+        assert "the prompt is empty" in complaint("generate", prompt, "--model", tiny)
+
     def test_prompt_is_needed_unless_the_model_has_an_example(self, tiny: str) -> None:
         result = diffray_says("generate", "--model", tiny)
         assert result.exit_code == 2
@@ -314,6 +318,12 @@ class TestInfoAndConvert:
         assert diffray_says(*flags, target).stdout == diffray_says(*flags, source).stdout
 
 
+def test_memory_can_be_given_with_a_unit() -> None:
+    result = diffray_says("serve", "--kv-cache-memory", "1.5GiB", "--print-config")
+    (found,) = yaml.safe_load(result.stdout)["applications"]
+    assert found["args"]["engine_kwargs"]["kv_cache_memory"] == 3 << 29
+
+
 def test_numbers_of_a_part_default_to_the_default_kind() -> None:
     params = sampling_params({}, ["decoder.threshold=0.5"])
     assert params.diffusion.decoder == Threshold(threshold=0.5)
@@ -348,7 +358,8 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --dtype float8 --print-config", "'float8' is none of auto, float32"),
         ("serve --kernels tritn", "'tritn' is none of auto, torch, triton"),
         ("serve -q int4", "'int4' is none of experts_int8, experts_fp8"),
-        ("serve /no/such/model", "no local folder"),
+        ("serve /no/such/model", "there is no folder '/no/such/model'"),
+        ("serve --kv-cache-memory lots", "'lots' is no amount of memory"),
         ("serve --tp 3", "this model runs on 1, 2, 4, 8 ranks"),
         ("serve --enable-prefix-caching", "enable_prefix_caching needs block-causal attention"),
         ("generate --enable-prefix-caching x", "in this model all positions see each other"),

@@ -354,6 +354,35 @@ def test_a_wrong_call_is_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+def test_calls_that_vllm_takes_are_taken_or_answered_with_a_sentence(llm: DiffusionLLM) -> None:
+    params = SamplingParams(max_tokens=4)
+    (output,) = llm.generate("some text", sampling_params=params)
+    assert output.completion_tokens == 4
+    calls: list[Callable[..., object]] = [
+        llm.generate,
+        llm.chat,
+        lambda text, **more: list(llm.stream(text, **more)),
+        lambda text, **more: list(llm.watch(text, **more)),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"write sampling_params=SamplingParams\(max_tokens="):
+            call("some text", max_tokens=4)
+        with pytest.raises(TypeError, match="takes no 'params'; it takes sampling_params"):
+            call("some text", params=params)
+
+
+def test_repr_tells_the_model_and_where_it_is(llm: DiffusionLLM) -> None:
+    assert repr(llm) == f"DiffusionLLM({llm.model!r}, dtype='float64', device='cpu')"
+
+
+def test_memory_can_be_given_with_a_unit(llm: DiffusionLLM) -> None:
+    with DiffusionLLM(llm.model, kv_cache_memory="64KiB", **IDS) as small:  # type: ignore[arg-type]
+        by_bytes = DiffusionLLM(llm.model, kv_cache_memory=64 * 1024, **IDS)  # type: ignore[arg-type]
+        assert small.engine.kv.num_pages == by_bytes.engine.kv.num_pages
+    with pytest.raises(ValueError, match="'4 gigs' is no amount of memory; write bytes"):
+        DiffusionLLM(llm.model, kv_cache_memory="4 gigs")
+
+
 def test_after_shutdown_a_call_says_so() -> None:
     llm = DiffusionLLM(str(GOLDEN), **IDS)  # type: ignore[arg-type]
     llm.shutdown()

@@ -4,12 +4,13 @@ import secrets
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Never, Self
 
 import torch
 from tqdm.auto import tqdm
 
 from diffray.components.dtypes import dtype_name
+from diffray.components.memory_size import in_bytes
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
@@ -24,6 +25,7 @@ from diffray.workers.prompts import (
     as_list,
     as_messages,
     one_each,
+    refuse_unknown,
 )
 from diffray.workers.setup import Setup, build_engine
 from diffray.workers.text import Messages, Tokenizer
@@ -42,10 +44,10 @@ class DiffusionLLM:
     `model` is a folder or a Hugging Face hub id. `mask_token_id` and `eos_token_id` are needed only
     where the checkpoint does not tell them. `diffusion` holds the defaults of all requests. At most
     `max_num_seqs` requests run together, each with at most `max_model_len` positions;
-    `kv_cache_memory` (bytes) bounds their K/V. At most `steps_per_round` denoising steps run
-    without looking at their result. `kernels` are "torch", "triton", or the fastest that the device
-    has; `quantization` keeps the weights of routed experts in a byte each, "experts_int8" or
-    "experts_fp8"; `cuda_graphs` says whether cheap steps are recorded and replayed, by default
+    `kv_cache_memory` (bytes, or as "4GiB") bounds their K/V. At most `steps_per_round` denoising
+    steps run without looking at their result. `kernels` are "torch", "triton", or the fastest that
+    the device has; `quantization` keeps the weights of routed experts in a byte each,
+    "experts_int8" or "experts_fp8"; `cuda_graphs` says whether cheap steps are recorded, by default
     where they can be. With `tune_kernels` the fastest tiles for this model's shapes are found at
     the start, and kept on disk for all later engines on such a GPU. Where attention is
     block-causal, requests that begin alike share the K/V of that, unless `enable_prefix_caching`
@@ -64,7 +66,7 @@ class DiffusionLLM:
         diffusion: DiffusionParams | dict[str, Any] | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 16,
-        kv_cache_memory: int | None = None,
+        kv_cache_memory: int | str | None = None,
         page_size: int = 16,
         chunk: int = 512,
         steps_per_round: int = 1,
@@ -85,7 +87,7 @@ class DiffusionLLM:
             eos_token_id=eos_token_id,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
-            kv_cache_memory=kv_cache_memory,
+            kv_cache_memory=in_bytes(kv_cache_memory),
             page_size=page_size,
             chunk=chunk,
             kernels=kernels,
@@ -98,9 +100,17 @@ class DiffusionLLM:
         )
         self._engine: Engine | None
         self._engine, self.tokenizer = build_engine(model, setup)
+        self.model = model
         self._jobs: dict[int, Job] = {}  # by the uid of their engine request
         self._steps = steps_per_round
         self._next_uid = 0
+
+    def __repr__(self) -> str:
+        if self._engine is None:
+            return f"DiffusionLLM({self.model!r}), shut down"
+        keys = self._engine.kv.keys_LSGD  # stored as the model computes
+        dtype = str(keys.dtype).removeprefix("torch.")
+        return f"DiffusionLLM({self.model!r}, dtype={dtype!r}, device={str(keys.device)!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -127,25 +137,28 @@ class DiffusionLLM:
     def generate(
         self,
         prompts: Prompt | Items[Prompt],
-        params: SamplingParams | Items[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Items[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        **unknown: Never,
     ) -> list[RequestOutput]:
         """Answer one prompt or many, in their order; a prompt is a text or a list of token ids.
 
-        `params` is one for all or one for each.
+        `sampling_params` is one for all or one for each.
         """
+        refuse_unknown("generate", unknown)
         several = as_list(prompts)
         encoded = [_Given(self._encode(prompt)) for prompt in several]
-        return self._run(encoded, several, params, use_tqdm)
+        return self._run(encoded, several, sampling_params, use_tqdm)
 
     def infill(
         self,
         prefixes: Prompt | Items[Prompt],
         suffixes: Prompt | Items[Prompt],
-        params: SamplingParams | Items[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Items[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        **unknown: Never,
     ) -> list[RequestOutput]:
         """Write what stands between a prefix and a suffix, or between each of several.
 
@@ -153,6 +166,7 @@ class DiffusionLLM:
         in it ends the text there, unless `ignore_eos`. One of the two may be empty. Models with
         block-causal attention see nothing of a suffix and are refused.
         """
+        refuse_unknown("infill", unknown)
         several, after = as_list(prefixes), as_list(suffixes)
         if len(several) != len(after):
             raise ValueError(f"{len(several)} prefixes for {len(after)} suffixes; give one each")
@@ -160,24 +174,30 @@ class DiffusionLLM:
             _Given(self._encode(prefix), self._encode(suffix, add_special_tokens=False))
             for prefix, suffix in zip(several, after, strict=True)
         ]
-        return self._run(encoded, several, params, use_tqdm)
+        return self._run(encoded, several, sampling_params, use_tqdm)
 
     def chat(
         self,
         messages: Messages | Items[Messages],
-        params: SamplingParams | Items[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Items[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        **unknown: Never,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, in the checkpoint's chat format."""
+        refuse_unknown("chat", unknown)
         encoded = [_Given(self._encode_chat(each)) for each in as_conversations(messages)]
-        return self._run(encoded, [None] * len(encoded), params, use_tqdm)
+        return self._run(encoded, [None] * len(encoded), sampling_params, use_tqdm)
 
     def stream(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        **unknown: Never,
     ) -> Iterator[Delta]:
         """Yield the answer to one prompt or conversation as it becomes final."""
-        wish = one_each(params, 1)[0]
+        refuse_unknown("stream", unknown)
+        wish = one_each(sampling_params, 1)[0]
         jobs = self._submit(self._encode_any(prompt), wish)
         try:
             while jobs:
@@ -192,10 +212,14 @@ class DiffusionLLM:
             self._cancel(jobs)
 
     def watch(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        **unknown: Never,
     ) -> Iterator[list[int | None]]:
         """Yield the canvas after every denoising step: token ids, None where it is masked."""
-        wish = one_each(params, 1)[0]
+        refuse_unknown("watch", unknown)
+        wish = one_each(sampling_params, 1)[0]
         if wish.n != 1:
             raise ValueError(f"watch shows one answer; leave n out (given: {wish.n})")
         jobs = self._submit(self._encode_any(prompt), wish, watch=True)

@@ -56,6 +56,15 @@ def as_messages(messages: object) -> Messages:
     return messages
 
 
+def refuse_unknown(method: str, given: Mapping[str, object]) -> None:
+    """Raise TypeError where a method was given a keyword that it does not take."""
+    for name in given:
+        hint = "it takes sampling_params"
+        if name in SamplingParams.model_fields:
+            hint = f"write sampling_params=SamplingParams({name}=...)"
+        raise TypeError(f"DiffusionLLM.{method} takes no {name!r}; {hint}")
+
+
 def one_each(params: object, count: int) -> list[SamplingParams]:
     """Return one request's parameters for each prompt."""
     if params is None:
@@ -64,7 +73,7 @@ def one_each(params: object, count: int) -> list[SamplingParams]:
         return [params] * count
     if not isinstance(params, Items) or not all(isinstance(p, SamplingParams) for p in params):
         raise ValueError(
-            f"params is one SamplingParams, or a list of them (given: {params!r:.200})"
+            f"sampling_params is one SamplingParams, or a list of them (given: {params!r:.200})"
         )
     if len(params) != count:
         raise ValueError(f"{len(params)} SamplingParams for {count} prompts; give one, or one each")

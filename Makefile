@@ -15,7 +15,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
 
 .DEFAULT_GOAL := test
-.PHONY: test test-long check fast format run clean chaos cuts
+.PHONY: test test-long check fast format run clean chaos cuts first-contact
 
 test: check
 	$(BIN)/pytest -m "not long" --durations=20 --durations-min=5
@@ -39,6 +39,10 @@ chaos: $(STAMP)
 # The same between two nodes whose network is cut as well; needs root.
 cuts: $(STAMP)
 	$(BIN)/python -m benchmarks.chaos.cuts --faults 20 --streams 16 --seed 7
+
+# What a newcomer does: a fresh clone, README's commands, every way of ending a server. BUSY=4 beside four busy processes.
+first-contact: $(STAMP)
+	$(BIN)/python -m benchmarks.first_contact --venv $(VENV) --busy $(or $(BUSY),0)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

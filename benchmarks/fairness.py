@@ -1,10 +1,11 @@
 """How long short requests wait beside long ones: the real scheduler over a simulated engine.
 
-    python -m benchmarks.fairness --time-slice 1024
+    python -m benchmarks.fairness --time-slice 64
 
 Time is counted in denoising steps. The engine writes `--rate` tokens a step of each sequence,
 fills long prompts in chunks that ride along, and takes pages as answers grow; who finds none gives
-way, the latest first. Short requests arrive at random and are the same ones in every run.
+way, the latest first. Who gives way begins its block anew. Short requests arrive at random and are
+the same ones in every run.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import Any
 from diffray.cluster.bench.percentiles import percentile
 from diffray.cluster.scheduler import Scheduler
 
-PAGE, CHUNK = 16, 512
+PAGE, CHUNK, BLOCK = 16, 512, 32
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Running:
     uid: int
     prompt: int
     most: int
+    told: int
     written: float
     filled: int = 0
 
@@ -50,29 +52,29 @@ class Engine:
             self.running = [each for each in self.running if each.uid != uid]
             self.waiting = deque(each for each in self.waiting if each.uid != uid)
         for packed in message["add"]:
-            written = len(packed["resume"][0]) if packed["resume"] else 0
+            told = len(packed["resume"][0]) if packed["resume"] else 0
             prompt, most = len(packed["prompt"]), packed["params"]["max_tokens"]
-            self.waiting.append(Running(packed["uid"], prompt, most, written))
+            self.waiting.append(Running(packed["uid"], prompt, most, told, told // BLOCK * BLOCK))
         while self.waiting and self.waiting[0].pages <= self.free:
             self.running.append(self.waiting.popleft())
         updates = []
         for each in list(self.running):
             if each not in self.running:
                 continue  # it gave way to one before it
-            before = int(each.written)
-            if (known := each.prompt + before) - each.filled > CHUNK:
+            if (known := each.prompt + int(each.written)) - each.filled > CHUNK:
                 each.filled += CHUNK
                 continue
             each.filled = known
             each.written = min(each.written + self.rate, each.most)
             done = each.written >= each.most
-            new = [0] * (int(each.written) - before)
+            new = [0] * max(int(each.written) - each.told, 0)
+            each.told += len(new)
             updates.append([each.uid, new, [], [], "length" if done else None, None, 1, [0, 0]])
             if done:
                 self.running.remove(each)
             while self.free < 0:
                 latest = self.running.pop()
-                latest.filled = 0
+                latest.filled, latest.written = 0, latest.told // BLOCK * BLOCK
                 self.waiting.appendleft(latest)
         stats = {"free_pages": self.free, "waiting": len(self.waiting)}
         return {"updates": updates, "refused": [], "stats": stats, "steps": 1}
@@ -92,10 +94,10 @@ class Arrival:
     tokens: int
 
 
-def arrivals(steps: int, gap: float, longs: int, seed: int) -> list[Arrival]:
+def arrivals(steps: int, gap: float, longs: int, tokens: int, seed: int) -> list[Arrival]:
     """Return the long requests, all at once, and short ones after them at random."""
     draw = random.Random(seed)
-    found = [Arrival(0, uid, 2048, 30_000) for uid in range(longs)]
+    found = [Arrival(0, uid, tokens // 15, tokens) for uid in range(longs)]
     at = 0.0
     while (at := at + draw.expovariate(1 / gap)) < steps:
         found.append(Arrival(int(at), len(found), draw.randint(20, 400), draw.randint(16, 128)))
@@ -134,17 +136,18 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--pages", type=int, default=16_384)
     parser.add_argument("--rate", type=float, default=2.0, help="tokens a step of each sequence")
-    parser.add_argument("--long", type=int, default=16, help="requests of 32k tokens at the start")
+    parser.add_argument("--long", type=int, default=16, help="long requests at the start")
+    parser.add_argument("--tokens", type=int, default=30_000, help="of each long request")
     parser.add_argument("--gap", type=float, default=20.0, help="steps between short requests")
     parser.add_argument("--steps", type=int, default=40_000)
-    parser.add_argument("--time-slice", type=int, default=1024)
+    parser.add_argument("--time-slice", type=int, default=64)
     parser.add_argument("--seed", type=int, default=7)
     given = parser.parse_args()
-    coming = arrivals(given.steps, given.gap, given.long, given.seed)
+    coming = arrivals(given.steps, given.gap, given.long, given.tokens, given.seed)
     ended, gave_way = simulate(coming, given.slots, given.pages, given.rate, given.time_slice)
-    for name, long in (("short", False), ("32k", True)):
+    for name, long in (("short", False), ("long", True)):
         took = sorted(
-            ended[each.uid] - each.at for each in coming if (each.tokens > 10_000) == long
+            ended[each.uid] - each.at for each in coming if (each.uid < given.long) == long
         )
         if took:
             p50, p95 = percentile(took, 50), percentile(took, 95)

@@ -41,7 +41,7 @@ class EngineConfig(Config):
     steps_per_round: int = Field(1, ge=1)
     rounds_in_flight: int = Field(2, ge=1, le=4)
     scheduling_policy: str = "fcfs"  # fcfs | priority: whether requests may say their priority
-    time_slice: int = Field(1024, ge=0)  # steps after which a request gives way; 0: never
+    time_slice: int = Field(64, ge=0)  # steps after which a request may give way; 0: never
     cpu_threads: int | None = Field(None, ge=1)  # of each rank on CPU; None: as many as help
     load_timeout_s: float = Field(1800.0, gt=0)
     heartbeat_timeout_s: float = Field(6.0, ge=1)  # a process silent for longer is taken for hung

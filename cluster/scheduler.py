@@ -16,6 +16,8 @@ from diffray.cluster.suspects import REASON, Suspects
 from diffray.cluster.ticket import Ticket
 
 PASSES = 16  # how many may run before a request that finds no pages
+FIRST_COME = 8  # of so many that begin, one is the one that came first, whoever else waits
+LONGEST = 16  # time slices: the turn of a request while others wait that ask for as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,9 @@ class _Flight:
 class Scheduler:
     """The books of one engine, kept from outside.
 
-    Where others wait, a request gives way after `time_slice` steps (0: never) and goes on later
-    with the same tokens; the next time after twice as many. While requests come, an eighth of the
-    slots is kept from those that have had their turn, so that short ones need not wait for one.
+    Where others wait, a request gives way after a turn (0 steps: never) and goes on later with the
+    same tokens. Those that have had fewer turns run first, and then by priority and arrival; but
+    every so many times it is who came first of all, so that nobody waits for ever.
     """
 
     def __init__(
@@ -50,17 +52,15 @@ class Scheduler:
         self.slots, self.pages = slots, pages
         self.max_waiting, self.check_every = max_waiting, check_every
         self.time_slice = time_slice
-        self.kept = -(-slots // 8) if time_slice and slots > 1 else 0
         self.running: dict[int, Ticket] = {}
         self.suspects = Suspects()
-        self._waiting: list[tuple[tuple[int, int, int], Ticket]] = []  # sorted
+        self._waiting: list[tuple[tuple[int, int, int, int], Ticket]] = []  # sorted
         self._open: dict[int, Ticket] = {}  # waiting, running or giving way
         self._cancelled: list[int] = []  # not yet told to the ranks
         self._leaving: dict[int, Ticket] = {}  # told, or about to be told, to give way
         self._flying: deque[_Flight] = deque()
         self._free, self._held_back = pages, 0  # as of the last reply
-        self._arrivals = self._rounds = self._steps = 0
-        self._newest = 0  # steps that all rounds had made at the last arrival
+        self._arrivals = self._admitted = self._rounds = self._steps = 0
         self.gave_way = 0
 
     @property
@@ -93,7 +93,6 @@ class Scheduler:
             ids, ticket.progress, ticket.forwards = packed["resume"]
             ticket.ids = list(ids)
         self._arrivals += 1
-        self._newest = self._steps
         self._open[ticket.uid] = ticket
         insort(self._waiting, (ticket.order, ticket))
 
@@ -203,6 +202,7 @@ class Scheduler:
         free = self._free - sum(flight.pages for flight in self._flying)
         free -= sum(ticket.needs for ticket in admitted)
         for ticket in self._next_suspect(free) if self.suspects else self._next(free):
+            self._admitted += 1
             ticket.began, ticket.answered = self._steps, False
             self.running[ticket.uid] = ticket
             admitted.append(ticket)
@@ -213,13 +213,10 @@ class Scheduler:
         One that finds no pages is passed by others, but not by so many that it starves.
         """
         passed: list[Ticket] = []
-        quiet = self._steps - self._newest >= self.time_slice
-        for _, ticket in list(self._waiting):
+        waiting = self._in_order() if len(self.running) < self.slots else iter(())
+        for ticket in waiting:
             if len(self.running) >= self.slots:
                 return
-            ticket.guest = ticket.turns > 0 and self._veterans >= self.slots - self.kept
-            if ticket.guest and not quiet:
-                continue
             if passed and ticket.turns:
                 continue  # it has just given way, so that one of those gets on
             if self._lacks_pages(ticket, free):
@@ -231,6 +228,17 @@ class Scheduler:
                 other.passed += 1
             del self._waiting[bisect_left(self._waiting, (ticket.order,))]
             free -= ticket.needs
+            yield ticket
+
+    def _in_order(self) -> Iterator[Ticket]:
+        """Yield who waits, the best first; every so many times it is who came first."""
+        best = [ticket for _, ticket in self._waiting]
+        queues = iter(sorted(best, key=lambda ticket: ticket.number)), iter(best)
+        seen: set[int] = set()
+        for turn in range(self._admitted + 1, self._admitted + 1 + len(best)):
+            queue = queues[min(turn % FIRST_COME, 1)]
+            ticket = next(ticket for ticket in queue if ticket.uid not in seen)
+            seen.add(ticket.uid)
             yield ticket
 
     def _next_suspect(self, free: int) -> Iterator[Ticket]:
@@ -254,11 +262,11 @@ class Scheduler:
         wait = [*self.suspects.queue[:1], *(ticket for _, ticket in self._waiting[:1])]
         if not wait and not self._held_back:
             return []
-        able = [t for t in self.running.values() if self._may_go(t, wait)]
+        able = [t for t in self.running.values() if t.answered and self._may_go(t, wait)]
         if not able:
             return []
         ticket = min(able, key=lambda t: t.began)
-        ticket.turns += self._has_had_its_turn(ticket)
+        ticket.turns += 1
         self.gave_way += 1
         del self.running[ticket.uid]
         self._leaving[ticket.uid] = ticket
@@ -266,21 +274,18 @@ class Scheduler:
         return [ticket]
 
     def _may_go(self, ticket: Ticket, wait: list[Ticket]) -> bool:
-        if not ticket.answered or any(other.priority > ticket.priority for other in wait):
+        """Whether a request has run for long enough, with a view to who waits.
+
+        Turns become longer: what has to begin anew, as soft generations do, ends in the end.
+        """
+        if any(other.priority > ticket.priority for other in wait):
             return False
-        is_guest = ticket.guest and any(other.turns == 0 for other in wait)
-        return is_guest or self._has_had_its_turn(ticket)
-
-    def _has_had_its_turn(self, ticket: Ticket) -> bool:
-        # Twice as long each time: what has to begin anew, as soft generations do, ends in the end.
-        return self._steps - ticket.began >= self.time_slice << ticket.turns
-
-    @property
-    def _veterans(self) -> int:
-        """How many of those that run have had a turn before, or have it behind them now."""
-        return sum(
-            t.turns > 0 or self._steps - t.began >= self.time_slice for t in self.running.values()
-        )
+        turn = self.time_slice * ticket.growth
+        if all(other.turns >= ticket.turns for other in wait):
+            # Of equals none gives way, as that would only make all of them end later.
+            asked = min((other.missing for other in wait), default=0)
+            turn = max(turn, min(asked, LONGEST * self.time_slice))
+        return self._steps - ticket.began >= turn
 
     def _queue_again(self, ticket: Ticket) -> None:
         """Queue a request behind those that wait now; it goes on from what it has reported."""

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-LONG = 1024  # tokens; for each so many of its own a request lets one later arrival run first
+LONG = 16  # tokens; for each so many of its own a request lets one later arrival run first ...
+LATEST = 64  # ... but no more than so many
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +26,6 @@ class Ticket:
     answered: bool = False  # the ranks have survived the round that admitted it
     # Fairness.
     turns: int = 0  # how often it has given way
-    guest: bool = False  # it runs in a slot that is kept for newcomers
     passed: int = 0  # how many have run before it because it found no pages
     # Losses of the ranks.
     stood: int | None = None  # its tokens at the last one that it took part in
@@ -37,19 +37,24 @@ class Ticket:
         return int(self.packed["uid"])
 
     @property
-    def size(self) -> int:
-        """Tokens of its prompt and of the longest answer."""
-        return len(self.packed["prompt"]) + int(self.packed["params"]["max_tokens"])
-
-    @property
     def missing(self) -> int:
         """Tokens asked for and not yet there."""
         return int(self.packed["params"]["max_tokens"]) - len(self.ids)
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """Lower runs first: by priority, then as they came, where a long one counts as later."""
-        return self.priority, self.number + self.size // LONG, self.number
+    def order(self) -> tuple[int, int, int, int]:
+        """Lower runs first: by priority, then who has had fewer turns, then as they came.
+
+        A long one counts as having come later.
+        """
+        later = min(self.missing // LONG, LATEST)
+        return self.priority, self.turns, self.number + later, self.number
+
+    @property
+    def growth(self) -> int:
+        """How many time slices its next turn has; soft generations begin anew after each."""
+        iteration = self.packed["params"].get("diffusion", {}).get("iteration") or {}
+        return 1 << self.turns if iteration.get("kind") == "soft" else 1 + self.turns
 
     @property
     def needs(self) -> int:

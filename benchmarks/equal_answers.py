@@ -1,0 +1,110 @@
+"""How many answers are the same, token by token, in a batch and over ranks as alone on one.
+
+    python -m benchmarks.equal_answers --dtype float32
+    python -m benchmarks.equal_answers --dtype float32 --ranks 2
+
+The models are the golden checkpoints. Their weights are random, so close calls are far more
+frequent than with trained ones. Half of the requests draw at a temperature; decoders, caches and
+iterations are mixed. Ranks are processes of this machine over gloo.
+"""
+
+import argparse
+import random
+from functools import partial
+
+from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK
+from diffray.components.mesh import Mesh
+from diffray.components.params import SamplingParams
+from diffray.workers.engine import Engine
+from diffray.workers.messages import Request
+from diffray.workers.setup import Setup, build_rank
+from tests.ranks import on_ranks
+
+_DECODERS: list[dict[str, object]] = [
+    {"kind": "threshold", "threshold": 0.3},
+    {"kind": "fixed", "steps": 12},
+    {"kind": "hierarchy", "threshold": 0.4, "low_threshold": 0.1},
+    {"kind": "credit", "threshold": 0.3},
+    {"kind": "factor"},
+    {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.3},
+]
+_CACHES = {False: ("none", "prefix", "dual", "vicinity"), True: ("none", "exact")}
+
+
+def draw_requests(count: int, seed: int, *, block_causal: bool) -> list[Request]:
+    """Return requests of all kinds, the same for the same seed."""
+    draws = random.Random(seed)
+    found = []
+    for uid in range(count):
+        decoder = _DECODERS[uid % len(_DECODERS)]
+        diffusion: dict[str, object] = {
+            "block_length": draws.choice((8, 16, 32)),
+            "decoder": decoder,
+            "cache": {"kind": draws.choice(_CACHES[block_causal])},
+        }
+        if decoder["kind"] not in ("fixed", "factor") and draws.random() < 0.25:
+            diffusion["iteration"] = {"kind": "soft"}
+        elif draws.random() < 0.25:
+            diffusion["cfg_scale"] = 0.7
+        params = SamplingParams(
+            max_tokens=draws.randint(8, 64),
+            temperature=draws.choice((0, 0, 0.7, 1.5)),
+            seed=uid,
+            ignore_eos=True,
+            diffusion=diffusion,
+        )
+        prompt = tuple(draws.randrange(MASK) for _ in range(draws.randint(4, 60)))
+        found.append(Request(uid, prompt, params))
+    return found
+
+
+def answers(engine: Engine, requests: list[Request]) -> dict[int, list[int]]:
+    """Run the requests together; return the tokens of each."""
+    found: dict[int, list[int]] = {request.uid: [] for request in requests}
+    for request in requests:
+        engine.add(request)
+    while not engine.idle:
+        for update in engine.step():
+            found[update.uid] += update.ids
+    return found
+
+
+def run(mesh: Mesh, family: str, args: argparse.Namespace, *, alone: bool) -> dict[int, list[int]]:
+    """Return the answers of one family's requests, one by one or together."""
+    setup = Setup(
+        dtype=args.dtype,
+        device="cpu",
+        mask_token_id=MASK,
+        eos_token_id=EOS,
+        max_num_seqs=args.batch,
+    )
+    engine = build_rank(str(GOLDEN / family), setup, mesh)
+    causal = engine.model.spec.block_causal
+    requests = draw_requests(args.requests, args.seed, block_causal=causal)
+    if not alone:
+        return answers(engine, requests)
+    return {request.uid: answers(engine, [request])[request.uid] for request in requests}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--requests", type=int, default=30, help="of each model")
+    parser.add_argument("--batch", type=int, default=8, help="sequences that run together")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    equal = 0
+    families = sorted(set(FAMILIES.values()))
+    for family in families:
+        expected = run(Mesh(), family, args, alone=True)
+        together = partial(run, family=family, args=args, alone=False)
+        found = together(Mesh()) if args.ranks == 1 else on_ranks(args.ranks, together)[0]
+        same = sum(found[uid] == ids for uid, ids in expected.items())
+        equal += same
+        print(f"{family}: {same} of {len(expected)} equal", flush=True)
+    print(f"{args.dtype}, {args.ranks} ranks: {equal} of {len(families) * args.requests} equal")
+
+
+if __name__ == "__main__":
+    main()

@@ -46,9 +46,9 @@ class Service:
     """One model under one or several names, answered by one engine.
 
     `diffusion` and `defaults` are what requests get that leave them out; `deadline` is the seconds
-    that a choice may take. Requests may say a priority under the scheduling policy "priority". Where
-    there are several replicas, `replica` names this one, and `others` asks the others for their
-    metrics.
+    that a choice may take. Requests may give a priority under the scheduling policy "priority".
+    Where there are several replicas, `replica` names this one, and `others` asks the others for
+    their metrics.
     """
 
     def __init__(

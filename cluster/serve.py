@@ -72,12 +72,17 @@ class Interrupted(Exception):
 
 @contextlib.contextmanager
 def interruptible(stopped: threading.Event) -> Iterator[None]:
-    """Let SIGINT, which ends this process before and after, set an event."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: stopped.set())
+    """Let the supervisor's SIGINT, which ends this process before and after, set an event.
+
+    And SIGTERM, which others may send to all processes: Ray has taken it, to die of it.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(each, lambda number, frame: stopped.set()) for each in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in zip(numbers, before, strict=True):
+            signal.signal(each, handler)
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ class _Supervisor:
     def _status(self, code: int) -> int:
         if signal.SIGHUP in self._asked or len(self._asked) > 1:
             return 128 + self._asked[-1]
-        if self._asked and code == -signal.SIGINT:
+        if self._asked and -code in (signal.SIGINT, *self._asked):
             return 0  # it had nothing to finish yet
         if code >= 0:
             return code

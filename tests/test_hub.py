@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from diffray.cluster.heartbeat import Pulse, answered
 from diffray.cluster.hub import Hub
 from diffray.workers.link import HEADER, Link, encode
 
@@ -102,13 +103,26 @@ def test_ranks_that_load_may_be_silent_for_longer() -> None:
 
 
 def test_who_stood_still_itself_takes_nobody_for_hung() -> None:
+    """What others sent meanwhile is read a moment after it goes on."""
+
+    async def late() -> str:
+        await asyncio.sleep(1.1)
+        return "here"
+
     async def run() -> None:
-        hub = Hub(1, SECRET, 0.6)
-        (_link,) = await connected(hub, {0: 0.1})
-        for _ in range(3):
-            time.sleep(1.0)  # this process is stopped, and the rank is not
-            await asyncio.sleep(0.2)
-        assert hub.messages.empty()
-        await hub.close()
+        pulse = Pulse("rank 0", 0.6)
+        lost = asyncio.create_task(pulse.stops())
+        answer = asyncio.create_task(answered(late(), 0.6))
+        await asyncio.sleep(0.05)
+        time.sleep(1.0)  # this process is stopped, the others are not
+        await asyncio.sleep(0.2)
+        assert not lost.done()
+        assert await answer == "here"
+        pulse.beat()
+        await asyncio.sleep(0.3)
+        assert not lost.done()
+        await asyncio.wait_for(lost, 5)
+        with pytest.raises(TimeoutError, match=r"no sign of life for 0\.1 s"):
+            await answered(late(), 0.1)
 
     asyncio.run(run())

@@ -1,5 +1,6 @@
 """The engine's promises: alone or batched, interrupted or not, a request finds the same tokens."""
 
+from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -620,3 +621,27 @@ def test_soft_diffusion_looks_at_few_rows_at_a_time(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("diffray.workers.rounds._SOFT_ROWS", 24)
     assert run(toy_engine(Watched()), requests) == expected
     assert max(seen) == 24  # as many as the three blocks have
+
+
+def test_soft_memory_is_that_of_the_soft_canvases_that_run() -> None:
+    """Whatever the slots and the context are; the tokens are those of each alone."""
+    soft: dict[str, object] = {"iteration": {"kind": "soft"}, "block_length": 8}
+    plain: dict[str, object] = {"block_length": 8}
+    asked = [(8, soft), (16, plain), (24, soft), (40, soft)]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, diffusion=p) for n, p in asked]
+    requests = [Request(uid, prompt_of(5), each) for uid, each in enumerate(params)]
+    engine = toy_engine(BIDIRECTIONAL, num_slots=64)
+    for request in requests[:3]:
+        engine.add(request)
+    found: dict[int, list[int]] = defaultdict(list)
+    seen = set()
+    while not engine.idle:
+        for update in engine.step():
+            found[update.uid] += update.ids
+            if update.uid == 0 and update.finish_reason:
+                engine.add(requests[3])
+        seen.add(engine.slots.soft.num_rows)
+    assert {1 + 13 + 29, 1 + 29 + 45} <= seen, seen
+    assert engine.slots.soft.num_rows == 0
+    for request in requests:
+        assert found[request.uid] == run(toy_engine(BIDIRECTIONAL), [request])[request.uid]

@@ -100,10 +100,8 @@ class Rounds:
             ids_T = ids_T.masked_fill(layout.blank_T, slots.mask_token_id)
         x_TH = self.model.embed(ids_T)
         if self.soft:
-            slots.soften(x_TH)
-            assert slots.soft_SNH is not None
             masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
-            x_TH = x_TH + slots.soft_SNH.flatten(0, 1)[layout.batch.cells_T] * masked_T1
+            x_TH = x_TH + slots.soft.read(layout.batch.cells_T, x_TH) * masked_T1
         read_R = self._ask().read() if self.sequences else None
         return self.model.forward(x_TH, replace(layout.batch, read_R=read_R), self.kv)
 
@@ -169,7 +167,6 @@ class Rounds:
         self, hidden_TH: Tensor, logits: Logits, soft: Softened, done_B: Tensor, step: int
     ) -> None:
         """Store what the model expects at masked positions, weighted for this step."""
-        assert self.slots.soft_SNH is not None
         weights = [
             s.policy.iteration.weight(s.steps_before + s.step + step) for s in self.sequences
         ]
@@ -177,11 +174,8 @@ class Rounds:
         expected_EH = torch.cat(list(parts))
         cells_E, row_E = soft.cells_E, soft.sequences_E
         weight_B = send(torch.tensor(weights, dtype=expected_EH.dtype), self.device)
-        flat_EH = self.slots.soft_SNH.view(-1, self.slots.soft_SNH.shape[-1])
-        before_EH = flat_EH[cells_E]
         active_E1 = ~done_B[row_E].unsqueeze(1)
-        after_EH = (expected_EH * weight_B[row_E].unsqueeze(1)).to(flat_EH)
-        flat_EH[cells_E] = torch.where(active_E1, after_EH, before_EH)
+        self.slots.soft.write(cells_E, active_E1, expected_EH * weight_B[row_E].unsqueeze(1))
 
     def _expectations(self, hidden_TH: Tensor, logits: Logits, soft: Softened) -> Iterator[Tensor]:
         """Yield what the model expects, of some rows at a time: there may be a canvas of them."""

@@ -3,18 +3,18 @@
 A masked position holds the mask token's id, so that the model sees it, but what is masked is told
 by a flag alone: a mask id in a prompt is an ordinary token.
 
-Letters: S slots, N positions of the longest canvas, H hidden size.
+Letters: S slots, N positions of the longest canvas.
 """
 
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from diffray.components.backend import send
 from diffray.components.sequence import Sequence
 from diffray.kernels.checksum import checksum
+from diffray.workers.soft import SoftInputs
 
 if TYPE_CHECKING:
     from diffray.workers.layout import Layout
@@ -34,7 +34,7 @@ class Slots:
         self.masked_SN = torch.zeros(shape, dtype=torch.bool, device=device)
         self.steps_SN = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs_SN = torch.zeros(shape, dtype=torch.float32, device=device)
-        self.soft_SNH: Tensor | None = None  # what soft diffusion adds to masked inputs
+        self.soft = SoftInputs(num_slots, length, device)
         self.layout: Layout | None = None  # the last one, as long as it may hold
         self._free = list(range(num_slots - 1, -1, -1))
 
@@ -58,16 +58,12 @@ class Slots:
         self.ids_SN[slot, : len(canvas)] = canvas
         self.masked_SN[slot] = False
         self.masked_SN[slot, len(known) : sequence.blocks_stop] = True
-        if self.soft_SNH is not None:
-            self.soft_SNH[slot] = 0
-
-    def soften(self, like_TH: Tensor) -> None:
-        """Make room for soft embeddings; the first soft request pays for it."""
-        if self.soft_SNH is None:
-            self.soft_SNH = like_TH.new_zeros(*self.ids_SN.shape, like_TH.shape[1])
+        if sequence.policy.iteration.soft:
+            self.soft.enter(slot, sequence.length)
 
     def release(self, sequence: Sequence) -> None:
         """Take the slot back."""
+        self.soft.leave(sequence.slot)
         self._free.append(sequence.slot)
         sequence.slot = -1
 

@@ -19,6 +19,7 @@ QUANTIZED: Final = {"experts_int8": torch.int8, "experts_fp8": torch.float8_e4m3
 
 _WEIGHTS_PER_THREAD = 8_000_000
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+_KEPT = 64 << 20  # bytes at the end of the heap, for the next requests
 
 
 def choose_device(name: str) -> torch.device:
@@ -211,3 +212,13 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 256 << 20)
         mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
+
+
+def give_back_memory() -> None:
+    """Hand what has been freed back to the system; for when there is nothing to do.
+
+    The C library keeps the memory of the largest round otherwise, up to a gigabyte in pieces.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(_KEPT)

@@ -90,3 +90,27 @@ print(after - before)
 @pytest.mark.slow
 def test_freed_memory_is_used_again() -> None:
     assert page_faults("keep_freed_memory()") < page_faults("") / 4
+
+
+def test_an_idle_rank_gives_freed_memory_back() -> None:
+    """Also what lies between pieces that are still in use, which the C library keeps by itself."""
+    code = """
+import re, torch
+from diffray.components.backend import give_back_memory, keep_freed_memory
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+
+keep_freed_memory()
+begin = resident()
+pieces = [torch.ones(1 << 18) for _ in range(400)]  # a MiB each
+del pieces[:-1]
+kept = resident()
+give_back_memory()
+print(begin, kept, resident())
+"""
+    run = [sys.executable, "-c", code]
+    told = subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    begin, kept, left = map(int, told.split())
+    assert kept > begin + 300
+    assert left < begin + 100

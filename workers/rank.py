@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 
+from diffray.components.backend import give_back_memory
 from diffray.components.mesh import Mesh
 from diffray.workers.engine import Engine
 from diffray.workers.link import Link
 from diffray.workers.messages import Request
+
+_BUSY = 256  # sequences' rounds after which there may be memory to give back
 
 
 class Drift(RuntimeError):
@@ -31,7 +34,7 @@ class Rank:
     def serve(self) -> None:
         """Run rounds until the coordinator says that there are no more."""
         try:
-            ready = time.perf_counter()
+            ready, busy = time.perf_counter(), 0
             while (message := self.link.receive()) is not None:
                 begin = time.perf_counter()
                 if not message["fresh"]:
@@ -40,6 +43,10 @@ class Rank:
                 self.worked += time.perf_counter() - begin
                 if self.mesh.rank == 0:
                     self.link.send(answer)
+                busy += len(self.engine.running)
+                if self.engine.idle and busy > _BUSY:
+                    give_back_memory()
+                    busy = 0
                 ready = time.perf_counter()
         except ConnectionError:
             raise

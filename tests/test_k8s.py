@@ -317,7 +317,12 @@ class TestServe:
             config.deployment_config.graceful_shutdown_timeout_s for config in configs(document)
         )
         for group in cluster(document)["workerGroupSpecs"]:
-            assert group["template"]["spec"]["terminationGracePeriodSeconds"] > longest
+            container = main_container(group)
+            environment = {each["name"]: each.get("value") for each in container["env"]}
+            drains = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+            pod = group["template"]["spec"]
+            assert longest < drains < pod["terminationGracePeriodSeconds"]
+            assert "lifecycle" not in container, "what runs before SIGTERM delays the draining"
 
     def test_the_three_ways_to_scale(self) -> None:
         found = {name: configs(doc) for name, doc in documents() if doc["kind"] == "RayService"}

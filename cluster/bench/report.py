@@ -16,6 +16,8 @@ background:#fff;color:#1c2733}
 h1{font-size:1.5em} h2{font-size:1.15em;margin-top:2em}
 table{border-collapse:collapse} td,th{padding:.25em .8em;border-bottom:1px solid #d5dce3;
 text-align:right;white-space:nowrap} td:first-child,th:first-child{text-align:left}
+th{white-space:normal;vertical-align:bottom} div.wide table{font-size:.9em}
+div.wide td,div.wide th{padding:.25em .5em}
 table.facts td{white-space:normal;text-align:left} div.wide{overflow-x:auto}
 svg{max-width:100%;height:auto} svg text{font:12px system-ui,sans-serif;fill:#1c2733}
 svg .rule{stroke:#e2e7ec} pre{background:#f4f6f8;padding:1em;overflow-x:auto}

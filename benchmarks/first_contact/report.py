@@ -20,7 +20,8 @@ class Report:
         except Exception as error:
             self.failed += 1
             where = traceback.extract_tb(error.__traceback__)[-1]
-            reason = f"{str(error) or type(error).__name__} ({where.name}, line {where.lineno})"
+            words = " ".join((str(error) or type(error).__name__).split())
+            reason = f"{words[-600:]} ({where.name}, line {where.lineno})"
             print(f"FAILED  {sentence}: {reason}", flush=True)
             return False
         print(f"ok      {sentence} ({time.monotonic() - begin:.1f} s)", flush=True)

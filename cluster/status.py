@@ -106,11 +106,12 @@ def _look(address: str) -> Iterator[str]:
 
 def _applications() -> Iterator[str]:
     from ray.serve.context import _get_global_client
+    from ray.serve.schema import ApplicationStatus
 
     client = _get_global_client(raise_if_no_controller_running=False)
     found = client.get_serve_details() if client is not None else {"applications": {}}
     for name, each in sorted(found["applications"].items()):
-        status, message = each["status"], each["message"]
+        status, message = ApplicationStatus(each["status"]).value, each["message"]
         yield f"{name}: {status}{_url(found, each)}" + (f" ({message})" if message else "")
         for deployment in each["deployments"].values():
             states = Counter(replica["state"] for replica in deployment["replicas"])

@@ -514,7 +514,7 @@ def test_a_full_queue_is_429(http: httpx2.Client) -> None:
     for answer in refused:
         assert refusal(answer, 429)["code"] == "rate_limit_exceeded"
         assert int(answer.headers["retry-after"]) >= 1
-    prompt = 3 * len(LONG["prompt"])
+    prompt = 3 * len("abc")
     grown = [counted(name) - value for name, value in zip(names, before, strict=True)]
     assert grown == [prompt, 0, 3, prompt, prompt]
     whole = http.post(COMPLETE, json=ABC | {"n": 9})  # more than the queue holds, one by one

@@ -17,6 +17,7 @@ from diffray.cluster.config import EngineConfig
 from diffray.cluster.news import FAILED, LATE, POISON, UPDATE
 from diffray.cluster.scheduler import FIRST_COME, PASSES, Scheduler
 from diffray.cluster.ticket import LONG
+from diffray.workers.messages import Update
 
 
 def packed(uid: int, max_tokens: int = 3, iteration: str | None = None) -> dict[str, Any]:
@@ -65,9 +66,9 @@ class FakeRanks:
                 continue  # it reports nothing: its first block is not done
             state["written"] += 1
             done = state["written"] == state["max"]
-            updates.append(
-                [uid, [state["written"]], [], [], "length" if done else None, None, 1, [0, 0]]
-            )
+            reason = "length" if done else None
+            update = Update(uid, [state["written"]], finish_reason=reason, forwards=1)
+            updates.append(update.pack())
             if done:
                 del self.running[uid]
         free = self.pages - sum(self.need[uid] for uid in self.running)

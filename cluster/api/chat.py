@@ -105,13 +105,13 @@ def _message(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _tool_calls(field: str, given: object) -> list[dict[str, Any]]:
+def _tool_calls(field: str, given: Any) -> list[dict[str, Any]]:
     """Return an earlier answer's calls with their arguments as objects, as templates read them."""
-    calls = []
+    calls: list[dict[str, Any]] = []
     for call in given if isinstance(given, list) else [given]:
         match call:
             case {"function": {"name": str(name), "arguments": str() | dict() as arguments}}:
-                calls.append(dict(call) | {"function": {"name": name, "arguments": arguments}})
+                function = {"name": name, "arguments": arguments}
             case _:
                 raise invalid(
                     f"{field} must be a list of "
@@ -120,9 +120,10 @@ def _tool_calls(field: str, given: object) -> list[dict[str, Any]]:
                 )
         if isinstance(arguments, str):
             try:
-                calls[-1]["function"]["arguments"] = json.loads(arguments or "{}")
+                function["arguments"] = json.loads(arguments or "{}")
             except (ValueError, RecursionError):
                 raise invalid(f"{field}: the arguments of {name!r} are not JSON", field) from None
+        calls.append({**call, "function": function})
     return calls
 
 

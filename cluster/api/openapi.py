@@ -71,9 +71,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
         schema = get_openapi(
             title=app.title, version=app.version, summary=app.summary, routes=app.routes
         )
-        _, bodies = models_json_schema(
-            [(body, "validation") for body in (*BODIES.values(), Refusal)], ref_template=_REF
-        )
+        shown: tuple[type[BaseModel], ...] = (*BODIES.values(), Refusal)
+        _, bodies = models_json_schema([(each, "validation") for each in shown], ref_template=_REF)
         for operations in schema["paths"].values():
             for operation in operations.values():
                 # The framework's own refusal, which nothing here makes, in a shape of its own.

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from diffray.cluster.api.app import build_api
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, parse
 from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
 from diffray.cluster.api.errors import ApiError
+from diffray.cluster.api.http import parse_json
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import TokenTexts
@@ -178,11 +180,14 @@ def test_leaving_a_stream_closes_the_engine_s() -> None:
 
 def test_bad_words_are_single_tokens_with_and_without_a_space() -> None:
     wishes = Wishes(LIMITS, TOKENIZER, DiffusionParams(), GenerationDefaults())
-    params = wishes.params(parse(CompletionBody, IDS | {"bad_words": ["x", " "]}), 3)
     # A byte has one token; after a space it has the same, so one id is enough.
-    assert params.bad_token_ids == (*TOKENIZER.encode("x"), *TOKENIZER.encode(" "))
+    expected = [*TOKENIZER.encode("x"), *TOKENIZER.encode(" ")]
+    assert list(wishes.bad_ids(["x", " "])) == expected
     with pytest.raises(ApiError, match="several tokens"):
-        wishes.params(parse(CompletionBody, IDS | {"bad_words": ["xy"]}), 3)
+        list(wishes.bad_ids(["xy"]))
+    engine = Recorder()
+    asyncio.run(service(engine).complete(IDS | {"bad_words": ["x", " "]}))
+    assert engine.requests[0][0].params.bad_token_ids == tuple(expected)
 
 
 @pytest.mark.parametrize(("block_causal", "room"), [(False, 100), (True, 96)])
@@ -304,6 +309,54 @@ class Endless(Recorder):
             self.told += 1
             yield Update(request.uid, [number % 256], [number], [-0.5], None, forwards=number)
             await asyncio.sleep(0)
+
+
+MANY_IDS = list(range(256)) * 256
+GREEDY: dict[str, dict[str, Any]] = {
+    "prompts with words and ids": {
+        "prompt": ["a"] * 1024,
+        "bad_words": list(map(chr, range(33, 127))),
+        "allowed_token_ids": MANY_IDS,
+    },
+    "choices": {"prompt": [[1]] * 8, "n": 128, "allowed_token_ids": MANY_IDS},
+    "log-probabilities": {"prompt": [[1]] * 100, "logprobs": 20, "max_tokens": 120},
+    "ids": {"prompt": [1] * 4_000_000},
+}
+
+
+async def longest_hold(work: Coroutine[Any, Any, Any]) -> float:
+    """Return the most processor time that the loop's thread took between two looks at it."""
+    task, longest = asyncio.create_task(work), 0.0
+    while not task.done():
+        begin = time.thread_time()
+        await asyncio.sleep(0)
+        longest = max(longest, time.thread_time() - begin)
+    with suppress(ApiError):
+        task.result()
+    return longest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GREEDY)
+def test_no_request_holds_the_loop_for_long(name: str) -> None:
+    """Beside it others are streamed to, and the coordinator is listened to."""
+
+    class Ranked(Recorder):
+        async def submit(self, *given: Any, **more: Any) -> AsyncGenerator[Update, None]:
+            async for update in super().submit(*given, **more):
+                yield replace(update, top_logprobs=[[(1, -0.5)] * 20])
+
+    text = json.dumps(GREEDY[name])
+    longest = asyncio.run(longest_hold(service(Ranked()).complete(json.loads(text))))
+    begin = time.thread_time()
+    parse_json(text)
+    print(f"{name}: {longest:.2f} s, and {time.thread_time() - begin:.2f} s to read")
+    assert longest < 2
+
+
+def test_more_log_probabilities_than_one_answer_can_hold_are_refused() -> None:
+    asked = IDS | {"n": 128, "logprobs": 20, "max_tokens": 200}
+    assert refused(service(Recorder()).complete(asked)).param == "logprobs"
 
 
 def test_the_news_of_several_choices_wait_for_their_reader() -> None:

@@ -1,5 +1,6 @@
 """One HTTP request, understood: its prompts, its choices, and what its answer is called."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Iterable
@@ -73,7 +74,7 @@ class Ask:
         return None if reason in self.end_ids else reason
 
 
-def make_choices(
+async def make_choices(
     prompts: Iterable[Prompt],
     params: Iterable[SamplingParams],
     limits: Limits,
@@ -96,6 +97,7 @@ def make_choices(
             )
             if index == 0:
                 check(request, limits)  # the others differ in their seed alone
+                await asyncio.sleep(0)  # there may be a thousand prompts
             choices.append(
                 Choice(len(choices), number, index == 0, request, Job(index, own, tokenizer))
             )

@@ -24,7 +24,9 @@ class Wishes:
     diffusion: DiffusionParams
     defaults: GenerationDefaults
 
-    def params(self, body: ChatBody | CompletionBody, taken: int) -> SamplingParams:
+    def params(
+        self, body: ChatBody | CompletionBody, taken: int, bad_ids: tuple[int, ...] = ()
+    ) -> SamplingParams:
         """Return the parameters; prompt and suffix take `taken` positions."""
         diffusion = body.diffusion.over(self.diffusion)
         if isinstance(body, ChatBody):
@@ -45,7 +47,7 @@ class Wishes:
             stop_token_ids=tuple(body.stop_token_ids),
             ignore_eos=body.ignore_eos,
             logit_bias=body.logit_bias,
-            bad_token_ids=tuple(self._bad_ids(body.bad_words)),
+            bad_token_ids=bad_ids,
             allowed_token_ids=tuple(body.allowed_token_ids),
             logprobs=logprobs or body.return_trajectory,
             top_logprobs=top_logprobs,
@@ -82,7 +84,7 @@ class Wishes:
             )
         return asked
 
-    def _bad_ids(self, words: Iterable[str]) -> Iterable[int]:
+    def bad_ids(self, words: Iterable[str]) -> Iterable[int]:
         """Return the ids of words, at the start of a text and after a space."""
         for word in words:
             if self.tokenizer is None:

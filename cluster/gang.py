@@ -13,6 +13,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from diffray.cluster.actor_names import actor_name
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.hub import Hub
 from diffray.workers.process import Place, kill
@@ -112,6 +113,7 @@ class Gang:
             num_cpus=bundle.get("CPU", 0),
             num_gpus=bundle.get("GPU", 0),
             scheduling_strategy=strategy,
+            name=actor_name(self.model, self.group, f"rank {rank}"),
         ).remote(rank, self.size)
 
     async def _watch(self, rank: int, ref: Any) -> str:

@@ -18,6 +18,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from diffray.cluster.actor_names import actor_name
 from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloaded, Poisonous
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.coordinator import CoordinatorActor
@@ -204,7 +205,9 @@ class RemoteEngine:
         node = ray.get_runtime_context().get_node_id()
         replica = None if self._owns_group else own_place(node)
         self._coordinator = CoordinatorActor.options(
-            num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, 0)
+            num_cpus=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, 0),
+            name=actor_name(self.model, self.group, "coordinator"),
         ).remote(self.model, self.config, self.group, replica)
         self._places = []
         try:

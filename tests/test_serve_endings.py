@@ -81,6 +81,11 @@ def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -
         assert where == f"Ray cluster at {cluster}"
         assert lines == [f"demo: RUNNING at {served.url}/v1", "  replicas: 1 running"]
         assert f"Ray is at {cluster}; try: diffray status --address {cluster}" in served.said
+        names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
+        (replica,) = (name for name in names if name.startswith("SERVE_REPLICA"))
+        for part in ("coordinator", "rank 0"):
+            (name,) = (name for name in names if name.startswith(f"demo {part} of "))
+            assert replica in name
         with serve_process("demo", "--served-model-name", "same", *address, **quick) as refused:
             assert refused.process.wait(120) == 1
             assert refused.said.count("\n") == 1, refused.said

@@ -46,8 +46,11 @@ def supervised() -> Iterator["Ending"]:
     supervisor = os.getpid()
     server = os.fork()
     if server:
-        status = _Supervisor(server, wanted).run()
-        _clean_up(folder, others)
+        try:
+            status = _Supervisor(server, wanted).run()
+            _clean_up(folder, others)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise SystemExit(status)
     os.setsid()
     _adopt_orphans()

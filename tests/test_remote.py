@@ -64,7 +64,7 @@ class FakeCoordinator:
         self.cancelled.append(uid)
 
     def tell(self, uid: int, token: int, reason: str | None = None) -> None:
-        update = [uid, [token], [0], [0.0], reason, None, token, [0, 0], [], None, 0]
+        update = [uid, [token], [0], [0.0], reason, None, token, [0, 0], [], None, 0, None]
         self.bulletin.put([UPDATE, uid, update])
 
 

@@ -3,12 +3,13 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import diffray
 from diffray.cluster.api.bodies import ChatBody, CompletionBody
+from diffray.cluster.api.errors import invalid
 from diffray.cluster.api.run import Choice
 from diffray.components.params import SamplingParams
 from diffray.kernels.noise import derived_seed
@@ -16,6 +17,8 @@ from diffray.workers.admission import Limits, check
 from diffray.workers.job import Job
 from diffray.workers.messages import Request
 from diffray.workers.text import Tokenizer
+
+_MOST_LOGPROBS: Final = 2**18  # of one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +105,14 @@ async def make_choices(
                 Choice(len(choices), number, index == 0, request, Job(index, own, tokenizer))
             )
     return choices
+
+
+def refuse_too_many_logprobs(params: Sequence[SamplingParams]) -> None:
+    """An answer is made and written in one go; each of these is an object of it."""
+    entries = sum(each.n * each.max_tokens * (each.top_logprobs + 1) for each in params)
+    if entries > _MOST_LOGPROBS:
+        raise invalid(
+            f"this asks for up to {entries} log-probabilities (choices x max_tokens x (1 + "
+            f"top_logprobs)), more than {_MOST_LOGPROBS}; lower one or send several requests",
+            "logprobs",
+        )

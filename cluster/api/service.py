@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from diffray.cluster.api.answering import stream, whole
 from diffray.cluster.api.answers import Answer, ChatAnswer, CompletionAnswer, Json
-from diffray.cluster.api.ask import Ask, Prompt, make_choices
+from diffray.cluster.api.ask import Ask, Prompt, make_choices, refuse_too_many_logprobs
 from diffray.cluster.api.bodies import (
     ChatBody,
     CompletionBody,
@@ -30,14 +30,12 @@ from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import TokenTexts
 from diffray.cluster.api.wishes import Wishes
 from diffray.cluster.client import EngineClient, EngineFailed, Load
-from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.text import Tokenizer
 
 _LONG_TEXT: Final = 10_000  # characters; tokenizing more would hold up everybody's streams
 _CHEAP_TEXT: Final = 2**16  # characters; of so many the exact number of tokens is told
 _MOST_CHOICES: Final = 1024  # of one request
-_MOST_LOGPROBS: Final = 2**18  # of one request
 _SOON_S: Final = 1.0  # for an engine to say how busy it is
 
 Result = TypeVar("Result")
@@ -275,7 +273,7 @@ class Service:
                 params.append(wishes.params(body, len(prompt.ids) + len(suffix), bad_ids))
                 await asyncio.sleep(0)  # there may be a thousand, and others wait for the loop
             if body.logprobs is not None and body.logprobs is not False:
-                _refuse_too_many_logprobs(params)
+                refuse_too_many_logprobs(params)
             choices = await make_choices(
                 prompts,
                 params,
@@ -334,17 +332,6 @@ class Service:
         if len(ids) > limits.context or not all(0 <= i < limits.spec.vocab_size for i in ids):
             return ""  # the engine's own check refuses them
         return self.tokenizer.decode(ids) if self.tokenizer is not None else ""
-
-
-def _refuse_too_many_logprobs(params: Sequence[SamplingParams]) -> None:
-    """An answer is made and written in one go; each of these is an object of it."""
-    entries = sum(each.n * each.max_tokens * (each.top_logprobs + 1) for each in params)
-    if entries > _MOST_LOGPROBS:
-        raise invalid(
-            f"this asks for up to {entries} log-probabilities (choices x max_tokens x (1 + "
-            f"top_logprobs)), more than {_MOST_LOGPROBS}; lower one or send several requests",
-            "logprobs",
-        )
 
 
 async def _aside(size: int, work: Callable[..., Result], *given: Any) -> Result:

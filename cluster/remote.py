@@ -230,7 +230,8 @@ class RemoteEngine:
     def _beat(self) -> None:
         """Tell the coordinator that this process lives; a thread, as an event loop may be busy."""
         while not self._closed.wait(self.config.heartbeat_s):
-            if self._coordinator is not None:
+            # A call would start a Ray where there is none any more.
+            if self._coordinator is not None and ray.is_initialized():
                 with suppress(Exception):  # whoever waits for an answer finds out what is wrong
                     self._coordinator.beat.remote()
 

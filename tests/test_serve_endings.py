@@ -18,6 +18,7 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from ray._private.state import actors
 
+from diffray.cluster.supervisor import SAME_S
 from tests.local_ray import SETTINGS, local_cluster
 from tests.serve_process import ServeProcess, free_port, serve_process
 
@@ -125,6 +126,7 @@ def test_ctrl_c_twice_leaves_an_answer_unfinished_but_no_process() -> None:
             next(chunk for chunk in stream if chunk.choices[0].delta.content)
             served.interrupt()
             served.wait_for("press Ctrl-C again", 1)
+            time.sleep(2 * SAME_S)
             served.interrupt()
             begin = time.monotonic()
             code = served.process.wait(timeout=30)

@@ -205,7 +205,13 @@ def test_a_lost_replica_s_whole_answers_come_from_another(
     """No client asks again by itself, and each gets the answer that it asked for."""
     config = tmp_path / "two.yaml"
     config.write_text(TWO)
-    body = LONG | {"model": "demo", "messages": MESSAGES, "max_tokens": 512}
+    body = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "max_tokens": 128,
+        "min_tokens": 128,
+        "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 128}},
+    }
     with serve_process("--config", str(config), *proxy) as served:
         served.wait_for(" is ready at ", 1)
         for given in (dict[str, str](), {"X-Request-Id": "mine-7"}):

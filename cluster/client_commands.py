@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from diffray.cluster import flags
-from diffray.cluster.environment import prepare
 from diffray.cluster.failures import one_sentence
 from diffray.cluster.flag_records import spread
 
@@ -107,7 +106,6 @@ def status(
 ) -> None:
     """Show a Ray cluster's models and replicas, and what waits."""
     with one_sentence():
-        prepare()
         from diffray.cluster.status import cluster_status
 
         typer.echo(cluster_status(address))

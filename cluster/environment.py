@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from diffray.cluster.haproxy import haproxy_settings
+from diffray.cluster.local_clusters import is_alone
 from diffray.cluster.ports import port_settings
 
 API_KEY = "DIFFRAY_API_KEY"  # the variable that keys come from, besides the command line
@@ -27,9 +28,9 @@ SETTINGS = {
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
-def prepare() -> None:
-    """Set what the user has not set; to be called before the first import of ray."""
-    _set(SETTINGS)
+def prepare(address: str) -> None:
+    """Set what the user has not set, for a cluster; to be called before the first import of ray."""
+    _set(SETTINGS | (ALONE if is_alone(address) else {}))
 
 
 def prepare_server(routes: Collection[str], *, haproxy: Path | None) -> None:

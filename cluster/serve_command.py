@@ -60,7 +60,7 @@ def serve(
             use_haproxy = listening.haproxy and has_haproxy()
             prepare_server(routes, haproxy=ending.folder if use_haproxy else None)
         else:  # which has its proxies already, or the settings for them
-            prepare()
+            prepare(replicas.address)
         from diffray.cluster.serve import run_server
 
         server = Server(listening.host, listening.port, replicas.address, listening.dashboard)

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from diffray.cluster.environment import prepare
+from diffray.cluster.local_clusters import clusters
 
 ANSWER_S = 60.0  # for a cluster to answer, on a machine that does other things too
 _CONNECT_S = 5.0
@@ -22,6 +24,7 @@ def cluster_status(address: str) -> str:
     """
     found = address if address != "auto" else _this_machines()
     _check_reachable(found)
+    prepare(found)
     command = [sys.executable, "-P", "-m", "diffray.cluster.status", found]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
@@ -45,7 +48,7 @@ def _this_machines() -> str:
     """Return the address of this user's only cluster on this machine, or of RAY_ADDRESS."""
     if said := os.environ.get("RAY_ADDRESS"):
         return said
-    owners = dict(_clusters())
+    owners = dict(clusters())
     mine = [address for address, user in owners.items() if user == os.getuid()]
     if len(mine) == 1:
         return mine[0]
@@ -55,20 +58,6 @@ def _this_machines() -> str:
     others = ", ".join(f"{address} of {_name(user)}" for address, user in sorted(owners.items()))
     found = f"others have theirs at {others}" if others else "start one with `diffray serve`"
     raise ValueError(f"you run no Ray cluster on this machine; {found}, or give --address")
-
-
-def _clusters() -> Iterator[tuple[str, int]]:
-    """Yield each cluster of which this machine has a node: its address, and whose process it is."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            user = process.stat().st_uid
-        except OSError:  # it has ended, or is not ours to see
-            continue
-        if Path(words[0]).name == "raylet":
-            for word in words:
-                if word.startswith("--gcs-address="):
-                    yield word.partition("=")[2], user
 
 
 def _name(user: int) -> str:

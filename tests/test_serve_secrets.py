@@ -1,5 +1,7 @@
 """What others can see of `diffray serve`: no key, no prompt, and only what is meant to listen."""
 
+import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.serve_process import ServeProcess, serve_process
+from tests.serve_process import ServeProcess, environment, serve_command, serve_process
 
 pytestmark = pytest.mark.slow
 
@@ -83,3 +85,17 @@ def test_what_speaks_http_listens_on_this_machine_alone(running: ServeProcess) -
     assert httpx2.get(f"{running.url}/-/healthz").status_code == 200
     for path in ("/-/routes", "/-/Routes", "/%2d/routes", "/-%2Froutes"):
         assert httpx2.get(f"{running.url}{path}").status_code in (401, 404), path
+
+
+def test_status_reaches_a_ray_that_is_on_this_machine_alone(running: ServeProcess) -> None:
+    found = re.search(r"Ray is at (127\.0\.0\.1:\d+);", running.said)
+    assert found is not None, running.said
+    diffray, _ = serve_command()
+    told = subprocess.run(
+        [diffray, "status", "--address", found[1]],
+        env=environment(running.folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert f"demo: RUNNING at {running.url}/v1" in told.stdout, told.stderr

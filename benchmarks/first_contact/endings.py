@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -57,13 +58,17 @@ class Terminal:
         self.served = served
         self._main: int | None = main
         self.screen = ""
+        self._closing = threading.Event()
         self._reader = threading.Thread(target=self._read, args=(main,), daemon=True)
         self._reader.start()
 
     def _read(self, main: int) -> None:
-        with suppress(OSError):  # it is closed
-            while data := os.read(main, 65536):
-                self.screen += data.decode(errors="replace").replace("\r\n", "\n")
+        # A read that waits would keep the terminal open when it is closed.
+        with suppress(OSError):  # nobody writes to it any more
+            while not self._closing.is_set():
+                if select.select([main], [], [], 0.1)[0]:
+                    data = os.read(main, 65536).decode(errors="replace")
+                    self.screen += data.replace("\r\n", "\n")
 
     def wait_ready(self) -> None:
         """Wait for the line that says how to ask the model."""
@@ -83,6 +88,8 @@ class Terminal:
     def close(self) -> None:
         """Close the terminal, as who closes its window does."""
         if self._main is not None:
+            self._closing.set()
+            self._reader.join()
             os.close(self._main)
             self._main = None
 

@@ -86,7 +86,7 @@ def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
         f"timeout http-request {HEADERS_S}s",
         # A replica's port may be another's by now; HAProxy replaces what a client says here.
         f"http-send-name-header {SERVER_HEADER}",
-        "option dontlognull",  # who only looks whether somebody listens
+        "option dontlognull",  # connections that only probe the port
         f"http-error status 400 {_answer(invalid)}",
         f"http-error status 408 {_answer(slow)}",
         *(f"http-error status {status} {_answer(unanswered)}" for status in (502, 503, 504)),
@@ -126,7 +126,7 @@ def _edit(where: str, lines: list[str]) -> str:
 
 
 def _answer(error: "ApiError") -> str:
-    """Return a refusal as HAProxy's configuration has it, which no word in it may end."""
+    """Return a refusal in HAProxy's syntax; a quote or a backslash in it would end the string."""
     text = json.dumps(error.body, separators=(",", ":"))
     assert not set("'\\") & set(text)
     headers = "".join(f" hdr {name} {value}" for name, value in error.headers.items())

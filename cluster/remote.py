@@ -201,7 +201,7 @@ class RemoteEngine:
 
     async def _begin(self) -> None:
         """Start a coordinator, and its gang with it."""
-        # It may kill a replica, which Serve replaces; whoever has made the group is none.
+        # The coordinator may kill a replica, which Serve replaces, but not a driver or a test.
         node = ray.get_runtime_context().get_node_id()
         replica = None if self._owns_group else own_place(node)
         self._coordinator = CoordinatorActor.options(

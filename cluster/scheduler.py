@@ -37,8 +37,8 @@ class Scheduler:
     """The books of one engine, kept from outside.
 
     Where others wait, a request gives way after a turn (0 steps: never) and goes on later with the
-    same tokens. Those that have had fewer turns run first, and then by priority and arrival; but
-    every so many times it is who came first of all, so that nobody waits for ever.
+    same tokens. Requests are admitted by priority, then turns, then arrival; but one of every
+    FIRST_COME admissions goes to the oldest request, so that none starves.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Scheduler:
             yield ticket
 
     def _in_order(self) -> Iterator[Ticket]:
-        """Yield who waits, the best first; every so many times it is who came first."""
+        """Yield the waiting requests in order; one of every FIRST_COME is the oldest."""
         best = [ticket for _, ticket in self._waiting]
         queues = iter(sorted(best, key=lambda ticket: ticket.number)), iter(best)
         seen: set[int] = set()

@@ -4,11 +4,13 @@ Serve replaces the actor that ran it, which takes seconds. The stand-in has the 
 but no admin socket, so that Serve finds out; Serve's next one takes its ports over (-sf).
 """
 
+import math
 import os
 import shlex
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 from diffray.cluster.haproxy import STAND_IN
 
 _PERIOD_S = 0.2
+_START_S = 5.0  # one that does not listen by then has ended, its ports held by another
 
 
 @contextmanager
@@ -38,14 +41,14 @@ def standing_in(host: str, port: int) -> Iterator[None]:
 
 def _watch(folder: Path, address: tuple[str, int], ended: threading.Event) -> None:
     stand_in: subprocess.Popen[bytes] | None = None
-    seen = False
+    starts_again = math.inf  # when: Serve starts the first
     while not ended.wait(_PERIOD_S):
         if _is_listening(address):
-            seen = True
-        elif seen:
+            starts_again = 0
+        elif time.monotonic() >= starts_again:
             _end(stand_in, folder)
             stand_in = _start(folder)
-            seen = False  # until it listens
+            starts_again = time.monotonic() + _START_S
     _end(stand_in, folder)
 
 

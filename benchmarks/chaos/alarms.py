@@ -77,13 +77,13 @@ def as_text(text: str, outcome: Outcome, loads: list[float]) -> str:
     for name, seconds in SILENT.findall(text):
         found.setdefault(name, []).append(float(seconds))
     lines = [
-        f"{name}: {len(each)} silences of more than 2 s, the longest {max(each):.1f} s; "
-        + ", ".join(f"{sum(s >= bound for s in each)} of {bound} s or more" for bound in (3, 4, 5))
+        f"{name}: {len(each)} silences, the longest {max(each):.1f} s; "
+        + ", ".join(f"{sum(s >= bound for s in each)} of {bound} s or more" for bound in (2, 3))
         for name, each in sorted(found.items())
     ]
     return "\n".join(
         [
-            *(lines or ["no silence of more than 2 s"]),
+            *(lines or ["no silence of more than a third of heartbeat_timeout_s"]),
             f"taken for hung: {', '.join(HUNG.findall(text)) or 'none'}",
             f"{outcome.tally.counts['right']} answers right, {len(outcome.tally.wrong)} wrong",
             f"load average {min(loads):.0f} to {max(loads):.0f}",

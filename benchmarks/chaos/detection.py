@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="that each fault happens")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--hang", type=float, default=6.0, help="heartbeat_timeout_s of the engine")
+    parser.add_argument("--hang", type=float, default=4.0, help="heartbeat_timeout_s of the engine")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     given = parser.parse_args()
     asyncio.run(run(given.ranks, given.times, given.hang, given.faults))

@@ -19,7 +19,7 @@ from diffray.cluster.config import EngineConfig
 from diffray.cluster.gang import Gang, GangLost, kill_here
 from diffray.cluster.heartbeat import Pulse, no_sign
 from diffray.cluster.news import AGAIN, ENDED, POISON, Bulletin, Item
-from diffray.cluster.restarts import WITHIN_S, Restarts
+from diffray.cluster.restarts import WITHIN_S, Restarts, not_back
 from diffray.cluster.scheduler import Scheduler
 from diffray.workers.messages import RAN
 from diffray.workers.process import Place, own_place
@@ -68,7 +68,9 @@ class Coordinator:
         )
         if self.replica is not None:
             self._watched = asyncio.create_task(self._end_hung(self.replica))
+        begin = time.monotonic()
         self.gang = await self._new_gang()
+        self.restarts.started(time.monotonic() - begin)
         facts = self.gang.facts
         self.scheduler = Scheduler(
             slots=facts["max_num_seqs"],
@@ -90,6 +92,9 @@ class Coordinator:
         """Queue a request, which takes so many pages first and last; returns a refusal and why."""
         if self.failure:
             return ["failed", self.failure]
+        away = self.restarts.overdue(time.monotonic())
+        if away and not self.scheduler.knows(packed["uid"]):
+            return ["failed", not_back("the ranks", away)]
         end = None if deadline is None else time.monotonic() + deadline
         first, most = pages
         try:
@@ -251,12 +256,14 @@ class Coordinator:
                 )
                 return
             await asyncio.sleep(pause)
+            begin = time.monotonic()
             try:
                 self.gang = await self._new_gang()
             except GangLost as lost:
                 reason, useful = str(lost), False
                 log.error("the ranks could not be started again: %s", reason)
                 continue
+            self.restarts.started(time.monotonic() - begin)
             news = self.scheduler.restart()
             for _, uid, *_ in (item for item in news if item[0] == POISON):
                 log.error("request %d ended the ranks twice and has failed", uid)

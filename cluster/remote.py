@@ -25,7 +25,7 @@ from diffray.cluster.coordinator import CoordinatorActor
 from diffray.cluster.gang import first_line, kill_here
 from diffray.cluster.heartbeat import answered
 from diffray.cluster.news import AGAIN, ENDED, FAILED, LATE, POISON, UPDATE, Item, Mailbox
-from diffray.cluster.restarts import WITHIN_S, Restarts
+from diffray.cluster.restarts import WITHIN_S, Restarts, not_back
 from diffray.cluster.ticket import Ticket
 from diffray.components.model import ModelSpec
 from diffray.workers.admission import Limits, check
@@ -104,6 +104,8 @@ class RemoteEngine:
         """Yield the request's news; see EngineClient."""
         if self.failure:
             raise EngineFailed(self.failure)
+        if away := self.revivals.overdue(time.monotonic()):
+            raise EngineFailed(not_back("coordinator and ranks", away))
         # The coordinator's own bound, for while there is none.
         if len(self._open) >= self.limits.max_num_seqs + self.config.max_queued_requests:
             raise Overloaded(
@@ -201,6 +203,7 @@ class RemoteEngine:
 
     async def _begin(self) -> None:
         """Start a coordinator, and its gang with it."""
+        begin = time.monotonic()
         # The coordinator may kill a replica, which Serve replaces, but not a driver or a test.
         node = ray.get_runtime_context().get_node_id()
         replica = None if self._owns_group else own_place(node)
@@ -217,6 +220,7 @@ class RemoteEngine:
             raise EngineFailed(f"{self.model} could not be started: {first_line(error)}") from None
         facts["eos_token_ids"] = tuple(facts["eos_token_ids"])
         self._ready = time.monotonic()
+        self.revivals.started(self._ready - begin)
         self._limits = Limits(**facts | {"spec": ModelSpec(**facts["spec"])})
 
     async def _coordinator_place(self) -> Place:

@@ -4,6 +4,7 @@ from collections import deque
 
 WITHIN_S = 600.0  # restarts are counted over so long
 _LONGEST_S = 30.0
+_SOON_S = 5.0  # a start takes as long at least
 
 
 class Restarts:
@@ -14,16 +15,31 @@ class Restarts:
         self.total = 0
         self._times: deque[float] = deque()
         self._fruitless = 0  # in a row
+        self._usual = 0.0  # seconds that the first start took
+        self._lost: float | None = None  # since when it has been away
 
     @property
     def lately(self) -> int:
         return len(self._times)
+
+    def started(self, took: float) -> None:
+        """Note that it is there (again)."""
+        if self._lost is None:
+            self._usual = took
+        self._lost = None
+
+    def overdue(self, now: float) -> float | None:
+        """Return for how long it has been away, if that is longer than a start should take."""
+        if self._lost is None or now - self._lost <= max(self._usual, _SOON_S):
+            return None
+        return now - self._lost
 
     def pause(self, now: float, *, useful: bool) -> float | None:
         """Return the seconds to wait before the next restart, or None: there were too many.
 
         `useful` is whether what was started last has done anything.
         """
+        self._lost = now if self._lost is None else self._lost
         while self._times and self._times[0] < now - WITHIN_S:
             self._times.popleft()
         if len(self._times) >= self.most:
@@ -32,3 +48,11 @@ class Restarts:
         self.total += 1
         self._fruitless = 0 if useful else self._fruitless + 1
         return float(min(2.0**self._fruitless - 1, _LONGEST_S))
+
+
+def not_back(name: str, away: float) -> str:
+    """Say why a new request is refused: another replica may answer it."""
+    return (
+        f"{name} were lost {away:.0f} s ago and could not be started again yet (the log of their "
+        "node may say why); try again"
+    )

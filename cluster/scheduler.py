@@ -79,7 +79,7 @@ class Scheduler:
 
         After a loss it may be handed over by its own caller and by who hands over all that is open.
         """
-        if packed["uid"] in self._open:
+        if self.knows(packed["uid"]):
             return
         if self.suspects.is_known(packed, self._arrivals):
             raise Poisonous(REASON)
@@ -95,6 +95,10 @@ class Scheduler:
         self._arrivals += 1
         self._open[ticket.uid] = ticket
         insort(self._waiting, (ticket.order, ticket))
+
+    def knows(self, uid: int) -> bool:
+        """Return whether this request is running or waiting."""
+        return uid in self._open
 
     def cancel(self, uid: int) -> None:
         """Forget a request, if it is still there; the next round frees what it holds."""

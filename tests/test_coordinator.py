@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from diffray.cluster import restarts
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.coordinator import Coordinator
 from diffray.cluster.gang import Gang, GangLost
@@ -190,6 +191,29 @@ def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None
         assert await world.coordinator.submit(packed(1), (1, 1), 0, None) == ["failed", ended[0][2]]
 
     run(story, max_restarts=2)
+
+
+def test_what_is_new_is_refused_while_a_restart_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restarts, "_SOON_S", 0.2)
+
+    async def story(world: World) -> None:
+        await world.ask(0, 400)
+        await world.some_rounds()
+        world.load_s = 0.5
+        world.gang.kill()
+        await asyncio.sleep(0.1)
+        await world.ask(1, 3)
+        await asyncio.sleep(0.2)
+        refusal = await world.coordinator.submit(packed(2), (1, 1), 0, None)
+        assert refusal is not None and refusal[0] == "failed" and "not be started" in refusal[1]
+        await world.ask(1, 3)  # it is known already
+        await world.until(finished(0, 1))
+        assert len(world.tokens(0)) == 400
+        await world.ask(2, 3)
+
+    run(story)
 
 
 def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> None:

@@ -20,6 +20,20 @@ def test_what_never_works_is_started_ever_more_rarely_and_then_no_more() -> None
     assert pauses == [0.0, 1.0, 3.0, 7.0, 15.0, 30.0, 30.0, None]
 
 
+def test_a_restart_is_overdue_that_takes_longer_than_the_first_start() -> None:
+    restarts = Restarts(most=3)
+    restarts.started(took=20.0)
+    assert restarts.overdue(1000.0) is None
+    restarts.pause(1000.0, useful=True)
+    restarts.pause(1015.0, useful=False)
+    assert restarts.overdue(1020.0) is None
+    assert restarts.overdue(1021.0) == 21.0
+    restarts.started(took=100.0)
+    assert restarts.overdue(2000.0) is None
+    restarts.pause(2000.0, useful=True)
+    assert restarts.overdue(2021.0) == 21.0
+
+
 def test_old_restarts_are_forgotten() -> None:
     restarts = Restarts(most=1)
     assert restarts.pause(0.0, useful=True) == 0.0

@@ -22,7 +22,7 @@ __all__ = ["CompletionOutput", "DiffusionLLM", "RequestOutput", "SamplingParams"
 # processes everything takes ten times as long. The library reads it when torch is loaded, so it is
 # said here, before any module of ours can import torch; what the user says holds.
 if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-    os.environ["GOMP_SPINCOUNT"] = "1000"
+    os.environ["GOMP_SPINCOUNT"] = "10000"
 
 _HOMES = {
     "CompletionOutput": "diffray.workers.output",

@@ -108,7 +108,7 @@ def test_a_small_model_uses_one_thread_unless_told(
 @pytest.mark.parametrize(
     ("module", "said", "spins"),
     [
-        ("diffray.workers.worker", {}, "1000"),
+        ("diffray.workers.worker", {}, "10000"),
         ("diffray.workers.llm", {"GOMP_SPINCOUNT": "77"}, "77"),
         ("diffray.cluster.cli", {"OMP_WAIT_POLICY": "passive"}, "0"),
     ],

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Any
 
 from diffray.cluster.bench.percentiles import percentile
 from diffray.cluster.scheduler import Scheduler
+from diffray.workers.messages import Reply, Round, Stats, Update, WireRequest
 
 PAGE, CHUNK, BLOCK = 16, 512, 32
 
@@ -47,14 +47,14 @@ class Engine:
     running: list[Running] = field(default_factory=list)
     waiting: deque[Running] = field(default_factory=deque)
 
-    def step(self, message: dict[str, Any]) -> dict[str, Any]:
-        for uid in message["cancel"]:
+    def step(self, order: Round) -> Reply:
+        for uid in order.cancel:
             self.running = [each for each in self.running if each.uid != uid]
             self.waiting = deque(each for each in self.waiting if each.uid != uid)
-        for packed in message["add"]:
-            told = len(packed["resume"][0]) if packed["resume"] else 0
-            prompt, most = len(packed["prompt"]), packed["params"]["max_tokens"]
-            self.waiting.append(Running(packed["uid"], prompt, most, told, told // BLOCK * BLOCK))
+        for request in order.add:
+            told = len(request.resume.ids) if request.resume else 0
+            prompt, most = len(request.prompt), request.max_tokens
+            self.waiting.append(Running(request.uid, prompt, most, told, told // BLOCK * BLOCK))
         while self.waiting and self.waiting[0].pages <= self.free:
             self.running.append(self.waiting.popleft())
         updates = []
@@ -69,15 +69,16 @@ class Engine:
             done = each.written >= each.most
             new = [0] * max(int(each.written) - each.told, 0)
             each.told += len(new)
-            updates.append([each.uid, new, [], [], "length" if done else None, None, 1, [0, 0]])
+            reason = "length" if done else None
+            updates.append(Update(each.uid, new, finish_reason=reason, forwards=1))
             if done:
                 self.running.remove(each)
             while self.free < 0:
                 latest = self.running.pop()
                 latest.filled, latest.written = 0, latest.told // BLOCK * BLOCK
                 self.waiting.appendleft(latest)
-        stats = {"free_pages": self.free, "waiting": len(self.waiting)}
-        return {"updates": updates, "refused": [], "stats": stats, "steps": 1}
+        stats = Stats(free_pages=self.free, waiting=len(self.waiting))
+        return Reply(order.number, 1, updates, [], stats)
 
     @property
     def free(self) -> int:
@@ -115,19 +116,14 @@ def simulate(
     while queue or scheduler.running or scheduler.waiting:
         while queue and queue[0].at <= step:
             each = queue.popleft()
-            packed = {
-                "uid": each.uid,
-                "prompt": range(each.prompt),
-                "params": {"max_tokens": each.tokens},
-                "resume": None,
-            }
+            request = WireRequest(each.uid, (0,) * each.prompt, {"max_tokens": each.tokens})
             first, last = (-(-(each.prompt + n) // PAGE) for n in (32, each.tokens))
-            scheduler.submit(packed, first, most=last)
+            scheduler.submit(request, first, most=last)
         step += 1
-        if (message := scheduler.plan(steps=1)) is not None:
-            for _, uid, update in scheduler.settle(engine.step(message)):
-                if update[4] is not None:
-                    ended[uid] = step
+        if (order := scheduler.plan(steps=1)) is not None:
+            for event in scheduler.settle(engine.step(order)):
+                if event.ends:
+                    ended[event.uid] = step
     return ended, scheduler.gave_way
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from diffray.workers.messages import Request, Update
 
@@ -28,6 +28,13 @@ class Poisonous(EngineFailed):
 
 class DeadlineExceeded(Exception):
     """A request was not done in the time it was given."""
+
+
+class Refusal(NamedTuple):
+    """Why a coordinator does not take a request, and how its caller is told."""
+
+    error: type[Overloaded] | type[EngineFailed]
+    reason: str
 
 
 NO_ROUNDS: Final = (0,) * 19

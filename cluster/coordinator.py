@@ -14,14 +14,22 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from diffray.cluster.client import NO_ROUNDS, Overloaded, Poisonous, round_bucket
+from diffray.cluster.client import (
+    NO_ROUNDS,
+    EngineFailed,
+    Load,
+    Overloaded,
+    Poisonous,
+    Refusal,
+    round_bucket,
+)
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.gang import Gang, GangLost, kill_here
 from diffray.cluster.heartbeat import Pulse, no_sign
-from diffray.cluster.news import AGAIN, ENDED, POISON, Bulletin, Item
+from diffray.cluster.news import AGAIN, NOBODY, Bulletin, Event, Kind
 from diffray.cluster.restarts import WITHIN_S, Restarts, not_back
 from diffray.cluster.scheduler import Scheduler
-from diffray.workers.messages import RAN
+from diffray.workers.messages import Reply, Stats, Update, WireRequest
 from diffray.workers.process import Place, own_place
 
 log = logging.getLogger(__name__)
@@ -48,7 +56,7 @@ class Coordinator:
         self.gang: Gang | None = None
         self.scheduler = Scheduler(config.max_num_seqs, 1, config.max_queued_requests)
         self.failure: str | None = None
-        self.stats: dict[str, float] = {}
+        self.reply: Reply | None = None  # the last
         self.rounds = self.tokens = 0
         self.round_tokens = list(NO_ROUNDS)
         self.bulletin = Bulletin()
@@ -84,25 +92,23 @@ class Coordinator:
 
     async def submit(
         self,
-        packed: dict[str, Any],
+        request: WireRequest,
         pages: tuple[int, int],
         priority: int,
         deadline: float | None,
-    ) -> list[str] | None:
-        """Queue a request, which takes so many pages first and last; returns a refusal and why."""
+    ) -> Refusal | None:
+        """Queue a request, which takes so many pages first and last."""
         if self.failure:
-            return ["failed", self.failure]
+            return Refusal(EngineFailed, self.failure)
         away = self.restarts.overdue(time.monotonic())
-        if away and not self.scheduler.knows(packed["uid"]):
-            return ["failed", not_back("the ranks", away)]
+        if away and not self.scheduler.knows(request.uid):
+            return Refusal(EngineFailed, not_back("the ranks", away))
         end = None if deadline is None else time.monotonic() + deadline
         first, most = pages
         try:
-            self.scheduler.submit(packed, first, priority, end, most)
-        except Overloaded as error:
-            return ["full", str(error)]
-        except Poisonous as error:
-            return ["poison", str(error)]
+            self.scheduler.submit(request, first, priority, end, most)
+        except (Overloaded, Poisonous) as error:
+            return Refusal(type(error), str(error))
         self._work.set()
         return None
 
@@ -110,27 +116,28 @@ class Coordinator:
         self.scheduler.cancel(uid)
         self._work.set()
 
-    async def listen(self, after: int, patience: float) -> tuple[int, list[Item]]:
+    async def listen(self, after: int, patience: float) -> tuple[int, list[Event]]:
         """Return what happened after the news of this number, all requests' together."""
         return await self.bulletin.after(after, patience)
 
-    async def load(self) -> dict[str, Any]:
+    async def load(self) -> Load:
         """Say how busy the engine is; answers at once, whatever the ranks do."""
-        scheduler = self.scheduler
-        return {
-            "running": len(scheduler.running),
-            "waiting": scheduler.waiting,
-            "free_pages": self.stats.get("free_pages", scheduler.pages),
-            "num_pages": scheduler.pages,
-            "preemptions": self.stats.get("preemptions", 0),
-            "forwards": self.stats.get("forwards", 0),
-            "worked": self.stats.get("worked", 0.0),
-            "waited": self.stats.get("waited", 0.0),
-            "rounds": self.rounds,
-            "tokens": self.tokens,
-            "round_tokens": tuple(self.round_tokens),
-            "restarts": self.restarts.total,
-        }
+        scheduler, reply = self.scheduler, self.reply
+        stats = reply.stats if reply else Stats(free_pages=scheduler.pages)
+        return Load(
+            running=len(scheduler.running),
+            waiting=scheduler.waiting,
+            free_pages=stats.free_pages,
+            num_pages=scheduler.pages,
+            preemptions=stats.preemptions,
+            forwards=stats.forwards,
+            worked=reply.worked if reply else 0.0,
+            waited=reply.waited if reply else 0.0,
+            rounds=self.rounds,
+            tokens=self.tokens,
+            round_tokens=tuple(self.round_tokens),
+            restarts=self.restarts.total,
+        )
 
     async def place(self) -> Place:
         """Say where this process runs."""
@@ -173,8 +180,9 @@ class Coordinator:
                 message = self.scheduler.plan(self.config.steps_per_round)
                 if message is None:
                     break
-                self.gang.send(message | {"fresh": fresh})
-                self._note_admitted(message["add"])
+                message.fresh = fresh
+                self.gang.send(message)
+                self._note_admitted(message.add)
                 flying, fresh = flying + 1, False
             if not flying:
                 await self._wait_for_work()
@@ -183,24 +191,24 @@ class Coordinator:
             reply = await self.gang.receive()
             flying -= 1
             self.rounds, self._useful = self.rounds + 1, True
-            self.stats = reply["stats"]
-            self._note_round(reply["updates"])
+            self.reply = reply
+            self._note_round(reply.updates)
             self._tell(self.scheduler.settle(reply))
 
-    def _note_admitted(self, packed: list[dict[str, Any]]) -> None:
+    def _note_admitted(self, requests: list[WireRequest]) -> None:
         now = time.monotonic()
-        for each in packed:
-            self.scheduler.running[each["uid"]].admitted = now
+        for request in requests:
+            self.scheduler.running[request.uid].admitted = now
 
-    def _note_round(self, updates: list[Any]) -> None:
+    def _note_round(self, updates: list[Update]) -> None:
         """Count a round's tokens, and say with a request's first news how long it has run."""
-        tokens = sum(len(update[1]) for update in updates)
+        tokens = sum(len(update.ids) for update in updates)
         self.tokens += tokens
         self.round_tokens[round_bucket(tokens)] += 1
         for update in updates:
-            ticket = self.scheduler.running.get(update[0])
+            ticket = self.scheduler.running.get(update.uid)
             if ticket is not None and ticket.admitted is not None:
-                update[RAN] = time.monotonic() - ticket.admitted
+                update.ran = time.monotonic() - ticket.admitted
                 ticket.admitted = None
 
     async def _wait_for_work(self) -> None:
@@ -225,9 +233,9 @@ class Coordinator:
                 self._tell(late)
                 self._work.set()
 
-    def _tell(self, news: list[Item]) -> None:
-        for item in news:
-            self.bulletin.put(item)
+    def _tell(self, news: list[Event]) -> None:
+        for event in news:
+            self.bulletin.put(event)
 
     # Recovery.
 
@@ -265,8 +273,9 @@ class Coordinator:
                 continue
             self.restarts.started(time.monotonic() - begin)
             news = self.scheduler.restart()
-            for _, uid, *_ in (item for item in news if item[0] == POISON):
-                log.error("request %d ended the ranks twice and has failed", uid)
+            for event in news:
+                if event.kind == Kind.POISON:
+                    log.error("request %d ended the ranks twice and has failed", event.uid)
             self._tell(news)
             return
 
@@ -283,7 +292,8 @@ class Coordinator:
 
     def _give_up(self, reason: str) -> None:
         self.failure = f"{reason}; {AGAIN}"
-        self._tell([*self.scheduler.fail_all(self.failure), [ENDED, self.failure]])
+        ended = Event(Kind.ENDED, NOBODY, reason=self.failure)
+        self._tell([*self.scheduler.fail_all(self.failure), ended])
 
 
 CoordinatorActor = ray.remote(Coordinator)

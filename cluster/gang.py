@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from diffray.cluster.actor_names import actor_name
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.hub import Hub
+from diffray.workers.messages import Failure, Reply, Round
 from diffray.workers.process import Place, kill
 
 log = logging.getLogger(__name__)
@@ -86,11 +87,12 @@ class Gang:
         answers = asyncio.gather(*calls)
         while not answers.done():
             word = asyncio.create_task(self.word())
-            await asyncio.wait([answers, word], return_when=asyncio.FIRST_COMPLETED)
+            both: list[asyncio.Future[Any]] = [answers, word]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             word.cancel()
-            if word.done() and (message := word.result()) is not None:
+            if word.done() and isinstance(failure := word.result(), Failure):
                 answers.cancel()
-                raise GangLost(message["error"])
+                raise GangLost(failure.error)
         return await answers
 
     def _setup(self) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class Gang:
             reason = first_line(error)
         place = self.places[rank]
         text = f"rank {rank} (process {place['pid']} on {place['host']}): {reason}"
-        self.hub.messages.put_nowait({"error": text, "dead": dead})
+        self.hub.messages.put_nowait(Failure(text, dead))
         return text
 
     async def _death_of(self, rank: int) -> None:
@@ -144,10 +146,10 @@ class Gang:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Round | None) -> None:
         self.hub.broadcast(message)
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self) -> Reply:
         """Wait for rank 0's next reply; raises GangLost where none will come."""
         try:
             async with asyncio.timeout(self.config.round_timeout_s):
@@ -157,24 +159,23 @@ class Gang:
                 f"the ranks have not answered for {self.config.round_timeout_s:g} s "
                 "(round_timeout_s) and are taken for hung"
             ) from None
-        if message is None or "error" in message:
+        if not isinstance(message, Reply):
             raise GangLost(await self.reason(message))
-        reply: dict[str, Any] = message
-        return reply
+        return message
 
-    async def word(self) -> Any:
+    async def word(self) -> Reply | Failure | None:
         """Wait, while no round is in flight, for what a rank says: it is lost."""
         return await self.hub.messages.get()
 
-    async def reason(self, message: Any) -> str:
+    async def reason(self, message: Reply | Failure | None) -> str:
         """Return why the gang is lost: of all that ranks say now, the death of one of them."""
         reason = "a rank has closed its connection"
         try:
             async with asyncio.timeout(_OBITUARY_S):
                 while True:
-                    if message is not None and "error" in message:
-                        reason = message["error"]
-                        if message["dead"]:
+                    if isinstance(message, Failure):
+                        reason = message.error
+                        if message.dead:
                             break
                     message = await self.hub.messages.get()
         except TimeoutError:

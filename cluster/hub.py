@@ -3,10 +3,12 @@
 import asyncio
 import hmac
 from collections.abc import Iterable
-from typing import Any
+
+import msgspec
 
 from diffray.cluster.heartbeat import Pulse, no_sign
-from diffray.workers.link import HEADER, HEARTBEAT, LARGEST, body_length, decode, encode
+from diffray.workers.link import HEADER, LARGEST, Said, body_length, encode, hello, said
+from diffray.workers.messages import Failure, Hello, Reply, Round
 
 _HELLO_S = 10.0  # for a stranger to say who it is
 _HELLO_BYTES = 256
@@ -22,7 +24,8 @@ class Hub:
     def __init__(self, size: int, secret: bytes, timeout: float) -> None:
         self.size, self.secret = size, secret
         self._timeout = timeout  # of the ranks' heartbeats
-        self.messages: asyncio.Queue[Any] = asyncio.Queue()  # from the ranks; None: one has gone
+        # From the ranks; None: one has gone.
+        self.messages: asyncio.Queue[Reply | Failure | None] = asyncio.Queue()
         self.complete = asyncio.Event()  # every rank is there
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._pulses: dict[int, Pulse] = {}
@@ -35,7 +38,7 @@ class Hub:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    def broadcast(self, message: Any) -> None:
+    def broadcast(self, message: Round | None) -> None:
         """Send to every rank; small messages, so nobody waits for the wire."""
         frame = encode(message)
         for writer in self._writers.values():
@@ -57,8 +60,8 @@ class Hub:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            hello = await asyncio.wait_for(_read(reader, _HELLO_BYTES), _HELLO_S)
-            rank = self._rank_of(hello)
+            body = await asyncio.wait_for(_read(reader, _HELLO_BYTES), _HELLO_S)
+            rank = self._rank_of(hello.decode(body))
         except Exception:
             # Whoever this is, it is none of ours; a port is open to strangers.
             writer.close()
@@ -72,13 +75,12 @@ class Hub:
         self._tasks.add(asyncio.create_task(self._hear(reader, pulse)))
         self._tasks.add(asyncio.create_task(self._watch(pulse)))
 
-    def _rank_of(self, hello: Any) -> int:
-        rank, secret = hello["rank"], hello["secret"]
-        if not hmac.compare_digest(secret, self.secret):
+    def _rank_of(self, caller: Hello) -> int:
+        if not hmac.compare_digest(caller.secret, self.secret):
             raise ConnectionError("wrong secret")
-        if rank not in self._missing():
-            raise ConnectionError(f"rank {rank} is not missing")
-        return int(rank)
+        if caller.rank not in self._missing():
+            raise ConnectionError(f"rank {caller.rank} is not missing")
+        return caller.rank
 
     def _missing(self) -> Iterable[int]:
         return set(range(self.size)) - set(self._writers)
@@ -86,20 +88,20 @@ class Hub:
     async def _hear(self, reader: asyncio.StreamReader, pulse: Pulse) -> None:
         try:
             while True:
-                message = await _read(reader)
+                message: Said = said.decode(await _read(reader))
                 pulse.beat()
-                if message is not HEARTBEAT:
+                if message is not None:
                     self.messages.put_nowait(message)
-        except (asyncio.IncompleteReadError, ConnectionError, OSError):
+        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
             self.messages.put_nowait(None)
 
     async def _watch(self, pulse: Pulse) -> None:
         await pulse.stops()
-        self.messages.put_nowait({"error": no_sign(pulse.name, pulse.timeout), "dead": True})
+        self.messages.put_nowait(Failure(no_sign(pulse.name, pulse.timeout), dead=True))
 
 
-async def _read(reader: asyncio.StreamReader, most: int = LARGEST) -> Any:
+async def _read(reader: asyncio.StreamReader, most: int = LARGEST) -> bytes:
     length = body_length(await reader.readexactly(HEADER.size))
     if length > most:
         raise ConnectionError(f"a frame of {length} bytes from who has not said who it is")
-    return decode(await reader.readexactly(length))
+    return await reader.readexactly(length)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -23,7 +23,7 @@ from diffray.cluster.client import (
     round_bucket,
 )
 from diffray.cluster.config import EngineConfig
-from diffray.cluster.news import FAILED, UPDATE, Item, Mailbox
+from diffray.cluster.news import Event, Kind, Mailbox
 from diffray.components.prefixes import num_held
 from diffray.workers.admission import Limits
 from diffray.workers.engine import Engine
@@ -42,6 +42,7 @@ class _Stream:
     priority: int
     loop: asyncio.AbstractEventLoop
     news: Mailbox = field(default_factory=Mailbox)  # touched by the loop alone
+    failure: Exception | None = None  # what its last event raises
     left: bool = False  # nobody waits any more
     admitted: float | None = None  # when, until its first news
 
@@ -117,16 +118,16 @@ class LocalEngine:
             while True:
                 try:
                     async with asyncio.timeout_at(end):
-                        kind, _, told = await stream.news.get()
+                        event = await stream.news.get()
                 except TimeoutError:
                     raise DeadlineExceeded(
                         f"the request was not done within {deadline} seconds"
                     ) from None
-                if kind == FAILED:
-                    raise told
-                update = Update.unpack(told)
-                yield update
-                if update.finish_reason:
+                if event.update is None:
+                    assert stream.failure is not None, "it is set before its event"
+                    raise stream.failure
+                yield event.update
+                if event.ends:
                     return
         finally:
             self._leave(stream)
@@ -225,21 +226,21 @@ class LocalEngine:
 
     def _hand_out(self, updates: list[Update]) -> None:
         """Pass a round's news on, in one call to each event loop."""
-        news: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Item]]] = {}
+        news: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Event]]] = {}
         with self._wake:
             for update in updates:
                 stream = self._streams.get(update.uid)
                 if stream is None:
                     continue  # it was left a moment ago
                 if stream.admitted is not None:
-                    update = replace(update, ran=time.monotonic() - stream.admitted)
+                    update.ran = time.monotonic() - stream.admitted
                     stream.admitted = None
-                item = [UPDATE, update.uid, update.pack()]
-                news.setdefault(stream.loop, []).append((stream, item))
+                event = Event(Kind.UPDATE, update.uid, update)
+                news.setdefault(stream.loop, []).append((stream, event))
                 if update.finish_reason:
                     del self._streams[update.uid]
-        for loop, items in news.items():
-            _tell(loop, items)
+        for loop, events in news.items():
+            _tell(loop, events)
 
     def _end(self, stream: _Stream, error: Exception) -> None:
         with self._wake:
@@ -287,13 +288,14 @@ def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer
 
 
 def _fail(stream: _Stream, error: Exception) -> None:
-    _tell(stream.loop, [(stream, [FAILED, stream.request.uid, error])])
+    stream.failure = error
+    _tell(stream.loop, [(stream, Event(Kind.FAILED, stream.request.uid))])
 
 
-def _tell(loop: asyncio.AbstractEventLoop, items: Iterable[tuple[_Stream, Item]]) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, events: Iterable[tuple[_Stream, Event]]) -> None:
     def put() -> None:
-        for stream, item in items:
-            stream.news.put(item)
+        for stream, event in events:
+            stream.news.put(event)
 
     with suppress(RuntimeError):  # the loop was closed, and nobody waits there
         loop.call_soon_threadsafe(put)

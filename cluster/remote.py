@@ -19,12 +19,19 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from diffray.cluster.actor_names import actor_name
-from diffray.cluster.client import DeadlineExceeded, EngineFailed, Load, Overloaded, Poisonous
+from diffray.cluster.client import (
+    DeadlineExceeded,
+    EngineFailed,
+    Load,
+    Overloaded,
+    Poisonous,
+    Refusal,
+)
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.coordinator import CoordinatorActor
 from diffray.cluster.gang import first_line, kill_here
 from diffray.cluster.heartbeat import answered
-from diffray.cluster.news import AGAIN, ENDED, FAILED, LATE, POISON, UPDATE, Item, Mailbox
+from diffray.cluster.news import AGAIN, Event, Kind, Mailbox
 from diffray.cluster.restarts import WITHIN_S, Restarts, not_back
 from diffray.cluster.ticket import Ticket
 from diffray.components.model import ModelSpec
@@ -116,7 +123,7 @@ class RemoteEngine:
         pages = self.limits.pages(sequence, sequence.kv_stop)
         most = self.limits.pages(sequence, sequence.length)
         end = None if deadline is None else asyncio.get_running_loop().time() + deadline
-        mine = _Open(Ticket(request.pack(), pages, priority, end, number=0, most=most))
+        mine = _Open(Ticket(request.to_wire(), pages, priority, end, number=0, most=most))
         self._open[request.uid] = mine
         finished = False
         try:
@@ -125,16 +132,15 @@ class RemoteEngine:
                 await self._hand_over(mine.ticket)
             while not finished:
                 async with asyncio.timeout_at(end):
-                    kind, _, *rest = await mine.news.get()
-                if kind == UPDATE:
-                    update = Update.unpack(rest[0])
-                    finished = update.finish_reason is not None
-                    yield update
-                    continue
-                finished = True
-                if kind == LATE:
+                    event = await mine.news.get()
+                finished = event.ends
+                if event.update is not None:
+                    yield event.update
+                elif event.kind == Kind.LATE:
                     raise TimeoutError
-                raise Poisonous(rest[0]) if kind == POISON else EngineFailed(rest[0])
+                else:
+                    failed = Poisonous if event.kind == Kind.POISON else EngineFailed
+                    raise failed(event.reason)
         except TimeoutError:
             raise DeadlineExceeded(f"the answer was not complete after {deadline:g} s") from None
         finally:
@@ -144,10 +150,10 @@ class RemoteEngine:
 
     async def load(self) -> Load:
         try:
-            told = await asyncio.wait_for(self._coordinator.load.remote(), _ANSWER_S)
+            load: Load = await asyncio.wait_for(self._coordinator.load.remote(), _ANSWER_S)
         except (RayError, TimeoutError) as error:
             raise EngineFailed(f"the coordinator does not answer: {first_line(error)}") from None
-        return Load(**told)
+        return load
 
     @property
     def queued_tokens(self) -> int:
@@ -257,8 +263,8 @@ class RemoteEngine:
             if ticket.deadline is not None:
                 deadline = ticket.deadline - asyncio.get_running_loop().time()
             try:
-                refusal = await coordinator.submit.remote(
-                    ticket.packed, (ticket.pages, ticket.most), ticket.priority, deadline
+                refusal: Refusal | None = await coordinator.submit.remote(
+                    ticket.request, (ticket.pages, ticket.most), ticket.priority, deadline
                 )
                 break
             except ActorUnavailableError:
@@ -267,13 +273,8 @@ class RemoteEngine:
                     return  # it was heard
             except RayActorError:
                 return  # whoever revives the coordinator hands over all that is open
-        match refusal:
-            case ["full", reason]:
-                raise Overloaded(reason)
-            case ["poison", reason]:
-                raise Poisonous(reason)
-            case [_, reason]:
-                raise EngineFailed(reason)
+        if refusal is not None:
+            raise refusal.error(refusal.reason)
 
     async def _listen(self) -> None:
         """Pass on the coordinator's news, and replace it if it dies or says nothing any more."""
@@ -283,8 +284,8 @@ class RemoteEngine:
                 call = self._coordinator.listen.remote(number, self.config.heartbeat_s)
                 number, news = await answered(call, self.config.heartbeat_timeout_s)
                 heard = time.monotonic()
-                for item in news:
-                    self._take(item)
+                for event in news:
+                    self._take(event)
                 continue
             except ActorUnavailableError as error:
                 reason = first_line(error)
@@ -299,20 +300,18 @@ class RemoteEngine:
             await self._revive(reason)
             number, heard = 0, time.monotonic()
 
-    def _take(self, item: Item) -> None:
-        kind = item[0]
-        if kind == ENDED:
-            self._fail(item[1])
+    def _take(self, event: Event) -> None:
+        if event.kind == Kind.ENDED:
+            self._fail(event.reason)
             return
-        goes_on = kind == UPDATE and item[2][4] is None  # no finish reason
-        if (mine := self._open.get(item[1])) is not None:
-            mine.news.put(item)
-            if goes_on:
-                mine.ticket.follow(item[2])
-            else:  # it may not be read yet, but nobody has to answer it any more
-                del self._open[item[1]]
-        elif goes_on:  # its client has left, and the word of that may not have arrived
-            self._coordinator.cancel.remote(item[1])
+        if (mine := self._open.get(event.uid)) is not None:
+            if event.update is not None:
+                mine.ticket.follow(event.update)
+            mine.news.put(event)
+            if event.ends:  # it may not be read yet, but nobody has to answer it any more
+                del self._open[event.uid]
+        elif not event.ends:  # its client has left, and the word of that may not have arrived
+            self._coordinator.cancel.remote(event.uid)
 
     async def _revive(self, reason: str) -> None:
         """Start another coordinator, and hand over all that is open; give up after too many."""
@@ -340,9 +339,9 @@ class RemoteEngine:
             try:
                 await self._hand_over(mine.ticket)
             except (EngineFailed, Overloaded) as error:
-                mine.news.put([FAILED, uid, str(error)])
+                mine.news.put(Event(Kind.FAILED, uid, reason=str(error)))
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
         for uid, mine in self._open.items():
-            mine.news.put([FAILED, uid, reason])
+            mine.news.put(Event(Kind.FAILED, uid, reason=reason))

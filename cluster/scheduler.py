@@ -8,12 +8,12 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from diffray.cluster.client import Overloaded, Poisonous
-from diffray.cluster.news import FAILED, LATE, POISON, UPDATE
+from diffray.cluster.news import Event, Kind
 from diffray.cluster.suspects import REASON, Suspects
 from diffray.cluster.ticket import Ticket
+from diffray.workers.messages import Reply, Round, WireRequest
 
 PASSES = 16  # how many may run before a request that finds no pages
 FIRST_COME = 8  # of so many that begin, one is the one that came first, whoever else waits
@@ -69,7 +69,7 @@ class Scheduler:
 
     def submit(
         self,
-        packed: dict[str, Any],
+        request: WireRequest,
         pages: int,
         priority: int = 0,
         deadline: float | None = None,
@@ -79,19 +79,19 @@ class Scheduler:
 
         After a loss it may be handed over by its own caller and by who hands over all that is open.
         """
-        if self.knows(packed["uid"]):
+        if self.knows(request.uid):
             return
-        if self.suspects.is_known(packed, self._arrivals):
+        if self.suspects.is_known(request, self._arrivals):
             raise Poisonous(REASON)
         if self.waiting >= self.max_waiting + max(self.slots - len(self.running), 0):
             raise Overloaded(
                 f"the queue is full ({self.waiting} requests are waiting, "
                 f"{len(self.running)} are running); try again later"
             )
-        ticket = Ticket(packed, pages, priority, deadline, self._arrivals, most)
-        if packed["resume"] is not None:  # it has come from another coordinator
-            ids, ticket.progress, ticket.forwards = packed["resume"]
-            ticket.ids = list(ids)
+        ticket = Ticket(request, pages, priority, deadline, self._arrivals, most)
+        if (resume := request.resume) is not None:  # it has come from another coordinator
+            ticket.ids = list(resume.ids)
+            ticket.progress, ticket.forwards = resume.progress, resume.forwards
         self._arrivals += 1
         self._open[ticket.uid] = ticket
         insort(self._waiting, (ticket.order, ticket))
@@ -113,7 +113,7 @@ class Scheduler:
             if at < len(self._waiting) and self._waiting[at][1] is ticket:
                 del self._waiting[at]
 
-    def plan(self, steps: int) -> dict[str, Any] | None:
+    def plan(self, steps: int) -> Round | None:
         """Return what the ranks are told next, or None where there is nothing to do."""
         admitted: list[Ticket] = []
         self._admit(admitted)
@@ -126,50 +126,48 @@ class Scheduler:
         self._steps += steps
         self._flying.append(_Flight(admitted, leaving, steps))
         cancelled, self._cancelled = self._cancelled, []
-        return {
-            "number": self._rounds,
-            "cancel": cancelled,
-            "add": [ticket.packed for ticket in admitted],
-            "steps": steps,
-            "check": self.check_every > 0 and self._rounds % self.check_every == 0,
-        }
+        return Round(
+            number=self._rounds,
+            cancel=cancelled,
+            add=[ticket.request for ticket in admitted],
+            steps=steps,
+            check=self.check_every > 0 and self._rounds % self.check_every == 0,
+        )
 
-    def settle(self, reply: dict[str, Any]) -> list[list[Any]]:
+    def settle(self, reply: Reply) -> list[Event]:
         """Take over a round's reply and return the news of those who are still waited for."""
         flight = self._flying.popleft()
-        self._steps -= flight.steps - reply["steps"]
-        self._free = reply["stats"]["free_pages"]
-        self._held_back = reply["stats"]["waiting"]
+        self._steps -= flight.steps - reply.steps
+        self._free, self._held_back = reply.stats.free_pages, reply.stats.waiting
         for ticket in flight.admitted:
             ticket.answered = True
-        news: list[list[Any]] = []
-        for update in reply["updates"]:
-            uid = update[0]
-            found = self.running.get(uid) or self._leaving.get(uid)
+        news: list[Event] = []
+        for update in reply.updates:
+            found = self.running.get(update.uid) or self._leaving.get(update.uid)
             if found is None:
                 continue  # cancelled while the round ran
             found.follow(update)
-            news.append([UPDATE, uid, update])
-            if update[4] is not None:  # the finish reason
+            news.append(Event(Kind.UPDATE, update.uid, update))
+            if update.finish_reason is not None:
                 self._close(found)
-        for uid, reason in reply["refused"]:
+        for uid, reason in reply.refused:
             if found := self.running.get(uid):
                 self._close(found)
-                news.append([FAILED, uid, reason])
+                news.append(Event(Kind.FAILED, uid, reason=reason))
         for ticket in flight.leaving:
             if self._leaving.pop(ticket.uid, None):
                 self._queue_again(ticket)
         self.suspects.settle()
         return news
 
-    def expire(self, now: float) -> list[list[Any]]:
+    def expire(self, now: float) -> list[Event]:
         """Cancel the requests whose time is up and return the news of that."""
         late = [t.uid for t in self._open.values() if t.deadline is not None and t.deadline <= now]
         for uid in late:
             self.cancel(uid)
-        return [[LATE, uid] for uid in late]
+        return [Event(Kind.LATE, uid) for uid in late]
 
-    def restart(self) -> list[list[Any]]:
+    def restart(self) -> list[Event]:
         """The ranks are new and know of nothing: what ran goes on, but for what has ended them.
 
         Returns the news of the latter.
@@ -183,16 +181,16 @@ class Scheduler:
         for ticket in guilty:
             del self._open[ticket.uid]
         self._forget_ranks()
-        return [[POISON, ticket.uid, REASON] for ticket in guilty]
+        return [Event(Kind.POISON, ticket.uid, reason=REASON) for ticket in guilty]
 
-    def fail_all(self, reason: str) -> list[list[Any]]:
+    def fail_all(self, reason: str) -> list[Event]:
         """Give up every request and return the news of that."""
         uids = list(self._open)
         self._open.clear()
         self._waiting.clear()
         self.suspects = Suspects()
         self._forget_ranks()
-        return [[FAILED, uid, reason] for uid in uids]
+        return [Event(Kind.FAILED, uid, reason=reason) for uid in uids]
 
     def _forget_ranks(self) -> None:
         self.running.clear()

@@ -5,9 +5,8 @@ or on trial, is tried first the next time, while nothing else runs; if the ranks
 it fails, and the others go on without it. Who got no further between two losses is tried as well.
 """
 
-from typing import Any
-
 from diffray.cluster.ticket import Ticket
+from diffray.workers.messages import WireRequest
 
 STRIKES = 2  # losses after which a request fails, if it ran alone at the last
 _REMEMBERED = 1000  # arrivals for which a request that has failed so is refused, if it comes again
@@ -40,7 +39,7 @@ class Suspects:
             ticket.stood = len(ticket.ids)
             if len(running) == 1 and ticket.strikes >= STRIKES:
                 guilty.append(ticket)
-                self._guilty[_content(ticket.packed)] = arrivals
+                self._guilty[_content(ticket.request)] = arrivals
             elif ticket.strikes or ticket.stuck:
                 self.queue.append(ticket)
             else:
@@ -49,13 +48,13 @@ class Suspects:
         self.queue.sort(key=lambda ticket: (-ticket.strikes, ticket.order))
         return guilty, clear
 
-    def is_known(self, packed: dict[str, Any], arrivals: int) -> bool:
+    def is_known(self, request: WireRequest, arrivals: int) -> bool:
         """Whether a request like this one has ended the ranks not long ago."""
         if not self._guilty:
             return False
         recent = {c: at for c, at in self._guilty.items() if arrivals - at < _REMEMBERED}
         self._guilty = recent
-        return _content(packed) in recent
+        return _content(request) in recent
 
     def try_next(self) -> Ticket:
         """Put the next one on trial."""
@@ -80,7 +79,7 @@ class Suspects:
             self.queue.remove(ticket)
 
 
-def _content(packed: dict[str, Any]) -> int:
+def _content(request: WireRequest) -> int:
     """Return a checksum of what was asked, whoever asked it and with whatever seed."""
-    params = {name: value for name, value in packed["params"].items() if name != "seed"}
-    return hash((tuple(packed["prompt"]), tuple(packed.get("suffix", ())), repr(params)))
+    params = {name: value for name, value in request.params.items() if name != "seed"}
+    return hash((request.prompt, request.suffix, repr(params)))

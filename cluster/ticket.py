@@ -1,7 +1,10 @@
 """A request in the coordinator's books: what was asked, how far it has come, what it is owed."""
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from msgspec.structs import replace
+
+from diffray.workers.messages import BEGINNING, Progress, Resume, Update, WireRequest
 
 LONG = 16  # tokens; for each so many of its own a request lets one later arrival run first ...
 LATEST = 64  # ... but no more than so many
@@ -11,14 +14,14 @@ LATEST = 64  # ... but no more than so many
 class Ticket:
     """A request, passed on as it came, and where it stands if it has to begin again elsewhere."""
 
-    packed: dict[str, Any]
+    request: WireRequest
     pages: int  # of K/V that its first block needs
     priority: int
     deadline: float | None  # on the coordinator's clock
     number: int  # of its arrival
     most: int = 0  # pages that its last block needs
     ids: list[int] = field(default_factory=list)
-    progress: list[int] = field(default_factory=lambda: [0, 0])
+    progress: Progress = BEGINNING
     forwards: int = 0
     # Since it was last admitted.
     began: int = 0  # steps that all rounds had made until then
@@ -34,12 +37,12 @@ class Ticket:
 
     @property
     def uid(self) -> int:
-        return int(self.packed["uid"])
+        return self.request.uid
 
     @property
     def missing(self) -> int:
         """Tokens asked for and not yet there."""
-        return int(self.packed["params"]["max_tokens"]) - len(self.ids)
+        return self.request.max_tokens - len(self.ids)
 
     @property
     def order(self) -> tuple[int, int, int, int]:
@@ -53,23 +56,21 @@ class Ticket:
     @property
     def growth(self) -> int:
         """How many time slices its next turn has; soft generations begin anew after each."""
-        iteration = self.packed["params"].get("diffusion", {}).get("iteration") or {}
-        return 1 << self.turns if iteration.get("kind") == "soft" else 1 + self.turns
+        return 1 << self.turns if self.request.is_soft else 1 + self.turns
 
     @property
     def needs(self) -> int:
         """About how many pages it takes on admission: more, the further it had come elsewhere."""
         growth = max(self.most - self.pages, 0)
-        longest = int(self.packed["params"]["max_tokens"])
-        return self.pages + -(-growth * len(self.ids) // longest)
+        return self.pages + -(-growth * len(self.ids) // self.request.max_tokens)
 
-    def follow(self, update: list[Any]) -> None:
-        """Remember an update, packed as `Update.pack` does."""
-        self.ids += update[1]
-        self.forwards, self.progress = update[6], update[7]
+    def follow(self, update: Update) -> None:
+        """Remember an update."""
+        self.ids += update.ids
+        self.forwards, self.progress = update.forwards, update.progress
 
     def again(self) -> None:
         """Let the request go on from what it has reported."""
         if self.ids:
-            resume = [list(self.ids), self.progress, self.forwards]
-            self.packed = self.packed | {"resume": resume}
+            resume = Resume(tuple(self.ids), self.progress, self.forwards)
+            self.request = replace(self.request, resume=resume)

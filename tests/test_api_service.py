@@ -54,7 +54,8 @@ class Recorder:
         for number, token in enumerate(TOKENIZER.encode("abc")):
             last, steps = "length" if number == 2 else None, number + 1
             heard = Update(request.uid, [token], [number], [-0.5], last, forwards=steps)
-            yield replace(heard, cached_tokens=cached)
+            heard.cached_tokens = cached
+            yield heard
 
     async def load(self) -> Load:
         return Load(running=1, waiting=2)
@@ -344,7 +345,8 @@ def test_no_request_holds_the_loop_for_long(name: str) -> None:
     class Ranked(Recorder):
         async def submit(self, *given: Any, **more: Any) -> AsyncGenerator[Update, None]:
             async for update in super().submit(*given, **more):
-                yield replace(update, top_logprobs=[[(1, -0.5)] * 20])
+                update.top_logprobs = [[(1, -0.5)] * 20]
+                yield update
 
     text = json.dumps(GREEDY[name])
     longest = asyncio.run(longest_hold(service(Ranked()).complete(json.loads(text))))

@@ -9,11 +9,13 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from diffray.cluster import restarts
+from diffray.cluster.client import EngineFailed, Poisonous, Refusal
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.coordinator import Coordinator
 from diffray.cluster.gang import Gang, GangLost
-from diffray.cluster.news import ENDED, FAILED, LATE, POISON, UPDATE, Item
-from tests.test_scheduler import FakeRanks, Lost, packed
+from diffray.cluster.news import Event, Kind
+from diffray.workers.messages import Failure, Reply, Round
+from tests.test_scheduler import FakeRanks, Lost, asked, ids_of
 
 T = TypeVar("T")
 
@@ -35,10 +37,10 @@ class FakeGang:
         if self.world.broken:
             raise GangLost("no device")
 
-    def send(self, message: Any) -> None:
-        self._sent.append(message)
+    def send(self, order: Round | None) -> None:
+        self._sent.append(order)
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self) -> Reply:
         await asyncio.sleep(0.001)
         if self._dead.is_set():
             raise GangLost("killed")
@@ -68,7 +70,7 @@ class World:
         self.load_s, self.broken = 0.0, False
         self.need: dict[int, int] = {uid: 1 for uid in range(100)}
         self.poison: dict[int, int] = {}
-        self.news: list[Item] = []
+        self.news: list[Event] = []
         group: Any = None
         self.coordinator = Coordinator("toy", EngineConfig(**options), group, make_gang=self._make)
 
@@ -81,7 +83,7 @@ class World:
         return self.coordinator.gang
 
     async def ask(self, uid: int, max_tokens: int, deadline: float | None = None) -> None:
-        assert await self.coordinator.submit(packed(uid, max_tokens), (1, 1), 0, deadline) is None
+        assert await self.coordinator.submit(asked(uid, max_tokens), (1, 1), 0, deadline) is None
 
     async def some_rounds(self) -> None:
         """Wait until these ranks have answered a few rounds."""
@@ -89,7 +91,7 @@ class World:
         while self.coordinator.rounds < enough:
             await asyncio.sleep(0.001)
 
-    async def until(self, enough: Callable[[list[Item]], bool]) -> None:
+    async def until(self, enough: Callable[[list[Event]], bool]) -> None:
         number = 0
         async with asyncio.timeout(20):
             while not enough(self.news):
@@ -97,14 +99,12 @@ class World:
                 self.news += news
 
     def tokens(self, uid: int) -> list[int]:
-        mine = [item[2] for item in self.news if item[0] == UPDATE and item[1] == uid]
-        return [token for update in mine for token in update[1]]
+        return ids_of(uid, self.news)
 
 
-def finished(*uids: int) -> Callable[[list[Item]], bool]:
-    def enough(news: list[Item]) -> bool:
-        ended = {item[1] for item in news if item[0] != UPDATE or item[2][4] is not None}
-        return ended >= set(uids)
+def finished(*uids: int) -> Callable[[list[Event]], bool]:
+    def enough(news: list[Event]) -> bool:
+        return {event.uid for event in news if event.ends} >= set(uids)
 
     return enough
 
@@ -132,7 +132,7 @@ def test_losses_cost_no_token_and_no_backoff_while_the_ranks_work() -> None:
         for uid in range(6):
             assert world.tokens(uid) == list(range(1, 61))
         assert len(world.starts) == 5
-        assert (await world.coordinator.load())["restarts"] == 4
+        assert (await world.coordinator.load()).restarts == 4
 
     run(story)
 
@@ -143,11 +143,11 @@ def test_the_request_that_ends_the_ranks_fails_and_the_others_do_not() -> None:
         for uid in range(5):
             await world.ask(uid, 60)
         await world.until(finished(*range(5)))
-        assert [item[:2] for item in world.news if item[0] == POISON] == [[POISON, 2]]
+        assert [event.uid for event in world.news if event.kind == Kind.POISON] == [2]
         for uid in {0, 1, 3, 4}:
             assert world.tokens(uid) == list(range(1, 61))
-        refusal = await world.coordinator.submit(packed(2, 60) | {"uid": 9}, (1, 1), 0, None)
-        assert refusal is not None and refusal[0] == "poison"
+        refusal = await world.coordinator.submit(asked(9, 60, like=2), (1, 1), 0, None)
+        assert refusal is not None and refusal.error is Poisonous
 
     run(story)
 
@@ -172,7 +172,7 @@ def test_deadlines_hold_while_the_ranks_are_being_started() -> None:
         world.load_s = 5.0
         world.gang.kill()
         begin = time.monotonic()
-        await world.until(lambda news: [LATE, 0] in news)
+        await world.until(lambda news: Event(Kind.LATE, 0) in news)
         return time.monotonic() - begin
 
     assert run(story) < 1.0
@@ -185,10 +185,12 @@ def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None
         world.broken = True
         world.gang.kill()
         await world.until(finished(0))
-        ended = [item for item in world.news if item[0] in (FAILED, ENDED)]
-        assert [item[0] for item in ended] == [FAILED, ENDED]
-        assert "3 times" in ended[0][2] and "no device" in ended[0][2]
-        assert await world.coordinator.submit(packed(1), (1, 1), 0, None) == ["failed", ended[0][2]]
+        ended = [event for event in world.news if event.update is None]
+        assert [event.kind for event in ended] == [Kind.FAILED, Kind.ENDED]
+        reason = ended[0].reason
+        assert "3 times" in reason and "no device" in reason
+        refusal = await world.coordinator.submit(asked(1), (1, 1), 0, None)
+        assert refusal == Refusal(EngineFailed, reason)
 
     run(story, max_restarts=2)
 
@@ -206,8 +208,9 @@ def test_what_is_new_is_refused_while_a_restart_takes_too_long(
         await asyncio.sleep(0.1)
         await world.ask(1, 3)
         await asyncio.sleep(0.2)
-        refusal = await world.coordinator.submit(packed(2), (1, 1), 0, None)
-        assert refusal is not None and refusal[0] == "failed" and "not be started" in refusal[1]
+        refusal = await world.coordinator.submit(asked(2), (1, 1), 0, None)
+        assert refusal is not None and refusal.error is EngineFailed
+        assert "not be started" in refusal.reason
         await world.ask(1, 3)  # it is known already
         await world.until(finished(0, 1))
         assert len(world.tokens(0)) == 400
@@ -225,7 +228,7 @@ def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> None:
         coordinator.gang = gang = Gang("toy", config, group)
         idle = asyncio.create_task(coordinator._wait_for_work())
         await asyncio.sleep(0.01)
-        gang.hub.messages.put_nowait({"error": "rank 0: no memory", "dead": False})
+        gang.hub.messages.put_nowait(Failure("rank 0: no memory", dead=False))
         await asyncio.sleep(0.01)
         coordinator._work.set()
         with pytest.raises(GangLost, match="rank 0: no memory"):

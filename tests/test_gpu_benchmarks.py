@@ -170,7 +170,7 @@ class Finder(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Finder())
 from benchmarks.gpu import {program}
 """
-OF_THE_SERVER = {"ray", "transformers", "tokenizers", "typer", "fastapi", "yaml", "msgpack"}
+OF_THE_SERVER = {"ray", "transformers", "tokenizers", "typer", "fastapi", "yaml", "msgspec"}
 OF_THE_ENGINE = {"pydantic", "safetensors", "tqdm"}
 
 

@@ -8,6 +8,7 @@ import pytest
 from diffray.cluster.heartbeat import Pulse, answered
 from diffray.cluster.hub import Hub
 from diffray.workers.link import HEADER, Link, encode
+from diffray.workers.messages import Failure, Hello, Reply, Round, Stats
 
 SECRET = b"s" * 32
 
@@ -26,7 +27,7 @@ def test_a_stranger_says_little_and_is_sent_away() -> None:
     async def run() -> None:
         hub = Hub(1, SECRET, 5.0)
         port = await hub.listen("127.0.0.1")
-        for said in (HEADER.pack(1 << 20), encode({"rank": 0, "secret": b"x" * 32}), encode(7)):
+        for said in (HEADER.pack(1 << 20), encode(Hello(0, b"x" * 32)), encode(None)):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(said)
             assert await closed_within(reader, 2)
@@ -43,16 +44,17 @@ def test_the_door_is_shut_once_all_ranks_are_there() -> None:
         port = await hub.listen("127.0.0.1")
         ranks = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for rank, (_, writer) in enumerate(ranks):
-            writer.write(encode({"rank": rank, "secret": SECRET}))
+            writer.write(encode(Hello(rank, SECRET)))
         await asyncio.wait_for(hub.complete.wait(), 5)
         with pytest.raises(ConnectionError):
             await asyncio.open_connection("127.0.0.1", port)
-        hub.broadcast({"number": 1})
+        hub.broadcast(order := Round(1, [], [], 4))
+        reply = Reply(1, 4, [], [], Stats())
         for reader, writer in ranks:
-            assert await reader.readexactly(4) == HEADER.pack(len(encode({"number": 1})) - 4)
-            writer.write(encode({"heard": 1}))
+            assert await reader.readexactly(4) == HEADER.pack(len(encode(order)) - 4)
+            writer.write(encode(reply))
         for _ in ranks:
-            assert await asyncio.wait_for(hub.messages.get(), 5) == {"heard": 1}
+            assert await asyncio.wait_for(hub.messages.get(), 5) == reply
         for _, writer in ranks:
             writer.close()
         await hub.close()
@@ -78,11 +80,12 @@ def test_a_rank_without_heartbeats_hangs_and_one_that_only_works_long_does_not()
         links = await connected(hub, {0: 0.1, 1: 0})
         begin = time.monotonic()
         lost = await asyncio.wait_for(hub.messages.get(), 5)
-        assert "rank 1 has given no sign of life for 0.6 s" in lost["error"]
+        assert isinstance(lost, Failure)
+        assert "rank 1 has given no sign of life for 0.6 s" in lost.error
         await asyncio.sleep(1.2)
         assert hub.messages.empty(), "rank 0 has not answered anything, but it lives"
-        links[0].send({"number": 1})
-        assert await asyncio.wait_for(hub.messages.get(), 5) == {"number": 1}
+        links[0].send(reply := Reply(1, 4, [], [], Stats()))
+        assert await asyncio.wait_for(hub.messages.get(), 5) == reply
         await hub.close()
         return time.monotonic() - begin
 
@@ -96,7 +99,8 @@ def test_ranks_that_load_may_be_silent_for_longer() -> None:
         await asyncio.sleep(0.5)
         assert hub.messages.empty()
         hub.expect_within(0.3)
-        assert (await asyncio.wait_for(hub.messages.get(), 5))["dead"]
+        lost = await asyncio.wait_for(hub.messages.get(), 5)
+        assert isinstance(lost, Failure) and lost.dead
         await hub.close()
 
     asyncio.run(run())

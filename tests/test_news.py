@@ -1,34 +1,31 @@
 """News between coordinator and replica: in order, none lost, none twice, bounded."""
 
 import asyncio
-from typing import Any
 
-from diffray.cluster.news import ENDED, PIECES, UPDATE, Bulletin, Mailbox
+from diffray.cluster.news import NOBODY, PIECES, Bulletin, Event, Kind, Mailbox
+from diffray.workers.messages import Progress, Update
 
 
-def update(uid: int, token: int, **more: Any) -> list[Any]:
-    reason = more.get("reason")
-    return [
-        UPDATE,
-        uid,
-        [uid, [token], [1], [0.5], reason, None, token, [0, token], [], [token], 0],
-    ]
+def update(uid: int, token: int, reason: str | None = None) -> Event:
+    progress = Progress(0, token)
+    news = Update(uid, [token], [1], [0.5], reason, None, token, progress, canvas=[token])
+    return Event(Kind.UPDATE, uid, news)
 
 
 def test_who_does_not_read_gets_all_tokens_in_few_pieces() -> None:
-    async def run() -> list[list[Any]]:
+    async def run() -> list[Event]:
         mailbox = Mailbox()
         for token in range(10 * PIECES):
             mailbox.put(update(7, token, reason="stop" if token == 10 * PIECES - 1 else None))
         assert len(mailbox._pieces) == PIECES
         return [await mailbox.get() for _ in range(PIECES)]
 
-    pieces = [item[2] for item in asyncio.run(run())]
-    assert [token for piece in pieces for token in piece[1]] == list(range(10 * PIECES))
-    assert len(pieces[-1][2]) == len(pieces[-1][3]) == len(pieces[-1][1])
-    last = 10 * PIECES - 1
-    assert pieces[-1][4] == "stop" and pieces[-1][6:8] == [last, [0, last]]
-    assert pieces[-1][9] == [last], "of canvases the last is enough"
+    pieces = [event.update for event in asyncio.run(run()) if event.update]
+    assert [token for piece in pieces for token in piece.ids] == list(range(10 * PIECES))
+    last, number = pieces[-1], 10 * PIECES - 1
+    assert len(last.steps) == len(last.logprobs) == len(last.ids)
+    assert last.finish_reason == "stop" and (last.forwards, last.progress) == (number, (0, number))
+    assert last.canvas == [number], "of canvases the last is enough"
 
 
 def test_an_issue_is_given_again_until_the_next_is_asked_for() -> None:
@@ -63,8 +60,8 @@ def test_the_end_comes_after_all_news() -> None:
         bulletin = Bulletin()
         bulletin.put(update(3, 1))
         bulletin.put(update(4, 1))
-        bulletin.put([ENDED, "why"])
+        bulletin.put(end := Event(Kind.ENDED, NOBODY, reason="why"))
         _, news = await bulletin.after(0, 1)
-        assert news == [update(3, 1), update(4, 1), [ENDED, "why"]]
+        assert news == [update(3, 1), update(4, 1), end]
 
     asyncio.run(run())

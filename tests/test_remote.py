@@ -10,11 +10,11 @@ from ray.exceptions import ActorUnavailableError
 
 from diffray.cluster.client import DeadlineExceeded, EngineFailed, Overloaded, Poisonous
 from diffray.cluster.config import EngineConfig
-from diffray.cluster.news import AGAIN, ENDED, POISON, UPDATE, Bulletin
+from diffray.cluster.news import AGAIN, NOBODY, Bulletin, Event, Kind
 from diffray.cluster.remote import RemoteEngine
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import Limits
-from diffray.workers.messages import Request
+from diffray.workers.messages import Request, Update, WireRequest
 from tests.toy import EOS, MASK, toy_spec
 
 
@@ -56,16 +56,16 @@ class FakeCoordinator:
         self.submit, self.listen = Method(self._submit), Method(self.bulletin.after)
         self.cancel = Method(self._cancel)
 
-    async def _submit(self, packed: dict[str, Any], *_: Any) -> None:
-        if packed["uid"] not in self.asked:
-            self.asked.append(packed["uid"])
+    async def _submit(self, request: WireRequest, *_: Any) -> None:
+        if request.uid not in self.asked:
+            self.asked.append(request.uid)
 
     async def _cancel(self, uid: int) -> None:
         self.cancelled.append(uid)
 
     def tell(self, uid: int, token: int, reason: str | None = None) -> None:
-        update = [uid, [token], [0], [0.0], reason, None, token, [0, 0], [], None, 0, None]
-        self.bulletin.put([UPDATE, uid, update])
+        update = Update(uid, [token], [0], [0.0], reason, forwards=token)
+        self.bulletin.put(Event(Kind.UPDATE, uid, update))
 
 
 def engine(coordinator: FakeCoordinator, **options: Any) -> RemoteEngine:
@@ -167,16 +167,20 @@ def test_who_does_not_read_its_end_holds_no_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "kind"), [([POISON, 7, "no"], Poisonous), ([ENDED, f"no; {AGAIN}"], EngineFailed)]
+    ("event", "kind"),
+    [
+        (Event(Kind.POISON, 7, reason="no"), Poisonous),
+        (Event(Kind.ENDED, NOBODY, reason=f"no; {AGAIN}"), EngineFailed),
+    ],
 )
-def test_the_reason_reaches_who_asked(item: list[Any], kind: type[Exception]) -> None:
+def test_the_reason_reaches_who_asked(event: Event, kind: type[Exception]) -> None:
     async def run() -> None:
         coordinator = FakeCoordinator()
         asked = engine(coordinator)
         answer = asyncio.create_task(tokens(asked, 7))
         while not coordinator.asked:
             await asyncio.sleep(0.01)
-        coordinator.bulletin.put(item)
+        coordinator.bulletin.put(event)
         with pytest.raises(kind, match="no"):
             await answer
 

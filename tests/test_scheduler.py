@@ -14,20 +14,19 @@ from hypothesis import strategies as st
 from benchmarks.fairness import arrivals, simulate
 from diffray.cluster.client import Overloaded, Poisonous
 from diffray.cluster.config import EngineConfig
-from diffray.cluster.news import FAILED, LATE, POISON, UPDATE
+from diffray.cluster.news import Event, Kind
 from diffray.cluster.scheduler import FIRST_COME, PASSES, Scheduler
 from diffray.cluster.ticket import LONG
-from diffray.workers.messages import Update
+from diffray.workers.messages import Reply, Round, Stats, Update, WireRequest
 
 
-def packed(uid: int, max_tokens: int = 3, iteration: str | None = None) -> dict[str, Any]:
+def asked(
+    uid: int, max_tokens: int = 3, iteration: str | None = None, like: int | None = None
+) -> WireRequest:
+    """Return a request; one that is `like` another asks the same."""
     kind = None if iteration is None else {"kind": iteration}
-    return {
-        "uid": uid,
-        "prompt": [1, 2, uid],
-        "params": {"max_tokens": max_tokens, "diffusion": {"iteration": kind}},
-        "resume": None,
-    }
+    params = {"max_tokens": max_tokens, "diffusion": {"iteration": kind}}
+    return WireRequest(uid, (1, 2, uid if like is None else like), params)
 
 
 class Lost(Exception):
@@ -45,16 +44,15 @@ class FakeRanks:
     poison: dict[int, int] = field(default_factory=dict)  # rounds that each is borne for
     waiting: int = 0
 
-    def step(self, message: dict[str, Any]) -> dict[str, Any]:
-        for uid in message["cancel"]:
+    def step(self, order: Round) -> Reply:
+        for uid in order.cancel:
             self.running.pop(uid, None)
-        for request in message["add"]:
-            assert request["uid"] not in self.running, "admitted twice"
-            resume = request["resume"]
-            self.running[request["uid"]] = {
-                "written": len(resume[0]) if resume else 0,
-                "max": request["params"]["max_tokens"],
-                "borne": self.poison.get(request["uid"], -1),
+        for request in order.add:
+            assert request.uid not in self.running, "admitted twice"
+            self.running[request.uid] = {
+                "written": len(request.resume.ids) if request.resume else 0,
+                "max": request.max_tokens,
+                "borne": self.poison.get(request.uid, -1),
             }
         assert len(self.running) <= self.slots
         if any(state["borne"] == 0 for state in self.running.values()):
@@ -67,17 +65,16 @@ class FakeRanks:
             state["written"] += 1
             done = state["written"] == state["max"]
             reason = "length" if done else None
-            update = Update(uid, [state["written"]], finish_reason=reason, forwards=1)
-            updates.append(update.pack())
+            updates.append(Update(uid, [state["written"]], finish_reason=reason, forwards=1))
             if done:
                 del self.running[uid]
         free = self.pages - sum(self.need[uid] for uid in self.running)
         assert free >= 0
-        stats = {"free_pages": free, "waiting": self.waiting}
-        return {"updates": updates, "refused": [], "stats": stats, "steps": 1}
+        stats = Stats(free_pages=free, waiting=self.waiting)
+        return Reply(order.number, 1, updates, [], stats)
 
 
-def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterator[list[Any]]:
+def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterator[Event]:
     for _ in range(rounds):
         message = scheduler.plan(steps=1)
         if message is None:
@@ -90,10 +87,15 @@ def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterato
     raise AssertionError("it does not end")
 
 
+def ids_of(uid: int, news: list[Event]) -> list[int]:
+    mine = [event.update for event in news if event.update and event.uid == uid]
+    return [token for update in mine for token in update.ids]
+
+
 def started(scheduler: Scheduler) -> list[int]:
     message = scheduler.plan(steps=1)
     assert message is not None
-    return [request["uid"] for request in message["add"]]
+    return [request.uid for request in message.add]
 
 
 def test_the_coordinator_and_whoever_creates_workers_need_no_torch() -> None:
@@ -107,7 +109,7 @@ def test_the_coordinator_and_whoever_creates_workers_need_no_torch() -> None:
 def test_the_queue_is_first_come_first_served_within_a_priority() -> None:
     scheduler = Scheduler(slots=4, pages=100, max_waiting=10)
     for uid, priority in enumerate([1, 0, 1, 0]):
-        scheduler.submit(packed(uid), pages=1, priority=priority)
+        scheduler.submit(asked(uid), pages=1, priority=priority)
     assert started(scheduler) == [1, 3, 0, 2]
 
 
@@ -115,17 +117,17 @@ def test_a_request_without_pages_is_passed_by_some_but_does_not_starve() -> None
     scheduler = Scheduler(slots=4, pages=10, max_waiting=100)
     ranks = FakeRanks(slots=4, pages=10)
     ranks.need = {0: 6, 1: 8} | {uid: 1 for uid in range(2, 100)}
-    scheduler.submit(packed(0, 50), pages=6)
+    scheduler.submit(asked(0, 50), pages=6)
     message = scheduler.plan(steps=1)
     assert message is not None
     scheduler.settle(ranks.step(message))
-    scheduler.submit(packed(1), pages=8)
+    scheduler.submit(asked(1), pages=8)
     order: list[int] = []
     for uid in range(2, 100):
-        scheduler.submit(packed(uid), pages=1)
+        scheduler.submit(asked(uid), pages=1)
         message = scheduler.plan(steps=1)
         assert message is not None
-        order += [request["uid"] for request in message["add"]]
+        order += [request.uid for request in message.add]
         scheduler.settle(ranks.step(message))
         if 1 in order:
             break
@@ -134,10 +136,10 @@ def test_a_request_without_pages_is_passed_by_some_but_does_not_starve() -> None
 
 def test_a_long_request_lets_a_few_later_ones_begin_first() -> None:
     scheduler = Scheduler(slots=1, pages=100, max_waiting=100)
-    scheduler.submit(packed(0, 3 * LONG), pages=1)
-    scheduler.submit(packed(1, 3 * LONG), pages=1)
+    scheduler.submit(asked(0, 3 * LONG), pages=1)
+    scheduler.submit(asked(1, 3 * LONG), pages=1)
     for uid in range(2, 8):
-        scheduler.submit(packed(uid), pages=1)
+        scheduler.submit(asked(uid), pages=1)
     order = [at for _ in range(8) for at in one_by_one(scheduler)]
     assert order == [2, 0, 3, 1, 4, 5, 6, 7]
 
@@ -153,12 +155,12 @@ def one_by_one(scheduler: Scheduler) -> list[int]:
 def test_who_has_run_for_long_gives_way_to_those_that_wait_and_goes_on_later() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=10, time_slice=4)
     ranks = FakeRanks(slots=1, pages=10, need={0: 1, 1: 1})
-    scheduler.submit(packed(0, 30), pages=1)
-    scheduler.submit(packed(1, 3), pages=1)
+    scheduler.submit(asked(0, 30), pages=1)
+    scheduler.submit(asked(1, 3), pages=1)
     news = list(drain(scheduler, ranks))
-    order = [uid for _, uid, _ in news]
+    order = [event.uid for event in news]
     assert order == [0] * 4 + [1] * 3 + [0] * 26
-    assert [update[1] for _, uid, update in news if uid == 0] == [[n] for n in range(1, 31)]
+    assert ids_of(0, news) == list(range(1, 31))
     assert scheduler.gave_way == 1
 
 
@@ -166,22 +168,22 @@ def test_short_requests_hardly_wait_for_long_ones() -> None:
     scheduler = Scheduler(slots=4, pages=100, max_waiting=100, time_slice=32)
     ranks = FakeRanks(slots=4, pages=100, need={uid: 1 for uid in range(100)})
     for uid in range(6):
-        scheduler.submit(packed(uid, 1000), pages=1)
+        scheduler.submit(asked(uid, 1000), pages=1)
     waited: list[int] = []
     for uid in range(10, 40):
-        scheduler.submit(packed(uid, 4), pages=1)
+        scheduler.submit(asked(uid, 4), pages=1)
         for rounds in range(1, 2000):
             message = scheduler.plan(steps=1)
             assert message is not None
             if any(
-                n == uid and update[4] for _, n, update in scheduler.settle(ranks.step(message))
+                event.uid == uid and event.ends for event in scheduler.settle(ranks.step(message))
             ):
                 waited.append(rounds)
                 break
     # Until all long ones have had a turn, the others wait for the end of one.
     assert max(waited) <= 32 + 6 and max(waited[6:]) <= 6, waited
     news = list(drain(scheduler, ranks, rounds=3000))
-    assert sum(update[4] is not None for _, _, update in news) == 6
+    assert sum(event.ends for event in news) == 6
 
 
 @pytest.mark.parametrize("iteration", [None, "soft"])
@@ -189,14 +191,14 @@ def test_turns_become_longer_so_that_what_must_begin_anew_ends(iteration: str | 
     """A soft generation loses what it had: turns that double make that twice its length at most."""
     scheduler = Scheduler(slots=1, pages=10, max_waiting=1000, time_slice=2)
     ranks = FakeRanks(slots=1, pages=10, need={uid: 1 for uid in range(1000)})
-    scheduler.submit(packed(0, 100, iteration), pages=1)
+    scheduler.submit(asked(0, 100, iteration), pages=1)
     turns, length = [0], 0
     for uid in range(1, 1000):
-        scheduler.submit(packed(uid, 1), pages=1)  # somebody always waits
+        scheduler.submit(asked(uid, 1), pages=1)  # somebody always waits
         message = scheduler.plan(steps=1)
         assert message is not None
         news = scheduler.settle(ranks.step(message))
-        if any(other == 0 for _, other, _ in news):
+        if any(event.uid == 0 for event in news):
             length += 1
         elif length:
             turns, length = [*turns, length], 0
@@ -212,7 +214,7 @@ def test_of_equal_requests_none_gives_way() -> None:
     scheduler = Scheduler(slots=2, pages=10, max_waiting=10, time_slice=8)
     ranks = FakeRanks(slots=2, pages=10, need={uid: 1 for uid in range(6)})
     for uid in range(6):
-        scheduler.submit(packed(uid, 100), pages=1)
+        scheduler.submit(asked(uid, 100), pages=1)
     list(drain(scheduler, ranks))
     assert scheduler.gave_way == 0
 
@@ -239,14 +241,14 @@ def test_a_priority_starves_nobody() -> None:
     scheduler = Scheduler(slots=2, pages=100, max_waiting=100)
     ranks = FakeRanks(slots=2, pages=100, need={uid: 1 for uid in range(10_000)})
     for uid in range(4):
-        scheduler.submit(packed(uid), pages=1, priority=2**31 - 1)
+        scheduler.submit(asked(uid), pages=1, priority=2**31 - 1)
     began: list[int] = []
     for uid in range(10, 400, 2):  # two more important ones come each round
-        scheduler.submit(packed(uid), pages=1, priority=-1)
-        scheduler.submit(packed(uid + 1), pages=1, priority=-1)
+        scheduler.submit(asked(uid), pages=1, priority=-1)
+        scheduler.submit(asked(uid + 1), pages=1, priority=-1)
         message = scheduler.plan(steps=1)
         assert message is not None
-        began += [request["uid"] for request in message["add"]]
+        began += [request.uid for request in message.add]
         scheduler.settle(ranks.step(message))
         for late in list(scheduler._open)[100:]:
             scheduler.cancel(late)
@@ -258,17 +260,14 @@ def test_the_request_that_ends_the_ranks_fails_alone_after_two_losses() -> None:
     scheduler = Scheduler(slots=8, pages=20, max_waiting=10)
     ranks = FakeRanks(slots=8, pages=20, need={uid: 1 for uid in range(7)}, poison={3: 0})
     for uid in range(6):
-        scheduler.submit(packed(uid, 30), pages=1)
+        scheduler.submit(asked(uid, 30), pages=1)
     news = list(drain(scheduler, ranks))
-    assert [uid for kind, uid, *_ in news if kind == POISON] == [3]
+    assert [event.uid for event in news if event.kind == Kind.POISON] == [3]
     for uid in {0, 1, 2, 4, 5}:
-        ids = [
-            n for kind, other, *rest in news if kind == UPDATE and other == uid for n in rest[0][1]
-        ]
-        assert ids == list(range(1, 31))
+        assert ids_of(uid, news) == list(range(1, 31))
     with pytest.raises(Poisonous, match="runs no more"):
-        scheduler.submit(packed(3, 30) | {"uid": 7, "prompt": [1, 2, 3]}, pages=1)
-    scheduler.submit(packed(6, 30), pages=1)
+        scheduler.submit(asked(7, 30, like=3), pages=1)
+    scheduler.submit(asked(6, 30), pages=1)
     assert started(scheduler) == [6]
 
 
@@ -277,22 +276,23 @@ def test_a_request_that_ends_the_ranks_later_is_found_too(borne: int) -> None:
     scheduler = Scheduler(slots=8, pages=20, max_waiting=10)
     ranks = FakeRanks(slots=8, pages=20, need={uid: 1 for uid in range(6)}, poison={3: borne})
     for uid in range(6):
-        scheduler.submit(packed(uid, 300), pages=1)
+        scheduler.submit(asked(uid, 300), pages=1)
     news = list(drain(scheduler, ranks))
-    assert [uid for kind, uid, *_ in news if kind == POISON] == [3]
-    assert sum(kind == UPDATE for kind, *_ in news) == 5 * 300
+    assert [event.uid for event in news if event.kind == Kind.POISON] == [3]
+    assert sum(event.kind == Kind.UPDATE for event in news) == 5 * 300
 
 
 def test_losses_that_are_nobody_s_fault_fail_nobody() -> None:
     scheduler = Scheduler(slots=4, pages=20, max_waiting=10)
     ranks = FakeRanks(slots=4, pages=20, need={uid: 1 for uid in range(4)})
     for uid in range(4):
-        scheduler.submit(packed(uid, 40), pages=1)
+        scheduler.submit(asked(uid, 40), pages=1)
     losses = 0
     while scheduler.waiting + len(scheduler.running):
         for _ in range(6):
             if (message := scheduler.plan(steps=1)) is not None:
-                assert UPDATE in [kind for kind, *_ in scheduler.settle(ranks.step(message))]
+                events = scheduler.settle(ranks.step(message))
+                assert Kind.UPDATE in [event.kind for event in events]
         ranks.running.clear()
         assert scheduler.restart() == []
         losses += 1
@@ -302,54 +302,47 @@ def test_losses_that_are_nobody_s_fault_fail_nobody() -> None:
 def test_a_full_queue_refuses_and_says_how_full_it_is() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=2)
     for uid in range(3):
-        scheduler.submit(packed(uid), pages=1)
+        scheduler.submit(asked(uid), pages=1)
     with pytest.raises(Overloaded, match="3 requests are waiting"):
-        scheduler.submit(packed(3), pages=1)
+        scheduler.submit(asked(3), pages=1)
 
 
 def test_a_request_that_is_handed_over_twice_runs_once() -> None:
     scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
-    scheduler.submit(packed(0), pages=1)
+    scheduler.submit(asked(0), pages=1)
     assert started(scheduler) == [0]
-    scheduler.submit(packed(0), pages=1)
+    scheduler.submit(asked(0), pages=1)
     assert started(scheduler) == []
     assert scheduler.waiting == 0
 
 
 def test_a_late_request_is_cancelled_and_told() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=2)
-    scheduler.submit(packed(0), pages=1, deadline=5.0)
-    scheduler.submit(packed(1), pages=1, deadline=6.0)
+    scheduler.submit(asked(0), pages=1, deadline=5.0)
+    scheduler.submit(asked(1), pages=1, deadline=6.0)
     assert started(scheduler) == [0]
     assert scheduler.expire(4.9) == []
-    assert scheduler.expire(6.0) == [[LATE, 0], [LATE, 1]]
+    assert scheduler.expire(6.0) == [Event(Kind.LATE, 0), Event(Kind.LATE, 1)]
     message = scheduler.plan(steps=1)
-    assert message is not None and message["cancel"] == [0] and message["add"] == []
+    assert message is not None and message.cancel == [0] and message.add == []
 
 
 def test_what_ranks_refuse_fails_alone() -> None:
     scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
-    scheduler.submit(packed(0), pages=1)
-    scheduler.submit(packed(1), pages=1)
+    scheduler.submit(asked(0), pages=1)
+    scheduler.submit(asked(1), pages=1)
     scheduler.plan(steps=1)
-    news = scheduler.settle(
-        {
-            "updates": [],
-            "refused": [[0, "no"]],
-            "stats": {"free_pages": 9, "waiting": 0},
-            "steps": 1,
-        }
-    )
-    assert news == [[FAILED, 0, "no"]]
+    news = scheduler.settle(Reply(1, 1, [], [(0, "no")], Stats(free_pages=9)))
+    assert news == [Event(Kind.FAILED, 0, reason="no")]
     assert list(scheduler.running) == [1]
 
 
 def test_requests_that_are_cancelled_while_they_wait_take_no_room() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=5)
-    scheduler.submit(packed(0), pages=1)
+    scheduler.submit(asked(0), pages=1)
     scheduler.plan(steps=1)
     for uid in range(1, 5000):
-        scheduler.submit(packed(uid), pages=1)
+        scheduler.submit(asked(uid), pages=1)
         scheduler.cancel(uid)
     assert scheduler.waiting == 0
     assert len(scheduler._waiting) < 100
@@ -358,9 +351,11 @@ def test_requests_that_are_cancelled_while_they_wait_take_no_room() -> None:
 def test_giving_up_tells_everybody() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=5)
     for uid in range(3):
-        scheduler.submit(packed(uid), pages=1)
+        scheduler.submit(asked(uid), pages=1)
     scheduler.plan(steps=1)
-    assert scheduler.fail_all("gone") == [[FAILED, uid, "gone"] for uid in range(3)]
+    assert scheduler.fail_all("gone") == [
+        Event(Kind.FAILED, uid, reason="gone") for uid in range(3)
+    ]
     assert scheduler.plan(steps=1) is None
 
 
@@ -390,15 +385,15 @@ def test_every_interleaving_answers_everybody_who_did_not_leave(
     heard: dict[int, list[int]] = {}
     failed: set[int] = set()
     unlucky: Counter[int] = Counter()  # losses that were nobody's fault
-    replies: list[dict[str, Any]] = []
+    replies: list[Reply] = []
 
-    def note(news: list[list[Any]]) -> None:
-        for kind, uid, rest in news:
-            if kind == POISON:
-                failed.add(uid)
+    def note(news: list[Event]) -> None:
+        for event in news:
+            if event.kind == Kind.POISON:
+                failed.add(event.uid)
             else:
-                assert kind == UPDATE
-                heard[uid] += rest[1]
+                assert event.update is not None
+                heard[event.uid] += event.update.ids
 
     def lose() -> None:
         replies.clear()
@@ -419,10 +414,10 @@ def test_every_interleaving_answers_everybody_who_did_not_leave(
                 heard[uid], ranks.need[uid] = [], size
                 if action[0] == "poison":
                     ranks.poison[uid] = number
-                    scheduler.submit(packed(uid, 9), size, priority)
+                    scheduler.submit(asked(uid, 9), size, priority)
                 else:
                     wanted[uid] = number
-                    scheduler.submit(packed(uid, number), size, priority)
+                    scheduler.submit(asked(uid, number), size, priority)
             case "cancel", uid:
                 scheduler.cancel(uid)
                 if uid not in failed:

@@ -8,24 +8,28 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Self
+from typing import Final, Self
 
-import msgpack
+from msgspec import msgpack
+
+from diffray.workers.messages import Failure, Hello, Reply, Round
 
 HEADER = struct.Struct("!I")
 LARGEST = 1 << 28  # bytes of a frame
-HEARTBEAT = None  # the message of a rank that has nothing to say
 
 
-def encode(message: Any) -> bytes:
+Said = Reply | Failure | None  # what a rank says after its Hello; None: a heartbeat
+
+hello: Final = msgpack.Decoder(Hello)
+said: Final = msgpack.Decoder(Said)
+_order: Final = msgpack.Decoder(Round | None)
+_encode: Final = msgpack.Encoder().encode
+
+
+def encode(message: Hello | Said | Round) -> bytes:
     """Return a message as a frame."""
-    body: bytes = msgpack.packb(message)
+    body = _encode(message)
     return HEADER.pack(len(body)) + body
-
-
-def decode(body: bytes) -> Any:
-    """Return the message in a frame's body."""
-    return msgpack.unpackb(body, strict_map_key=False)
 
 
 def body_length(header: bytes) -> int:
@@ -51,10 +55,10 @@ class Link:
         connection = socket.create_connection((host, port), timeout=30)
         connection.settimeout(None)
         link = cls(connection)
-        link.send({"secret": secret, "rank": rank})
+        link.send(Hello(rank, secret))
         return link
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Hello | Said) -> None:
         with self._sending:
             self._socket.sendall(encode(message))
 
@@ -62,14 +66,15 @@ class Link:
         """Send a heartbeat every so many seconds from a thread, however long a round takes."""
         threading.Thread(target=self._beat, args=[every], name="heartbeat", daemon=True).start()
 
-    def receive(self) -> Any:
-        """Wait for the next message."""
-        return decode(self._read(body_length(self._read(HEADER.size))))
+    def receive(self) -> Round | None:
+        """Wait for the next round; None: there are no more."""
+        order: Round | None = _order.decode(self._read(body_length(self._read(HEADER.size))))
+        return order
 
     def _beat(self, every: float) -> None:
         with suppress(OSError):  # whoever reads finds out that the connection is closed
             while True:
-                self.send(HEARTBEAT)
+                self.send(None)
                 time.sleep(every)
 
     def close(self) -> None:

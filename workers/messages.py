@@ -1,11 +1,13 @@
-"""What an engine is asked and what it answers: plain values, without torch.
+"""What an engine is asked and what it answers: all records that cross a process, without torch.
 
-`pack` makes of each what msgpack and JSON can carry, `unpack` the same value again.
+They are msgspec structs, encoded as arrays: named here, and without names on the wire.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
@@ -18,19 +20,17 @@ class Progress(NamedTuple):
     steps: int
 
 
-_BEGINNING = Progress(0, 0)
-RAN: Final = 11  # where a packed update has `ran`
+BEGINNING = Progress(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Struct, frozen=True, array_like=True):
     """Where a request stood elsewhere: enough to go on to the same text, and report only the rest.
 
     It goes on from the start of the block that was being denoised, so a little is done twice.
     """
 
     ids: tuple[int, ...] = ()  # all that were reported
-    progress: Progress = _BEGINNING
+    progress: Progress = BEGINNING
     forwards: int = 0
 
     @staticmethod
@@ -61,40 +61,54 @@ class Request:
     resume: Resume | None = None
     cache_salt: str = ""
 
-    def pack(self) -> dict[str, Any]:
-        """Return plain values; who passes them on reads `uid`, `prompt` and `params` by name."""
-        resume = self.resume
-        return {
-            "uid": self.uid,
-            "prompt": list(self.prompt),
-            "params": self.params.model_dump(mode="json"),
-            "suffix": list(self.suffix),
-            "watch": self.watch,
-            "resume": resume and [list(resume.ids), list(resume.progress), resume.forwards],
-            "cache_salt": self.cache_salt,
-        }
-
-    @staticmethod
-    def unpack(packed: dict[str, Any]) -> "Request":
-        from diffray.components.params import SamplingParams  # imports torch
-
-        resume = packed["resume"]
-        if resume is not None:
-            ids, progress, forwards = resume
-            resume = Resume(tuple(ids), Progress(*progress), forwards)
-        return Request(
-            uid=packed["uid"],
-            prompt=tuple(packed["prompt"]),
-            params=SamplingParams(**packed["params"]),
-            suffix=tuple(packed["suffix"]),
-            watch=packed["watch"],
-            resume=resume,
-            cache_salt=packed["cache_salt"],
+    def to_wire(self) -> "WireRequest":
+        return WireRequest(
+            uid=self.uid,
+            prompt=self.prompt,
+            params=self.params.model_dump(mode="json"),
+            suffix=self.suffix,
+            watch=self.watch,
+            resume=self.resume,
+            cache_salt=self.cache_salt,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class WireRequest(Struct, frozen=True, array_like=True):
+    """A request on its way to the ranks: its parameters as plain values."""
+
+    uid: int
+    prompt: tuple[int, ...]
+    params: dict[str, Any]
+    suffix: tuple[int, ...] = ()
+    watch: bool = False
+    resume: Resume | None = None
+    cache_salt: str = ""
+
+    @property
+    def max_tokens(self) -> int:
+        return int(self.params["max_tokens"])
+
+    @property
+    def is_soft(self) -> bool:
+        """Return whether it begins anew whenever it goes on elsewhere."""
+        iteration = self.params.get("diffusion", {}).get("iteration") or {}
+        return bool(iteration.get("kind") == "soft")
+
+    def to_request(self) -> Request:
+        from diffray.components.params import SamplingParams  # imports torch
+
+        return Request(
+            uid=self.uid,
+            prompt=self.prompt,
+            params=SamplingParams(**self.params),
+            suffix=self.suffix,
+            watch=self.watch,
+            resume=self.resume,
+            cache_salt=self.cache_salt,
+        )
+
+
+class Update(Struct, array_like=True):
     """News of one request: tokens that became final since the last, always a left prefix."""
 
     uid: int
@@ -104,7 +118,7 @@ class Update:
     finish_reason: str | None = None  # stop | length
     stop_id: int | None = None  # the end token, once it was found: the last of all ids
     forwards: int = 0  # that it took part in so far
-    progress: Progress = _BEGINNING  # what `Resume` needs
+    progress: Progress = BEGINNING  # what `Resume` needs
     # For each token the most probable ids when it became final; empty unless asked for.
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     canvas: list[int | None] | None = None  # of watched requests: what is generated, None: masked
@@ -112,52 +126,61 @@ class Update:
     # Seconds since its admission, with its first news after that; said by who queues it.
     ran: float | None = None
 
-    def pack(self) -> list[Any]:
-        """Return plain values, in the order of the fields."""
-        return [
-            self.uid,
-            self.ids,
-            self.steps,
-            self.logprobs,
-            self.finish_reason,
-            self.stop_id,
-            self.forwards,
-            list(self.progress),
-            [[list(pair) for pair in top] for top in self.top_logprobs],
-            self.canvas,
-            self.cached_tokens,
-            self.ran,
-        ]
-
-    @staticmethod
-    def unpack(packed: list[Any]) -> "Update":
-        *plain, progress, tops, canvas, cached, ran = packed
-        uid, ids, steps, logprobs, reason, stop_id, forwards = plain
-        top_logprobs = [[(token, logprob) for token, logprob in top] for top in tops]
-        return Update(
-            uid,
-            ids,
-            steps,
-            logprobs,
-            reason,
-            stop_id,
-            forwards,
-            Progress(*progress),
-            top_logprobs,
-            canvas,
-            cached,
-            ran,
-        )
+    def extend(self, later: "Update") -> None:
+        """Add what followed: the tokens of both, the rest as it is now."""
+        self.ids += later.ids
+        self.steps += later.steps
+        self.logprobs += later.logprobs
+        self.top_logprobs += later.top_logprobs
+        self.finish_reason, self.stop_id = later.finish_reason, later.stop_id
+        self.forwards, self.progress = later.forwards, later.progress
+        self.canvas, self.cached_tokens = later.canvas, later.cached_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(Struct, frozen=True, array_like=True):
     """How an engine is doing; counts are since it began."""
 
-    running: int
-    waiting: int
-    free_pages: int
-    num_pages: int  # that can be handed out
-    preemptions: int
-    forwards: int  # of the model, shared ones counted once
-    tokens: int  # reported as final
+    running: int = 0
+    waiting: int = 0
+    free_pages: int = 0
+    num_pages: int = 0  # that can be handed out
+    preemptions: int = 0
+    forwards: int = 0  # of the model, shared ones counted once
+    tokens: int = 0  # reported as final
+
+
+class Hello(Struct, frozen=True, array_like=True):
+    """What a rank says first."""
+
+    rank: int
+    secret: bytes
+
+
+class Round(Struct, array_like=True):
+    """What all ranks do next."""
+
+    number: int
+    cancel: list[int]
+    add: list[WireRequest]
+    steps: int  # of denoising, at most
+    check: bool = False  # whether the ranks compare their canvases
+    fresh: bool = False  # whether no round was in flight before it
+
+
+class Reply(Struct, array_like=True, tag=True):
+    """What rank 0 says of a round."""
+
+    number: int
+    steps: int
+    updates: list[Update]
+    refused: list[tuple[int, str]]  # uids, and why
+    stats: Stats
+    worked: float = 0.0  # seconds that rank 0 has spent in rounds
+    waited: float = 0.0  # and between them while there was work
+
+
+class Failure(Struct, frozen=True, array_like=True, tag=True):
+    """The end of a rank, and with it of the gang."""
+
+    error: str
+    dead: bool  # whether its process has ended

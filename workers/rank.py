@@ -5,8 +5,6 @@ but through the model's collectives.
 """
 
 import time
-from dataclasses import asdict
-from typing import Any
 
 import torch
 
@@ -14,7 +12,7 @@ from diffray.components.backend import give_back_memory
 from diffray.components.mesh import Mesh
 from diffray.workers.engine import Engine
 from diffray.workers.link import Link
-from diffray.workers.messages import Request
+from diffray.workers.messages import Failure, Reply, Round
 
 _BUSY = 256  # sequences' rounds after which there may be memory to give back
 
@@ -37,7 +35,7 @@ class Rank:
             ready, busy = time.perf_counter(), 0
             while (message := self.link.receive()) is not None:
                 begin = time.perf_counter()
-                if not message["fresh"]:
+                if not message.fresh:
                     self.waited += begin - ready
                 answer = self._round(message)
                 self.worked += time.perf_counter() - begin
@@ -52,33 +50,35 @@ class Rank:
             raise
         except Exception as error:
             text = f"rank {self.mesh.rank}: {type(error).__name__}: {error}"
-            self.link.send({"error": text, "dead": False})
+            self.link.send(Failure(text, dead=False))
             raise
 
-    def _round(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _round(self, order: Round) -> Reply:
         """Cancel, admit and denoise as told; a request that cannot run is refused by all ranks."""
         refused = []
-        for uid in message["cancel"]:
+        for uid in order.cancel:
             self.engine.cancel(uid)
-        for packed in message["add"]:
+        for request in order.add:
             try:
-                self.engine.add(Request.unpack(packed))
+                self.engine.add(request.to_request())
             except ValueError as error:
-                refused.append([packed["uid"], str(error)])
+                refused.append((request.uid, str(error)))
         before = self.engine.forwards
-        updates = self.engine.step(message["steps"])
-        if message["check"] and not self._agree():
+        updates = self.engine.step(order.steps)
+        if order.check and not self._agree():
             raise Drift(
                 "the ranks' canvases differ, so the ranks have drifted apart; "
                 "are they all of one kind of GPU, one driver and one version of diffray?"
             )
-        return {
-            "number": message["number"],
-            "steps": self.engine.forwards - before,
-            "updates": [update.pack() for update in updates],
-            "refused": refused,
-            "stats": asdict(self.engine.stats()) | {"worked": self.worked, "waited": self.waited},
-        }
+        return Reply(
+            number=order.number,
+            steps=self.engine.forwards - before,
+            updates=updates,
+            refused=refused,
+            stats=self.engine.stats(),
+            worked=self.worked,
+            waited=self.waited,
+        )
 
     def _agree(self) -> bool:
         """Whether all ranks hold the same canvases; this waits for the device."""

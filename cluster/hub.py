@@ -7,7 +7,15 @@ from collections.abc import Iterable
 import msgspec
 
 from diffray.cluster.heartbeat import Pulse, no_sign
-from diffray.workers.link import HEADER, LARGEST, Said, body_length, encode, hello, said
+from diffray.workers.link import (
+    HEADER,
+    LARGEST,
+    FromRank,
+    body_length,
+    encode,
+    hello_decoder,
+    rank_decoder,
+)
 from diffray.workers.messages import Failure, Hello, Reply, Round
 
 _HELLO_S = 10.0  # for a stranger to say who it is
@@ -61,7 +69,7 @@ class Hub:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             body = await asyncio.wait_for(_read(reader, _HELLO_BYTES), _HELLO_S)
-            rank = self._rank_of(hello.decode(body))
+            rank = self._rank_of(hello_decoder.decode(body))
         except Exception:
             # Whoever this is, it is none of ours; a port is open to strangers.
             writer.close()
@@ -88,7 +96,7 @@ class Hub:
     async def _hear(self, reader: asyncio.StreamReader, pulse: Pulse) -> None:
         try:
             while True:
-                message: Said = said.decode(await _read(reader))
+                message: FromRank = rank_decoder.decode(await _read(reader))
                 pulse.beat()
                 if message is not None:
                     self.messages.put_nowait(message)

@@ -18,15 +18,15 @@ HEADER = struct.Struct("!I")
 LARGEST = 1 << 28  # bytes of a frame
 
 
-Said = Reply | Failure | None  # what a rank says after its Hello; None: a heartbeat
+FromRank = Reply | Failure | None  # None: a heartbeat
 
-hello: Final = msgpack.Decoder(Hello)
-said: Final = msgpack.Decoder(Said)
-_order: Final = msgpack.Decoder(Round | None)
+hello_decoder: Final = msgpack.Decoder(Hello)
+rank_decoder: Final = msgpack.Decoder(FromRank)
+_round_decoder: Final = msgpack.Decoder(Round | None)
 _encode: Final = msgpack.Encoder().encode
 
 
-def encode(message: Hello | Said | Round) -> bytes:
+def encode(message: Hello | FromRank | Round) -> bytes:
     """Return a message as a frame."""
     body = _encode(message)
     return HEADER.pack(len(body)) + body
@@ -58,7 +58,7 @@ class Link:
         link.send(Hello(rank, secret))
         return link
 
-    def send(self, message: Hello | Said) -> None:
+    def send(self, message: Hello | FromRank) -> None:
         with self._sending:
             self._socket.sendall(encode(message))
 
@@ -68,7 +68,9 @@ class Link:
 
     def receive(self) -> Round | None:
         """Wait for the next round; None: there are no more."""
-        order: Round | None = _order.decode(self._read(body_length(self._read(HEADER.size))))
+        order: Round | None = _round_decoder.decode(
+            self._read(body_length(self._read(HEADER.size)))
+        )
         return order
 
     def _beat(self, every: float) -> None:

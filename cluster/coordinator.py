@@ -75,7 +75,7 @@ class Coordinator:
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         if self.replica is not None:
-            self._watched = asyncio.create_task(self._end_hung(self.replica))
+            self._tasks = [asyncio.create_task(self._end_hung(self.replica))]
         begin = time.monotonic()
         self.gang = await self._new_gang()
         self.restarts.started(time.monotonic() - begin)
@@ -87,7 +87,7 @@ class Coordinator:
             check_every=self.config.check_every,
             time_slice=self.config.time_slice,
         )
-        self._tasks = [asyncio.create_task(self._drive()), asyncio.create_task(self._expire())]
+        self._tasks += [asyncio.create_task(self._drive()), asyncio.create_task(self._expire())]
         return facts
 
     async def submit(

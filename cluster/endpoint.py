@@ -72,4 +72,5 @@ def message_of(answer: object) -> str:
 
 def complaint(answer: object, status: int) -> str:
     """Return what to tell of a refusal."""
-    return f"the server answers {status}: {message_of(answer)}"
+    key = " (here: --api-key KEY, or the variable DIFFRAY_API_KEY)" if status == 401 else ""
+    return f"the server answers {status}: {message_of(answer)}{key}"

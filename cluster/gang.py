@@ -209,7 +209,9 @@ def first_line(error: BaseException) -> str:
     """Return what a remote error says as one line, without Ray's traceback before it."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
-        text = " ".join(str(cause).split())
-        return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+        text, name = " ".join(str(cause).split()), type(cause).__name__
+        if text and type(cause).__module__.startswith("diffray."):
+            return text  # a sentence by itself
+        return f"{name}: {text}" if text else name
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -61,7 +61,7 @@ def run_server(
                     for each in applications:
                         say(ready_line(each, server))
                     ending.stopped.wait()
-                    say("Finishing what is running; press Ctrl-C again to leave it.")
+                    say("Finishing what is running; a second Ctrl-C or SIGTERM ends it at once.")
             finally:
                 remove(applications)
 

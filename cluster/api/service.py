@@ -206,7 +206,7 @@ class Service:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
         model, tokenizer = self._named(body.model), self._need_tokenizer()
         if body.tool_choice not in (None, "none"):
-            raise unsupported("tool_choice", 'leave it out or send "none"')
+            raise unsupported("tool_choice", 'send "none": no answer is read for calls')
         if body.tools and body.tool_choice is None:
             raise invalid(
                 'tools need tool_choice: "none": the template shows them to the model, but '
@@ -294,7 +294,7 @@ class Service:
         if name is not None and name not in self.names:
             raise ApiError(
                 404,
-                f"The model `{name[:100]}` does not exist.",
+                f"The model `{name[:100]}` does not exist; this is `{self.names[0]}`.",
                 param="model",
                 code="model_not_found",
             )

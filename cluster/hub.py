@@ -98,7 +98,9 @@ class Hub:
             while True:
                 message: FromRank = rank_decoder.decode(await _read(reader))
                 pulse.beat()
-                if message is not None:
+                if isinstance(message, str):
+                    self.messages.put_nowait(Failure(message, dead=False))
+                elif message is not None:
                     self.messages.put_nowait(message)
         except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
             self.messages.put_nowait(None)

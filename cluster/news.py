@@ -5,9 +5,8 @@ last.
 """
 
 import asyncio
+from dataclasses import dataclass
 from enum import StrEnum
-
-from msgspec import Struct
 
 from diffray.workers.messages import Update
 
@@ -26,7 +25,8 @@ class Kind(StrEnum):
     ENDED = "ended"  # no request will be answered any more
 
 
-class Event(Struct):
+@dataclass(slots=True)
+class Event:
     """News of a request; of none if the engine has ended."""
 
     kind: Kind

@@ -1,8 +1,6 @@
 """A request in the coordinator's books: what was asked, how far it has come, what it is owed."""
 
-from dataclasses import dataclass, field
-
-from msgspec.structs import replace
+from dataclasses import dataclass, field, replace
 
 from diffray.workers.messages import BEGINNING, Progress, Resume, Update, WireRequest
 

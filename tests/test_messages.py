@@ -17,7 +17,7 @@ IDS = st.lists(st.integers(0, 1 << 20), max_size=5)
 REALS = st.floats(allow_nan=False, allow_infinity=False)
 
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 def travelled(record: T, how: str) -> T:

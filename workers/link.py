@@ -12,13 +12,13 @@ from typing import Final, Self
 
 from msgspec import msgpack
 
-from diffray.workers.messages import Failure, Hello, Reply, Round
+from diffray.workers.messages import Hello, Reply, Round
 
 HEADER = struct.Struct("!I")
 LARGEST = 1 << 28  # bytes of a frame
 
 
-FromRank = Reply | Failure | None  # None: a heartbeat
+FromRank = Reply | str | None  # str: why it ends; None: a heartbeat
 
 hello_decoder: Final = msgpack.Decoder(Hello)
 rank_decoder: Final = msgpack.Decoder(FromRank)

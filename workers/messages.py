@@ -1,13 +1,11 @@
 """What an engine is asked and what it answers: all records that cross a process, without torch.
 
-They are msgspec structs, encoded as arrays: named here, and without names on the wire.
+They are dataclasses of plain values, which msgspec and pickle carry as they are.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
@@ -23,7 +21,8 @@ class Progress(NamedTuple):
 BEGINNING = Progress(0, 0)
 
 
-class Resume(Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class Resume:
     """Where a request stood elsewhere: enough to go on to the same text, and report only the rest.
 
     It goes on from the start of the block that was being denoised, so a little is done twice.
@@ -73,7 +72,8 @@ class Request:
         )
 
 
-class WireRequest(Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class WireRequest:
     """A request on its way to the ranks: its parameters as plain values."""
 
     uid: int
@@ -108,7 +108,8 @@ class WireRequest(Struct, frozen=True, array_like=True):
         )
 
 
-class Update(Struct, array_like=True):
+@dataclass(slots=True)
+class Update:
     """News of one request: tokens that became final since the last, always a left prefix."""
 
     uid: int
@@ -137,7 +138,8 @@ class Update(Struct, array_like=True):
         self.canvas, self.cached_tokens = later.canvas, later.cached_tokens
 
 
-class Stats(Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class Stats:
     """How an engine is doing; counts are since it began."""
 
     running: int = 0
@@ -149,14 +151,16 @@ class Stats(Struct, frozen=True, array_like=True):
     tokens: int = 0  # reported as final
 
 
-class Hello(Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class Hello:
     """What a rank says first."""
 
     rank: int
     secret: bytes
 
 
-class Round(Struct, array_like=True):
+@dataclass(slots=True)
+class Round:
     """What all ranks do next."""
 
     number: int
@@ -167,7 +171,8 @@ class Round(Struct, array_like=True):
     fresh: bool = False  # whether no round was in flight before it
 
 
-class Reply(Struct, array_like=True, tag=True):
+@dataclass(slots=True)
+class Reply:
     """What rank 0 says of a round."""
 
     number: int
@@ -179,7 +184,8 @@ class Reply(Struct, array_like=True, tag=True):
     waited: float = 0.0  # and between them while there was work
 
 
-class Failure(Struct, frozen=True, array_like=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Failure:
     """The end of a rank, and with it of the gang."""
 
     error: str

@@ -12,7 +12,7 @@ from diffray.components.backend import give_back_memory
 from diffray.components.mesh import Mesh
 from diffray.workers.engine import Engine
 from diffray.workers.link import Link
-from diffray.workers.messages import Failure, Reply, Round
+from diffray.workers.messages import Reply, Round
 
 _BUSY = 256  # sequences' rounds after which there may be memory to give back
 
@@ -50,7 +50,7 @@ class Rank:
             raise
         except Exception as error:
             text = f"rank {self.mesh.rank}: {type(error).__name__}: {error}"
-            self.link.send(Failure(text, dead=False))
+            self.link.send(text)
             raise
 
     def _round(self, order: Round) -> Reply:

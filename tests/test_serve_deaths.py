@@ -81,12 +81,12 @@ def streams(served: ServeProcess) -> Iterator[None]:
 long: Any = pytest.mark.long
 # What dies or is told to end, by which signal; the exit status, and what is said last.
 DEATHS = [
-    pytest.param("group", "SIGTERM", "idle", 0, "press Ctrl-C again"),
+    pytest.param("group", "SIGTERM", "idle", 0, "a second Ctrl-C"),
     pytest.param("group", "SIGHUP", "streams", 129, "the terminal was closed"),
     pytest.param("raylet/raylet ", "SIGKILL", "streams", 1, "Ray's raylet has died"),
-    pytest.param("group", "SIGKILL", "streams", -9, "press Ctrl-C again", marks=long),
-    pytest.param("group", "SIGKILL", "idle", -9, "press Ctrl-C again", marks=long),
-    pytest.param("group", "SIGHUP", "idle", 129, "press Ctrl-C again", marks=long),
+    pytest.param("group", "SIGKILL", "streams", -9, "a second Ctrl-C", marks=long),
+    pytest.param("group", "SIGKILL", "idle", -9, "a second Ctrl-C", marks=long),
+    pytest.param("group", "SIGHUP", "idle", 129, "a second Ctrl-C", marks=long),
     pytest.param("server", "SIGKILL", "streams", 137, "was killed (SIGKILL)", marks=long),
     pytest.param("gcs_server ", "SIGKILL", "streams", 1, "Ray's gcs_server has died", marks=long),
     pytest.param("gcs_server ", "SIGKILL", "idle", 1, "Ray's gcs_server has died", marks=long),
@@ -118,7 +118,7 @@ def test_an_end_leaves_nothing_behind_and_says_why(
         lines = served.said.splitlines()
         assert "Traceback" not in served.said and words in served.said, served.said
         if load == "idle" and number != signal.SIGKILL:
-            ours = [*READY, "the terminal was closed", "press Ctrl-C again"]
+            ours = [*READY, "the terminal was closed", "a second Ctrl-C"]
             assert all(any(each in line for each in ours) for line in lines), served.said
 
 

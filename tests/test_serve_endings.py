@@ -125,7 +125,7 @@ def test_ctrl_c_twice_leaves_an_answer_unfinished_but_no_process() -> None:
             )
             next(chunk for chunk in stream if chunk.choices[0].delta.content)
             served.interrupt()
-            served.wait_for("press Ctrl-C again", 1)
+            served.wait_for("a second Ctrl-C", 1)
             time.sleep(2 * SAME_S)
             served.interrupt()
             begin = time.monotonic()

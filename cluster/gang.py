@@ -15,8 +15,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from diffray.cluster.actor_names import actor_name
 from diffray.cluster.config import EngineConfig
-from diffray.cluster.hub import Hub
-from diffray.workers.messages import Failure, Reply, Round
+from diffray.cluster.hub import Failure, Hub
+from diffray.workers.messages import Reply, Round
 from diffray.workers.process import Place, kill
 
 log = logging.getLogger(__name__)

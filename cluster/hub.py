@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,10 +17,18 @@ from diffray.workers.link import (
     hello_decoder,
     rank_decoder,
 )
-from diffray.workers.messages import Failure, Hello, Reply, Round
+from diffray.workers.messages import Hello, Reply, Round
 
 _HELLO_S = 10.0  # for a stranger to say who it is
 _HELLO_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The end of a rank, and with it of the gang."""
+
+    error: str
+    dead: bool  # whether its process has ended
 
 
 class Hub:

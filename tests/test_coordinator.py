@@ -13,8 +13,9 @@ from diffray.cluster.client import EngineFailed, Poisonous, Refusal
 from diffray.cluster.config import EngineConfig
 from diffray.cluster.coordinator import Coordinator
 from diffray.cluster.gang import Gang, GangLost
+from diffray.cluster.hub import Failure
 from diffray.cluster.news import Event, Kind
-from diffray.workers.messages import Failure, Reply, Round
+from diffray.workers.messages import Reply, Round
 from tests.test_scheduler import FakeRanks, Lost, asked, ids_of
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from diffray.cluster.heartbeat import Pulse, answered
-from diffray.cluster.hub import Hub
+from diffray.cluster.hub import Failure, Hub
 from diffray.workers.link import HEADER, Link, encode
-from diffray.workers.messages import Failure, Hello, Reply, Round, Stats
+from diffray.workers.messages import Hello, Reply, Round, Stats
 
 SECRET = b"s" * 32
 

@@ -17,7 +17,6 @@ from diffray.workers.messages import Hello, Reply, Round
 HEADER = struct.Struct("!I")
 LARGEST = 1 << 28  # bytes of a frame
 
-
 FromRank = Reply | str | None  # str: why it ends; None: a heartbeat
 
 hello_decoder: Final = msgpack.Decoder(Hello)

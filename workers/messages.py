@@ -182,11 +182,3 @@ class Reply:
     stats: Stats
     worked: float = 0.0  # seconds that rank 0 has spent in rounds
     waited: float = 0.0  # and between them while there was work
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The end of a rank, and with it of the gang."""
-
-    error: str
-    dead: bool  # whether its process has ended

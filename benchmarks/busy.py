@@ -26,9 +26,9 @@ import httpx2
 
 from benchmarks.serving import all_of, bodies
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.bench.workload import random_ids
+from diffray.cluster.cli.bench.workload import random_ids
 from diffray.components.container import usable_cores
-from tests.serve_process import ServeProcess, serve_process
+from tests.helpers.serve_process import ServeProcess, serve_process
 
 TOKENS = 32
 REQUESTS = {1: 4, 8: 16}  # of a turn, by how many are under way at once

@@ -18,7 +18,7 @@ from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from diffray.workers.setup import Setup, build_rank
-from tests.ranks import on_ranks
+from tests.helpers.ranks import on_ranks
 
 _DECODERS: list[dict[str, object]] = [
     {"kind": "threshold", "threshold": 0.3},

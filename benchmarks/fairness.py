@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import mean
 
-from diffray.cluster.bench.percentiles import percentile
-from diffray.cluster.scheduler import Scheduler
+from diffray.cluster.cli.bench.percentiles import percentile
+from diffray.cluster.control.scheduler import Scheduler
 from diffray.workers.messages import Reply, Round, Stats, Update, WireRequest
 
 PAGE, CHUNK, BLOCK = 16, 512, 32

@@ -23,9 +23,9 @@ import torch
 from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
 from benchmarks.gpu.shapes import TOY
 from diffray.kernels.choose import TORCH
+from diffray.workers.batch_plan import Rounds
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Graphs, buckets_for
-from diffray.workers.rounds import Rounds
 
 _BLOCK = 32
 _PARTS = "before", "beside", "after"

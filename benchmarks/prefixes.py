@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.clock import Clock, add_flags, chosen
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.bench.workload import random_ids
+from diffray.cluster.cli.bench.workload import random_ids
 
 Answers = list[list[int]]
 

@@ -18,9 +18,9 @@ from statistics import median
 
 from benchmarks.clock import Clock, add_flags, chosen
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.bench.prompts import read_asks
-from diffray.cluster.bench.workload import as_ids, random_ids
-from diffray.components.demos import DEMOS
+from diffray.cluster.cli.bench.prompts import read_asks
+from diffray.cluster.cli.bench.workload import as_ids, random_ids
+from diffray.components.checkpoints.demos import DEMOS
 
 Work = tuple[list[list[int]], list[SamplingParams]]
 

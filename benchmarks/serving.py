@@ -24,9 +24,9 @@ from typing import Any
 import httpx2
 
 from diffray.cluster.api.service import Service
-from diffray.cluster.config import EngineConfig
-from diffray.cluster.environment import prepare_server
-from diffray.cluster.local import load_local
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.local import load_local
+from diffray.cluster.serve.environment import prepare_server
 
 Json = dict[str, Any]
 
@@ -220,7 +220,7 @@ def first_text(model: str, url: str, asked: list[Json]) -> Json:
 
 async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
     """Return what a round costs between the coordinator and one rank."""
-    from diffray.cluster.remote import RemoteEngine
+    from diffray.cluster.control.remote import RemoteEngine
     from diffray.components.params import SamplingParams
     from diffray.workers.messages import Request
 
@@ -257,7 +257,7 @@ async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
 
 async def hops(model: str, url: str) -> Json:
     """Return the milliseconds of each hop of a request that one round answers: medians of 50."""
-    from diffray.cluster.remote import RemoteEngine
+    from diffray.cluster.control.remote import RemoteEngine
     from diffray.components.params import SamplingParams
     from diffray.workers.messages import Request
 
@@ -330,7 +330,7 @@ def main() -> None:
     import ray
     from ray import serve
 
-    from diffray.cluster.app import build
+    from diffray.cluster.serve.app import build
 
     asked = bodies(arguments.requests, arguments.max_tokens)
     url = f"http://127.0.0.1:{arguments.port}"

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from diffray.components.block import Block, Proposal, Top
+from diffray.components.decoder_groups import Team, reward
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
-from diffray.components.teams import Team, reward
 from diffray.kernels.confidence import Confidence, Draw
 
 _RATHER_MASKED = -1.0

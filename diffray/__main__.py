@@ -1,5 +1,5 @@
 """`python -m diffray` is the command `diffray`."""
 
-from diffray.cluster.cli import app
+from diffray.cluster.cli.main import app
 
 app(prog_name="diffray")

@@ -18,11 +18,11 @@ from diffray.components.model import Model
 from diffray.components.prefixes import num_held
 from diffray.components.sequence import Sequence
 from diffray.workers.admission import Limits, check
+from diffray.workers.batch_plan import Chunk, Rounds
 from diffray.workers.graphs import Graphs
 from diffray.workers.messages import Request, Stats, Update
 from diffray.workers.outcome import Outcome
 from diffray.workers.report import report
-from diffray.workers.rounds import Chunk, Rounds
 from diffray.workers.slots import Slots
 
 

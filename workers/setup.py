@@ -13,12 +13,12 @@ from diffray.components.backend import (
     threads_for,
     use_threads,
 )
-from diffray.components.checkpoint import load_model, read_config, resolve
+from diffray.components.checkpoints.checkpoint import load_model, read_config, resolve
+from diffray.components.checkpoints.special_tokens import special_ids
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import check_prefix_caching
-from diffray.components.special_tokens import special_ids
 from diffray.kernels.choose import TORCH, choose_kernels
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Graphs, buckets_for, memory_for

@@ -23,8 +23,8 @@ from benchmarks.chaos.cable import Cable, two_nodes
 from benchmarks.chaos.faults import Fault
 from benchmarks.chaos.report import as_text, passed
 from benchmarks.chaos.run import CALM, RECOVERED_S, Hit, Outcome, all_heard
-from diffray.cluster.config import EngineConfig
-from diffray.cluster.remote import RemoteEngine
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from diffray.workers.setup import Setup, build_engine

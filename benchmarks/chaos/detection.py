@@ -18,12 +18,12 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from diffray.cluster.bench.percentiles import percentile
-from diffray.cluster.config import EngineConfig
-from diffray.cluster.remote import RemoteEngine
+from diffray.cluster.cli.bench.percentiles import percentile
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
-from tests.local_ray import MEMORY, ray_environment
+from tests.helpers.local_ray import MEMORY, ray_environment
 
 FAULTS = ("kill rank", "kill coordinator", "lose node", "hang rank", "hang coordinator")
 PROMPT = (11, 12, 13)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.run import Outcome
-from diffray.cluster.bench.percentiles import percentile
+from diffray.cluster.cli.bench.percentiles import percentile
 
 Row = tuple[str, ...]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks.chaos.run import Outcome, clients, pages_held
 from benchmarks.chaos.system import Layout, System, leftovers, running, shared_now
 from benchmarks.chaos.workload import Question, questions
-from diffray.cluster.bench.charts import Line, curve
-from diffray.cluster.bench.percentiles import percentile
+from diffray.cluster.cli.bench.charts import Line, curve
+from diffray.cluster.cli.bench.percentiles import percentile
 
 _EACH_S = 5.0  # between samples of the memory
 WARM = 0.25  # of the time until the memory counts

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 
 from diffray import SamplingParams
-from diffray.cluster.endpoint import json_of, retry_after
+from diffray.cluster.cli.endpoint import json_of, retry_after
 from diffray.workers.llm import DiffusionLLM
 
 Json = dict[str, Any]

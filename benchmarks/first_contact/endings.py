@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.first_contact.install import Place
-from tests.serve_process import ServeProcess, free_port
+from tests.helpers.serve_process import ServeProcess, free_port
 
 READY_S = 300.0
 END_S = 90.0

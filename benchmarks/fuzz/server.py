@@ -46,10 +46,10 @@ def _serve(pipe: Connection, model: str, max_model_len: int | None) -> None:
     import torch
     import uvicorn
 
-    from diffray.cluster.api.app import build_api
+    from diffray.cluster.api.http_app import build_api
     from diffray.cluster.api.service import Service
-    from diffray.cluster.config import EngineConfig
-    from diffray.cluster.local import load_local
+    from diffray.cluster.control.engine_config import EngineConfig
+    from diffray.cluster.control.local import load_local
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)

@@ -25,9 +25,9 @@ from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.kernels import noise
+from diffray.workers.batch_plan import Rounds
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
-from diffray.workers.rounds import Rounds
 from diffray.workers.setup import Setup, build_rank
 
 CAUSAL = "llada2_moe"  # the family whose requests share K/V

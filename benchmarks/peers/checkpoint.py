@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.random_checkpoint import Shape, write
-from diffray.components.checkpoint import resolve
+from diffray.components.checkpoints.checkpoint import resolve
 
 VOCAB, ORDINARY = 126464, 126080
 END_ID, MASK_ID = 126081, 126336

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.peers.checkpoint import ORDINARY, word
 from benchmarks.peers.servers import Contender, Running
-from diffray.cluster.bench.load import Load, Target, run_load
-from diffray.cluster.endpoint import Endpoint
+from diffray.cluster.cli.bench.load import Load, Target, run_load
+from diffray.cluster.cli.endpoint import Endpoint
 
 TIMEOUT_S = 600.0
 # Where a server counts sequences' steps, and the forwards that they shared.

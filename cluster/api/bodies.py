@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
 from diffray.cluster.api.errors import ApiError, invalid, of_validation
-from diffray.cluster.api.neutral import refuse_unless_neutral
+from diffray.cluster.api.noop_fields import refuse_unless_neutral
 from diffray.components.policy import DiffusionParams
 
 _MOST_PROMPTS: Final = 1024

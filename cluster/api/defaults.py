@@ -10,8 +10,8 @@ from typing import Final, Self
 
 from pydantic import Field, ValidationError
 
+from diffray.components.checkpoints.weights import read_json
 from diffray.components.config import Config, explain
-from diffray.components.weights import read_json
 
 log = logging.getLogger(__name__)
 

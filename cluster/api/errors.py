@@ -7,7 +7,12 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from diffray.cluster.client import DeadlineExceeded, EngineFailed, Overloaded, Poisonous
+from diffray.cluster.control.engine_client import (
+    DeadlineExceeded,
+    EngineFailed,
+    Overloaded,
+    Poisonous,
+)
 from diffray.components.config import wrong_kind
 
 _LONGEST: Final = 600  # characters of a message; what was given may be megabytes

@@ -5,7 +5,7 @@ from asyncio import CancelledError
 from typing import Final
 
 from diffray.cluster.api.metrics import Metrics
-from diffray.cluster.client import EngineFailed, Overloaded
+from diffray.cluster.control.engine_client import EngineFailed, Overloaded
 from diffray.workers.messages import Request, Update
 from diffray.workers.output import CompletionOutput
 

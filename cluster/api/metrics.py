@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from diffray.cluster.client import Load
+from diffray.cluster.control.engine_client import Load
 from diffray.workers.admission import Limits
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

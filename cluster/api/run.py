@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from diffray.cluster.api.meter import REFUSED, Meter
 from diffray.cluster.api.metrics import Metrics
-from diffray.cluster.client import EngineClient, EngineFailed, Overloaded
+from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Overloaded
 from diffray.workers.job import Job
 from diffray.workers.messages import Request, Update
 from diffray.workers.output import CompletionOutput, Delta

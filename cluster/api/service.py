@@ -10,9 +10,6 @@ from contextlib import aclosing, suppress
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from diffray.cluster.api.answering import stream, whole
-from diffray.cluster.api.answers import Answer, ChatAnswer, CompletionAnswer, Json
-from diffray.cluster.api.ask import Ask, Prompt, make_choices, refuse_too_many_logprobs
 from diffray.cluster.api.bodies import (
     ChatBody,
     CompletionBody,
@@ -21,15 +18,18 @@ from diffray.cluster.api.bodies import (
     TokenizeBody,
     parse,
 )
-from diffray.cluster.api.chat import chat_text
+from diffray.cluster.api.chat_prompt import chat_text
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, as_api_error, invalid, unsupported
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
+from diffray.cluster.api.params_builder import Wishes
+from diffray.cluster.api.parsed_request import Ask, Prompt, make_choices, refuse_too_many_logprobs
+from diffray.cluster.api.responses import Answer, ChatAnswer, CompletionAnswer, Json
 from diffray.cluster.api.run import Runner
+from diffray.cluster.api.streaming import stream, whole
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import TokenTexts
-from diffray.cluster.api.wishes import Wishes
-from diffray.cluster.client import EngineClient, EngineFailed, Load
+from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.components.policy import DiffusionParams
 from diffray.workers.text import Tokenizer
 

@@ -1,0 +1,200 @@
+"""The OpenAI-compatible endpoint: a FastAPI application over a Service."""
+
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import PlainTextResponse, Response
+
+import diffray
+from diffray.cluster.api.docs import HEADERS, page
+from diffray.cluster.api.errors import ApiError, as_api_error, bug
+from diffray.cluster.api.gate import Gate, RequestIds
+from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
+from diffray.cluster.api.metrics import CONTENT_TYPE
+from diffray.cluster.api.openapi import GENERATING, describe, describe_body, refusals
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.control.engine_client import EngineFailed
+
+GetService = Callable[[], Service]
+Json = dict[str, Any]
+Whole = Callable[[Service, object], Coroutine[Any, Any, Json]]
+Stream = Callable[[Service, object], AsyncGenerator[Json, None]]
+
+
+def build_api(
+    get_service: GetService, settings: ApiSettings | None = None, *, request_ids: bool = True
+) -> FastAPI:
+    """Return the application; `get_service` is called for each request, and may raise EngineFailed.
+
+    Behind Ray Serve `request_ids` is False: its answers have ids already.
+    FastAPI's applications cannot be pickled; build it in the process that runs it.
+    """
+    settings = settings or ApiSettings()
+    app = FastAPI(
+        title="diffray",
+        summary="Diffusion language models behind an OpenAI-compatible API.",
+        version=diffray.__version__,
+        docs_url=None,  # FastAPI's page runs scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect repeats the Host that a client made up
+        openapi_url="/openapi.json" if settings.docs else None,
+    )
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]  # as FastAPI's manual says
+    app.include_router(_answers(get_service, settings))
+    app.include_router(_reports(get_service, settings))
+    if settings.docs:
+        app.include_router(_docs(app))
+    for kind in (ApiError, EngineFailed):
+        app.add_exception_handler(kind, partial(_refuse, get_service))
+    app.add_exception_handler(HTTPException, _refuse_http)
+    app.add_exception_handler(ClientDisconnect, _nobody_there)
+    app.add_exception_handler(Exception, _tell_of_bug)
+    app.add_middleware(Gate, keys=settings.api_keys)
+    if request_ids:
+        app.add_middleware(RequestIds)
+    if settings.cors_origins:  # outside the gate, for a browser must be allowed to read refusals
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", "X-Request-Id"],
+        )
+    return app
+
+
+def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
+    """Return what clients ask of the model."""
+    router = APIRouter()
+
+    async def read(request: Request) -> object:
+        return await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
+
+    async def generate(request: Request, whole: Whole, stream: Stream) -> Response:
+        body = await read(request)
+        if isinstance(body, dict) and body.get("stream") is True:
+            return await unless_gone(request, _open(stream(get_service(), body)))
+        return answer(await unless_gone(request, whole(get_service(), body)))
+
+    @router.get("/v1/models", responses=refusals(401, 503))
+    async def list_models() -> Response:
+        return answer(get_service().models())
+
+    @router.get("/v1/models/{name:path}", responses=refusals(401, 404, 503))
+    async def show_model(name: str) -> Response:
+        return answer(get_service().model(name))
+
+    @router.post("/v1/chat/completions", **describe_body("/v1/chat/completions", *GENERATING))
+    async def chat(request: Request) -> Response:
+        return await generate(request, Service.chat, Service.stream_chat)
+
+    @router.post("/v1/completions", **describe_body("/v1/completions", *GENERATING))
+    async def complete(request: Request) -> Response:
+        return await generate(request, Service.complete, Service.stream_completion)
+
+    @router.post("/tokenize", **describe_body("/tokenize"))
+    async def tokenize(request: Request) -> Response:
+        body = await read(request)
+        return answer(await get_service().tokenize(body))
+
+    @router.post("/detokenize", **describe_body("/detokenize"))
+    async def detokenize(request: Request) -> Response:
+        body = await read(request)
+        return answer(await get_service().detokenize(body))
+
+    @router.get("/tokenizer_info", responses=refusals(400, 401, 503))
+    async def tokenizer_info() -> Response:
+        return answer(get_service().tokenizer_info())
+
+    return router
+
+
+def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
+    """Return what operators ask of the server."""
+    router = APIRouter()
+
+    @router.get("/ping", include_in_schema=False)  # as SageMaker asks
+    @router.get("/health", response_class=Response, responses=refusals(503))
+    async def health() -> Response:
+        await get_service().engine.check_health()
+        return Response()
+
+    @router.get("/version")
+    async def version() -> Response:
+        return answer({"version": diffray.__version__})
+
+    @router.get("/load", responses=refusals(401, 503))
+    async def load() -> Response:
+        found = await get_service().load()
+        return answer(
+            {
+                "server_load": found.running + found.waiting,
+                "running": found.running,
+                "waiting": found.waiting,
+                "free_pages": found.free_pages,
+                "num_pages": found.num_pages,
+            }
+        )
+
+    @router.get("/metrics", response_class=PlainTextResponse, responses=refusals(503))
+    async def metrics() -> Response:
+        text = await get_service().prometheus(vllm_names=settings.vllm_metric_names)
+        return Response(text, media_type=CONTENT_TYPE)
+
+    return router
+
+
+def _docs(app: FastAPI) -> APIRouter:
+    """Return what people read."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/docs")
+    async def docs() -> Response:
+        return Response(page(app.openapi()), media_type="text/html", headers=HEADERS)
+
+    return router
+
+
+async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
+    """Return the stream once it has begun: what is refused before has a status of its own."""
+    try:
+        return EventStream(await anext(chunks), chunks)
+    except BaseException:
+        await chunks.aclose()
+        raise
+
+
+# What goes wrong.
+
+
+async def _refuse(get_service: GetService, request: Request, error: Exception) -> Response:
+    told = as_api_error(error)
+    with suppress(EngineFailed):  # there may be no service yet that could count
+        get_service().metrics.refused(str(told.status)).inc()
+    return refusal(told)
+
+
+async def _refuse_http(request: Request, error: Exception) -> Response:
+    """Shape what the framework refuses: unknown paths, wrong methods."""
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail} ({request.method} {request.scope['path']})"
+    code = "not_found" if error.status_code == 404 else None
+    told = refusal(ApiError(error.status_code, message, code=code))
+    told.headers.update(error.headers or {})
+    return told
+
+
+async def _nobody_there(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _tell_of_bug(request: Request, error: Exception) -> Response:
+    """The framework raises the error again once this is sent, so that it is logged."""
+    return refusal(bug())

@@ -1,0 +1,119 @@
+"""Who answers a batch: a running endpoint, or an engine of this process."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+
+from diffray.cluster.cli.batch_files import CHAT
+from diffray.cluster.cli.batch_run import Answer, Reply, Unanswered
+from diffray.cluster.cli.endpoint import Endpoint, complaint, json_of, retry_after
+
+if TYPE_CHECKING:
+    from diffray.cluster.control.engine_config import EngineConfig
+    from diffray.components.policy import DiffusionParams
+
+RECONNECTS = 6  # with pauses of 1, 2, 4, ... seconds: what a server takes to restart
+BREAKS = 3  # how often one request may end a connection
+
+
+@asynccontextmanager
+async def endpoint_answers(
+    endpoint: Endpoint,
+    *,
+    model: str | None = None,
+    timeout: float = 600.0,
+    first_pause: float = 1.0,
+) -> AsyncGenerator[Answer, None]:
+    """Answer through HTTP, with `model` if it is given; `timeout` seconds are too many."""
+    async with httpx2.AsyncClient(**endpoint.options(timeout)) as client:
+
+        async def answer(url: str, body: dict[str, Any]) -> Reply:
+            if model is not None:
+                body = body | {"model": model}
+            response = await _post(client, endpoint, url, body, timeout, first_pause)
+            found = json_of(response)
+            if response.status_code in (401, 403):
+                raise ConnectionRefusedError(complaint(found, response.status_code))
+            name = response.headers.get("x-request-id", "")
+            if not name and isinstance(found, dict):
+                name = str(found.get("id", ""))
+            return Reply(response.status_code, name, found, retry_after(response))
+
+        yield answer
+
+
+async def _post(
+    client: httpx2.AsyncClient,
+    endpoint: Endpoint,
+    url: str,
+    body: dict[str, Any],
+    timeout: float,
+    first_pause: float,
+) -> httpx2.Response:
+    """Send a request, again where the connection fails; a server may be restarting."""
+    refused = broken = 0
+    while True:
+        try:
+            return await client.post(url, json=body)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+            refused += 1
+            if refused == RECONNECTS:
+                raise endpoint.unreachable() from None
+            await asyncio.sleep(first_pause * 2 ** (refused - 1))
+        except httpx2.TimeoutException:
+            raise Unanswered("timeout", f"there was no answer within {timeout:g} s") from None
+        except httpx2.TransportError as error:
+            broken += 1
+            if broken == BREAKS:
+                reason = (
+                    f"the connection broke {BREAKS} times: {str(error) or type(error).__name__}"
+                )
+                raise Unanswered("connection_error", reason) from None
+            await asyncio.sleep(first_pause)
+
+
+@asynccontextmanager
+async def engine_answers(
+    model: str,
+    config: "EngineConfig",
+    *,
+    names: tuple[str, ...] = (),
+    diffusion: "DiffusionParams | None" = None,
+) -> AsyncGenerator[Answer, None]:
+    """Load a model into this process and answer with it, as its server would.
+
+    Requests may call it by any of `names`, or as it was given.
+    """
+    from diffray.cluster.api.defaults import read_generation_defaults
+    from diffray.cluster.api.errors import ApiError
+    from diffray.cluster.api.service import Service
+    from diffray.cluster.control.engine_client import EngineFailed
+    from diffray.cluster.control.local import load_local
+    from diffray.components.checkpoints.checkpoint import resolve
+
+    engine, tokenizer = load_local(model, config)
+    service = Service(
+        engine,
+        tokenizer,
+        (*names, model),
+        diffusion=diffusion,
+        defaults=read_generation_defaults(resolve(model)),
+        scheduling_policy=config.scheduling_policy,
+    )
+
+    async def answer(url: str, body: dict[str, Any]) -> Reply:
+        try:
+            made = await (service.chat if url == CHAT else service.complete)(body)
+        except ApiError as error:
+            try:
+                await engine.check_health()
+            except EngineFailed as failure:
+                raise ConnectionAbortedError(str(failure)) from None
+            return Reply(error.status, "", error.body, error.retry_after)
+        return Reply(200, str(made["id"]), made)
+
+    with engine, closing(service):
+        yield answer

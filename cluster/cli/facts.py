@@ -1,0 +1,42 @@
+"""A checkpoint's facts as people and programs read them."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from diffray.components.checkpoints.info import Info
+
+
+def as_values(info: Info) -> dict[str, Any]:
+    """Return the facts in JSON's types."""
+    return asdict(info) | {"path": str(info.path)}
+
+
+def as_table(info: Info) -> Table:
+    """Return the facts in two columns."""
+    table = Table(show_header=False, box=None)
+    for name, value in as_values(info).items():
+        if value not in ({}, (), None):
+            table.add_row(name.replace("_", " "), _said(name, value))
+    return table
+
+
+def _said(name: str, value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{_said(name, part)} in {key}" for key, part in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(str(part) for part in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and "bytes" in name:
+        return _size(value)
+    if isinstance(value, int) and name.startswith("parameters"):
+        return f"{value:,}"
+    return str(value)
+
+
+def _size(num_bytes: int) -> str:
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(max(num_bytes, 1).bit_length() // 10, len(units) - 1)
+    return f"{num_bytes / 1024**power:.4g} {units[power]}"

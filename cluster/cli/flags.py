@@ -1,0 +1,204 @@
+"""What the commands' flags are: their types, what help says about them, and which go together."""
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from diffray.components.checkpoints.demos import DEMOS
+
+_REQUEST, _DIFFUSION, _MODEL, _OUTPUT = "Request", "Diffusion", "Model", "Output"
+_CHECKPOINT = f"A checkpoint's folder, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
+_UNKNOWN = "if the checkpoint does not say"
+
+Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT)]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(help="The prompt; - reads it from stdin. The demo models have an example."),
+]
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help=_CHECKPOINT, rich_help_panel=_MODEL, metavar="MODEL")
+]
+Dtype = Annotated[
+    str,
+    typer.Option(help="auto, float32, float64, bfloat16 or float16.", rich_help_panel=_MODEL),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MODEL)]
+Kernels = Annotated[
+    str,
+    typer.Option(
+        help="torch, triton, or auto: triton where the GPU supports it.", rich_help_panel=_MODEL
+    ),
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        "-q",
+        help="Store the routed experts in one byte per weight: experts_int8 or experts_fp8.",
+        rich_help_panel=_MODEL,
+    ),
+]
+CudaGraphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--cuda-graphs/--no-cuda-graphs",
+        help="Record CUDA graphs at startup; default: on one GPU with triton kernels.",
+        rich_help_panel=_MODEL,
+    ),
+]
+TuneKernels = Annotated[
+    bool,
+    typer.Option(
+        "--tune-kernels",
+        help="Find the fastest kernel tiles for this model and GPU at startup; they are cached.",
+        rich_help_panel=_MODEL,
+    ),
+]
+PrefixCaching = Annotated[
+    bool | None,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Share the K/V of common prefixes; needs block-causal attention.",
+        rich_help_panel=_MODEL,
+    ),
+]
+MaskTokenId = Annotated[
+    int | None, typer.Option(help=f"The mask token, {_UNKNOWN}.", rich_help_panel=_MODEL)
+]
+EosTokenId = Annotated[
+    list[int] | None,
+    typer.Option(help=f"The end token, {_UNKNOWN}; repeatable.", rich_help_panel=_MODEL),
+]
+
+MaxTokens = Annotated[
+    int | None, typer.Option(help="The most tokens to generate.", rich_help_panel=_REQUEST)
+]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=_REQUEST)]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        help="Sample from the most probable tokens that add up to this probability.",
+        rich_help_panel=_REQUEST,
+    ),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(
+        help="Sample from this many most probable tokens; 0: all.", rich_help_panel=_REQUEST
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="The seed of sampling.", rich_help_panel=_REQUEST)]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="Stop before this text; repeatable.", rich_help_panel=_REQUEST),
+]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Do not apply the chat template.", rich_help_panel=_REQUEST)
+]
+
+BlockLength = Annotated[
+    int | None, typer.Option(help="Positions per block.", rich_help_panel=_DIFFUSION)
+]
+Decoder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="What makes tokens final: threshold, fixed, hierarchy, credit, factor or edit.",
+        rich_help_panel=_DIFFUSION,
+    ),
+]
+Cache = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="What a step computes: none, prefix, dual, vicinity or exact.",
+        rich_help_panel=_DIFFUSION,
+    ),
+]
+Iteration = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="How blocks are denoised: blockwise, block_diffusion or soft.",
+        rich_help_panel=_DIFFUSION,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting of the decoder, cache or iteration, such as decoder.threshold=0.8, or "
+        "another request parameter, such as min_tokens=8; repeatable.",
+        rich_help_panel=_DIFFUSION,
+    ),
+]
+
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Show the masks turn into text.", rich_help_panel=_OUTPUT)
+]
+Stats = Annotated[
+    bool,
+    typer.Option(
+        "--stats",
+        help="Print tokens, forwards and tokens/s on stderr.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a model runs on; what it does not say the checkpoint does."""
+
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    kernels: Kernels = "auto"
+    quantization: Quantization = None
+    cuda_graphs: CudaGraphs = None
+    tune_kernels: TuneKernels = False
+    enable_prefix_caching: PrefixCaching = None
+    mask_token_id: MaskTokenId = None
+    eos_token_id: EosTokenId = None
+
+    def typed(self) -> dict[str, Any]:
+        """Return the options of `DiffusionLLM`, which `EngineConfig` has too."""
+        ids = tuple(self.eos_token_id) if self.eos_token_id else None
+        return asdict(self) | {"eos_token_id": ids}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diffusion:
+    """How a canvas is denoised."""
+
+    block_length: BlockLength = None
+    decoder: Decoder = None
+    cache: Cache = None
+    iteration: Iteration = None
+    settings: Settings = None
+
+    def typed(self) -> dict[str, object]:
+        """Return what was typed, but the settings, under a request's names."""
+        return {
+            "block_length": self.block_length,
+            "decoder.kind": self.decoder,
+            "cache.kind": self.cache,
+            "iteration.kind": self.iteration,
+        }
+
+
+def typed_request(sampling: Sampling, diffusion: Diffusion, **others: object) -> dict[str, object]:
+    """Return what was typed of a request, but the settings, under its names."""
+    return {**others, **asdict(sampling), **diffusion.typed()}

@@ -1,0 +1,154 @@
+"""The command line: serve models, generate text, convert and describe checkpoints.
+
+Commands import what they need when they run, so that help is quick.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import diffray
+from diffray.cluster.cli import flags
+from diffray.cluster.cli.bench import commands as bench
+from diffray.cluster.cli.client_commands import batch, chat, status
+from diffray.cluster.cli.failures import one_sentence
+from diffray.cluster.cli.flag_records import spread
+from diffray.cluster.cli.help import Command, command_line, examples
+from diffray.cluster.cli.serve import serve
+from diffray.components.checkpoints.demos import DEMOS, EXAMPLE
+
+app = command_line()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"diffray {diffray.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Serve diffusion language models."""
+
+
+@spread
+def generate(
+    prompt: flags.Prompt = None,
+    *,
+    model: flags.Model = "demo",
+    engine: flags.Engine,
+    max_tokens: flags.MaxTokens = None,
+    sampling: flags.Sampling,
+    seed: flags.Seed = None,
+    stop: flags.Stop = None,
+    raw: flags.Raw = False,
+    diffusion: flags.Diffusion,
+    watch: flags.Watch = False,
+    stats: flags.Stats = False,
+) -> None:
+    """Answer one prompt, without a server.
+
+    The prompt is sent as a chat message if the model has a chat template.
+    """
+    with one_sentence():
+        text = _read_prompt(prompt, model)
+        from diffray.cluster.cli.options import sampling_params
+        from diffray.cluster.cli.print_answer import as_prompt, print_answer
+        from diffray.workers.llm import DiffusionLLM
+
+        typed = flags.typed_request(
+            sampling, diffusion, max_tokens=max_tokens, seed=seed, stop=stop
+        )
+        params = sampling_params(typed, diffusion.settings or ())
+        if params.logprobs:
+            raise ValueError(
+                "the command line prints no logprobs; leave them out, or ask for them in Python "
+                "or through the API of a server"
+            )
+        llm = DiffusionLLM(model, max_num_seqs=1, **engine.typed())
+        asked = as_prompt(llm, text, raw=raw)
+        measured = print_answer(llm, asked, params, watch=watch)
+    if stats:
+        typer.echo(str(measured), err=True)
+
+
+def convert(
+    source: flags.Checkpoint,
+    target: Annotated[Path, typer.Argument(help="The folder to create.")],
+) -> None:
+    """Rewrite a mixture-of-experts checkpoint to load faster."""
+    with one_sentence():
+        from diffray.components.checkpoints import convert as fused
+
+        typer.echo(str(fused.convert(source, target)))
+
+
+def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
+    """Show a checkpoint's size, memory and possible rank counts."""
+    with one_sentence():
+        from diffray.cluster.cli.facts import as_table, as_values
+        from diffray.components.checkpoints.info import describe
+
+        found = describe(model)
+        if as_json:
+            typer.echo(json.dumps(as_values(found), indent=2))
+            return
+        from rich.console import Console
+
+        Console().print(as_table(found))
+
+
+_DENSE, _SPARSE = "GSAI-ML/LLaDA-8B-Instruct", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct"
+
+
+def _add(command: Callable[..., None], *shown: str) -> None:
+    app.command(cls=Command, epilog=examples(*shown))(command)
+
+
+# In the order in which help lists them.
+_add(
+    serve,
+    "diffray serve",
+    f"diffray serve {_SPARSE} --tp 2 --ep --port 8080",
+    "diffray serve --config models.yaml",
+)
+_add(chat, "diffray chat", "diffray chat --base-url http://HOST:8000 --temperature 0.7")
+_add(
+    generate,
+    "diffray generate --watch",
+    f'diffray generate "Why is the sky blue?" --model {_DENSE}',
+    "diffray generate - --set decoder.threshold=0.8 < prompt.txt",
+)
+_add(
+    batch,
+    "diffray batch in.jsonl out.jsonl --base-url http://127.0.0.1:8000",
+    f"diffray batch in.jsonl out.jsonl --model {_DENSE}",
+)
+_add(status, "diffray status", "diffray status --address HOST:6379")
+_add(info, "diffray info demo", f"diffray info {_DENSE} --json")
+_add(convert, f"diffray convert {_SPARSE} fused-checkpoint")
+app.add_typer(bench.app, name="bench")
+
+
+def _read_prompt(prompt: str | None, model: str) -> str:
+    """Return what to answer; a demo model's example is told on stderr."""
+    if prompt is not None:
+        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        if not text:
+            raise ValueError("the prompt is empty; give a text")
+        return text
+    if model not in DEMOS:
+        raise typer.BadParameter("give a prompt, or - to read it from stdin", param_hint="PROMPT")
+    typer.echo(EXAMPLE, err=True)
+    return EXAMPLE

@@ -1,0 +1,124 @@
+"""What runs on a Ray cluster, and what waits there: `diffray status`."""
+
+import logging
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from diffray.cluster.serve.environment import prepare
+from diffray.cluster.serve.local_clusters import clusters
+
+ANSWER_S = 60.0  # for a cluster to answer, on a machine that does other things too
+_CONNECT_S = 5.0
+
+
+def cluster_status(address: str) -> str:
+    """Return the state of the cluster's applications, a line each, and of what waits.
+
+    Another process asks: where no cluster answers, Ray's core waits for minutes and writes of it.
+    """
+    found = address if address != "auto" else _this_machines()
+    _check_reachable(found)
+    prepare(found)
+    command = [sys.executable, "-P", "-m", "diffray.cluster.cli.status", found]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+    except subprocess.TimeoutExpired:
+        raise ValueError(
+            f"what listens at {found} has not answered as a Ray cluster within {ANSWER_S:g} s; "
+            "give another --address"
+        ) from None
+    if "Unauthenticated" in done.stdout + done.stderr:
+        raise ValueError(
+            f"the Ray cluster at {found} refuses your token (RAY_AUTH_TOKEN or "
+            "~/.ray/auth_token); use the token that it was started with, or another --address"
+        )
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ValueError(f"the Ray cluster at {found} could not be asked: {reason}")
+    return f"Ray cluster at {found}\n{done.stdout.rstrip()}"
+
+
+def _this_machines() -> str:
+    """Return the address of this user's only cluster on this machine, or of RAY_ADDRESS."""
+    if said := os.environ.get("RAY_ADDRESS"):
+        return said
+    owners = dict(clusters())
+    mine = [address for address, user in owners.items() if user == os.getuid()]
+    if len(mine) == 1:
+        return mine[0]
+    if mine:
+        listed = ", ".join(sorted(mine))
+        raise ValueError(f"{len(mine)} Ray clusters of yours run here ({listed}); give --address")
+    others = ", ".join(f"{address} of {_name(user)}" for address, user in sorted(owners.items()))
+    found = f"others have theirs at {others}" if others else "start one with `diffray serve`"
+    raise ValueError(f"you run no Ray cluster on this machine; {found}, or give --address")
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        raise ValueError(f"{address!r} is no address of a Ray cluster; give HOST:PORT, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"no Ray cluster answers at {address} ({error}); start one with `diffray serve`, or "
+            "give another --address"
+        ) from None
+
+
+def _look(address: str) -> Iterator[str]:
+    """Connect this process to the cluster, and yield what there is."""
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    yield from _applications()
+
+    from diffray.cluster.serve.capacity import ClusterNodes, pending_reasons
+
+    for reason in pending_reasons(ClusterNodes.now()):
+        yield f"waiting: {reason}"
+
+
+def _applications() -> Iterator[str]:
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ApplicationStatus
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    found = client.get_serve_details() if client is not None else {"applications": {}}
+    for name, each in sorted(found["applications"].items()):
+        status, message = ApplicationStatus(each["status"]).value, each["message"]
+        yield f"{name}: {status}{_url(found, each)}" + (f" ({message})" if message else "")
+        for deployment in each["deployments"].values():
+            states = Counter(replica["state"] for replica in deployment["replicas"])
+            told = ", ".join(f"{count} {state.lower()}" for state, count in states.items())
+            yield f"  replicas: {told or 'none'}"
+    if not found["applications"]:
+        yield "no applications"
+
+
+def _url(found: dict[str, Any], application: dict[str, Any]) -> str:
+    """Return where an application is asked; nothing where Serve listens to nobody."""
+    prefix, options = application["route_prefix"], found.get("http_options") or {}
+    if prefix is None or not options.get("port"):
+        return ""
+    host = options["host"] if options["host"] not in ("0.0.0.0", "::") else "127.0.0.1"
+    return f" at http://{host}:{options['port']}{prefix.rstrip('/')}/v1"
+
+
+if __name__ == "__main__":
+    for line in _look(sys.argv[1]):
+        print(line)

@@ -1,0 +1,126 @@
+"""The coordinator's end of the control channel: one connection to every rank."""
+
+import asyncio
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from diffray.cluster.control.heartbeat import Pulse, no_sign
+from diffray.workers.link import (
+    HEADER,
+    LARGEST,
+    FromRank,
+    body_length,
+    encode,
+    hello_decoder,
+    rank_decoder,
+)
+from diffray.workers.messages import Hello, Reply, Round
+
+_HELLO_S = 10.0  # for a stranger to say who it is
+_HELLO_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The end of a rank, and with it of the gang."""
+
+    error: str
+    dead: bool  # whether its process has ended
+
+
+class Hub:
+    """Listens for the ranks of one gang, sends to all of them and hears from each.
+
+    What waits here is bounded: a rank says nothing but its answers to the rounds in flight, and
+    strangers say little and are let in only while a rank is missing.
+    """
+
+    def __init__(self, size: int, secret: bytes, timeout: float) -> None:
+        self.size, self.secret = size, secret
+        self._timeout = timeout  # of the ranks' heartbeats
+        # From the ranks; None: one has gone.
+        self.messages: asyncio.Queue[Reply | Failure | None] = asyncio.Queue()
+        self.complete = asyncio.Event()  # every rank is there
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._pulses: dict[int, Pulse] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str) -> int:
+        """Open the door on a free port of `host` and return the port."""
+        self._server = await asyncio.start_server(self._accept, host, 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def broadcast(self, message: Round | None) -> None:
+        """Send to every rank; small messages, so nobody waits for the wire."""
+        frame = encode(message)
+        for writer in self._writers.values():
+            writer.write(frame)
+
+    def expect_within(self, timeout: float) -> None:
+        """From now on take a rank for hung that is silent for so long."""
+        self._timeout = timeout
+        for pulse in self._pulses.values():
+            pulse.timeout = timeout
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for writer in self._writers.values():
+            writer.close()
+        if self._server is not None:
+            self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            body = await asyncio.wait_for(_read(reader, _HELLO_BYTES), _HELLO_S)
+            rank = self._rank_of(hello_decoder.decode(body))
+        except Exception:
+            # Whoever this is, it is none of ours; a port is open to strangers.
+            writer.close()
+            return
+        self._writers[rank] = writer
+        self._pulses[rank] = pulse = Pulse(f"rank {rank}", self._timeout)
+        if len(self._writers) == self.size:
+            self.complete.set()
+            if self._server is not None:
+                self._server.close()
+        self._tasks.add(asyncio.create_task(self._hear(reader, pulse)))
+        self._tasks.add(asyncio.create_task(self._watch(pulse)))
+
+    def _rank_of(self, caller: Hello) -> int:
+        if not hmac.compare_digest(caller.secret, self.secret):
+            raise ConnectionError("wrong secret")
+        if caller.rank not in self._missing():
+            raise ConnectionError(f"rank {caller.rank} is not missing")
+        return caller.rank
+
+    def _missing(self) -> Iterable[int]:
+        return set(range(self.size)) - set(self._writers)
+
+    async def _hear(self, reader: asyncio.StreamReader, pulse: Pulse) -> None:
+        try:
+            while True:
+                message: FromRank = rank_decoder.decode(await _read(reader))
+                pulse.beat()
+                if isinstance(message, str):
+                    self.messages.put_nowait(Failure(message, dead=False))
+                elif message is not None:
+                    self.messages.put_nowait(message)
+        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
+            self.messages.put_nowait(None)
+
+    async def _watch(self, pulse: Pulse) -> None:
+        await pulse.stops()
+        self.messages.put_nowait(Failure(no_sign(pulse.name, pulse.timeout), dead=True))
+
+
+async def _read(reader: asyncio.StreamReader, most: int = LARGEST) -> bytes:
+    length = body_length(await reader.readexactly(HEADER.size))
+    if length > most:
+        raise ConnectionError(f"a frame of {length} bytes from who has not said who it is")
+    return await reader.readexactly(length)

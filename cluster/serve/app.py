@@ -1,0 +1,67 @@
+"""The Ray Serve application: `serve run diffray.cluster.app:build model_loading_config=...`.
+
+One deployment a model, whose replicas hold a coordinator and the ranks in a placement group.
+"""
+
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+
+from diffray.cluster.api.http_app import build_api
+from diffray.cluster.serve.app_config import AppConfig, app_config
+from diffray.cluster.serve.deployment import deployment_options
+from diffray.cluster.serve.replica import Replica, current_service
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Return the application of one model; `args` is what `AppConfig` describes."""
+    return application(app_config(args))
+
+
+def deployment(args: dict[str, Any]) -> Application:
+    """Return a model without an endpoint, for an ingress of your own to ask by its handle."""
+    config = app_config(args)
+    for name in ("api", "api_key_env"):
+        if name in config.model_fields_set:
+            raise ValueError(f"args: {name} is for the endpoint, which a deployment has not")
+    return _bound(Replica, on_this_cluster(config))
+
+
+def application(config: AppConfig) -> Application:
+    """Return the application of a configuration that is known to be right."""
+    config = on_this_cluster(config)
+    settings = config.api_settings()
+
+    def api() -> FastAPI:  # built in the replica: not all of it can be sent there
+        return build_api(current_service, settings, request_ids=False)
+
+    return _bound(serve.ingress(api)(Replica), config)
+
+
+def _bound(replica: type[Replica], config: AppConfig) -> Application:
+    options = deployment_options(config)
+    plain: Any = serve.deployment(replica)
+    app: Application = plain.options(name="Replica", **options).bind(config)
+    return app
+
+
+def on_this_cluster(config: AppConfig) -> AppConfig:
+    """Return the configuration with "auto" made the device that this cluster's ranks will have."""
+    if config.engine_kwargs.device != "auto":
+        return config
+    if not ray.is_initialized():
+        return on_this_machine(config)
+    return config.on("cuda" if ray.cluster_resources().get("GPU", 0) else "cpu")
+
+
+def on_this_machine(config: AppConfig) -> AppConfig:
+    """Return the configuration with "auto" made the device of this machine."""
+    if config.engine_kwargs.device != "auto":
+        return config
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+    gpus = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
+    return config.on("cuda" if gpus else "cpu")

@@ -1,0 +1,75 @@
+"""What Ray reads from the environment when it is imported: always said, for its defaults vary."""
+
+import ctypes
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from diffray.cluster.serve.haproxy import haproxy_settings
+from diffray.cluster.serve.local_clusters import is_alone
+from diffray.cluster.serve.ports import port_settings
+
+API_KEY = "DIFFRAY_API_KEY"  # the variable that keys come from, besides the command line
+ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, with spaces between
+
+SETTINGS = {
+    "RAY_worker_niceness": "0",  # Ray's own is 15, which starves ranks beside other work
+    "RAY_AUTH_MODE": "token",  # nobody else on this machine or network may run code here
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Serve kills a replica that fails its health checks, instead of waiting for its answers.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    # A lost replica, a path that leads nowhere yet, and requests that are not for this server.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
+    # After three failures a proxy is started anew: 1.5 s rather than half a minute.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # on a busy machine one takes longer than 5
+}
+# This machine alone: all of Ray's own ports are on 127.0.0.1.
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+def prepare(address: str) -> None:
+    """Set what the user has not set, for a cluster; to be called before the first import of ray."""
+    _set(SETTINGS | (ALONE if is_alone(address) else {}))
+
+
+def prepare_server(routes: Collection[str], *, haproxy: Path | None) -> None:
+    """The same for a Ray of our own, with models at these paths.
+
+    `haproxy` is an empty folder for the files of Serve's fast proxy, where that shall run.
+    """
+    _set(SETTINGS | ALONE | {ROUTES: " ".join(routes)} | port_settings())
+    if haproxy:
+        _set(haproxy_settings(haproxy, routes))
+
+
+def _set(settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def take_keys(typed: Iterable[str]) -> list[str]:
+    """Return the API keys that were typed and those in the environment, and hide them from others.
+
+    Ray hands the environment on to all its processes, and shows the arguments as a job's
+    entrypoint. `ps` shows both as the process was given them, so they are overwritten in place.
+    """
+    keys = [*dict.fromkeys((*typed, *os.environ.pop(API_KEY, "").split()))]
+    secret = {key.encode() for key in keys}
+    bounds = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]
+    arguments, after, environment, end = map(int, bounds)
+    for start, stop in ((arguments, after), (environment, end)):
+        words = ctypes.string_at(start, stop - start).split(b"\0")
+        hidden = b"\0".join(_hidden(word, secret) for word in words)
+        ctypes.memmove(start, hidden, stop - start)
+    return keys
+
+
+def _hidden(word: bytes, secret: Collection[bytes]) -> bytes:
+    """Return a word of the command line or the environment with asterisks for a key."""
+    name, equals, value = word.partition(b"=")
+    if word in secret:
+        return b"*" * len(word)
+    if name == API_KEY.encode() or (name.startswith(b"--") and value in secret):
+        return name + equals + b"*" * len(value)
+    return word

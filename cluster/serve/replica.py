@@ -1,0 +1,135 @@
+"""One replica of a model: its endpoint, its tokenizer, and the engine behind its coordinator."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+
+from diffray.cluster.api.defaults import read_generation_defaults
+from diffray.cluster.api.errors import ApiError, as_api_error
+from diffray.cluster.api.metrics import Snapshot
+from diffray.cluster.api.responses import Json
+from diffray.cluster.api.service import Service
+from diffray.cluster.control.engine_client import EngineFailed
+from diffray.cluster.control.remote import RemoteEngine
+from diffray.cluster.serve.app_config import AppConfig
+from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
+from diffray.cluster.serve.exporter import PERIOD_S, Exporter
+from diffray.cluster.serve.replicas import Replicas
+from diffray.components.checkpoints.checkpoint import resolve
+from diffray.workers.text import Tokenizer
+
+log = logging.getLogger("ray.serve")
+
+_service: Service | None = None  # of this process, for the endpoint that runs in it
+
+
+def current_service() -> Service:
+    """Return the service of the replica that this process is."""
+    if _service is None:
+        raise EngineFailed("the model is being loaded; try again in a moment")
+    return _service
+
+
+class Replica:
+    """What Serve starts, asks for its health and its load, and ends."""
+
+    engine: RemoteEngine | None = None
+    _exporting: asyncio.Task[None] | None = None
+
+    async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        global _service
+        source = config.model_source
+        self.engine = await RemoteEngine.start(source, config.engine_kwargs)
+        path = resolve(source)
+        tokenizer = Tokenizer.load(path, self.engine.limits.mask_token_id)
+        replicas = Replicas()
+        _service = Service(
+            self.engine,
+            tokenizer,
+            (config.model_id,),
+            diffusion=config.diffusion,
+            defaults=config.generation_defaults.over(read_generation_defaults(path)),
+            deadline=config.request_timeout_s,
+            replica=replicas.own,
+            others=replicas.snapshots,
+            scheduling_policy=config.engine_kwargs.scheduling_policy,
+        )
+        _service.start()
+        self._exporting = asyncio.create_task(_export(_service))
+        log.info("%s is ready (replica %s, process %d)", config.model_id, replicas.own, os.getpid())
+
+    # What a handle calls; bodies and answers are those of the HTTP endpoints, refusals ApiErrors.
+
+    async def chat(self, body: Json) -> Json:
+        """Answer a conversation, as POST /v1/chat/completions does."""
+        with _refusals_told():
+            return await current_service().chat(body)
+
+    async def complete(self, body: Json) -> Json:
+        """Answer prompts, as POST /v1/completions does."""
+        with _refusals_told():
+            return await current_service().complete(body)
+
+    async def stream_chat(self, body: Json) -> AsyncGenerator[Json, None]:
+        """Yield the chunks of a conversation's answer, for `handle.options(stream=True)`."""
+        with _refusals_told():
+            async with aclosing(current_service().stream_chat(_streaming(body))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def stream_complete(self, body: Json) -> AsyncGenerator[Json, None]:
+        """Yield the chunks of the answers to prompts, for `handle.options(stream=True)`."""
+        with _refusals_told():
+            async with aclosing(current_service().stream_completion(_streaming(body))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def snapshot(self) -> Snapshot:
+        """Return this replica's metrics, for the one that shows those of all."""
+        return await current_service().snapshot()
+
+    async def check_health(self) -> None:
+        """Serve replaces a replica that raises here three times in a row."""
+        assert self.engine is not None
+        await self.engine.check_health()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell the autoscaling policy how much is still to be written here."""
+        assert self.engine is not None
+        return {ONGOING_TOKENS: float(self.engine.queued_tokens)}
+
+    async def __del__(self) -> None:
+        """End the coordinator and its ranks; Serve calls it when nobody is served any more."""
+        if self._exporting is not None:
+            self._exporting.cancel()
+            current_service().close()
+        if self.engine is not None:
+            await self.engine.close()
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Count what is refused, and let it be raised as what a caller can read: an ApiError."""
+    try:
+        yield
+    except (ApiError, EngineFailed) as error:
+        told = as_api_error(error)
+        if _service is not None:
+            _service.metrics.refused(str(told.status)).inc()
+        raise told from None
+
+
+def _streaming(body: object) -> object:
+    return body | {"stream": True} if isinstance(body, dict) else body
+
+
+async def _export(service: Service) -> None:
+    exporter = Exporter()
+    while True:
+        try:
+            exporter.export((await service.snapshot()).families)
+        except Exception:
+            log.exception("Ray's exporter did not take the metrics")
+        await asyncio.sleep(PERIOD_S)

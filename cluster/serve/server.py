@@ -1,0 +1,299 @@
+"""`diffray serve`: applications on a Ray of our own or on a running one, until Ctrl-C."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray import serve
+from ray._private import worker as _ray_worker
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
+from ray._private.state import actors
+from ray.exceptions import RayError
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus, LoggingConfig
+
+from diffray.cluster.control.worker_group import first_line
+from diffray.cluster.serve.address import Server, check_free, reserved
+from diffray.cluster.serve.app import application, on_this_cluster
+from diffray.cluster.serve.capacity import ClusterNodes, Shortages, in_words, pending_reasons
+from diffray.cluster.serve.config_file import Application
+from diffray.cluster.serve.cores import threads_of_ranks
+from diffray.cluster.serve.deployment import first_replicas, most_replicas, placement_bundles
+from diffray.cluster.serve.stand_in import standing_in
+from diffray.cluster.serve.supervisor import Ending
+from diffray.components.checkpoints.demos import DEMOS, TOY
+from diffray.components.container import usable_cores
+
+DEADLINE_S = 3600.0  # for the models to load
+_POLL_S = 0.25
+_END_S = 30.0  # for Serve and Ray to end, besides what is running
+_QUIET_LOG = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
+
+def run_server(
+    applications: tuple[Application, ...],
+    server: Server,
+    ending: Ending,
+    say: Callable[[str], None],
+) -> None:
+    """Serve until interrupted, then let what is running finish."""
+    wishes = [each.config.deployment_config for each in applications]
+    ending.limit_s = _END_S + max(wish.graceful_shutdown_timeout_s for wish in wishes)
+    with (
+        reserved(server),
+        running_ray(applications, server, ending, say),
+        standing_in(server.host, server.port)
+        if server.address is None
+        else contextlib.nullcontext(),
+    ):
+        start_serve(server)
+        with interruptible(ending.stopped):
+            try:
+                with contextlib.suppress(Interrupted):
+                    deploy(applications, say, ending.stopped)
+                    for each in applications:
+                        say(ready_line(each, server))
+                    ending.stopped.wait()
+                    say("Finishing what is running; a second Ctrl-C or SIGTERM ends it at once.")
+            finally:
+                remove(applications)
+
+
+class Interrupted(Exception):
+    """The user wants to stop before the models are there."""
+
+
+@contextlib.contextmanager
+def interruptible(stopped: threading.Event) -> Iterator[None]:
+    """Let the supervisor's SIGINT, which ends this process before and after, set an event.
+
+    And SIGTERM, which others may send to all processes: Ray has taken it, to die of it.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(each, lambda number, frame: stopped.set()) for each in numbers]
+    try:
+        yield
+    finally:
+        for each, handler in zip(numbers, before, strict=True):
+            signal.signal(each, handler)
+
+
+@contextlib.contextmanager
+def running_ray(
+    applications: tuple[Application, ...],
+    server: Server,
+    ending: Ending,
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """Connect to the cluster, or start one on this machine and end it afterwards."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    try:
+        if server.address is not None:
+            ray.init(address=server.address, **quiet)
+        else:
+            say("Starting Ray on this machine ...")
+            # All processes of this Ray know it; else Ray says so many as a rank has CPUs: one.
+            if (threads := threads_of_ranks(applications, usable_cores())) is not None:
+                os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+            ray.init(
+                address="local",
+                num_cpus=max(cpus_needed(applications), os.cpu_count() or 1),
+                include_dashboard=server.dashboard,
+                dashboard_host="127.0.0.1",
+                **quiet,
+            )
+    except Exception as error:  # Ray raises whatever there is
+        what = "be started" if server.address is None else f"be reached at {server.address}"
+        raise ValueError(f"Ray could not {what}: {' '.join(str(error).split())}") from None
+    try:
+        if server.address is None:
+            check_room(applications)
+            ending.failure = dead_part_of_ray
+        yield
+    finally:
+        ending.failure = lambda: None  # it ends now
+        ray.shutdown()
+
+
+def dead_part_of_ray() -> str | None:
+    """Return that a process has died without which the Ray of this machine does not go on."""
+    node: Any = _ray_worker._global_node
+    for name, process in node.dead_processes():
+        if name in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
+            return (
+                f"Ray's {name} has died (exit status {process.returncode}), and with it the "
+                f"server; {node.get_logs_dir_path()} may say why"
+            )
+    return None
+
+
+def check_room(applications: tuple[Application, ...]) -> None:
+    """Refuse what this machine will never have: no other joins a Ray of our own."""
+    needed = Counter[str]()
+    for each in applications:
+        config = on_this_cluster(each.config)
+        for bundle in placement_bundles(config) * first_replicas(config):
+            needed.update(bundle)
+    have = ray.cluster_resources()
+    for name, amount in needed.items():
+        if amount > have.get(name, 0) + 1e-6:
+            raise ValueError(
+                f"the replicas need {in_words([name], [needed])}, and this machine has "
+                f"{in_words([name], [have])}; give --device cpu, fewer replicas or ranks, or the "
+                "--address of a Ray cluster that has more"
+            )
+
+
+def cpus_needed(applications: tuple[Application, ...]) -> int:
+    """Return the cores that Ray must believe in for all replicas that there may be."""
+    from diffray.cluster.serve.app import on_this_machine
+
+    cores = 0.0
+    for each in applications:
+        bundles = placement_bundles(on_this_machine(each.config))
+        cores += most_replicas(each.config) * sum(bundle.get("CPU", 0) for bundle in bundles)
+    return int(cores + 0.999)
+
+
+def start_serve(server: Server) -> None:
+    """Start Serve, or find it where the cluster has one; raises ValueError if it cannot listen."""
+    found = _get_global_client(raise_if_no_controller_running=False)
+    if found is not None and (port := found.http_config.port) != server.port:
+        raise ValueError(f"the cluster's Serve listens on port {port} already; give --port {port}")
+    options = {"host": server.host, "port": server.port}
+    try:
+        serve.start(http_options=options, logging_config=_QUIET_LOG)
+    except RayError as error:
+        if found is None:
+            check_free(server)
+        raise ValueError(f"Ray Serve could not be started: {first_line(error)}") from None
+
+
+def deploy(
+    applications: tuple[Application, ...], say: Callable[[str], None], stopped: threading.Event
+) -> None:
+    """Start the applications and wait until each answers; raises ValueError where one cannot."""
+    begin = time.monotonic()
+    targets = [
+        serve.RunTarget(
+            target=application(each.config),
+            name=each.name,
+            route_prefix=each.route_prefix,
+            logging_config=_QUIET_LOG,
+        )
+        for each in applications
+    ]
+    try:
+        serve.run_many(
+            targets,
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+    except RayError as error:
+        raise ValueError(f"Ray Serve does not take it: {_unlike_others(error)}") from None
+    say(where_ray_is())
+    for each in applications:
+        say(f"Loading {each.config.model_id} from {each.config.model_source} ...")
+    shortages = Shortages(say)
+    while waiting := not_ready(applications):
+        if stopped.is_set():
+            raise Interrupted
+        if time.monotonic() - begin > DEADLINE_S:
+            raise ValueError(f"{', '.join(waiting)}: not ready after {DEADLINE_S:g} s")
+        shortages.see(pending_reasons(ClusterNodes.now()), time.monotonic())
+        time.sleep(_POLL_S)
+
+
+def _unlike_others(error: RayError) -> str:
+    text = first_line(error)
+    if "is being used by application" in text:
+        text += " Give it a route_prefix of its own in a --config file."
+    return text
+
+
+def remove(applications: tuple[Application, ...]) -> None:
+    """End the applications and wait until their replicas have finished what was running.
+
+    Others may have theirs on the same Serve. How long that takes at most is each deployment's
+    graceful_shutdown_timeout_s, which Serve's own call does not wait for. Serve also keeps a
+    replica so long that has found no place or is still loading; nobody waits for that here.
+    """
+    states = serve.status().applications
+    idle = {}
+    for name in {each.name for each in applications} & states.keys():
+        starting, running = (_replicas(states[name], kind) for kind in ("STARTING", "RUNNING"))
+        idle[name] = min(starting, _living(name) - running)
+        serve.delete(name, _blocking=False)
+    while any(_living(name) > count for name, count in idle.items()):
+        time.sleep(_POLL_S)
+
+
+def _replicas(state: Any, kind: str) -> int:
+    return sum(each.replica_states.get(kind, 0) for each in state.deployments.values())
+
+
+def _living(name: str) -> int:
+    """Return how many processes of an application's replicas there are; Serve says no longer."""
+    return sum(
+        actor["State"] == "ALIVE" and actor["ActorClassName"].startswith(f"ServeReplica:{name}:")
+        for actor in actors().values()
+    )
+
+
+def not_ready(applications: tuple[Application, ...]) -> list[str]:
+    """Return the applications that are still being started; raises where one has failed."""
+    states = serve.status().applications
+    waiting = []
+    for each in applications:
+        state = states.get(each.name)
+        if state is None or state.status == ApplicationStatus.DEPLOYING:
+            message = "" if state is None else failure_of(state)
+            if message:
+                raise ValueError(f"{each.config.model_id}: {message}")
+            waiting.append(each.name)
+        elif state.status != ApplicationStatus.RUNNING:
+            raise ValueError(f"{each.config.model_id}: {failure_of(state) or state.message}")
+    return waiting
+
+
+def failure_of(state: Any) -> str:
+    """Return why a replica could not start, in the words of whoever raised it."""
+    for deployment in state.deployments.values():
+        lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
+        for line in reversed(lines):
+            _, found, text = line.partition("EngineFailed: ")
+            if found:
+                return str(text)
+    return ""
+
+
+def ready_line(each: Application, server: Server) -> str:
+    """Return the line that says where to ask, and how."""
+    host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
+    url = f"http://{host}:{server.port}{each.route_prefix.rstrip('/')}"
+    key = ' -H "Authorization: Bearer KEY"' if each.config.api_settings().api_keys else ""
+    return (
+        f"{each.config.model_id} is ready at {url}/v1 ; try: curl {url}/v1/chat/completions{key} "
+        "-H 'Content-Type: application/json' "
+        f"""-d '{{"messages": [{{"role": "user", "content": "{EXAMPLE}"}}]}}'"""
+        + (f"\n{each.config.model_id} {TOY}." if each.config.model_source in DEMOS else "")
+    )
+
+
+def where_ray_is() -> str:
+    """Return the line that says where to look at the cluster."""
+    address = ray.get_runtime_context().gcs_address
+    node: Any = ray._private.worker._global_node  # Ray tells of its dashboard nowhere else
+    dashboard = f"; dashboard at http://{node.webui_url}" if node and node.webui_url else ""
+    return f"Ray is at {address}; try: diffray status --address {address}{dashboard}"
+
+
+EXAMPLE = "Write a Python function that returns the sum of the even numbers in a list."

@@ -1,0 +1,91 @@
+"""A HAProxy in place of one that has died, until Ray Serve has started another.
+
+Serve replaces the actor that ran it, which takes seconds. The stand-in has the same configuration
+but no admin socket, so that Serve finds out; Serve's next one takes its ports over (-sf).
+"""
+
+import math
+import os
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from diffray.cluster.serve.haproxy import STAND_IN
+
+_PERIOD_S = 0.2
+_START_S = 5.0  # one that does not listen by then has ended, its ports held by another
+
+
+@contextmanager
+def standing_in(host: str, port: int) -> Iterator[None]:
+    """Watch the port of this process's HAProxy, if it has one, until the block is left."""
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+        yield
+        return
+    folder = Path(os.environ["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
+    ended = threading.Event()
+    watch = threading.Thread(target=_watch, args=(folder, address, ended), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watch.join()
+
+
+def _watch(folder: Path, address: tuple[str, int], ended: threading.Event) -> None:
+    stand_in: subprocess.Popen[bytes] | None = None
+    starts_again = math.inf  # when: Serve starts the first
+    while not ended.wait(_PERIOD_S):
+        if _is_listening(address):
+            starts_again = 0
+        elif time.monotonic() >= starts_again:
+            _end(stand_in, folder)
+            stand_in = _start(folder)
+            starts_again = time.monotonic() + _START_S
+    _end(stand_in, folder)
+
+
+def _is_listening(address: tuple[str, int]) -> bool:
+    """A connection that is not refused may be slow, but somebody is there."""
+    try:
+        socket.create_connection(address, timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _start(folder: Path) -> subprocess.Popen[bytes] | None:
+    """Start one that ends with this process, however that ends: the shell reads to the end."""
+    config = folder / "stand-in.cfg"
+    with suppress(OSError):
+        for file in folder.glob("*/haproxy.cfg"):
+            lines = file.read_text().splitlines(keepends=True)
+            config.write_text("".join(line for line in lines if "stats socket" not in line))
+            command = shlex.join([str(folder / "haproxy"), "-dR", "-db", "-f", str(config)])
+            note = shlex.quote(str(file.parent / STAND_IN))
+            return subprocess.Popen(
+                ["sh", "-c", f"{command} & echo $! > {note}; read _; kill -9 $!"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
+    return None
+
+
+def _end(stand_in: subprocess.Popen[bytes] | None, folder: Path) -> None:
+    """End it, if it has not handed over; until then its shell keeps its id from being reused."""
+    for note in folder.glob(f"*/{STAND_IN}"):
+        note.unlink()
+    if stand_in is not None and stand_in.stdin:
+        stand_in.stdin.close()
+        stand_in.wait()

@@ -1,0 +1,107 @@
+"""The facts about a checkpoint that need no weights: from its config and its files' headers."""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from diffray.components.backend import DTYPES
+from diffray.components.checkpoints.checkpoint import account, names_in, read_config, resolve
+from diffray.components.checkpoints.special_tokens import find_ids
+from diffray.components.checkpoints.weights import open_weights
+from diffray.components.denoiser import Denoiser
+from diffray.components.mesh import Mesh
+from diffray.components.models.fields import Fields
+from diffray.components.models.registry import choose_build, rank_counts
+
+_ROUTED = re.compile(r"\.mlp\.(experts\.|w[12]$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a checkpoint is and what it takes to run it."""
+
+    path: Path
+    family: str
+    layout: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    experts: int  # of a sparse layer; 0 where the model is dense
+    experts_chosen: int
+    vocab: int
+    max_positions: int
+    block_causal: bool
+    parameters: int
+    parameters_active: int  # that one token passes through
+    bytes_on_disk: int
+    bytes_in_memory: dict[str, int]  # by dtype, on one rank
+    kv_bytes_per_position: dict[str, int]
+    mask_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    tensor_parallel: tuple[int, ...]  # numbers of ranks over which it can be cut
+    expert_parallel: tuple[int, ...]
+
+
+def describe(path_or_hub_id: str | Path) -> Info:
+    """Return the facts; raises where the checkpoint could not be loaded."""
+    path = resolve(path_or_hub_id)
+    config = read_config(path)
+    build = choose_build(config)
+    model = build(config, Mesh(), torch.float32)
+    files = open_weights(path)
+    names = names_in(files)
+    parts = model.parts(names)
+    account(parts, files, path)
+    sizes = {name: math.prod(parts[name].shape) for name in names}
+    total = sum(sizes.values())
+    routed = sum(size for name, size in sizes.items() if _ROUTED.search(name))
+    experts, chosen = Fields(config, model.dims.family).experts() if routed else (0, 0)
+    dims = model.dims
+    elements = 2 * dims.layers * dims.kv_heads * dims.head_dim
+    masks = find_ids(path, config, "mask")
+    return Info(
+        path=path,
+        family=dims.family,
+        layout=_layout(names),
+        layers=dims.layers,
+        hidden=dims.hidden,
+        heads=dims.heads,
+        kv_heads=dims.kv_heads,
+        head_dim=dims.head_dim,
+        experts=experts,
+        experts_chosen=chosen,
+        vocab=dims.vocab,
+        max_positions=dims.max_positions,
+        block_causal=model.spec.block_causal,
+        parameters=total,
+        parameters_active=total - (routed - routed * chosen // experts if routed else 0),
+        bytes_on_disk=sum(file.path.stat().st_size for file in files),
+        bytes_in_memory={
+            name: _num_bytes(build(config, Mesh(), dtype)) for name, dtype in DTYPES.items()
+        },
+        kv_bytes_per_position={name: elements * dtype.itemsize for name, dtype in DTYPES.items()},
+        mask_token_id=masks[0] if masks else None,
+        eos_token_ids=find_ids(path, config, "eos"),
+        tensor_parallel=rank_counts(config, expert_parallel=False),
+        expert_parallel=rank_counts(config, expert_parallel=True) if routed else (),
+    )
+
+
+def _layout(names: set[str]) -> str:
+    """Say how the experts are stored."""
+    found = [match.group(1) for name in names if (match := _ROUTED.search(name))]
+    if not found:
+        return "dense"
+    if "experts." not in found:
+        return "fused experts"
+    is_merged = any(name.endswith(".mlp.experts.gate_proj") for name in names)
+    return "merged experts" if is_merged else "single experts"
+
+
+def _num_bytes(model: Denoiser) -> int:
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

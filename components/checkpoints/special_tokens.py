@@ -1,0 +1,91 @@
+"""Which token is the mask and which ones end a text: what a checkpoint's files say about it."""
+
+from collections.abc import Sequence as Items
+from pathlib import Path
+from typing import Final, Literal
+
+from diffray.components.checkpoints.weights import CheckpointError, read_json
+from diffray.components.models.fields import Config, shown
+
+Kind = Literal["mask", "eos"]
+
+# Published LLaDA-MoE and LLaDA2 configs do not name the mask; their tokenizers have it so.
+_KNOWN_NAMES: Final[dict[Kind, tuple[str, ...]]] = {"mask": ("<|mask|>", "<|mdm_mask|>"), "eos": ()}
+
+
+def special_ids(
+    path: Path,
+    config: Config,
+    *,
+    mask_token_id: int | None = None,
+    eos_token_id: int | Items[int] | None = None,
+) -> tuple[int, tuple[int, ...]]:
+    """Return the mask id and the ids that end a text; what is given counts before any file."""
+    masks = _as_ids(mask_token_id, "mask_token_id") or find_ids(path, config, "mask")
+    ends = _as_ids(eos_token_id, "eos_token_id") or find_ids(path, config, "eos")
+    for kind, found in (("mask", masks), ("eos", ends)):
+        if not found:
+            raise CheckpointError(
+                f"neither config.json, generation_config.json nor the tokenizer in {path} tells "
+                f"the {kind} token; pass {kind}_token_id=..."
+            )
+    if len(masks) > 1 or masks[0] in ends:
+        raise CheckpointError(
+            f"the mask token must be one, and end no text: mask {masks}, eos {ends}; "
+            f"pass mask_token_id=... or eos_token_id=..."
+        )
+    return masks[0], ends
+
+
+def find_ids(path: Path, config: Config, kind: Kind) -> tuple[int, ...]:
+    """Return the ids of a kind of token from the first file that tells them, or nothing."""
+    key = f"{kind}_token_id"
+    for source in (config, _read(path, "generation_config.json")):
+        if found := _as_ids(source.get(key), key):
+            return found
+    tokenizer_config = _read(path, "tokenizer_config.json")
+    own = tokenizer_config.get(f"{kind}_token")
+    if isinstance(own, dict):
+        own = own.get("content")
+    names = (own, *_KNOWN_NAMES[kind]) if isinstance(own, str) else _KNOWN_NAMES[kind]
+    ids = _added_tokens(path, tokenizer_config)
+    return next(((ids[name],) for name in names if name in ids), ())
+
+
+def _added_tokens(path: Path, tokenizer_config: Config) -> dict[str, int]:
+    """Return the ids of the tokens that were added to the vocabulary by name."""
+    ids: dict[str, int] = {}
+    added = _read(path, "tokenizer.json").get("added_tokens")
+    for token in added if isinstance(added, list) else []:
+        number = token.get("id") if isinstance(token, dict) else None
+        _add(ids, path / "tokenizer.json", "added_tokens", token, number)
+    decoder = tokenizer_config.get("added_tokens_decoder")
+    for text, token in decoder.items() if isinstance(decoder, dict) else ():
+        number = int(text) if text.isdecimal() and len(text) < 10 else None
+        _add(ids, path / "tokenizer_config.json", "added_tokens_decoder", token, number)
+    return ids
+
+
+def _add(ids: dict[str, int], file: Path, key: str, token: object, number: object) -> None:
+    """Store an added token; refuses what is none."""
+    content = token.get("content") if isinstance(token, dict) else None
+    if not isinstance(content, str) or type(number) is not int:
+        raise CheckpointError(
+            f"{file}: {key!r} holds {shown(token)}; expected a token with its content and id"
+        )
+    ids[content] = number
+
+
+def _as_ids(value: object, key: str) -> tuple[int, ...]:
+    """Return one id or several as a tuple; None is none."""
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    if items == [None]:
+        return ()
+    ids = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
+    if len(ids) < len(items) or any(item < 0 for item in ids):
+        raise CheckpointError(f"{key} is {shown(value)}; expected a token id or a list of them")
+    return tuple(ids)
+
+
+def _read(path: Path, name: str) -> dict[str, object]:
+    return read_json(path / name) if (path / name).is_file() else {}

@@ -1,0 +1,808 @@
+"""The endpoint's edges, by plain HTTP: what is refused and how, keys, limits, streams' bytes."""
+
+import base64
+import hashlib
+import json
+import re
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import diffray
+from diffray import SamplingParams
+from diffray.cluster.api.responses import MASK
+from diffray.cluster.api.settings import ApiSettings
+from tests.helpers.api_server import Served, serve, serve_model
+from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+JSON = {"Content-Type": "application/json"}
+METRICS_HEALTH = ("/metrics", "/health")
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+ABC = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
+CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
+LONG = {"prompt": "abc", "max_tokens": 96, "ignore_eos": True, "diffusion": {"block_length": 8}}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    model = tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "model", chat_template=CHAT_TEMPLATE)
+    with serve_model(
+        model, "tiny", max_num_seqs=2, max_queued_requests=1, max_model_len=200
+    ) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=served.url, timeout=60) as http:
+        yield http
+
+
+def refusal(answer: httpx2.Response, status: int = 400) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str) and error["message"]
+    return error
+
+
+def events(answer: httpx2.Response) -> list[Any]:
+    """Return a stream's JSON objects; it must end with [DONE]."""
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    *lines, done, end = answer.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def idle(http: httpx2.Client) -> bool:
+    load = http.get("/load").json()
+    return bool(load["server_load"] == 0 and load["free_pages"] == load["num_pages"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 10**30}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "16"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": ["x"] * 33}, "stop"),
+        ({"stop_token_ids": [10**20]}, None),
+        ({"logit_bias": {"abc": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"bad_words": ["two tokens"]}, "bad_words"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+        ({"priority": 2**40}, "priority"),
+        ({"model": 5}, "model"),
+        ({"user": 5}, "user"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"presence_penalty": -1}, "presence_penalty"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"best_of": 3}, "best_of"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"metadata": "a"}, "metadata"),
+        ({"store": "yes"}, "store"),
+        ({"request_id": "a b"}, "request_id"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"colour": "red"}, "colour"),
+        ({"diffusion": {"steps": 3}}, "diffusion.steps"),
+        ({"diffusion": {"decoder": {"kind": "magic"}}}, "diffusion.decoder"),
+        ({"diffusion": {"decoder": {"threshold": 0.5}}}, "diffusion.decoder"),
+        (
+            {"diffusion": {"decoder": {"kind": "threshold", "threshold": 7}}},
+            "diffusion.decoder.threshold",
+        ),
+        (
+            {"diffusion": {"decoder": {"kind": "threshold", "colour": 7}}},
+            "diffusion.decoder.colour",
+        ),
+        ({"diffusion": {"cache": {"kind": "exact"}}}, "diffusion.cache"),
+        ({"diffusion": {"block_length": 10**30}}, "diffusion.block_length"),
+        ({"diffusion": 7}, "diffusion"),
+    ],
+)
+def test_what_both_endpoints_refuse_by_name(
+    http: httpx2.Client, body: dict[str, Any], param: str | None
+) -> None:
+    for path, base in ((CHAT, HELLO), (COMPLETE, {"prompt": "abc"})):
+        error = refusal(http.post(path, json=base | body))
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param, error
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": ["hi"]}, "messages"),
+        (CHAT, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+        ),
+        (CHAT, HELLO | {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, HELLO | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, HELLO | {"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        (CHAT, HELLO | {"echo": True}, "echo"),
+        (CHAT, HELLO | {"continue_final_message": True}, "continue_final_message"),
+        (
+            CHAT,
+            HELLO | {"chat_template_kwargs": {"tokenize": True}},
+            "chat_template_kwargs.tokenize",
+        ),
+        (COMPLETE, {}, "prompt"),
+        (COMPLETE, {"prompt": []}, "prompt"),
+        (COMPLETE, {"prompt": {}}, "prompt"),
+        (COMPLETE, {"prompt": ["a", 1]}, "prompt"),
+        (COMPLETE, {"prompt": [1.5]}, "prompt"),
+        (COMPLETE, {"prompt": ["a"] * 1025}, "prompt"),
+        (COMPLETE, {"prompt": [-1]}, None),
+        (COMPLETE, {"prompt": ""}, None),
+        (COMPLETE, ABC | {"logprobs": 21}, "logprobs"),
+        (COMPLETE, ABC | {"logprobs": 0, "echo": True}, "echo"),
+        (COMPLETE, ABC | {"max_completion_tokens": 4}, "max_completion_tokens"),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": HELLO["messages"]}, "prompt"),
+        ("/detokenize", {"tokens": [10**30]}, "tokens"),
+        ("/detokenize", {"tokens": "abc"}, "tokens"),
+        ("/detokenize", {"text": "abc", "tokens": []}, "text"),
+    ],
+)
+def test_what_one_endpoint_refuses_by_name(
+    http: httpx2.Client, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    assert refusal(http.post(path, json=body))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"colour": 1}, "Unrecognized request argument supplied: colour"),
+        ({"max_token": 1}, "supplied: max_token, did you mean 'max_tokens'?"),
+        ({"steps": 8}, 'steps; write diffusion: {"decoder": {"kind": "fixed", "steps": ...}}'),
+        ({"remasking": "random"}, '{"decoder": {"kind": "fixed", "remasking": ...}}'),
+        ({"gen_length": 8}, "supplied: gen_length; write max_tokens"),
+        ({"cfg_scale": 1}, 'supplied: cfg_scale; write diffusion: {"cfg_scale": ...}'),
+        (
+            {"diffusion": {"threshold": 0.5}},
+            'write diffusion: {"decoder": {"kind": "threshold", "threshold": ...}}',
+        ),
+        (
+            {"diffusion": {"decoder": {"kind": "creditt"}}},
+            "diffusion.decoder: no kind 'creditt', did you mean 'credit'? Allowed: 'threshold', ",
+        ),
+    ],
+)
+def test_wrong_names_are_answered_with_the_right_ones(
+    http: httpx2.Client, body: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(http.post(COMPLETE, json=ABC | body))["message"]
+
+
+def test_what_is_no_text_is_named(http: httpx2.Client) -> None:
+    picture = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "b"}}]
+    error = refusal(http.post(CHAT, json={"messages": [{"role": "user", "content": picture}]}))
+    assert "images are not supported" in error["message"]
+
+
+NEUTRAL = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "best_of": 1,
+    "response_format": {"type": "text"},
+    "tools": None,
+    "user": "somebody",
+    "store": True,
+    "metadata": {"run": "7"},
+    "safety_identifier": "a",
+    "prompt_cache_key": "b",
+    "prompt_cache_retention": "24h",
+    "service_tier": "flex",
+    "temperature": 0,
+    "logit_bias": None,
+    "stop": None,
+}
+
+
+def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
+    plain = http.post(COMPLETE, json=ABC).json()
+    assert http.post(COMPLETE, json=ABC | NEUTRAL).json()["choices"] == plain["choices"]
+
+
+def test_a_request_may_name_its_answer(http: httpx2.Client) -> None:
+    named = http.post(COMPLETE, json=ABC | {"request_id": "mine-7"}).json()
+    assert named["id"] == "cmpl-mine-7"
+    for stream in (False, True):
+        answer = http.post(CHAT, json=HELLO | {"request_id": "mine-8", "stream": stream})
+        assert '"id":"chatcmpl-mine-8"' in answer.text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"[1]",
+        b'"text"',
+        b"null",
+        b"\xff\xfe",
+        b'{"prompt": "abc", "temperature": NaN}',
+        b'{"prompt": "abc", "temperature": Infinity}',
+        b'{"prompt": "abc", "diffusion": {"cfg_scale": 1e999}}',
+        b'{"prompt": "half of a pair: \\ud800"}',
+        b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": ' + b"[" * 100_000,
+        b'{"prompt": "abc", "prompt": "abc"}',
+        b'{"prompt": "abc", "diffusion": {"block_length": 8, "block_length": 8}}',
+        b'{"prompt": "abc", "logit_bias": ' + b'{"1":' * 100 + b"1" + b"}" * 101,
+        b"\xef\xbb\xbf{}",
+        '{"prompt": "abc"}'.encode("utf-16"),
+    ],
+)
+def test_bodies_that_are_no_json_objects(http: httpx2.Client, content: bytes) -> None:
+    for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
+        refusal(http.post(path, content=content, headers=JSON))
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_what_is_no_number_in_json_is_none_anywhere(http: httpx2.Client, number: str) -> None:
+    body = json.dumps(HELLO | {"chat_template_kwargs": {"odd": "NUMBER"}})
+    error = refusal(http.post(CHAT, content=body.replace('"NUMBER"', number), headers=JSON))
+    assert error["code"] == "invalid_json"
+
+
+def test_too_long_for_the_context(served: Served, http: httpx2.Client) -> None:
+    context = served.engine.limits.context
+    error = refusal(http.post(COMPLETE, json={"prompt": "x" * 50, "max_tokens": context}))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert str(context) in error["message"] and str(context + 50) in error["message"]
+    error = refusal(http.post(CHAT, json={"messages": [{"role": "user", "content": "x" * 5000}]}))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+@pytest.mark.slow
+def test_a_chat_without_max_tokens_gets_what_fits(served: Served, http: httpx2.Client) -> None:
+    answer = http.post(CHAT, json=HELLO | {"ignore_eos": True, "temperature": 0}).json()
+    assert answer["usage"]["total_tokens"] == served.engine.limits.context
+
+
+def test_unknown_model_path_and_method(http: httpx2.Client) -> None:
+    for path, base in ((CHAT, HELLO), (COMPLETE, ABC), ("/tokenize", {"prompt": "a"})):
+        error = refusal(http.post(path, json=base | {"model": "gpt-9"}), 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert refusal(http.get("/v1/models/some/where"), 404)["code"] == "model_not_found"
+    assert refusal(http.get("/v1/nothing"), 404)["type"] == "invalid_request_error"
+    refusal(http.get(CHAT), 405)
+
+
+def test_the_model_may_be_left_out_or_have_another_name(http: httpx2.Client) -> None:
+    assert http.post(COMPLETE, json=ABC).json()["model"] == "tiny"
+    assert http.post(COMPLETE, json=ABC | {"model": "tiny-alias"}).json()["model"] == "tiny-alias"
+
+
+def test_tokenize_and_detokenize(served: Served, http: httpx2.Client) -> None:
+    tokenizer = served.llm.tokenizer
+    assert tokenizer is not None
+    text = "h\u00e9llo \u20ac"
+    answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    ids = tokenizer.encode(text)
+    assert (answer["tokens"], answer["count"]) == (ids, len(ids))
+    assert answer["max_model_len"] == served.engine.limits.context
+    assert len(answer["token_strs"]) == len(ids)
+    assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": text}
+    chat = http.post("/tokenize", json=HELLO).json()
+    assert chat["tokens"] == tokenizer.encode_chat(HELLO["messages"])
+    ready = http.post("/tokenize", json=HELLO | {"add_generation_prompt": False}).json()
+    assert ready["tokens"] == chat["tokens"]  # this template always adds it
+
+
+def test_tokenizer_info_is_what_a_remote_tokenizer_needs(
+    served: Served, http: httpx2.Client
+) -> None:
+    info = http.get("/tokenizer_info").json()
+    assert info["eos_token"] == "<|end|>" and info["chat_template"] == CHAT_TEMPLATE
+    assert info["bos_token"] is None and info["model_max_length"] == served.engine.limits.context
+    assert "/" not in info["tokenizer_class"] and "name_or_path" not in info
+    with serve(served.service, ApiSettings(api_keys=("key",))) as url:
+        refusal(httpx2.get(f"{url}/tokenizer_info"), 401)
+        assert httpx2.get(f"{url}/ping").status_code == 200
+
+
+def test_requests_keep_or_get_an_id(http: httpx2.Client) -> None:
+    kept = http.get("/version", headers={"X-Request-Id": "mine-7"})
+    assert kept.headers.get_list("x-request-id") == ["mine-7"]
+    given = http.get("/version"), http.get("/nothing", headers={"X-Request-Id": "a b"})
+    assert len({answer.headers["x-request-id"] for answer in given} | {"a b"}) == 3
+
+
+def test_reports(served: Served, http: httpx2.Client) -> None:
+    health = http.get("/health")
+    assert (health.status_code, health.content) == (200, b"")
+    assert http.get("/version").json() == {"version": diffray.__version__}
+    paths = http.get("/openapi.json").json()
+    assert COMPLETE in paths["paths"] and "ChatBody" in paths["components"]["schemas"]
+    told = paths["paths"][CHAT]["post"]["responses"]
+    assert {"200", "400", "401", "404", "415", "429", "503"} <= set(told)
+    assert set(told["200"]["content"]) == {"application/json", "text/event-stream"}
+    reports = {path: paths["paths"][path]["get"]["responses"]["200"] for path in METRICS_HEALTH}
+    assert [set(each.get("content", ())) for each in reports.values()] == [{"text/plain"}, set()]
+    for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
+        ((_, media),) = paths["paths"][path]["post"]["requestBody"]["content"].items()
+        assert http.post(path, json=media["example"]).status_code in (200, 400), path
+    assert http.get("/docs").status_code == 200
+    (model, _) = http.get("/v1/models").json()["data"]
+    assert model["max_model_len"] == served.engine.limits.context
+
+
+def test_metrics_count_what_was_answered(served: Served, http: httpx2.Client) -> None:
+    def values() -> dict[str, float]:
+        found = http.get("/metrics")
+        assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = text_string_to_metric_families(found.text)
+        samples = [sample for family in families for sample in family.samples]
+        assert {sample.labels["model_name"] for sample in samples} == {"tiny"}
+        sums: dict[str, float] = defaultdict(float)
+        for sample in samples:
+            if "le" not in sample.labels:
+                sums[sample.name] += sample.value
+        return sums
+
+    http.post(COMPLETE, json=ABC)
+    before = values()
+    body = ABC | {"ignore_eos": True, "n": 2, "max_tokens": 12}
+    usage = http.post(COMPLETE, json=body).json()["usage"]
+    refusal(http.post(COMPLETE, json={}))
+    after = values()
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["diffray:prompt_tokens_total"] == usage["prompt_tokens"] == 3
+    assert grown["diffray:generation_tokens_total"] == usage["completion_tokens"] == 24
+    assert grown["diffray:diffusion_num_committed_tokens_total"] == 24
+    assert 2 <= grown["diffray:diffusion_num_denoising_steps_total"] <= 28
+    assert grown["diffray:time_to_first_token_seconds_count"] == 2
+    assert grown["diffray:request_success_total"] == 2
+    assert (
+        grown["diffray:request_refused_total"] == 1 and grown["diffray:request_params_n_sum"] == 2
+    )
+    tokens = "diffray:iteration_tokens_total"
+    assert grown[f"{tokens}_sum"] == 24 and grown[f"{tokens}_count"] >= 2
+    for phase in ("queue", "prefill", "decode", "inference"):
+        assert grown[f"diffray:request_{phase}_time_seconds_count"] == 2
+    whole, times = "diffray:e2e_request_latency_seconds_sum", "diffray:request_{}_time_seconds_sum"
+    inside = sum(grown[times.format(phase)] for phase in ("prefill", "decode"))
+    assert inside == pytest.approx(grown[times.format("inference")])
+    assert grown[times.format("queue")] + inside <= grown[whole]
+    assert after["diffray:num_requests_running"] == 0
+    with serve(served.service, ApiSettings(vllm_metric_names=True)) as url:
+        assert "vllm:num_requests_waiting" in httpx2.get(f"{url}/metrics").text
+
+
+def test_usage_tells_what_was_cached() -> None:
+    with serve_model("demo-llada2", "demo", max_num_seqs=2) as served:
+        prompt = list(range(60, 165))  # three blocks of 32, and a bit
+        body = {"prompt": prompt, "max_tokens": 8, "n": 2, "temperature": 1}
+        with httpx2.Client(base_url=served.url, timeout=60) as http:
+            first, second = (http.post(COMPLETE, json=body).json()["usage"] for _ in range(2))
+            streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+            third = events(http.post(COMPLETE, json=streamed))[-1]["usage"]
+            metrics = http.get("/metrics").text
+            salted = http.post(COMPLETE, json=body | {"cache_salt": "mine", "n": 1}).json()
+    assert salted["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+    for usage in (second, third):
+        assert usage["prompt_tokens"] == 105
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 96}
+    counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", metrics, re.M))
+    # Three requests of two choices each; the very first choice alone found nothing.
+    assert counted == {"queries": str(6.0 * 105), "hits": str(5.0 * 96)}
+
+
+def test_keys(served: Served) -> None:
+    with serve(served.service, ApiSettings(api_keys=("first", "second"))) as url:
+        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic first"}):
+            for path in ("/v1/models", "/load", "/nothing"):
+                answer = httpx2.get(url + path, headers=header)
+                assert refusal(answer, 401)["code"] == "invalid_api_key"
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert "x-request-id" in answer.headers
+        refusal(httpx2.post(url + CHAT, json=HELLO), 401)
+        for key in ("first", "second"):
+            header = {"Authorization": f"Bearer {key}"}
+            assert httpx2.get(f"{url}/v1/models", headers=header).status_code == 200
+        for path in ("/health", "/metrics", "/version", "/docs", "/openapi.json"):
+            assert httpx2.get(url + path).status_code == 200
+
+
+def test_browsers_are_let_in_only_on_request(served: Served, http: httpx2.Client) -> None:
+    asking = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in http.options(CHAT, headers=asking).headers
+    settings = ApiSettings(cors_origins=("http://a.example",), api_keys=("key",))
+    with serve(served.service, settings) as url:
+        preflight = httpx2.options(url + CHAT, headers=asking)
+        assert preflight.headers["access-control-allow-origin"] == "http://a.example"
+        refused = httpx2.get(f"{url}/v1/models", headers={"Origin": "http://a.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "http://a.example"
+
+
+def test_bodies_have_a_limit(served: Served) -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100
+
+    with serve(served.service, ApiSettings(max_body_bytes=1000)) as url:
+        announced = httpx2.post(url + COMPLETE, json=ABC | {"prompt": "x" * 1000})
+        assert refusal(announced, 413)["code"] == "request_too_large"
+        refusal(httpx2.post(url + COMPLETE, content=pieces(), headers=JSON), 413)
+        assert httpx2.post(url + COMPLETE, json=ABC).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_full_queue_is_429(http: httpx2.Client) -> None:
+    """Two run, one waits; five come. Who is refused has made no traffic."""
+
+    def counted(name: str) -> float:
+        found = re.findall(rf"^diffray:{name}{{.*}} (.*)", http.get("/metrics").text, re.M)
+        return sum(map(float, found))
+
+    names = "prompt_tokens_total request_aborted_total request_params_n_count".split()
+    names += ["request_prompt_tokens_sum", "prefix_cache_queries_total"]
+    until(lambda: idle(http))
+    before = [counted(name) for name in names]
+    answers: list[httpx2.Response] = []
+
+    def ask() -> None:
+        answers.append(http.post(COMPLETE, json=LONG))
+
+    threads = [threading.Thread(target=ask) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(refused) == 2
+    for answer in refused:
+        assert refusal(answer, 429)["code"] == "rate_limit_exceeded"
+        assert int(answer.headers["retry-after"]) >= 1
+    prompt = 3 * len("abc")
+    grown = [counted(name) - value for name, value in zip(names, before, strict=True)]
+    assert grown == [prompt, 0, 3, prompt, prompt]
+    whole = http.post(COMPLETE, json=ABC | {"n": 9})  # more than the queue holds, one by one
+    assert len(whole.json()["choices"]) == 9
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hanging_up_frees_the_pages(http: httpx2.Client, stream: bool) -> None:
+    def aborted() -> float:
+        (line,) = re.findall(r"request_aborted_total{.*} (.*)", http.get("/metrics").text)
+        return float(line)
+
+    until(lambda: idle(http))
+    before = aborted()
+    body = json.dumps(LONG | {"n": 2, "stream": stream, "max_tokens": 180})
+    head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as client:
+        client.sendall((head + body).encode())
+        until(lambda: not idle(http))
+    until(lambda: idle(http))
+    assert aborted() == before + 2
+
+
+def test_usage_in_streams(http: httpx2.Client) -> None:
+    body = LONG | {"max_tokens": 30, "temperature": 0, "stream": True}
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = events(http.post(COMPLETE, json=body | {"stream_options": usage}))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == 30
+    assert last["choices"] == [] and last["usage"] == chunks[-1]["usage"]
+    whole = http.post(COMPLETE, json=body | {"stream": False}).json()
+    assert whole["usage"] == last["usage"]
+    plain = events(http.post(COMPLETE, json=body))
+    assert all("usage" not in chunk and "diffusion" not in chunk for chunk in plain)
+    assert {choice["finish_reason"] for choice in plain[-1]["choices"]} == {"length"}
+
+
+def test_streams_are_early(http: httpx2.Client) -> None:
+    """With a block at a time the first text is there long before the last."""
+    chunks = events(http.post(COMPLETE, json=LONG | {"stream": True, "return_token_ids": True}))
+    sizes = [len(choice.get("token_ids", ())) for chunk in chunks for choice in chunk["choices"]]
+    assert sum(sizes) == 96 and max(sizes) <= 16
+
+
+def test_trajectory_and_ids_for_those_who_ask(served: Served, http: httpx2.Client) -> None:
+    body = LONG | {"max_tokens": 24, "temperature": 1, "seed": 4}
+    body |= {"return_trajectory": True, "return_token_ids": True}
+    params = SamplingParams(
+        max_tokens=24,
+        temperature=1,
+        seed=4,
+        ignore_eos=True,
+        logprobs=True,
+        diffusion={"block_length": 8},
+    )
+    (expected,) = served.llm.generate("abc", params)
+    output = expected.outputs[0]
+    (choice,) = http.post(COMPLETE, json=body).json()["choices"]
+    assert choice["prompt_token_ids"] == expected.prompt_token_ids
+    assert choice["token_ids"] == choice["trajectory"]["token_ids"] == output.token_ids
+    assert choice["trajectory"]["steps"] == output.steps
+    assert choice["trajectory"]["logprobs"] == pytest.approx(output.logprobs)
+    assert choice["logprobs"] is None  # that is another wish
+    chunks = events(http.post(COMPLETE, json=body | {"stream": True}))
+    parts = [c for chunk in chunks for c in chunk["choices"] if "trajectory" in c]
+    assert [t for part in parts for t in part["trajectory"]["token_ids"]] == output.token_ids
+    assert [s for part in parts for s in part["trajectory"]["steps"]] == output.steps
+
+
+def test_the_canvas_for_those_who_ask(http: httpx2.Client) -> None:
+    body = LONG | {"max_tokens": 40, "stream": True, "return_token_ids": True, "seed": 1}
+    chunks = events(http.post(COMPLETE, json=body | {"stream_options": {"include_canvas": True}}))
+    views = [chunk for chunk in chunks if "diffusion" in chunk]
+    assert views and all(view["choices"] == [] for view in views)
+    final: list[int] = []
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            final += choice.get("token_ids", [])
+        if "diffusion" in chunk:
+            canvas = chunk["diffusion"]["canvas"]
+            assert len(canvas) == 40
+            assert chunk["diffusion"]["text"].count(MASK) == canvas.count(None)
+    masks = [view["diffusion"]["canvas"].count(None) for view in views]
+    assert masks == sorted(masks, reverse=True) and masks[0] > 0
+    plain = events(http.post(COMPLETE, json=body))
+    assert [t for c in plain for each in c["choices"] for t in each.get("token_ids", [])] == final
+
+
+def test_stop_reasons(served: Served, http: httpx2.Client) -> None:
+    (free,) = http.post(COMPLETE, json=LONG | {"temperature": 0, "return_token_ids": True}).json()[
+        "choices"
+    ]
+    body = LONG | {"temperature": 0, "return_token_ids": True}
+    third = free["token_ids"][2]
+    (stopped,) = http.post(COMPLETE, json=body | {"stop_token_ids": [third]}).json()["choices"]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", third)
+    end = free["token_ids"].index(third)
+    assert stopped["token_ids"] == free["token_ids"][: end + 1]
+    biased = body | {"ignore_eos": False, "logit_bias": {str(EOS_ID): 100}}
+    (ended,) = http.post(COMPLETE, json=biased).json()["choices"]
+    assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None)
+    assert ended["token_ids"] == [EOS_ID] and ended["text"] == ""
+
+
+def test_words_and_ids_that_must_not_be_written(http: httpx2.Client) -> None:
+    body = LONG | {"temperature": 0, "return_token_ids": True, "max_tokens": 40}
+    (free,) = http.post(COMPLETE, json=body).json()["choices"]
+    allowed = sorted(set(free["token_ids"]))[:2]
+    (only,) = http.post(COMPLETE, json=body | {"allowed_token_ids": allowed}).json()["choices"]
+    assert set(only["token_ids"]) <= set(allowed)
+    (without,) = http.post(COMPLETE, json=body | {"bad_words": ["e", "x"]}).json()["choices"]
+    assert not {"e", "x"} & set(without["text"])
+
+
+@pytest.mark.slow
+def test_a_dead_engine_is_503(tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = tiny_checkpoint(tmp_path_factory.mktemp("dead") / "model")
+    with serve_model(model, "tiny") as served, httpx2.Client(base_url=served.url) as http:
+        served.engine.close()
+        assert refusal(http.get("/health"), 503)["code"] == "engine_unavailable"
+        answer = http.post(COMPLETE, json=ABC)
+        assert refusal(answer, 503)["type"] == "server_error"
+        assert int(answer.headers["retry-after"]) >= 1
+        refusal(http.post(COMPLETE, json=ABC | {"stream": True}), 503)
+        assert http.get("/metrics").status_code == 200
+        error = refusal(http.post(CHAT, json=HELLO))
+        assert "chat template" in error["message"]
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_ends_the_stream_with_an_error(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    model = tiny_checkpoint(tmp_path_factory.mktemp("dying") / "model")
+    with serve_model(model, "tiny") as served, httpx2.Client(base_url=served.url) as http:
+        with http.stream("POST", COMPLETE, json=LONG | {"stream": True, "n": 8}) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            served.engine.close()
+            *_, error, done = [first, *(line for line in lines if line)]
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+        assert done == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; b=x"]
+)
+def test_what_does_not_say_that_it_is_json_is_refused(http: httpx2.Client, kind: str) -> None:
+    """A page may have a browser send these types to any server, with nobody asked."""
+    headers = {"Content-Type": kind} if kind else {}
+    for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
+        error = refusal(http.post(path, content=b'{"prompt": "a"}', headers=headers), 415)
+        assert "Content-Type: application/json" in error["message"]
+
+
+def test_json_may_say_its_encoding(http: httpx2.Client) -> None:
+    for kind in ("application/json; charset=utf-8", "Application/JSON"):
+        answer = http.post(COMPLETE, content=json.dumps(ABC), headers={"Content-Type": kind})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETE, {"prompt": "<|mask|>" * 10**6}, "prompt"),
+        (COMPLETE, {"prompt": ["a" * 10**6] * 7}, "prompt"),
+        (COMPLETE, {"prompt": [1] * 3_000_000}, "prompt"),
+        (COMPLETE, {"prompt": [1] * 3_000_000, "echo": True}, "prompt"),
+        (COMPLETE, {"prompt": "a", "suffix": "b" * 10**6}, "suffix"),
+        (COMPLETE, {"prompt": ["a"] * 1000, "n": 128}, "n"),
+        (COMPLETE, {"prompt": "a", "bad_words": ["a" * 10**6]}, "bad_words"),
+        (COMPLETE, {"prompt": "a", "stop": ["a" * 10**6]}, "stop"),
+        (COMPLETE, {"prompt": "a", "allowed_token_ids": ["a"] * 10**6}, "allowed_token_ids"),
+        (COMPLETE, {"prompt": "a", "diffusion": {"x" * 10**6: 1}}, None),
+        (COMPLETE, {"prompt": "a", "max_tokens": 10**4200}, "max_tokens"),
+        (COMPLETE, {"x" * 10**6: 1}, None),
+        (CHAT, {"messages": [1] * 3_000_000}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}] * 5000}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 10**6}]}, "messages"),
+        (CHAT, HELLO | {"chat_template_kwargs": {"a": [[[{}]]] * 100_000}}, None),
+        ("/tokenize", {"prompt": "a" * 7_000_000}, "prompt"),
+        ("/detokenize", {"tokens": [1] * 2_000_000}, "tokens"),
+        ("/detokenize", {"tokens": ["a"] * 1_000_000}, "tokens"),
+    ],
+    ids=range(19),
+)
+def test_megabytes_are_refused_at_once_by_name(
+    http: httpx2.Client, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    begin = time.monotonic()
+    error = refusal(http.post(path, json=body))
+    assert time.monotonic() - begin < 30  # some tenths of a second, on a machine that is free
+    assert param is None or error["param"] == param
+    assert len(error["message"]) <= 650 and len(error["param"] or "") <= 210
+
+
+def test_numbers_that_are_nothing_are_nothing(http: httpx2.Client) -> None:
+    plain = http.post(COMPLETE, json=ABC | {"temperature": 0}).json()["choices"]
+    zeros = '{"temperature": -0.0, "logit_bias": {"5": -0.0, "007": 0}, '
+    zeros += '"prompt": "abc", "max_tokens": 8, "diffusion": {"cfg_scale": -0.0}}'
+    assert http.post(COMPLETE, content=zeros, headers=JSON).json()["choices"] == plain
+
+
+def test_what_a_client_made_up_stays_on_one_line(http: httpx2.Client) -> None:
+    body = ABC | {"model": "a\nb\u202e\x07"}
+    assert refusal(http.post(COMPLETE, json=body), 404)["message"].isprintable()
+    for path in ("/nothing%0Ahere", "/v1/models/a%0Ab"):
+        assert refusal(http.get(path), 404)["message"].isprintable()
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "a:b:c", "x" * 500])
+def test_a_host_that_is_none_changes_nothing(http: httpx2.Client, host: str) -> None:
+    refusal(http.get("/nothing", headers={"Host": host}), 404)
+    refusal(http.get(f"{CHAT}/", headers={"Host": host}), 404)
+    refusal(http.get(CHAT, headers={"Host": host}), 405)
+
+
+def test_every_answer_forbids_what_browsers_might_do_with_it(http: httpx2.Client) -> None:
+    answers = [http.get(path) for path in ("/health", "/docs", "/v1/models", "/nothing")]
+    answers += [http.post(COMPLETE, json=ABC | {"stream": stream}) for stream in (False, True)]
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none';") and "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_of_the_docs_needs_nothing_from_elsewhere(http: httpx2.Client) -> None:
+    answer = http.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    text = answer.text
+    assert "<script" not in text and "http://" not in text and "https://" not in text
+    assert "POST /v1/chat/completions" in text and "continue_final_message" in text
+    assert "diffusion.decoder" in text and "low_threshold" in text and "edit_threshold" in text
+    (style,) = re.findall(r"<style>(.*)</style>", text)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
+
+
+def test_docs_can_be_left_out(served: Served) -> None:
+    with serve(served.service, ApiSettings(docs=False)) as url:
+        assert {httpx2.get(url + path).status_code for path in ("/docs", "/openapi.json")} == {404}
+
+
+@pytest.mark.parametrize("shown", ["Bearer", "bearer\tkey", "Bearer k\xe9y", "B" * 9000])
+def test_no_other_header_passes_for_a_key(served: Served, shown: str) -> None:
+    with serve(served.service, ApiSettings(api_keys=("key",))) as url:
+        headers = [(b"Authorization", shown.encode("latin-1"))]
+        refusal(httpx2.get(f"{url}/load", headers=headers), 401)
+        for path in ("//health", "/health/", "/v1/models?x=/health", "/metrics/../load"):
+            assert httpx2.get(url + path, headers=headers).status_code in (401, 404)
+
+
+def test_logs_hold_no_prompts_texts_and_keys(
+    served: Served, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Answers, refusals, and a stream that fails; at INFO and below, of all loggers."""
+    secret, key = "xylophone-secret", "key-of-somebody"
+    headers = {"Authorization": f"Bearer {key}"}
+    bodies: list[dict[str, Any]] = [
+        {"prompt": secret, "max_tokens": 4, "echo": True},
+        {"prompt": secret, "max_tokens": 4, "stream": True},
+        {"prompt": secret, "max_tokens": 10**6},
+        {"prompt": secret, "stop": [secret], "temperature": secret},
+        {"prompt": secret, secret: secret},
+        {"prompt": secret, "bad_words": [secret]},
+    ]
+    with (
+        caplog.at_level("DEBUG"),
+        serve(served.service, ApiSettings(api_keys=(key, f"{key}-2"))) as url,
+    ):
+        for body in bodies:
+            httpx2.post(url + COMPLETE, json=body, headers=headers)
+            httpx2.post(url + COMPLETE, json=body, headers={"Authorization": f"Bearer {key}x"})
+        httpx2.post(url + CHAT, json={"messages": [{"role": secret}]}, headers=headers)
+        httpx2.post(url + COMPLETE, content=secret, headers=headers | JSON)
+        broken = served.service.tokenizer
+        served.service.tokenizer = None  # so that an answer fails half way
+        try:
+            body = {"prompt": [1, 2], "suffix": secret, "stream": True}
+            httpx2.post(url + COMPLETE, json=body, headers=headers)
+        finally:
+            served.service.tokenizer = broken
+    ours = [
+        record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))
+    ]
+    logged = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in ours)
+    out, err = capfd.readouterr()
+    for text in (logged, out, err):
+        assert secret not in text and key not in text

@@ -1,0 +1,238 @@
+"""Stock OpenAI clients against a live server: every answer is the one that DiffusionLLM gives."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from diffray import SamplingParams
+from tests.helpers.api_server import Served, serve_model
+
+pytestmark = pytest.mark.slow
+
+MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
+PROMPT = "<role>HUMAN</role>What is 7 times 6?<|role_end|><role>ASSISTANT</role>"
+
+
+@pytest.fixture(scope="module", params=["demo", "demo-llada2"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    with serve_model(request.param) as served:
+        yield served
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_list_models(served: Served, client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [served.name, f"{served.name}-alias"]
+    assert client.models.retrieve(served.name).id == served.name
+
+
+def test_chat(served: Served, client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=served.name, messages=MESSAGES, temperature=0, max_tokens=48
+    )
+    (expected,) = served.llm.chat(MESSAGES, SamplingParams(max_tokens=48))
+    choice = expected.outputs[0]
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == choice.text
+    assert answer.choices[0].finish_reason == choice.finish_reason
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == expected.prompt_tokens
+    assert answer.usage.completion_tokens == expected.completion_tokens
+    assert answer.usage.total_tokens == expected.prompt_tokens + expected.completion_tokens
+
+
+def test_streamed_chat_is_the_whole_one(served: Served, client: OpenAI) -> None:
+    asked: dict[str, Any] = dict(
+        model=served.name, messages=MESSAGES, temperature=0.8, seed=5, max_tokens=64
+    )
+    whole = client.chat.completions.create(**asked)
+    chunks = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    assert len({chunk.id for chunk in chunks}) == 1
+    first, *middle, last, usage = chunks
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert all(chunk.choices[0].finish_reason is None for chunk in (first, *middle))
+    assert last.choices[0].finish_reason == whole.choices[0].finish_reason
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in (first, *middle, last))
+    assert text == whole.choices[0].message.content
+    assert usage.choices == [] and usage.usage == whole.usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_choices_and_seeds(served: Served, client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=served.name, messages=MESSAGES, n=3, seed=11, temperature=1.5, max_tokens=24
+    )
+    params = SamplingParams(n=3, seed=11, temperature=1.5, max_tokens=24)
+    (expected,) = served.llm.chat(MESSAGES, params)
+    assert [c.index for c in answer.choices] == [0, 1, 2]
+    assert [c.message.content for c in answer.choices] == [c.text for c in expected.outputs]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == expected.completion_tokens
+
+
+def test_streamed_choices_are_told_apart(served: Served, client: OpenAI) -> None:
+    chunks = client.chat.completions.create(
+        model=served.name,
+        messages=MESSAGES,
+        n=2,
+        seed=11,
+        temperature=1.5,
+        max_tokens=24,
+        stream=True,
+    )
+    texts = ["", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    (expected,) = served.llm.chat(
+        MESSAGES, SamplingParams(n=2, seed=11, temperature=1.5, max_tokens=24)
+    )
+    assert texts == [choice.text for choice in expected.outputs]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings(served: Served, client: OpenAI, stream: bool) -> None:
+    (free,) = served.llm.chat(MESSAGES, SamplingParams(max_tokens=48))
+    text = free.outputs[0].text
+    stop = text[2:5]
+    asked: dict[str, Any] = dict(
+        model=served.name, messages=MESSAGES, temperature=0, max_tokens=48, stop=[stop]
+    )
+    if stream:
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        found = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        answer = client.chat.completions.create(**asked)
+        found, reason = answer.choices[0].message.content or "", answer.choices[0].finish_reason
+        assert answer.choices[0].model_extra is not None
+        assert answer.choices[0].model_extra["stop_reason"] == stop
+    assert (found, reason) == (text[: text.find(stop)], "stop")
+
+
+def test_logprobs(served: Served, client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=served.name,
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=32,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    (expected,) = served.llm.chat(MESSAGES, SamplingParams(max_tokens=32, logprobs=True))
+    choice = expected.outputs[0]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    assert [entry.logprob for entry in logprobs.content] == pytest.approx(choice.logprobs)
+    tokenizer = served.llm.tokenizer
+    assert tokenizer is not None
+    texts = [tokenizer.decode([token], False) for token in choice.token_ids]
+    assert [entry.token for entry in logprobs.content] == texts
+    for entry in logprobs.content:
+        assert len(entry.top_logprobs) == 3
+        best = entry.top_logprobs[0]
+        assert best.token == entry.token
+        assert best.logprob == pytest.approx(entry.logprob, abs=1e-4)
+        assert bytes(entry.bytes or []).decode() == entry.token
+
+
+def test_completion_of_a_batch(served: Served, client: OpenAI) -> None:
+    prompts = [PROMPT, "def f(x):", "1 2 3"]
+    answer = client.completions.create(
+        model=served.name, prompt=prompts, temperature=0.7, seed=3, n=2, max_tokens=20
+    )
+    expected = served.llm.generate(
+        prompts, SamplingParams(temperature=0.7, seed=3, n=2, max_tokens=20)
+    )
+    texts = [choice.text for output in expected for choice in output.outputs]
+    assert [choice.text for choice in answer.choices] == texts
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == sum(output.prompt_tokens for output in expected)
+    assert answer.usage.completion_tokens == sum(o.completion_tokens for o in expected)
+
+
+def test_completion_of_token_ids_and_its_stream(served: Served, client: OpenAI) -> None:
+    tokenizer = served.llm.tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode(PROMPT)
+    (expected,) = served.llm.generate(ids, SamplingParams(max_tokens=16))
+    whole = client.completions.create(model=served.name, prompt=ids, temperature=0)
+    assert whole.choices[0].text == expected.outputs[0].text  # 16 tokens are OpenAI's default
+    stream = client.completions.create(
+        model=served.name, prompt=[ids, ids], temperature=0, stream=True
+    )
+    texts = ["", ""]
+    for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [expected.outputs[0].text] * 2
+
+
+def test_completion_logprobs_and_echo(served: Served, client: OpenAI) -> None:
+    asked: dict[str, Any] = dict(model=served.name, prompt=PROMPT, temperature=0, max_tokens=12)
+    (expected,) = served.llm.generate(PROMPT, SamplingParams(max_tokens=12, logprobs=True))
+    choice = client.completions.create(**asked, logprobs=2).choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs == pytest.approx(expected.outputs[0].logprobs)
+    assert [len(top) for top in choice.logprobs.top_logprobs or []] == [2] * len(
+        expected.outputs[0].token_ids
+    )
+    assert choice.logprobs.text_offset is not None and choice.logprobs.text_offset[0] == 0
+    echoed = client.completions.create(**asked, echo=True).choices[0]
+    assert echoed.text == PROMPT + expected.outputs[0].text
+    chunks = client.completions.create(**asked, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == echoed.text
+
+
+def test_a_policy_for_one_request(served: Served, client: OpenAI) -> None:
+    policy = {"block_length": 8, "decoder": {"kind": "fixed", "steps": 24}}
+    answer = client.chat.completions.create(
+        model=served.name,
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=24,
+        extra_body={"diffusion": policy, "ignore_eos": True},
+    )
+    params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion=policy)
+    (expected,) = served.llm.chat(MESSAGES, params)
+    assert answer.choices[0].message.content == expected.outputs[0].text
+    assert answer.model_extra is not None
+    assert answer.model_extra["diffusion"]["forwards"] > 0
+
+
+def test_refusals_have_openai_s_classes(served: Served, client: OpenAI) -> None:
+    asked: dict[str, Any] = dict(model=served.name, messages=MESSAGES)
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="other", messages=MESSAGES)
+    assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(**asked, max_tokens=5000)
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "messages")
+    assert "1024" in long.value.message and "5000" in long.value.message
+    with pytest.raises(openai.BadRequestError) as hot:
+        client.chat.completions.create(**asked, temperature=-1)
+    assert hot.value.param == "temperature"
+
+
+def test_infilling(served: Served, client: OpenAI) -> None:
+    asked: dict[str, Any] = dict(
+        model=served.name, prompt="def f(x):", suffix="return x", temperature=0
+    )
+    if served.engine.limits.spec.block_causal:
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(**asked)
+        assert refused.value.param == "suffix"
+        return
+    inside = client.completions.create(**asked).choices[0].text
+    echoed = client.completions.create(**asked, echo=True).choices[0].text
+    assert echoed == f"def f(x):{inside}return x"

@@ -1,0 +1,374 @@
+"""The service without HTTP, as a batch uses it: defaults and their order, words, ids, deadlines."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from diffray.cluster.api.bodies import ChatBody, CompletionBody, parse
+from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
+from diffray.cluster.api.errors import ApiError
+from diffray.cluster.api.http import parse_json
+from diffray.cluster.api.http_app import build_api
+from diffray.cluster.api.params_builder import Wishes
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.api.tokens import TokenTexts
+from diffray.cluster.control.engine_client import DeadlineExceeded, EngineClient, Load
+from diffray.components.policy import DiffusionParams
+from diffray.kernels.noise import derived_seed
+from diffray.workers.admission import Limits
+from diffray.workers.messages import Request, Update
+from tests.helpers.toy import EOS, ToyModel, toy_engine
+from tests.workers.test_text import TOKENIZER
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+IDS: dict[str, Any] = {"prompt": [1, 2, 3]}
+# The toy's, with a vocabulary in which every byte has its token.
+TOY = toy_engine(ToyModel()).limits
+LIMITS = replace(TOY, spec=replace(TOY.spec, vocab_size=300))
+
+
+class Recorder:
+    """An engine that answers every request with the bytes of `abc`, and remembers it."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.limits = limits
+        self.requests: list[tuple[Request, int, float | None]] = []
+
+    async def submit(
+        self, request: Request, *, priority: int = 0, deadline: float | None = None
+    ) -> AsyncGenerator[Update, None]:
+        self.requests.append((request, priority, deadline))
+        if deadline is not None:
+            raise DeadlineExceeded("too slow")
+        cached = len(request.prompt)
+        for number, token in enumerate(TOKENIZER.encode("abc")):
+            last, steps = "length" if number == 2 else None, number + 1
+            heard = Update(request.uid, [token], [number], [-0.5], last, forwards=steps)
+            heard.cached_tokens = cached
+            yield heard
+
+    async def load(self) -> Load:
+        return Load(running=1, waiting=2)
+
+    async def check_health(self) -> None: ...
+
+
+def service(engine: EngineClient, **options: Any) -> Service:
+    return Service(engine, TOKENIZER, ["some"], **options)
+
+
+def refused(call: Coroutine[Any, Any, Any]) -> ApiError:
+    with pytest.raises(ApiError) as error:
+        asyncio.run(call)
+    return error.value
+
+
+def test_answers_are_plain_objects() -> None:
+    made = asyncio.run(service(Recorder()).chat(HELLO | {"return_token_ids": True}))
+    assert json.loads(json.dumps(made)) == made
+    (choice,) = made["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "abc", "refusal": None}
+    assert choice["token_ids"] == TOKENIZER.encode("abc")
+    assert made["prompt_token_ids"] == TOKENIZER.encode_chat(HELLO["messages"])
+    assert made["usage"]["completion_tokens"] == 3
+    assert made["diffusion"] == {"forwards": 3, "tokens_per_forward": 1.0}
+    assert refused(service(Recorder()).chat(HELLO | {"stream": True})).param == "stream"
+    assert refused(service(Recorder()).complete([])).status == 400
+
+
+def test_the_request_says_before_the_server_before_the_checkpoint() -> None:
+    server = GenerationDefaults(temperature=0.3, max_tokens=40)
+    checkpoint = GenerationDefaults(temperature=0.9, top_p=0.8)
+    engine = Recorder()
+    serving = service(engine, defaults=server.over(checkpoint))
+
+    async def ask() -> None:
+        await serving.complete(IDS)
+        await serving.complete(IDS | {"temperature": 0, "top_p": 1.0, "max_tokens": 7})
+        await service(engine).complete(IDS)
+        await service(engine).chat(HELLO)
+
+    asyncio.run(ask())
+    found = [
+        (request.params.temperature, request.params.top_p, request.params.max_tokens)
+        for request, _, _ in engine.requests
+    ]
+    chat_len = len(TOKENIZER.encode_chat(HELLO["messages"]))
+    assert found[:3] == [(0.3, 0.8, 40), (0.0, 1.0, 7), (0.0, 1.0, 16)]
+    assert found[3] == (0.0, 1.0, min(512, LIMITS.context - chat_len))
+
+
+def test_a_request_s_policy_is_merged_with_the_server_s() -> None:
+    engine = Recorder()
+    default = DiffusionParams(block_length=8, cfg_scale=0.5)
+    asked = IDS | {"diffusion": {"cache": {"kind": "none"}}}
+    asyncio.run(service(engine, diffusion=default).complete(asked))
+    policy = engine.requests[0][0].params.diffusion
+    assert (policy.block_length, policy.cfg_scale) == (8, 0.5)
+    assert policy.cache is not None and policy.cache.kind == "none"
+
+
+def test_a_priority_needs_a_server_that_allows_it() -> None:
+    engine = Recorder()
+    with pytest.raises(
+        ApiError, match=r"priority is -3, .*--scheduling-policy priority"
+    ) as refused:
+        asyncio.run(service(engine).complete({"prompt": [1], "priority": -3}))
+    assert (refused.value.status, refused.value.param) == (400, "priority")
+    assert engine.requests == []
+    asyncio.run(service(engine).complete({"prompt": [1], "priority": 0}))
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    engine = Recorder()
+    asked = {"prompt": [[1], [2]], "n": 2, "seed": 9, "priority": -3}
+    made = asyncio.run(service(engine, scheduling_policy="priority").complete(asked))
+    assert [choice["index"] for choice in made["choices"]] == [0, 1, 2, 3]
+    seeds = [request.params.seed for request, _, _ in engine.requests]
+    assert seeds == [9, derived_seed(9, 1)] * 2
+    assert {priority for _, priority, _ in engine.requests} == {-3}
+    assert len({request.uid for request, _, _ in engine.requests}) == 4
+    assert made["usage"] == {
+        "prompt_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 2},  # of each prompt's first choice
+        "completion_tokens": 12,
+        "total_tokens": 14,
+    }
+
+
+def test_a_missed_deadline_is_504() -> None:
+    error = refused(service(Recorder(), deadline=0.5).complete(IDS))
+    assert (error.status, error.code) == (504, "deadline_exceeded")
+
+
+def test_leaving_a_stream_closes_the_engine_s() -> None:
+    closed: list[int] = []
+
+    class Endless(Recorder):
+        async def submit(
+            self, request: Request, *, priority: int = 0, deadline: float | None = None
+        ) -> AsyncGenerator[Update, None]:
+            try:
+                while True:
+                    await asyncio.sleep(0)
+                    yield Update(request.uid, TOKENIZER.encode("x"), [0], [0.0])
+            finally:
+                closed.append(request.uid)
+
+    async def leave() -> int:
+        chunks = service(Endless()).stream_completion(IDS | {"stream": True, "n": 3})
+        async with aclosing(chunks):
+            async for _ in chunks:
+                break
+        return len(closed)
+
+    assert asyncio.run(leave()) == 3
+    # A stop string ends a choice before its engine does.
+    made = asyncio.run(service(Endless()).complete(IDS | {"stop": "xxx", "max_tokens": 50}))
+    assert made["choices"][0]["text"] == "" and made["usage"]["completion_tokens"] == 3
+    assert len(closed) == 4
+
+
+def test_bad_words_are_single_tokens_with_and_without_a_space() -> None:
+    wishes = Wishes(LIMITS, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    # A byte has one token; after a space it has the same, so one id is enough.
+    expected = [*TOKENIZER.encode("x"), *TOKENIZER.encode(" ")]
+    assert list(wishes.bad_ids(["x", " "])) == expected
+    with pytest.raises(ApiError, match="several tokens"):
+        list(wishes.bad_ids(["xy"]))
+    engine = Recorder()
+    asyncio.run(service(engine).complete(IDS | {"bad_words": ["x", " "]}))
+    assert engine.requests[0][0].params.bad_token_ids == tuple(expected)
+
+
+@pytest.mark.parametrize(("block_causal", "room"), [(False, 100), (True, 96)])
+def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) -> None:
+    """A block-causal canvas consists of whole blocks."""
+    spec = replace(LIMITS.spec, block_causal=block_causal)
+    limits = replace(LIMITS, spec=spec, context=100)
+    wishes = Wishes(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    body = parse(ChatBody, HELLO)
+    assert wishes.params(body, 30).max_tokens == room - 30
+    with pytest.raises(ApiError, match=f"{room} tokens. However, you requested {room + 1} tokens"):
+        wishes.params(body, room)
+
+
+def test_a_default_length_never_asks_for_more_than_there_is() -> None:
+    limits = replace(LIMITS, context=100)
+    wishes = Wishes(limits, TOKENIZER, DiffusionParams(), GenerationDefaults(max_tokens=90))
+    chat, text = parse(ChatBody, HELLO), parse(CompletionBody, IDS)
+    assert [wishes.params(body, 5).max_tokens for body in (chat, text)] == [90, 90]
+    assert [wishes.params(body, 30).max_tokens for body in (chat, text)] == [70, 70]
+    with pytest.raises(ApiError, match="you requested 101 tokens"):
+        wishes.params(chat, 100)
+
+
+def test_guidance_halves_the_pages() -> None:
+    limits = replace(LIMITS, num_pages=10, page_size=8)
+    wishes = Wishes(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    plain, guided = (DiffusionParams(cfg_scale=scale) for scale in (0, 1))
+    assert (wishes.context(plain), wishes.context(guided)) == (80, 40)
+
+
+def test_generation_config_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_generation_defaults(tmp_path) == GenerationDefaults()
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": 0.7, "top_k": 50, "max_new_tokens": 99, "eos_token_id": 5}')
+    assert read_generation_defaults(tmp_path) == GenerationDefaults(
+        temperature=0.7, top_k=50, max_tokens=99
+    )
+    file.write_text('{"do_sample": false, "temperature": 0.7, "repetition_penalty": 1.2}')
+    with caplog.at_level(logging.WARNING):
+        assert read_generation_defaults(tmp_path) == GenerationDefaults(temperature=0.0)
+    assert "repetition_penalty is not supported" in caplog.text
+
+
+def test_messages_may_be_parts_and_earlier_answers() -> None:
+    tokenize = service(Recorder()).tokenize
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "content": "c",
+        "refusal": None,
+        "tool_calls": [],
+        "audio": None,
+    }
+    messages = [{"role": "developer", "content": parts}, answer]
+    found = asyncio.run(tokenize({"messages": messages}))["tokens"]
+    assert TOKENIZER.decode(found, skip_special_tokens=False) == "[a\nb]<|end|>[c]<|end|>"
+
+
+def test_without_a_tokenizer_ids_still_work() -> None:
+    serving = Service(Recorder(), None, ["some"])
+    body = IDS | {"logprobs": 0, "return_token_ids": True, "echo": False}
+    (choice,) = asyncio.run(serving.complete(body))["choices"]
+    first = TOKENIZER.encode("a")[0]
+    assert (choice["text"], choice["token_ids"][0]) == ("", first)
+    assert choice["logprobs"]["tokens"][0] == f"token_id:{first}"
+    for body in ({"prompt": "abc"}, IDS | {"stop": "x"}):
+        assert "tokenizer" in refused(serving.complete(body)).message
+    assert "tokenizer" in refused(serving.chat(HELLO)).message
+
+
+def test_tokens_have_bytes_even_where_they_are_no_text() -> None:
+    texts = TokenTexts(TOKENIZER)
+    ids = TOKENIZER.encode("a\u20ac")
+    spelled = [texts[token] for token in ids]
+    assert spelled[0] == ("a", [97])
+    assert all(text == "\ufffd" for text, _ in spelled[1:])
+    assert bytes(byte for _, each in spelled for byte in each).decode() == "a\u20ac"
+
+
+def test_the_app_lives_below_a_prefix_and_knows_its_open_paths_there() -> None:
+    serving = service(Recorder())
+    app = build_api(lambda: serving, ApiSettings(api_keys=("key",)))
+
+    async def ask() -> list[int]:
+        transport = httpx2.ASGITransport(app, root_path="/some/where")
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
+            paths = ("health", "v1/models", "version/", "load")
+            answers = [await client.get(f"/some/where/{path}") for path in paths]
+            key = {"Authorization": "Bearer key"}
+            answers.append(await client.get("/some/where/load", headers=key))
+            assert answers[-1].json()["server_load"] == 3
+            return [answer.status_code for answer in answers]
+
+    assert asyncio.run(ask()) == [200, 401, 401, 401, 200]
+
+
+def test_the_end_token_is_no_stop_reason_unless_asked_for() -> None:
+    class Ending(Recorder):
+        async def submit(
+            self, request: Request, *, priority: int = 0, deadline: float | None = None
+        ) -> AsyncGenerator[Update, None]:
+            yield Update(request.uid, [EOS], [0], [0.0], "stop", EOS, 1)
+
+    for asked, reason in (({}, None), ({"stop_token_ids": [EOS]}, EOS)):
+        (choice,) = asyncio.run(service(Ending()).complete(IDS | asked))["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
+
+
+class Endless(Recorder):
+    """An engine that says more than anybody reads."""
+
+    told = 0
+
+    async def submit(
+        self, request: Request, *, priority: int = 0, deadline: float | None = None
+    ) -> AsyncGenerator[Update, None]:
+        for number in range(100_000):
+            self.told += 1
+            yield Update(request.uid, [number % 256], [number], [-0.5], None, forwards=number)
+            await asyncio.sleep(0)
+
+
+MANY_IDS = list(range(256)) * 256
+GREEDY: dict[str, dict[str, Any]] = {
+    "prompts with words and ids": {
+        "prompt": ["a"] * 1024,
+        "bad_words": list(map(chr, range(33, 127))),
+        "allowed_token_ids": MANY_IDS,
+    },
+    "choices": {"prompt": [[1]] * 8, "n": 128, "allowed_token_ids": MANY_IDS},
+    "log-probabilities": {"prompt": [[1]] * 100, "logprobs": 20, "max_tokens": 120},
+    "ids": {"prompt": [1] * 4_000_000},
+}
+
+
+async def longest_hold(work: Coroutine[Any, Any, Any]) -> float:
+    """Return the most processor time that the loop's thread took between two looks at it."""
+    task, longest = asyncio.create_task(work), 0.0
+    while not task.done():
+        begin = time.thread_time()
+        await asyncio.sleep(0)
+        longest = max(longest, time.thread_time() - begin)
+    with suppress(ApiError):
+        task.result()
+    return longest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GREEDY)
+def test_no_request_holds_the_loop_for_long(name: str) -> None:
+    """Beside it others are streamed to, and the coordinator is listened to."""
+
+    class Ranked(Recorder):
+        async def submit(self, *given: Any, **more: Any) -> AsyncGenerator[Update, None]:
+            async for update in super().submit(*given, **more):
+                update.top_logprobs = [[(1, -0.5)] * 20]
+                yield update
+
+    text = json.dumps(GREEDY[name])
+    longest = asyncio.run(longest_hold(service(Ranked()).complete(json.loads(text))))
+    begin = time.thread_time()
+    parse_json(text)
+    print(f"{name}: {longest:.2f} s, and {time.thread_time() - begin:.2f} s to read")
+    assert longest < 2
+
+
+def test_more_log_probabilities_than_one_answer_can_hold_are_refused() -> None:
+    asked = IDS | {"n": 128, "logprobs": 20, "max_tokens": 200}
+    assert refused(service(Recorder()).complete(asked)).param == "logprobs"
+
+
+def test_the_news_of_several_choices_wait_for_their_reader() -> None:
+    async def run() -> None:
+        engine = Endless()
+        body = IDS | {"n": 2, "stream": True, "max_tokens": 200}
+        async with aclosing(service(engine).stream_completion(body)) as chunks:
+            await anext(chunks)
+            for _ in range(1000):
+                await asyncio.sleep(0)
+        assert engine.told < 100
+
+    asyncio.run(run())

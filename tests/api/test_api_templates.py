@@ -1,0 +1,135 @@
+"""Chat templates are a checkpoint's programs: one that is wrong, or never ends, harms no other."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from diffray.cluster.api.errors import ApiError
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.templates import Templates
+from diffray.cluster.cli import main as cli
+from tests.api.test_api_service import Recorder
+from tests.helpers.tiny import tiny_checkpoint
+from tests.workers.test_text import byte_tokenizer
+
+CALLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"
+    "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}"
+    "({{ c.function.arguments.a }}){% endfor %}{% endfor %}"
+)
+BOMBS = {
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "longer than",
+    "{{ 'a' * 10**10 }}": "of memory",
+    "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x * 2 %}{% endfor %}": (
+        "of memory|longer than"
+    ),
+    "{{ 'a' * 2**25 }}": "33554432 characters",
+}
+
+
+@pytest.fixture(scope="module")
+def templates() -> Iterator[Templates]:
+    made = Templates()
+    yield made
+    made.close()
+
+
+def conversation(template: str) -> dict[str, Any]:
+    return {"conversations": [[{"role": "user", "content": "hi"}]], "chat_template": template}
+
+
+def rendered(templates: Templates, template: str) -> str:
+    return asyncio.run(templates.render(conversation(template)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", BOMBS)
+def test_a_bomb_is_refused_while_the_loop_goes_on(templates: Templates, template: str) -> None:
+    rendered(templates, "")
+
+    async def beside() -> tuple[int, float]:
+        begin = time.monotonic()
+        bomb, beats = asyncio.create_task(templates.render(conversation(template))), 0
+        while not bomb.done():
+            await asyncio.sleep(0.01)
+            beats += 1
+        with pytest.raises(ValueError, match=BOMBS[template]):
+            bomb.result()
+        return beats, time.monotonic() - begin
+
+    beats, seconds = asyncio.run(beside())
+    assert beats > seconds, "the loop turned at least once a second"
+    assert rendered(templates, "{{ messages[0].content }}!") == "hi!"
+
+
+def test_what_it_says_itself_is_passed_on(templates: Templates) -> None:
+    for template, words in (
+        ("{{ raise_exception('roles must alternate') }}", "^roles must alternate$"),
+        ("a\n{% for m in messages %}", r"\(line 2 of the template\)$"),
+        ("{{ ().__class__.__base__ }}", "unsafe"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            rendered(templates, template)
+
+
+class TestChats:
+    """Over a service, and equal to what transformers makes of them."""
+
+    TOOLS: list[Any] = [{"type": "function", "function": {"name": "add"}}]  # noqa: RUF012
+    HISTORY: list[dict[str, Any]] = [  # noqa: RUF012
+        {"role": "user", "content": "1?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "type": "function",
+                    "id": "c",
+                    "function": {"name": "add", "arguments": '{"a": 1}'},
+                }
+            ],
+        },
+        {"role": "tool", "content": "2", "tool_call_id": "c"},
+    ]
+
+    def service(self, template: str) -> Service:
+        tokenizer = byte_tokenizer()
+        tokenizer.fast.chat_template = template
+        return Service(Recorder(), tokenizer, ["some"])
+
+    def test_tools_and_their_history_reach_the_template(self) -> None:
+        serving = self.service(CALLS)
+        assert serving.tokenizer is not None
+        body = {"messages": self.HISTORY, "tools": self.TOOLS, "return_token_ids": True}
+        made = asyncio.run(serving.chat(body | {"tool_choice": "none"}))
+        text = serving.tokenizer.decode(made["prompt_token_ids"], skip_special_tokens=False)
+        assert text.endswith("<user>1?<assistant>add(1)<tool>2")
+        history = [dict(each) for each in self.HISTORY]
+        history[1] |= {
+            "content": "",
+            "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": {"a": 1}}}],
+        }
+        fast = serving.tokenizer.fast
+        assert text == fast.apply_chat_template(history, tools=self.TOOLS, tokenize=False)
+        with pytest.raises(ApiError, match='need tool_choice: "none"'):
+            asyncio.run(serving.chat(body))
+        serving.close()
+
+    def test_a_template_that_is_wrong_is_one_sentence(self) -> None:
+        serving = self.service("{% for m in messages %}")
+        with pytest.raises(ApiError, match=r"the chat template refuses this: .*line 1") as refused:
+            asyncio.run(serving.chat({"messages": self.HISTORY[:1]}))
+        assert refused.value.status == 400
+        serving.close()
+
+
+def test_the_command_line_says_it_in_one_sentence(tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path / "model", chat_template="{% for m in messages %}")
+    result = CliRunner().invoke(cli.app, ["generate", "hi", "--model", model])
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1 and "chat template refuses this" in result.stderr

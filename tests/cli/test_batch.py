@@ -1,0 +1,382 @@
+"""A batch answers every line once, whatever happens on the way, and says what it could not do."""
+
+import asyncio
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import diffray
+from diffray.cluster.cli.batch_backends import endpoint_answers, engine_answers
+from diffray.cluster.cli.batch_run import Answer, Reply, Summary, pause, run_batch
+from diffray.cluster.cli.endpoint import Endpoint
+from diffray.cluster.cli.progress import Progress
+from diffray.cluster.control.engine_config import EngineConfig
+from tests.helpers.fake_endpoint import Answer as HttpAnswer
+from tests.helpers.fake_endpoint import Asked, fake_endpoint
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def request(name: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
+    return {"custom_id": name, "method": "POST", "url": url, "body": body}
+
+
+def write(path: Path, *lines: dict[str, Any] | str) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the answers by their ids, of which there is one each."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {line["custom_id"]: line for line in lines}
+    assert len(found) == len(lines)
+    for line in lines:
+        assert list(line) == ["id", "custom_id", "response", "error"]
+        assert (line["response"] is None) != (line["error"] is None)
+    return found
+
+
+def echo(asked: Asked) -> HttpAnswer:
+    said = {"id": "chatcmpl-1", "said": asked.body["say"], "usage": {"completion_tokens": 2}}
+    return HttpAnswer(body=said)
+
+
+def through(
+    url: str, key: str | None = None, timeout: float = 10.0, model: str | None = None
+) -> Any:
+    endpoint = Endpoint.at(url, key)
+    return endpoint_answers(endpoint, model=model, timeout=timeout, first_pause=0.01)
+
+
+class TestEndpoint:
+    def test_a_model_that_is_given_is_asked(self, tmp_path: Path) -> None:
+        source = write(tmp_path / "in", request("a", say=1), request("b", say=2, model="other"))
+        with fake_endpoint(echo) as server:
+            run_batch(source, tmp_path / "out", through(server.url, model="mine"))
+        assert [asked.body["model"] for asked in server.asked] == ["mine", "mine"]
+
+    def test_every_line_is_answered(self, tmp_path: Path) -> None:
+        lines = [request(f"r{n}", [CHAT, COMPLETIONS][n % 2], say=n) for n in range(20)]
+        source, target = write(tmp_path / "in", *lines, "", "  "), tmp_path / "out"
+        with fake_endpoint(echo) as server:
+            summary = run_batch(source, target, through(server.url, "key"), concurrency=4)
+        answers = read(target)
+        assert {name: line["response"]["body"]["said"] for name, line in answers.items()} == {
+            f"r{n}": n for n in range(20)
+        }
+        assert answers["r3"]["response"]["status_code"] == 200
+        assert answers["r3"]["response"]["request_id"] == "chatcmpl-1"
+        assert {asked.path for asked in server.asked} == {CHAT, COMPLETIONS}
+        assert {asked.headers["authorization"] for asked in server.asked} == {"Bearer key"}
+        assert (summary.answered, summary.failed, summary.tokens, summary.left) == (20, 0, 40, 0)
+        assert "20 requests: 20 answered, 0 failed; 40 tokens" in str(summary)
+
+    def test_address_may_end_in_v1_and_have_a_path(self, tmp_path: Path) -> None:
+        source = write(tmp_path / "in", request("a", say=1))
+        with fake_endpoint(echo) as server:
+            run_batch(source, tmp_path / "out", through(server.url + "/llada/v1/"))
+        assert server.asked[0].path == "/llada" + CHAT
+
+    def test_no_more_at_once_than_allowed(self, tmp_path: Path) -> None:
+        lock, now, most = threading.Lock(), 0, 0
+
+        def slow(asked: Asked) -> HttpAnswer:
+            nonlocal now, most
+            with lock:
+                now += 1
+                most = max(most, now)
+            time.sleep(0.02)
+            with lock:
+                now -= 1
+            return echo(asked)
+
+        source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(12)))
+        with fake_endpoint(slow) as server:
+            run_batch(source, tmp_path / "out", through(server.url), concurrency=3)
+        assert most == 3
+
+    def test_busy_servers_are_asked_again_when_they_say(self, tmp_path: Path) -> None:
+        times: list[float] = []
+
+        def busy_twice(asked: Asked) -> HttpAnswer:
+            times.append(time.monotonic())
+            if len(times) > 2:
+                return echo(asked)
+            return HttpAnswer([429, 503][len(times) - 1], headers={"Retry-After": "0.2"})
+
+        source, target = write(tmp_path / "in", request("a", say=1)), tmp_path / "out"
+        with fake_endpoint(busy_twice) as server:
+            summary = run_batch(source, target, through(server.url))
+        assert summary.answered == 1
+        assert read(target)["a"]["response"]["status_code"] == 200
+        assert all(after - before >= 0.2 for before, after in pairwise(times))
+
+    def test_what_stays_busy_fails_with_the_last_answer(self, tmp_path: Path) -> None:
+        def busy(asked: Asked) -> HttpAnswer:
+            error = {"error": {"message": "full"}}
+            return HttpAnswer(429, error, {"Retry-After": "0"})
+
+        source, target = write(tmp_path / "in", request("a", say=1)), tmp_path / "out"
+        with fake_endpoint(busy) as server:
+            summary = run_batch(source, target, through(server.url), tries=3)
+            assert len(server.asked) == 3
+        assert summary.seconds < 2.5  # as the server says; untold, the pauses are 1 and 2 s
+        assert (summary.answered, summary.failed) == (0, 1)
+        assert read(target)["a"]["response"]["body"] == {"error": {"message": "full"}}
+
+    def test_refusals_are_written_and_others_go_on(self, tmp_path: Path) -> None:
+        def picky(asked: Asked) -> HttpAnswer:
+            if asked.body["say"] == 1:
+                return HttpAnswer(400, {"error": {"message": "no"}}, {"X-Request-Id": "req-7"})
+            return echo(asked)
+
+        source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(3)))
+        with fake_endpoint(picky) as server:
+            summary = run_batch(source, tmp_path / "out", through(server.url))
+        assert (summary.answered, summary.failed) == (2, 1)
+        assert read(tmp_path / "out")["r1"]["response"] == {
+            "status_code": 400,
+            "request_id": "req-7",
+            "body": {"error": {"message": "no"}},
+        }
+
+    def test_silence_and_broken_connections_fail_one_line(self, tmp_path: Path) -> None:
+        def broken(asked: Asked) -> HttpAnswer:
+            if asked.body["say"] == 0:
+                return HttpAnswer(hang_up=True)
+            if asked.body["say"] == 1:
+                time.sleep(1.0)
+            return echo(asked)
+
+        source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(3)))
+        with fake_endpoint(broken) as server:
+            summary = run_batch(source, tmp_path / "out", through(server.url, timeout=0.3))
+        answers = read(tmp_path / "out")
+        assert (summary.answered, summary.failed) == (1, 2)
+        assert answers["r0"]["error"]["code"] == "connection_error"
+        assert answers["r1"]["error"] == {
+            "code": "timeout",
+            "message": "there was no answer within 0.3 s",
+        }
+
+    def test_nobody_there_ends_the_batch_in_one_sentence(self, tmp_path: Path) -> None:
+        with fake_endpoint(echo) as gone:
+            pass
+        source, target = write(tmp_path / "in", request("a", say=1)), tmp_path / "out"
+        with pytest.raises(ConnectionError, match=r"nothing answers at http://127\.0"):
+            run_batch(source, target, through(gone.url))
+        assert target.read_text() == ""
+
+    def test_wrong_key_ends_the_batch(self, tmp_path: Path) -> None:
+        source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(9)))
+        denied = HttpAnswer(401, {"error": {"message": "Incorrect API key."}})
+        with (
+            fake_endpoint(lambda asked: denied) as server,
+            pytest.raises(ConnectionError, match="401: Incorrect API key"),
+        ):
+            run_batch(source, tmp_path / "out", through(server.url), concurrency=1)
+        assert len(server.asked) == 1
+        assert read(tmp_path / "out") == {}
+
+    @pytest.mark.parametrize(
+        "address", ["localhost:8000", "http://", "ftp://a", "http://a/?b", "http://a:b"]
+    )
+    def test_addresses_that_are_none(self, address: str) -> None:
+        with pytest.raises(ValueError, match=r"address|leave out"):
+            Endpoint.at(address)
+
+
+@asynccontextmanager
+async def nobody() -> AsyncGenerator[Answer, None]:
+    """Answer nothing, where a batch must end before it asks."""
+    raise AssertionError("a request was sent")
+    yield
+
+
+@asynccontextmanager
+async def always(reply: Reply) -> AsyncGenerator[Answer, None]:
+    async def answer(url: str, body: dict[str, Any]) -> Reply:
+        await asyncio.sleep(0)
+        return reply
+
+    yield answer
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("{", ("this is no JSON",)),
+            ("[]", ("expected an object",)),
+            ({}, ("custom_id", "required")),
+            (request(""), ("custom_id",)),
+            (request("a", "/v1/embeddings"), ("url", "'/v1/embeddings'", CHAT)),
+            (request("b") | {"method": "GET"}, ("method", "POST")),
+            (request("b") | {"model": "x"}, ("'model'",)),
+            (request("b") | {"body": None}, ("body", "None")),
+            (request("b", stream=True), ("body.stream",)),
+            (request("first"), ("'first'", "line 1's")),
+        ],
+    )
+    def test_wrong_lines_are_named_before_anything_is_sent(
+        self, tmp_path: Path, line: dict[str, Any] | str, words: tuple[str, ...]
+    ) -> None:
+        source = write(tmp_path / "in", request("first"), "", line)
+        with pytest.raises(ValueError) as caught:
+            run_batch(source, tmp_path / "out", nobody())
+        said = str(caught.value)
+        for word in (str(source), "line 3: ", *words):
+            assert word in said
+        assert not (tmp_path / "out").exists()
+
+    def test_many_mistakes_are_counted(self, tmp_path: Path) -> None:
+        source = write(tmp_path / "in", *["{}"] * 9)
+        with pytest.raises(ValueError, match=r"line 5: .*; and 4 more$"):
+            run_batch(source, tmp_path / "out", nobody())
+
+    def test_files_that_cannot_be(self, tmp_path: Path) -> None:
+        empty = write(tmp_path / "empty")
+        with pytest.raises(ValueError, match="holds no request"):
+            run_batch(empty, tmp_path / "out", nobody())
+        with pytest.raises(FileNotFoundError):
+            run_batch(tmp_path / "none", tmp_path / "out", nobody())
+        source = write(tmp_path / "in", request("a"))
+        with pytest.raises(ValueError, match="is the input"):
+            run_batch(source, source, nobody())
+        with pytest.raises(ValueError, match="line 1 is no answer"):
+            run_batch(source, write(tmp_path / "text", "{}"), nobody())
+        with pytest.raises(ValueError, match="concurrency"):
+            run_batch(source, tmp_path / "out", nobody(), concurrency=0)
+
+    def test_goes_on_where_it_stopped(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        source = write(tmp_path / "in", *(request(f"r{n}") for n in range(4)))
+        target = tmp_path / "out"
+        run_batch(source, target, always(Reply(200, "x", {})))
+        first, second, *_ = target.read_text().splitlines(keepends=True)
+        target.write_text(first + second[:-7])
+        with caplog.at_level(logging.WARNING):
+            summary = run_batch(source, target, always(Reply(200, "y", {})))
+        assert "not finished" in caplog.text
+        assert (summary.before, summary.answered) == (1, 3)
+        assert "1 done before" in str(summary)
+        names = {name: line["response"]["request_id"] for name, line in read(target).items()}
+        assert sorted(names) == ["r0", "r1", "r2", "r3"]
+        assert sorted(names.values()) == ["x", "y", "y", "y"]
+        assert run_batch(source, target, nobody()).before == 4
+
+    def test_pauses_double_unless_told(self) -> None:
+        assert [pause(n, None) for n in (0, 1, 5, 9)] == [1, 2, 32, 60]
+        assert (pause(3, 0.5), pause(0, 900.0)) == (0.5, 60)
+
+
+class TestProgress:
+    def test_log_lines_without_a_terminal(self) -> None:
+        file = io.StringIO()
+        with Progress(3, before=1, file=file, line_seconds=0) as progress:
+            progress.one_more(failed=0)
+            progress.one_more(failed=1)
+        assert file.getvalue() == "2 of 3 done, 0 failed\n3 of 3 done, 1 failed\n"
+
+    def test_quick_batches_say_nothing(self) -> None:
+        file = io.StringIO()
+        with Progress(3, file=file) as progress:
+            progress.one_more(failed=0)
+        assert file.getvalue() == ""
+
+    def test_summary_tells_what_is_left(self) -> None:
+        said = str(Summary(requests=5, answered=2, failed=1, tokens=10, seconds=2.0))
+        assert said == (
+            "5 requests: 2 answered, 1 failed, 2 left (run it again to go on); "
+            "10 tokens, 5.0 tokens/s (2.0 s)"
+        )
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from diffray.cluster.cli.batch_backends import endpoint_answers
+from diffray.cluster.cli.batch_run import run_batch
+from diffray.cluster.cli.endpoint import Endpoint
+url, source, target = sys.argv[1:]
+made = run_batch(Path(source), Path(target), endpoint_answers(Endpoint.at(url)), concurrency=1)
+print(made.interrupted, made)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
+    reached = threading.Event()
+
+    def stuck(asked: Asked) -> HttpAnswer:
+        if asked.body["say"] == 2:
+            reached.set()
+            time.sleep(3)
+        return echo(asked)
+
+    source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(4)))
+    with fake_endpoint(stuck) as server:
+        command = [sys.executable, "-c", INTERRUPTED, server.url, str(source)]
+        command.append(str(tmp_path / "out"))
+        env = {**os.environ, "PYTHONPATH": str(Path(diffray.__file__).parents[1])}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+            assert reached.wait(30)
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=10)
+    assert said.startswith("True 4 requests: 2 answered, 0 failed, 2 left")
+    assert sorted(read(tmp_path / "out")) == ["r0", "r1"]
+
+
+@pytest.mark.slow
+class TestOwnEngine:
+    def test_answers_are_the_engines(self, tmp_path: Path) -> None:
+        from diffray import DiffusionLLM, SamplingParams
+
+        question = [{"role": "user", "content": "Tom buys 3 pens for 4 dollars each. How much?"}]
+        options: dict[str, Any] = {"temperature": 0, "max_tokens": 32}
+        source = write(
+            tmp_path / "in",
+            request("chat", messages=question, **options),
+            request("named", model="my-model", messages=question, **options),
+            request("text", COMPLETIONS, model="demo", prompt="Tom", **options),
+            request("other", model="gpt-9", messages=question),
+            request("long", COMPLETIONS, prompt="Tom", max_tokens=10**6),
+        )
+        config = EngineConfig(device="cpu", dtype="float64")
+        answering = engine_answers("demo", config, names=("my-model",))
+        summary = run_batch(source, tmp_path / "out", answering)
+        assert (summary.answered, summary.failed) == (3, 2)
+        answers = {name: line["response"] for name, line in read(tmp_path / "out").items()}
+        llm, params = DiffusionLLM("demo", device="cpu", dtype="float64"), SamplingParams(**options)
+        (chat,) = llm.chat(question, params)
+        (text,) = llm.generate("Tom", params)
+        for name in ("chat", "named"):
+            choice = answers[name]["body"]["choices"][0]
+            assert choice["message"]["content"] == chat.outputs[0].text
+        assert answers["text"]["body"]["choices"][0]["text"] == text.outputs[0].text
+        assert answers["chat"]["request_id"] == answers["chat"]["body"]["id"]
+        assert summary.tokens == 2 * chat.completion_tokens + text.completion_tokens
+        assert answers["other"]["status_code"] == 404
+        assert "context length" in answers["long"]["body"]["error"]["message"]
+
+    def test_one_process_has_one_rank(self, tmp_path: Path) -> None:
+        source = write(tmp_path / "in", request("a"))
+        answering = engine_answers("demo", EngineConfig(tensor_parallel_size=2))
+        with pytest.raises(ValueError, match="tensor_parallel_size"):
+            run_batch(source, tmp_path / "out", answering)

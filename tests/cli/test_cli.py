@@ -1,0 +1,383 @@
+"""The command line says what Python says, and answers mistakes with one sentence."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+import diffray
+from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.cli.main import app
+from diffray.cluster.cli.measured import Measured
+from diffray.cluster.cli.options import sampling_params
+from diffray.cluster.cli.watch import MASK, animate, frame
+from diffray.cluster.serve.app_config import app_config
+from diffray.components.decoders.credit import Credit
+from diffray.components.decoders.threshold import Threshold
+from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
+from diffray.workers.text import Tokenizer
+from tests.helpers.paths import GOLDEN
+from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
+
+PACKAGE = Path(diffray.__file__).parent
+COMMANDS = ("serve", "chat", "generate", "batch", "status", "info", "convert")
+BENCHMARKS = ("latency", "throughput", "serve")
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_checkpoint(tmp_path_factory.mktemp("plain") / "model")
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    return tiny_checkpoint(folder, "llada2_moe", chat_template=CHAT_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: str) -> DiffusionLLM:
+    return DiffusionLLM(tiny)
+
+
+def diffray_says(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+def complaint(*arguments: str) -> str:
+    """Run a command that must fail; return its one line on stderr."""
+    result = diffray_says(*arguments)
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("diffray: ")
+    return line
+
+
+def run_diffray(*arguments: str, then: str = "pass") -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, and `then` before it ends."""
+    code = (
+        "import sys\nfrom diffray.cluster.cli.main import app\nsys.argv[0] = 'diffray'\n"
+        f"try:\n    app()\nfinally:\n    {then}"
+    )
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True
+    )
+
+
+class TestHelp:
+    def test_commands_are_listed_by_use(self) -> None:
+        said = diffray_says("--help").stdout.partition("Commands:")[2]
+        listed = re.findall(r"^  (\w+)", said, re.MULTILINE)
+        assert listed == "serve chat generate batch status info convert bench".split()
+        assert "..." not in said, "a description is cut"
+
+    @pytest.mark.parametrize("command", [*COMMANDS, *(f"bench {name}" for name in BENCHMARKS)])
+    def test_help_cuts_nothing_and_explains_everything(self, command: str) -> None:
+        said = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*command.split(), "--help"]).stdout
+        assert "\u2026" not in said
+        assert max(map(len, said.splitlines())) <= 80
+        options, examples = said.split("Examples:\n")
+        words = re.split(r"[\s,]+", options)
+        assert all(line.strip().startswith(f"diffray {command}") for line in examples.splitlines())
+        found: Any = get_command(app)
+        for name in command.split():
+            found = found.commands[name]
+        for parameter in found.params:
+            assert parameter.help, f"{command} {parameter.name}"
+            assert parameter.param_type_name == "argument" or parameter.opts[0] in words
+
+    def test_help_names_every_kind(self) -> None:
+        said = " ".join(diffray_says("generate", "--help").stdout.split())
+        for union in (AnyDecoder, AnyCache, AnyIteration):
+            for part in get_args(get_args(union)[0]):
+                assert re.search(rf"\b{part.model_fields['kind'].default}\b", said)
+
+    def test_help_imports_nothing_heavy(self) -> None:
+        heavy = "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
+        done = run_diffray("generate", "--help", then=heavy)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("[]\n")
+
+    def test_version(self) -> None:
+        assert diffray_says("--version").stdout == f"diffray {diffray.__version__}\n"
+
+    def test_typos_are_answered_with_suggestions(self) -> None:
+        for arguments, meant in (("genrate",), "generate"), (("generate", "--modle"), "--model"):
+            result = diffray_says(*arguments)
+            assert result.exit_code == 2
+            assert meant in result.output
+
+
+class TestGenerate:
+    def test_text_is_that_of_python(self, tiny: str, llm: DiffusionLLM) -> None:
+        (output,) = llm.generate("Hello", SamplingParams(max_tokens=40))
+        result = diffray_says("generate", "Hello", "--model", tiny, "--max-tokens", "40")
+        assert result.exit_code == 0, result.output
+        assert result.stdout == output.outputs[0].text + "\n"
+        assert result.stderr == ""
+
+    def test_all_flags_arrive(self, tiny: str) -> None:
+        diffusion = {
+            "block_length": 16,
+            "decoder": {"kind": "hierarchy", "threshold": 0.5, "low_threshold": 0.1},
+            "cache": {"kind": "vicinity", "warmup": 1},
+            "iteration": {"kind": "soft"},
+        }
+        params = SamplingParams(
+            max_tokens=30,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            seed=3,
+            stop=("word39", "zz"),
+            min_tokens=2,
+            diffusion=diffusion,
+        )
+        (output,) = DiffusionLLM(tiny, dtype="float32").generate("Hello", params)
+        assert output.outputs[0].finish_reason == "stop"
+        flags = (
+            "--max-tokens 30 --temperature 0.7 --top-p 0.95 --top-k 40 --seed 3 --stop word39 "
+            "--stop zz --set min_tokens=2 --block-length 16 --decoder hierarchy "
+            "--set decoder.threshold=0.5 --set decoder.low_threshold=0.1 --cache vicinity "
+            "--set cache.warmup=1 --iteration soft --dtype float32 --device cpu"
+        )
+        result = diffray_says("generate", "Hello", "--model", tiny, *flags.split())
+        assert result.exit_code == 0, result.output
+        assert result.stdout == output.outputs[0].text + "\n"
+
+    def test_prompt_from_stdin(self, tiny: str) -> None:
+        flags = ("--model", tiny, "--max-tokens", "8")
+        typed = diffray_says("generate", "Hello\nyou", *flags)
+        piped = diffray_says("generate", "-", *flags, stdin="Hello\nyou\n")
+        assert piped.stdout == typed.stdout
+
+    def test_chat_template_is_used_unless_raw(self, chatty: str) -> None:
+        params = SamplingParams(max_tokens=12)
+        llm = DiffusionLLM(chatty)
+        (chat,) = llm.chat([{"role": "user", "content": "Hello"}], params)
+        (plain,) = llm.generate("Hello", params)
+        flags = ("generate", "Hello", "--model", chatty, "--max-tokens", "12")
+        assert diffray_says(*flags).stdout == chat.outputs[0].text + "\n"
+        assert diffray_says(*flags, "--raw").stdout == plain.outputs[0].text + "\n"
+        assert chat.outputs[0].text != plain.outputs[0].text
+
+    def test_special_ids_can_be_given(self, tiny: str, llm: DiffusionLLM) -> None:
+        (output,) = llm.generate("Hello", SamplingParams(max_tokens=40))
+        end = output.outputs[0].token_ids[5]
+        flags = ("--max-tokens", "40", "--eos-token-id", str(end), "--eos-token-id", str(EOS_ID))
+        result = diffray_says("generate", "Hello", "--model", tiny, *flags)
+        assert 0 < len(result.stdout) < len(output.outputs[0].text)
+
+    @pytest.mark.parametrize("prompt", ["Hello", "chat"])
+    def test_stats_are_those_of_python(self, tiny: str, chatty: str, prompt: str) -> None:
+        model = chatty if prompt == "chat" else tiny
+        # In another dtype the random model may end its answer sooner.
+        flags = ("generate", prompt, "--model", model, "--max-tokens", "24", "--dtype", "float64")
+        streamed, measured = diffray_says(*flags), diffray_says(*flags, "--stats")
+        assert measured.stdout == streamed.stdout
+        found = re.match(r"(\d+) tokens, (\d+) forwards, (\S+) tokens per", measured.stderr)
+        assert found is not None, measured.stderr
+        tokens, forwards = int(found[1]), int(found[2])
+        assert tokens == 24
+        assert found[3] == f"{tokens / forwards:.2f}"
+
+    def test_watch_without_a_terminal_is_plain_text(self, tiny: str) -> None:
+        flags = ("generate", "Hello", "--model", tiny, "--max-tokens", "24")
+        assert diffray_says(*flags, "--watch").stdout == diffray_says(*flags).stdout
+
+    def test_mistake_in_a_process_is_one_line(self, tiny: str) -> None:
+        done = run_diffray("generate", "Hello", "--model", tiny, "--decoder", "none")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert len(done.stderr.splitlines()) == 1
+
+
+class TestComplaints:
+    @pytest.mark.parametrize(
+        ("flags", "words"),
+        [
+            ("--decoder best", ("'best'", "'threshold'", "'credit'")),
+            ("--cache best", ("'best'", "'dual'")),
+            ("--iteration best", ("'best'", "'soft'")),
+            ("--cache exact", ("exact", "bidirectional")),
+            ("--set decoder.threshold=7", ("threshold", "less than or equal to 1", "7")),
+            ("--set decoder.limit=7", ("'limit'", "threshold")),
+            ("--set cache.refresh=7", ("cache.refresh", "--cache KIND")),
+            ("--set limit=7", ("'limit'", "max_tokens")),
+            ("--set threshold", ("threshold", "NAME=VALUE")),
+            ("--set seed.low=1", ("seed",)),
+            ("--seed 1 --set seed=2", ("seed", "twice")),
+            ("--set n=2", ("n is 2",)),
+            ("--set logprobs=true", ("prints no logprobs", "in Python", "API")),
+            ("--set logprobs=5", ("logprobs", "top_logprobs=N")),
+            ("--set decoder=credit", ('write {"kind": "credit"}',)),
+            ("--temperature -1", ("temperature", "-1")),
+            ("--max-tokens 100000", ("max_tokens", "100000")),
+            ("--dtype float3", ("float3", "float32")),
+            ("--device tpu", ("tpu",)),
+        ],
+    )
+    def test_names_what_is_wrong_and_what_is_allowed(
+        self, tiny: str, flags: str, words: tuple[str, ...]
+    ) -> None:
+        said = complaint("generate", "Hello", "--model", tiny, *flags.split())
+        for word in words:
+            assert word in said
+
+    @pytest.mark.parametrize("command", [("generate", "Hello", "--model"), ("info",)])
+    def test_missing_model(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        assert "nowhere" in complaint(*command, str(tmp_path / "nowhere"))
+
+    def test_folder_without_a_checkpoint(self, tmp_path: Path) -> None:
+        assert "config.json" in complaint("generate", "Hello", "--model", str(tmp_path))
+
+    def test_checkpoint_without_a_tokenizer(self) -> None:
+        flags = ("--mask-token-id", "510", "--eos-token-id", "511")
+        said = complaint("generate", "Hello", "--model", str(GOLDEN / "llada"), *flags)
+        assert "tokenizer.json" in said
+
+    @pytest.mark.parametrize("prompt", ["", "-"])
+    def test_empty_prompt(self, tiny: str, prompt: str) -> None:
+        assert "the prompt is empty" in complaint("generate", prompt, "--model", tiny)
+
+    def test_prompt_is_needed_unless_the_model_has_an_example(self, tiny: str) -> None:
+        result = diffray_says("generate", "--model", tiny)
+        assert result.exit_code == 2
+        assert "stdin" in result.output
+
+    def test_prompt_that_is_no_utf8(self, tiny: str) -> None:
+        assert "no valid Unicode" in complaint("generate", "bad \udcff", "--model", tiny)
+
+    def test_convert_of_a_dense_model(self, tiny: str, tmp_path: Path) -> None:
+        assert "no experts" in complaint("convert", tiny, str(tmp_path / "fused"))
+
+
+class TestWatch:
+    def test_leaves_the_text_and_counts_forwards(self, llm: DiffusionLLM) -> None:
+        params = SamplingParams(max_tokens=24, stop=("word47",))
+        console = Console(file=io.StringIO(), force_terminal=True, width=70)
+        measured = animate(llm, "Hello", params, console, frame_seconds=0)
+        (output,) = llm.generate("Hello", params)
+        assert isinstance(console.file, io.StringIO)
+        drawn = ANSI.sub("", console.file.getvalue())
+        assert MASK * 3 in drawn
+        assert drawn.endswith(output.outputs[0].text + "\n")
+        assert (measured.tokens, measured.forwards) == (output.completion_tokens, output.forwards)
+
+    def test_ends_before_the_end_token(self, llm: DiffusionLLM) -> None:
+        (whole,) = llm.generate("Hello", SamplingParams(max_tokens=24))
+        params = SamplingParams(max_tokens=24, stop_token_ids=(whole.outputs[0].token_ids[9],))
+        console = Console(file=io.StringIO(), force_terminal=True)
+        animate(llm, "Hello", params, console, frame_seconds=0)
+        (output,) = llm.generate("Hello", params)
+        assert isinstance(console.file, io.StringIO)
+        last = ANSI.sub("", console.file.getvalue()).splitlines()[-1]
+        assert last.strip("\r") == output.outputs[0].text.splitlines()[-1]
+
+    def test_frame_tells_masks_from_new_and_known_tokens(self, llm: DiffusionLLM) -> None:
+        tokenizer: Tokenizer = llm.tokenizer  # type: ignore[assignment]  # it has one
+        ids: list[int | None] = list(tokenizer.encode("abcd"))
+        text = frame(
+            tokenizer, [ids[0], None, None], [ids[0], ids[1], None, ids[3], 511, 0], {511}, 2
+        )
+        head, body = text.plain.split("\n")
+        assert head == "step 2, 1 masked of 4"
+        assert body == f"ab{MASK}d"
+        assert text.style == ""
+        styles = {text.plain[span.start : span.end]: str(span.style) for span in text.spans}
+        assert styles[MASK] == "dim"
+        assert styles["b"] == styles["d"] == "bold green"
+        assert "a" not in styles
+
+
+class TestInfoAndConvert:
+    def test_info_as_table_and_json(self, chatty: str) -> None:
+        facts = json.loads(diffray_says("info", chatty, "--json").stdout)
+        assert facts["family"] == "LLaDA2"
+        assert facts["path"] == chatty
+        table = diffray_says("info", chatty).stdout
+        assert "LLaDA2" in table
+        assert f"{facts['parameters']:,}" in table
+
+    def test_converted_checkpoint_writes_the_same(self, tmp_path: Path) -> None:
+        source = tiny_checkpoint(tmp_path / "single", "llada_moe")
+        target = str(tmp_path / "fused")
+        assert diffray_says("convert", source, target).stdout == f"{target}\n"
+        flags = ("generate", "Hello", "--max-tokens", "16", "--model")
+        assert diffray_says(*flags, target).stdout == diffray_says(*flags, source).stdout
+
+
+def test_memory_can_be_given_with_a_unit() -> None:
+    result = diffray_says("serve", "--kv-cache-memory", "1.5GiB", "--print-config")
+    (found,) = yaml.safe_load(result.stdout)["applications"]
+    assert found["args"]["engine_kwargs"]["kv_cache_memory"] == 3 << 29
+
+
+def test_numbers_of_a_part_default_to_the_default_kind() -> None:
+    params = sampling_params({}, ["decoder.threshold=0.5"])
+    assert params.diffusion.decoder == Threshold(threshold=0.5)
+
+
+def test_measured_says_its_numbers_together() -> None:
+    said = str(Measured(tokens=30, forwards=12, seconds=0.5))
+    assert said == "30 tokens, 12 forwards, 2.50 tokens per forward, 60.0 tokens/s (0.50 s)"
+
+
+def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None:
+    flags = "--print-config --tp 2 --ep --replicas 1:3 --decoder credit --set decoder.threshold=0.8"
+    result = diffray_says("serve", "demo-llada2", "--served-model-name", "mine", *flags.split())
+    assert result.exit_code == 0, result.stderr
+    (found,) = yaml.safe_load(result.stdout)["applications"]
+    assert found["import_path"] == "diffray.cluster.app:build"
+    config = app_config(found["args"])
+    assert (config.model_id, config.model_source) == ("mine", "demo-llada2")
+    assert config.engine_kwargs.tensor_parallel_size == 2 and config.engine_kwargs.expert_parallel
+    assert config.diffusion.decoder == Credit(threshold=0.8)
+    scaling = config.deployment_config.autoscaling_config
+    assert scaling is not None and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("serve demo --model demo", "given twice"),
+        ("serve --replicas 2:x", "give N or MIN:MAX"),
+        ("serve --replicas 3:2", "min_replicas"),
+        ("serve --ep", "tensor_parallel_size of at least 2"),
+        ("serve --dtype float8 --print-config", "'float8' is none of auto, float32"),
+        ("serve --kernels tritn", "'tritn' is none of auto, torch, triton"),
+        ("serve -q int4", "'int4' is none of experts_int8, experts_fp8"),
+        ("serve /no/such/model", "there is no folder '/no/such/model'"),
+        ("serve --kv-cache-memory lots", "'lots' is no amount of memory"),
+        ("serve --tp 3", "this model runs on 1, 2, 4, 8 ranks"),
+        ("serve --enable-prefix-caching", "enable_prefix_caching needs block-causal attention"),
+        ("generate --enable-prefix-caching x", "in this model all positions see each other"),
+        ("serve --set temperature=1", "only the parts of diffusion"),
+        ("serve --placement TIGHT", "STRICT_PACK"),
+        ("serve --config /no/such.yaml", "there is no such file"),
+        ("serve --config pyproject.toml --tp 2", "leave the model and its flags out"),
+        ("serve --decoder nothing", "threshold"),
+        ("batch in.jsonl out.jsonl", "give --base-url"),
+        ("batch in.jsonl out.jsonl --base-url x", "no address"),
+        ("chat --base-url http://127.0.0.1:1", "nothing answers"),
+    ],
+)
+def test_commands_for_servers_answer_mistakes_with_one_sentence(
+    arguments: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In this process: `serve` would fork a child, whose stderr the runner does not see.
+    monkeypatch.setattr("diffray.cluster.cli.serve.supervised", nullcontext)
+    assert words in complaint(*arguments.split())

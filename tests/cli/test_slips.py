@@ -1,0 +1,42 @@
+"""Values that nobody means, and small sizes that somebody does: each is a sentence, or works."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.random_checkpoint import Shape, llada2_moe_config
+from diffray.cluster.cli.bench.arrivals import arrivals
+from diffray.cluster.cli.bench.percentiles import counts
+from diffray.cluster.cli.bench.prompts import read_asks
+from diffray.components.backend import choose_device
+
+
+@pytest.mark.parametrize(("rate", "burstiness"), [(3.0, math.nan), (math.nan, 1.0)])
+def test_arrivals_are_not_drawn_from_what_is_no_number(rate: float, burstiness: float) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        arrivals(4, rate, burstiness=burstiness)
+
+
+def test_infinity_is_no_count() -> None:
+    with pytest.raises(ValueError, match=r"must be whole numbers \(given: 1,inf\)"):
+        counts("1,inf", "--max-concurrency")
+
+
+def test_what_is_no_conversation_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    file.write_text('["no", {"conversations": [{"value": "yes"}, {"value": "then"}]}, {}]')
+    assert [ask.prompt for ask in read_asks("sharegpt", file, 10)] == ["yes"]
+
+
+@pytest.mark.parametrize("name", ["mps", "meta", "xpu:0"])
+def test_a_device_that_is_not_served_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"device is '{name}'; expected auto, cpu, cuda or cuda:N"):
+        choose_device(name)
+
+
+@pytest.mark.parametrize("experts", [2, 4, 8, 12, 16, 64])
+def test_groups_of_random_experts_have_the_two_that_judge_them(experts: int) -> None:
+    config = llada2_moe_config(Shape(experts=experts))
+    assert experts % config["n_group"] == 0
+    assert experts // config["n_group"] >= 2

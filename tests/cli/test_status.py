@@ -1,0 +1,70 @@
+"""`diffray status` ends soon and with one sentence where there is nothing to look at."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from diffray.cluster.cli import status
+
+AS_RAYLET = "import sys, time; print('up', flush=True); time.sleep(600)"
+
+
+@contextmanager
+def raylet(address: str) -> Iterator[None]:
+    """Run what looks like a node of the cluster at an address."""
+    command = ["raylet", "-c", AS_RAYLET, f"--gcs-address={address}"]
+    with subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1 "),
+        ("127.0.0.1:99999", "no Ray cluster answers at 127.0.0.1:99999 "),
+        ("nowhere", "'nowhere' is no address of a Ray cluster; give HOST:PORT, or auto"),
+    ],
+)
+def test_no_cluster_is_told_at_once(address: str, words: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match=words):
+        status.cluster_status(address)
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.slow
+def test_something_else_that_listens_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "ANSWER_S", 4.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        begin = time.monotonic()
+        with pytest.raises(ValueError, match=f"what listens at {address} has not answered"):
+            status.cluster_status(address)
+        assert time.monotonic() - begin < 20
+
+
+def test_several_clusters_on_this_machine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with (
+        raylet("127.0.0.1:7"),
+        raylet("127.0.0.1:9"),
+        pytest.raises(ValueError, match=r"Ray clusters of yours run here .*give --address") as said,
+    ):
+        status.cluster_status("auto")
+    assert "127.0.0.1:7" in str(said.value) and "127.0.0.1:9" in str(said.value)
+
+
+def test_clusters_of_others_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    with raylet("127.0.0.1:7"), pytest.raises(ValueError, match="you run no Ray cluster") as said:
+        status.cluster_status("auto")
+    assert "others have theirs at" in str(said.value) and "127.0.0.1:7 of " in str(said.value)

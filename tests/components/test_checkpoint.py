@@ -1,0 +1,341 @@
+"""Loading: every layout and dtype, only this rank's share, and one clear error for each defect."""
+
+import json
+import math
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from diffray.components.backend import choose_device, choose_dtype
+from diffray.components.checkpoints.checkpoint import (
+    fill,
+    load_model,
+    names_in,
+    read_config,
+    resolve,
+)
+from diffray.components.checkpoints.info import describe
+from diffray.components.checkpoints.special_tokens import special_ids
+from diffray.components.checkpoints.weights import CheckpointError, WeightFile, open_weights
+from diffray.components.layers import Index
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import choose_build
+from tests.helpers.paths import GOLDEN
+from tests.helpers.tiny_checkpoints import (
+    LLADA,
+    LLADA2_MOE,
+    LLADA_MOE,
+    assert_same,
+    join_experts,
+    parameters,
+    random_weights,
+    save,
+)
+
+NORM = "model.transformer.ln_f.weight"
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    return save(tmp_path / "model", LLADA, random_weights(LLADA))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("config", [LLADA_MOE, LLADA2_MOE])
+def test_layouts_of_experts_load_alike(
+    config: dict[str, Any], merged: bool, tmp_path: Path
+) -> None:
+    weights = random_weights(config)
+    single = save(tmp_path / "single", config, weights)
+    joined = save(tmp_path / "joined", config, join_experts(weights, 8, merged))
+    assert_same(parameters(single), parameters(joined))
+    for expert_parallel in (False, True):
+        mesh = Mesh(1, 2, expert_parallel)
+        half = load_model(single, dtype="float64", device="cpu", mesh=mesh).state_dict()
+        other = load_model(joined, dtype="float64", device="cpu", mesh=mesh).state_dict()
+        assert_same(half, other)
+
+
+def test_pickled_weights_load_alike_in_one_file_or_several(dense: Path, tmp_path: Path) -> None:
+    weights = load_file(dense / "model.safetensors")
+    one, many = tmp_path / "one", tmp_path / "many"
+    for folder in (one, many):
+        folder.mkdir()
+        shutil.copy(dense / "config.json", folder)
+    torch.save(weights, one / "pytorch_model.bin")
+    names = list(weights)
+    halves = {"pytorch_model-1.bin": names[:9], "pytorch_model-2.bin": names[9:]}
+    for file, mine in halves.items():
+        torch.save({name: weights[name] for name in mine}, many / file)
+    index = {"weight_map": {name: file for file, mine in halves.items() for name in mine}}
+    (many / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    expected = parameters(dense)
+    assert_same(parameters(one), expected)
+    assert_same(parameters(many), expected)
+
+
+def test_a_pickle_that_would_run_code_is_refused(dense: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+            return print, ("executed",)
+
+    (dense / "model.safetensors").unlink()
+    (dense / "pytorch_model.bin").write_bytes(pickle.dumps({NORM: Harmful()}))
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*no state dict"):
+        load_model(dense, device="cpu")
+
+
+class CountingFile:
+    """A weight file that counts the elements read from it."""
+
+    def __init__(self, file: WeightFile) -> None:
+        self.file, self.path, self.tensors = file, file.path, file.tensors
+        self.num_read = 0
+
+    def read(self, name: str, index: Index) -> Tensor:
+        part = self.file.read(name, index)
+        self.num_read += part.numel()
+        return part
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_a_rank_reads_its_share_and_no_more(expert_parallel: bool) -> None:
+    path = GOLDEN / "llada2_moe"
+    mesh = Mesh(1, 4, expert_parallel)
+    config = read_config(path)
+    model = choose_build(config)(config, mesh, torch.float32)
+    model.allocate(torch.device("cpu"))
+    files = [CountingFile(file) for file in open_weights(path)]
+    fill(model.parts(names_in(files)), files, False)
+    held = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(file.num_read for file in files) <= held  # one head norm serves several heads
+
+
+def test_a_tied_head_may_be_absent_or_present(tmp_path: Path) -> None:
+    config = LLADA | {"weight_tying": True}
+    weights = random_weights(config)
+    without = parameters(save(tmp_path / "without", config, weights))
+    head = {"model.transformer.ff_out.weight": weights["model.transformer.wte.weight"].clone()}
+    assert_same(parameters(save(tmp_path / "with", config, weights | head)), without)
+
+
+def test_an_absent_optional_bias_is_zero_and_an_absent_needed_one_is_an_error(
+    tmp_path: Path,
+) -> None:
+    weights = random_weights(LLADA2_MOE)
+    weights = {name: t for name, t in weights.items() if not name.endswith("expert_bias")}
+    optional = LLADA2_MOE | {"moe_router_enable_expert_bias": False}
+    model = load_model(save(tmp_path / "a", optional, weights), device="cpu")
+    biases = [t for name, t in model.state_dict().items() if name.endswith("bias_E")]
+    assert biases and all(not bias.any() for bias in biases)
+    with pytest.raises(CheckpointError, match=r"1 missing: model\.layers\.1\.mlp\.gate\.expert_b"):
+        load_model(save(tmp_path / "b", LLADA2_MOE, weights), device="cpu")
+
+
+def test_computed_buffers_are_skipped(dense: Path, tmp_path: Path) -> None:
+    weights = random_weights(LLADA)
+    weights["model.transformer.blocks.0.rotary_emb.inv_freq"] = torch.ones(4)
+    assert_same(parameters(save(tmp_path / "more", LLADA, weights)), parameters(dense))
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16"])
+def test_weights_become_the_dtype_that_is_asked_for(name: str, dense: Path) -> None:
+    model = load_model(dense, dtype=name, device="cpu")
+    assert {str(t.dtype) for t in model.state_dict().values()} == {f"torch.{name}"}
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(float("nan"), "float32"), (1e6, "float16")])
+def test_weights_that_are_no_numbers_are_refused(value: float, dtype: str, tmp_path: Path) -> None:
+    weights = random_weights(LLADA)
+    weights[NORM][3] = value
+    path = save(tmp_path / "model", LLADA, weights)
+    with pytest.raises(CheckpointError, match=rf"{NORM} in .* is NaN or infinite in {dtype}"):
+        load_model(path, dtype=dtype, device="cpu")
+    if math.isfinite(value):
+        load_model(path, dtype="float32", device="cpu")
+
+
+def test_unknown_dtypes_and_devices_are_refused_with_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match=r"dtype is 'fp8'.*float32, float64, bfloat16, float16"):
+        choose_dtype("fp8", torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"device is 'gpu'.*cpu"):
+        choose_device("gpu")
+    assert choose_dtype("auto", torch.device("cpu")) in (torch.float32, torch.bfloat16)
+
+
+Edit = Callable[[dict[str, Tensor]], None]
+
+
+def drop(weights: dict[str, Tensor]) -> None:
+    del weights[NORM]
+
+
+def add(weights: dict[str, Tensor]) -> None:
+    weights["model.transformer.wpe.weight"] = torch.ones(2)
+
+
+def reshape(weights: dict[str, Tensor]) -> None:
+    weights[NORM] = torch.ones(31)
+
+
+def quantise(weights: dict[str, Tensor]) -> None:
+    weights[NORM] = torch.ones(32, dtype=torch.int8)
+
+
+def drop_many(weights: dict[str, Tensor]) -> None:
+    for name in [name for name in weights if ".blocks." in name]:
+        del weights[name]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (drop, rf"1 missing: {NORM}"),
+        (add, r"1 unexpected: model\.transformer\.wpe\.weight"),
+        (reshape, rf"{NORM} is \[31\], not \[32\]"),
+        (quantise, rf"dtype.*{NORM} is I8"),
+        (drop_many, r"18 missing: .* and 13 more"),
+    ],
+)
+def test_every_tensor_is_accounted_for(edit: Edit, said: str, tmp_path: Path) -> None:
+    weights = random_weights(LLADA)
+    edit(weights)
+    with pytest.raises(CheckpointError, match=said):
+        load_model(save(tmp_path / "model", LLADA, weights), device="cpu")
+
+
+def truncate(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-100])
+
+
+def scramble(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"<html>not found</html>")
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def lose_index(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+
+
+def remove_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def break_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"d_model": 32,')
+
+
+def empty_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
+def shorten_config(folder: Path) -> None:
+    config = {key: value for key, value in LLADA.items() if key != "d_model"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def index(folder: Path, weight_map: object, *, keep: bool = True) -> None:
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    text = json.dumps({"weight_map": weight_map} if keep else {})
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (truncate, r"model\.safetensors is truncated.*download it again"),
+        (scramble, r"model\.safetensors is truncated or no safetensors file"),
+        (remove_weights, r"holds no weights; looked for model\.safetensors, .*pytorch_model\.bin"),
+        (lose_index, r"found model-00001-of-00001\.safetensors, but no index"),
+        (remove_config, r"has no config\.json"),
+        (break_config, r"config\.json is not valid JSON"),
+        (empty_config, r"config\.json holds no JSON object"),
+        (shorten_config, r"lacks the key 'd_model'"),
+        (lambda f: index(f, {NORM: "gone.safetensors"}), r"not there: gone\.safetensors"),
+        (lambda f: index(f, {"x": "part.safetensors"}), r"promises tensors .*: x;"),
+        (lambda f: index(f, {NORM: "../part.safetensors"}), r"no file of its folder"),
+        (lambda f: index(f, {}), r"has no 'weight_map'"),
+        (lambda f: index(f, {}, keep=False), r"has no 'weight_map'"),
+    ],
+)
+def test_a_damaged_folder_gives_one_clear_error(
+    damage: Callable[[Path], None], said: str, dense: Path
+) -> None:
+    damage(dense)
+    with pytest.raises(ValueError, match=said):
+        load_model(dense, device="cpu")
+
+
+def test_a_tensor_in_two_files_is_an_error(dense: Path) -> None:
+    weights = load_file(dense / "model.safetensors")
+    (dense / "model.safetensors").unlink()
+    save_file(weights, dense / "a.safetensors")
+    save_file({NORM: weights[NORM]}, dense / "b.safetensors")
+    weight_map = dict.fromkeys(weights, "a.safetensors") | {NORM: "b.safetensors"}
+    (dense / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=f"1 in two files: {NORM}"):
+        load_model(dense, device="cpu")
+
+
+def test_what_is_no_folder_is_sought_on_the_hub_and_the_error_says_so(dense: Path) -> None:
+    assert resolve(dense) == resolve(str(dense)) == dense
+    with pytest.raises(CheckpointError, match="no local folder, and the Hugging Face Hub"):
+        resolve("nobody/no-such-model")
+    with pytest.raises(CheckpointError, match="is a file; give the checkpoint's folder"):
+        resolve(dense / "config.json")
+
+
+def test_special_ids_come_from_the_first_that_tells_them(tmp_path: Path) -> None:
+    assert special_ids(tmp_path, LLADA) == (62, (63,))
+    assert special_ids(tmp_path, LLADA, mask_token_id=1, eos_token_id=[2, 3]) == (1, (2, 3))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [60, 61]}')
+    tokens = [{"id": 58, "content": "<|mask|>"}, {"id": 57, "content": "<|end|>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    assert special_ids(tmp_path, {}) == (58, (60, 61))
+    assert special_ids(tmp_path, {"eos_token_id": 63}) == (58, (63,))
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"mask_token": {"content": "<mask>"}, "eos_token": "<|end|>"}).replace(
+            "}, ", '}, "added_tokens_decoder": {"9": {"content": "<mask>"}}, '
+        )
+    )
+    assert special_ids(tmp_path, {}) == (9, (57,))
+
+
+def test_an_unknown_special_id_is_asked_for_by_its_argument(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"the mask token; pass mask_token_id=\.\.\."):
+        special_ids(tmp_path, LLADA_MOE)
+    with pytest.raises(CheckpointError, match=r"the eos token; pass eos_token_id=\.\.\."):
+        special_ids(tmp_path, {"mask_token_id": 5})
+    with pytest.raises(CheckpointError, match="end no text"):
+        special_ids(tmp_path, {"mask_token_id": 5, "eos_token_id": [4, 5]})
+    with pytest.raises(CheckpointError, match="eos_token_id is 'x'"):
+        special_ids(tmp_path, {"mask_token_id": 5, "eos_token_id": "x"})
+
+
+def test_facts_come_from_headers_alone(tmp_path: Path) -> None:
+    info = describe(GOLDEN / "llada2_moe")
+    assert (info.family, info.layout, info.block_causal) == ("LLaDA2", "single experts", True)
+    stored = [t for file in open_weights(info.path) for t in file.tensors.values()]
+    assert info.parameters == sum(t.numel for t in stored)
+    routed = 2 * 16 * 3 * 32 * 64  # layers, experts, matrices
+    assert info.parameters_active == info.parameters - routed * 12 // 16
+    assert info.kv_bytes_per_position["bfloat16"] == 3 * 2 * 2 * 16 * 2
+    assert info.tensor_parallel == (1, 2, 4)
+    assert info.mask_token_id is None
+    assert describe(GOLDEN / "llada_moe_fused").layout == "fused experts"
+    dense = describe(GOLDEN / "llada")
+    assert (dense.layout, dense.experts, dense.expert_parallel) == ("dense", 0, ())
+    assert dense.parameters == dense.parameters_active
+    assert (dense.mask_token_id, dense.eos_token_ids) == (510, (511,))

@@ -1,0 +1,430 @@
+"""Wrong and hostile checkpoints: refused in one sentence each, and nothing in them is executed."""
+
+import json
+import os
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from diffray.cluster.api.defaults import read_generation_defaults
+from diffray.components.checkpoints.checkpoint import load_model, read_config
+from diffray.components.checkpoints.convert import convert
+from diffray.components.checkpoints.info import describe
+from diffray.components.checkpoints.special_tokens import find_ids, special_ids
+from diffray.components.checkpoints.weights import CheckpointError, open_weights, read_json
+from diffray.workers.text import Tokenizer
+from tests.helpers.paths import GOLDEN
+from tests.helpers.tiny import tiny_checkpoint
+
+FAMILIES = ("llada", "llada_moe", "llada2_moe", "llada_moe_fused")
+MANY = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([0, -1, 1, 3, 2**31, 2**63, 10**40, 1e308, -1e-320, 0.5]),
+    st.sampled_from([float("inf"), float("nan")]),
+    st.text(max_size=8),
+    st.lists(st.integers(-1, 3), max_size=3),
+    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+)
+
+
+def opened(folder: Path) -> None:
+    """Do all that starts with a checkpoint, up to where its weights would be read."""
+    config = read_config(folder)
+    describe(folder)
+    mask, _ = special_ids(folder, config)
+    Tokenizer.load(folder, mask)
+    read_generation_defaults(folder)
+
+
+def refused(work: Callable[[], object], *words: str) -> str:
+    """Return the sentence that it is refused with."""
+    with pytest.raises(ValueError) as caught:
+        work()
+    return sentence(caught.value, *words)
+
+
+def sentence(error: ValueError, *words: str) -> str:
+    said = str(error)
+    assert "\n" not in said and len(said) < 3000, said
+    assert said.isprintable(), said
+    for word in words:
+        assert word in said, said
+    return said
+
+
+def refused_or_fine(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except ValueError as error:
+        sentence(error)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return Path(tiny_checkpoint(tmp_path / "model"))
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(tiny_checkpoint(tmp_path_factory.mktemp("pristine") / "model", "llada2_moe"))
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
+def set_in(value: Any, path: list[Any], new: object) -> None:
+    *way, last = path
+    for step in way:
+        value = value[step]
+    value[last] = new
+
+
+def paths(value: object, most: int = 3) -> list[list[Any]]:
+    """Return the ways to a value's parts; of long lists to their beginning."""
+    if most == 0 or not isinstance(value, dict | list):
+        return []
+    keys = list(value) if isinstance(value, dict) else list(range(min(len(value), 3)))
+    return [[key, *rest] for key in keys[:60] for rest in ([], *paths(value[key], most - 1))]
+
+
+# What is in the files.
+
+
+@pytest.mark.slow
+@MANY
+@given(family=st.sampled_from(FAMILIES), data=st.data())
+def test_no_value_in_config_json_gets_further_than_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, family: str, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("config")
+    for file in (GOLDEN / family).iterdir():
+        if file.name != "config.json":
+            (folder / file.name).symlink_to(file)
+    config = json.loads((GOLDEN / family / "config.json").read_text())
+    for _ in range(data.draw(st.integers(1, 3))):
+        key = data.draw(st.sampled_from(sorted(config)))
+        if data.draw(st.booleans()):
+            config[key] = data.draw(ODD)
+        else:
+            config.pop(key)
+    (folder / "config.json").write_text(json.dumps(config))
+    refused_or_fine(lambda: describe(folder))
+    refused_or_fine(lambda: special_ids(folder, read_config(folder)))
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@MANY
+@given(
+    name=st.sampled_from(
+        ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"]
+    ),
+    data=st.data(),
+)
+def test_no_json_file_gets_further_than_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, pristine: Path, name: str, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("json")
+    for file in pristine.iterdir():
+        if file.name != name:
+            (folder / file.name).symlink_to(file)
+    old = pristine / name
+    value = json.loads(old.read_text()) if old.exists() else {"temperature": 1.0, "top_k": 5}
+    if data.draw(st.booleans()):
+        set_in(value, data.draw(st.sampled_from(paths(value))), data.draw(ODD))
+        text = json.dumps(value).encode()
+    else:
+        text = mutated(json.dumps(value).encode(), data)
+    (folder / name).write_bytes(text)
+    refused_or_fine(lambda: opened(folder))
+    shutil.rmtree(folder)
+
+
+def mutated(content: bytes, data: st.DataObject, head: int | None = None) -> bytes:
+    """Return the bytes with a few cut, doubled or overwritten."""
+    made = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, min(len(made), head or len(made))))
+        match data.draw(st.integers(0, 3)):
+            case 0:
+                del made[at:]
+            case 1:
+                del made[at : at + data.draw(st.integers(1, 9))]
+            case 2:
+                made[at:at] = data.draw(st.binary(max_size=4))
+            case _:
+                made[at : at + 1] = data.draw(st.binary(min_size=1, max_size=1))
+    return bytes(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("config.json", "", ("config.json", "not valid JSON")),
+        ("config.json", "[]", ("config.json", "no JSON object")),
+        ("config.json", "[" * 10**5, ("config.json", "too deep")),
+        ("config.json", '{"n_heads": ' + "9" * 5000 + "}", ("config.json", "not valid JSON")),
+        ("config.json", '{"n_heads": 1, "n_heads": 2}', ("'n_heads'", "twice")),
+        ("config.json", '{"architectures": [["LLaDAModelLM"]]}', ("architectures",)),
+        ("config.json", '{"architectures": "LLaDAModelLM"}', ("architectures",)),
+        ("tokenizer.json", "{}", ("tokenizer.json",)),
+        ("tokenizer.json", "\0", ("tokenizer.json",)),
+        ("tokenizer_config.json", "[]", ("tokenizer_config.json",)),
+        (
+            "generation_config.json",
+            '{"temperature": "hot"}',
+            ("generation_config.json", "temperature"),
+        ),
+        (
+            "generation_config.json",
+            '{"max_new_tokens": -4}',
+            ("generation_config.json", "max_new_tokens"),
+        ),
+    ],
+)
+def test_the_sentence_names_file_and_key(
+    tiny: Path, name: str, text: str, words: tuple[str, ...]
+) -> None:
+    (tiny / name).write_text(text)
+    refused(lambda: opened(tiny), *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("tokenizer.json", "added_tokens", [1]),
+        ("tokenizer.json", "added_tokens", [{"content": "a", "id": "1"}]),
+        ("tokenizer_config.json", "added_tokens_decoder", {"x": {"content": "a"}}),
+        ("tokenizer_config.json", "added_tokens_decoder", {"1": 5}),
+    ],
+)
+def test_added_tokens_that_are_none_are_named(
+    tmp_path: Path, name: str, key: str, value: object
+) -> None:
+    (tmp_path / name).write_text(json.dumps({key: value}))
+    refused(lambda: find_ids(tmp_path, {}, "mask"), name, key)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("llada", "n_layers", 10**9),
+        ("llada", "d_model", 10**30),
+        ("llada", "mlp_ratio", 2**40),
+        ("llada", "rope_theta", float("inf")),
+        ("llada_moe", "num_experts", 10**9),
+        ("llada_moe", "num_hidden_layers", 10**12),
+        ("llada2_moe", "vocab_size", 2**62),
+        ("llada2_moe", "partial_rotary_factor", 1e29),
+        ("llada2_moe", "num_attention_heads", 10**6),
+    ],
+)
+def test_sizes_of_no_model_are_refused_before_one_is_built(
+    tmp_path: Path, family: str, key: str, value: float
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN / family, folder)
+    edit(folder / "config.json", lambda config: config.update({key: value, "head_dim": 8}))
+    refused(lambda: describe(folder), "config.json")
+
+
+def test_code_that_comes_with_a_checkpoint_is_not_run(tiny: Path) -> None:
+    marks = {"AutoConfig": "evil.Config", "AutoTokenizer": ["evil.T", None]}
+    (tiny / "evil.py").write_text(f"open({str(tiny / 'ran')!r}, 'w')\nclass Config: pass\n")
+    for name in ("config.json", "tokenizer_config.json"):
+        edit(tiny / name, lambda value: value.update({"auto_map": marks}))
+    opened(tiny)
+    load_model(tiny, progress=False)
+    assert not (tiny / "ran").exists()
+
+
+# Weights.
+
+
+def header(entries: dict[str, Any], data: bytes = b"", length: int | None = None) -> bytes:
+    text = json.dumps(entries).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(start: int, stop: int, shape: list[int], dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 8,
+        b"\xff" * 64,
+        header({"a": tensor(0, 8, [2])}, b"\0" * 4),
+        header({"a": tensor(0, 8, [2])}, b"\0" * 8, length=10**6),
+        header({"a": tensor(0, 8, [2])}, b"\0" * 8, length=2**63),
+        header({"a": tensor(0, 8, [2]), "b": tensor(4, 12, [2])}, b"\0" * 12),
+        header({"a": tensor(0, 4, [2])}, b"\0" * 4),
+        header({"a": tensor(8, 0, [2])}, b"\0" * 8),
+        header({"a": tensor(0, 8, [2**40, 2**40])}, b"\0" * 8),
+        header({"a": tensor(0, 8, [-2])}, b"\0" * 8),
+        header({"a": tensor(0, 8, [2], "F99")}, b"\0" * 8),
+        header({"a": {"dtype": "F32"}}),
+        header({"a": []}),
+    ],
+)
+def test_broken_safetensors_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    refused(lambda: open_weights(tmp_path), "model.safetensors", "download it again")
+
+
+@pytest.mark.parametrize("dtype", ["I64", "BOOL", "U8", "F8_E4M3", "C64"])
+def test_wrong_dtypes_are_named(tiny: Path, dtype: str) -> None:
+    content = (tiny / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    entries = json.loads(content[8 : 8 + size])
+    name = next(name for name in entries if name.endswith("wte.weight"))
+    kinds = {"I64": torch.int64, "BOOL": torch.bool, "U8": torch.uint8, "C64": torch.complex64}
+    kind = kinds.get(dtype, torch.float8_e4m3fn)
+    state = {
+        each.name: each.value
+        for each in (_Loaded(tiny, key, kind if key == name else None) for key in entries)
+        if each.name != "__metadata__"
+    }
+    save_file(state, tiny / "model.safetensors")
+    refused(lambda: load_model(tiny, progress=False), name, dtype)
+
+
+class _Loaded:
+    """A tensor of a file, made another dtype."""
+
+    def __init__(self, folder: Path, name: str, kind: torch.dtype | None) -> None:
+        from safetensors import safe_open
+
+        self.name = name
+        if name != "__metadata__":
+            with safe_open(folder / "model.safetensors", framework="pt") as file:
+                found = file.get_tensor(name)
+            self.value = found if kind is None else torch.zeros(found.shape, dtype=kind)
+
+
+@pytest.mark.slow
+@MANY
+@given(data=st.data())
+def test_no_change_of_a_safetensors_file_gets_further_than_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("weights")
+    shutil.copy(GOLDEN / "llada" / "config.json", folder)
+    content = (GOLDEN / "llada" / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(mutated(content, data, head=4000))
+    refused_or_fine(lambda: load_model(folder, progress=False))
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@MANY
+@given(data=st.data())
+def test_no_change_of_a_state_dict_gets_further_than_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("bin")
+    file = folder / "pytorch_model.bin"
+    torch.save({"a": torch.zeros(3, 4), "b": torch.ones(2)}, file)
+    file.write_bytes(mutated(file.read_bytes(), data))
+    refused_or_fine(lambda: [each.tensors for each in open_weights(folder)])
+    shutil.rmtree(folder)
+
+
+class Evil:
+    """Unpickling one runs a command."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_pickles_are_not_executed(tmp_path: Path, name: str) -> None:
+    mark = tmp_path / "ran"
+    for save in (
+        lambda file: torch.save({"a": Evil(mark)}, file),
+        lambda file: file.write_bytes(pickle.dumps(Evil(mark))),
+    ):
+        save(tmp_path / name)
+        refused(lambda: open_weights(tmp_path), name)
+        assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {1: torch.zeros(2)},
+        {"a": [torch.zeros(2)]},
+        {"a": torch.zeros(2).to_sparse()},
+        {"a": torch.zeros(2, device="meta")},
+        torch.zeros(2),
+    ],
+)
+def test_a_state_dict_holds_plain_tensors_by_name(tmp_path: Path, state: object) -> None:
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    refused(lambda: open_weights(tmp_path), "pytorch_model.bin", "save it as safetensors")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "a\0.safetensors"),
+        *("evil.bin", "config.json", "\ud800.safetensors", 5, None, ["a"], {"a": 1}, 10**30),
+    ],
+)
+def test_an_index_leads_nowhere_else(tmp_path: Path, name: object) -> None:
+    (tmp_path / "evil.bin").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": name}}))
+    refused(lambda: open_weights(tmp_path), "model.safetensors.index.json")
+    assert not (tmp_path / "ran").exists()
+
+
+# Links.
+
+
+def test_weights_may_be_links_as_the_hub_cache_has_them(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    source = Path(tiny_checkpoint(tmp_path / "plain", "llada_moe"))
+    for number, file in enumerate(sorted(source.iterdir())):
+        shutil.copy(file, blobs / str(number))
+        (snapshot / file.name).symlink_to(Path("../../blobs") / str(number))
+    opened(snapshot)
+    load_model(snapshot, progress=False)
+    convert(snapshot, tmp_path / "fused", progress=False)
+
+
+def test_a_link_that_leads_out_is_not_copied(tmp_path: Path) -> None:
+    source = Path(tiny_checkpoint(tmp_path / "model", "llada_moe"))
+    (tmp_path / "secret").write_text("secret")
+    (source / "notes.txt").symlink_to(tmp_path / "secret")
+    refused(lambda: convert(source, tmp_path / "new", progress=False), "notes.txt", "link")
+    assert not (tmp_path / "new").exists()
+
+
+def test_json_of_a_size_that_none_has_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(10**10)
+    with pytest.raises(CheckpointError, match="MiB"):
+        read_json(tmp_path / "config.json")

@@ -1,0 +1,110 @@
+"""Fusing experts: the same model afterwards, all of it or nothing."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.checkpoints.convert import convert
+from diffray.components.checkpoints.weights import open_weights
+from tests.helpers.paths import GOLDEN
+from tests.helpers.tiny_checkpoints import (
+    LLADA2_MOE,
+    LLADA_MOE,
+    assert_same,
+    join_experts,
+    parameters,
+    random_weights,
+    save,
+)
+
+
+@pytest.mark.parametrize("shard", [5 * 10**9, 100_000])
+@pytest.mark.parametrize("name", ["llada_moe", "llada2_moe"])
+def test_a_converted_model_is_the_same_model(name: str, shard: int, tmp_path: Path) -> None:
+    fused = convert(GOLDEN / name, tmp_path / "out", max_shard_bytes=shard, progress=False)
+    assert_same(parameters(fused), parameters(GOLDEN / name))
+    for file in open_weights(fused):
+        num_bytes = sum(4 * tensor.numel for tensor in file.tensors.values())
+        assert num_bytes <= shard or len(file.tensors) == 1
+
+
+def test_the_result_is_what_the_original_tool_writes(tmp_path: Path) -> None:
+    fused = convert(GOLDEN / "llada_moe", tmp_path / "out", progress=False)
+    (file,) = fused.glob("*.safetensors")
+    original = load_file(GOLDEN / "llada_moe_fused" / "model-00001-of-00001.safetensors")
+    assert_same(load_file(file), original)
+    config = json.loads((fused / "config.json").read_text())
+    assert config == json.loads((GOLDEN / "llada_moe_fused" / "config.json").read_text())
+
+
+def test_merged_experts_convert_too_and_dtypes_stay(tmp_path: Path) -> None:
+    weights = {n: t.to(torch.bfloat16) for n, t in random_weights(LLADA2_MOE).items()}
+    path = save(tmp_path / "merged", LLADA2_MOE, join_experts(weights, 8, merged=True))
+    fused = convert(path, tmp_path / "out", progress=False)
+    assert_same(parameters(fused), parameters(path))
+    (file,) = fused.glob("*.safetensors")
+    assert {t.dtype for t in load_file(file).values()} == {torch.bfloat16}
+
+
+def test_side_files_come_along_and_foreign_code_does_not(tmp_path: Path) -> None:
+    config: dict[str, Any] = LLADA_MOE | {"auto_map": {"AutoModel": "modeling_x.X"}}
+    path = save(tmp_path / "model", config, random_weights(config))
+    for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja"):
+        (path / name).write_text("{}")
+    (path / "modeling_x.py").write_text("")
+    fused = convert(path, tmp_path / "out", progress=False)
+    assert {file.name for file in fused.iterdir()} == {
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model-00001-of-00001.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    }
+    assert "auto_map" not in json.loads((fused / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("llada", "has no experts"), ("llada_moe_fused", "in the fused layout already")],
+)
+def test_what_needs_no_conversion_is_refused(name: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        convert(GOLDEN / name, tmp_path / "out", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(ValueError, match="exists and is not empty"):
+        convert(GOLDEN / "llada_moe", tmp_path, progress=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            convert(GOLDEN / "llada_moe", tmp_path / "out", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_incomplete_source_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(GOLDEN / "llada_moe", broken)
+    (broken / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"not there: model-00002-of-00002\.safetensors"):
+        convert(broken, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="not there"):
+        load_model(broken)

@@ -1,0 +1,81 @@
+"""The models in the box: as small as promised, and as good as their metrics say."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.demo.evaluate import THRESHOLD, run
+from benchmarks.demo.tasks import GENERATORS, draw, held_out_items, is_held_out
+from diffray import DiffusionLLM
+from diffray.components.checkpoints.demos import DEMOS, demo_path
+
+SAMPLE = 60
+MEGABYTE = 10**6
+
+
+def folder(name: str) -> Path:
+    found = demo_path(name)
+    assert found is not None
+    return found
+
+
+def metrics(name: str) -> dict[str, float]:
+    loaded: dict[str, float] = json.loads((folder(name) / "metrics.json").read_text())
+    return loaded
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_small_enough_and_divisible(name: str) -> None:
+    """At most 12 MB of weights; heads and experts that 2 and 4 ranks can share."""
+    assert (folder(name) / "model.safetensors").stat().st_size <= 12 * MEGABYTE
+    config = json.loads((folder(name) / "config.json").read_text())
+    assert config["num_attention_heads"] >= 8
+    assert config["num_experts"] >= 16
+    for ranks in (2, 4):
+        assert config["num_attention_heads"] % ranks == 0
+        assert config["num_experts"] % ranks == 0
+        assert config["vocab_size"] % ranks == 0
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_any_text_encodes_and_comes_back(name: str) -> None:
+    with DiffusionLLM(name) as llm:
+        assert llm.tokenizer is not None
+        odd = "\u00e9\u20ac\U0001f600 <|mask|> 2048"
+        for text in ("12*12=144", "def f(x):\n    return x", odd):
+            assert llm.tokenizer.decode(llm.tokenizer.encode(text)) == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEMOS)
+def test_a_sample_confirms_the_metrics(name: str) -> None:
+    """Other held-out items than those of metrics.json; four standard errors are allowed."""
+    promised = metrics(name)
+    items = held_out_items(SAMPLE, seed=99)
+    with DiffusionLLM(name, dtype="float32") as llm:
+        found = run(llm, items, THRESHOLD, "none", int(promised["max_tokens"]))
+    share = promised["exact_match"]
+    error = 4 * max(share * (1 - share), 0.01) ** 0.5 / SAMPLE**0.5
+    assert abs(found["exact_match"] - share) <= error
+    ratio = found["tokens_per_forward"] / promised["tokens_per_forward"]
+    assert 0.8 <= ratio <= 1.25
+
+
+@pytest.mark.parametrize("task", GENERATORS)
+def test_training_never_sees_held_out_questions(task: str) -> None:
+    draws = random.Random(5)
+    assert not any(is_held_out(draw(draws, task, held_out=False).question) for _ in range(300))
+    assert all(is_held_out(draw(draws, task, held_out=True).question) for _ in range(30))
+
+
+def test_answers_are_right() -> None:
+    """Code runs, JSON parses, and the last number of a word problem is the one announced."""
+    for item in held_out_items(150):
+        if item.task == "code":
+            compile(item.answer, "answer", "exec")
+        elif item.task == "json":
+            assert json.loads(item.answer)
+        else:
+            assert item.answer.split()[-1].rstrip(".").isdigit()

@@ -1,0 +1,126 @@
+"""Which config.json is understood, and what is refused because it needs other arithmetic."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import choose_build
+from tests.helpers.tiny_checkpoints import (
+    LLADA,
+    LLADA2_MOE,
+    LLADA_MOE,
+)
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "value"),
+    [
+        (LLADA, "alibi", True),
+        (LLADA, "activation_type", "swiglu"),
+        (LLADA, "activation_type", None),
+        (LLADA, "block_type", "sequential"),
+        (LLADA, "clip_qkv", 8.0),
+        (LLADA, "scale_logits", True),
+        (LLADA, "rope", False),
+        (LLADA, "layer_norm_type", "default"),
+        (LLADA, "attention_layer_norm", True),
+        (LLADA, "include_bias", True),
+        (LLADA, "include_qkv_bias", True),
+        (LLADA, "block_group_size", 2),
+        (LLADA, "rope_scaling", {"type": "linear", "factor": 2.0}),
+        (LLADA, "rope_theta", None),
+        (LLADA, "weight_tying", "no"),
+        (LLADA, "rope_full_precision", False),
+        (LLADA_MOE, "use_sliding_window", True),
+        (LLADA_MOE, "rotary_dim", 4),
+        (LLADA2_MOE, "rotary_dim", 8),
+        (LLADA2_MOE, "use_rmsnorm", False),
+        (LLADA2_MOE, "norm_softmax", True),
+        (LLADA2_MOE, "norm_head", True),
+        (LLADA2_MOE, "use_sliding_window", True),
+        (LLADA2_MOE, "using_split_qkv_in_self_attention", True),
+        (LLADA_MOE, "hidden_act", "gelu"),
+        (LLADA_MOE, "attention_bias", True),
+        (LLADA_MOE, "moe_router_score_function", "sigmoid"),
+        (LLADA_MOE, "routed_scaling_factor", 2.5),
+        (LLADA_MOE, "router_num_group", 8),
+        (LLADA_MOE, "num_experts", -1),
+        (LLADA_MOE, "num_experts_per_tok", 9),
+        (LLADA_MOE, "moe_layer_freq", [1, 1, 1]),
+        (LLADA_MOE, "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}),
+        (LLADA2_MOE, "use_bias", True),
+        (LLADA2_MOE, "use_bias", None),
+        (LLADA2_MOE, "use_qkv_bias", True),
+        (LLADA2_MOE, "norm_topk_prob", False),
+        (LLADA2_MOE, "score_function", "softmax"),
+        (LLADA2_MOE, "n_group", 3),
+        (LLADA2_MOE, "topk_group", 5),
+        (LLADA2_MOE, "num_nextn_predict_layers", 1),
+    ],
+)
+def test_a_config_that_needs_other_arithmetic_is_refused(
+    base: dict[str, Any], key: str, value: object
+) -> None:
+    config = base | {key: value}
+    with pytest.raises(ValueError, match=rf"config\.json of a LLaDA.*{key}"):
+        choose_build(config)(config, Mesh(), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (LLADA | {"d_model": 33}, r"hidden size \(33\)"),
+        (LLADA | {"n_kv_heads": 3}, r"key/value heads \(3\)"),
+        (LLADA | {"d_model": 36}, "9 of 9 dimensions"),
+        (LLADA_MOE | {"moe_layer_freq": [0, 1]}, "lacks the key 'dense_intermediate_size'"),
+        (LLADA2_MOE | {"topk_group": 1, "num_experts_per_tok": 4}, "4 experts of 8"),
+    ],
+)
+def test_numbers_that_do_not_fit_together_are_refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        choose_build(config)(config, Mesh(), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("base", "published"),
+    [
+        (LLADA, {"rope_full_precision": True, "scale_logits": False, "flash_attention": False}),
+        (LLADA_MOE, {"norm_topk_prob": None, "partial_rotary_factor": 1, "rope_scaling": None}),
+        (
+            LLADA2_MOE,
+            {
+                "max_window_layers": 28,
+                "norm_head": False,
+                "norm_softmax": False,
+                "partial_rotary_factor": 0.5,
+                "rotary_dim": 4,
+                "use_qk_norm": True,
+                "use_rmsnorm": True,
+                "use_sliding_window": False,
+                "using_split_qkv_in_self_attention": False,
+            },
+        ),
+    ],
+)
+def test_what_published_configs_say_is_accepted(
+    base: dict[str, Any], published: dict[str, Any]
+) -> None:
+    dims, plain = (
+        choose_build(config)(config, Mesh(), torch.float32).dims
+        for config in (base | published, base)
+    )
+    assert dims == plain
+
+
+def test_the_class_is_chosen_by_architecture_then_by_keys() -> None:
+    for config in (LLADA, LLADA_MOE, LLADA2_MOE):
+        bare = {key: value for key, value in config.items() if key != "architectures"}
+        assert choose_build(bare) is choose_build(config)
+    assert choose_build(LLADA) is not choose_build(LLADA_MOE)
+
+
+def test_an_unknown_architecture_is_named_with_what_is_supported() -> None:
+    with pytest.raises(ValueError, match=r"GPT2LMHeadModel.*LLaDAModelLM, LLaDAMoEModelLM"):
+        choose_build({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"})

@@ -1,0 +1,170 @@
+"""What a request may ask for, and how a mistake is explained: one sentence that says what to do."""
+
+from collections.abc import Callable
+
+import pytest
+from pydantic import Field, field_validator
+
+from diffray import SamplingParams
+from diffray.components.config import Config
+from diffray.components.decoders.threshold import Threshold
+from diffray.components.policy import DiffusionParams, Policy
+from tests.helpers.toy import toy_spec
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"temperature": -1}, r"^temperature: .*greater than or equal to 0 \(given: -1\)$"),
+        ({"top_p": 0}, r"^top_p: .*greater than 0 \(given: 0\)$"),
+        ({"max_tokens": 0}, r"^max_tokens: .*greater than or equal to 1"),
+        (
+            {"temprature": 1},
+            r"^unknown option 'temprature', did you mean 'temperature'\? Allowed: n,",
+        ),
+        ({"presence_penalty": 1}, r"^unknown option 'presence_penalty'; allowed: n, max_tokens,"),
+        (
+            {"steps": 8},
+            r"^unknown option 'steps'; write diffusion: "
+            r'\{"decoder": \{"kind": "fixed", "steps": ...\}\}$',
+        ),
+        ({"gen_length": 8}, r"^unknown option 'gen_length'; write max_tokens$"),
+        ({"temperature" * 10_000: 1}, r"^unknown option '(temperature)+'; allowed: n, max_tokens,"),
+        (
+            {"min_tokens": 9, "max_tokens": 4},
+            r"^min_tokens \(9\) must not exceed max_tokens \(4\)$",
+        ),
+        ({"stop": ""}, r"^stop: an empty string"),
+        ({"logit_bias": {3: 101}}, r"^logit_bias: token 3: 101.* is not allowed"),
+        ({"seed": 2**63}, r"^seed: "),
+        (
+            {"diffusion": {"decoder": {"kind": "treshold"}}},
+            r"^diffusion.decoder: no kind 'treshold', did you mean 'threshold'\? "
+            r"Allowed: 'threshold', 'fixed', 'hierarchy'",
+        ),
+        (
+            {"diffusion": {"decoder": {"kind": "threshold", "treshold": 0.9}}},
+            r"^diffusion.decoder.threshold: unknown option 'treshold', did you mean 'threshold'\? "
+            r"Allowed: kind, threshold, steps_per_block$",
+        ),
+        (
+            {"diffusion": {"decoder": {"threshold": 0.9}}},
+            r"^diffusion.decoder: a 'kind' is needed; allowed: 'threshold', 'fixed', 'hierarchy'",
+        ),
+        (
+            {"diffusion": {"decoder": "credit"}},
+            r'^diffusion.decoder: write \{"kind": "credit"\}$',
+        ),
+        (
+            {"diffusion": {"iteration": "best"}},
+            r"^diffusion.iteration: write \{\"kind\": ...\} with one of 'blockwise', 'block_diff",
+        ),
+        ({"logprobs": 5}, r"^logprobs: write True or False; .*top_logprobs=N \(given: 5\)$"),
+        ({"logprobs": 0}, r"^logprobs: write True or False; .*top_logprobs=N \(given: 0\)$"),
+        ({"diffusion": {"cache": {"kind": "vicinity", "before": -1}}}, r"given: -1"),
+        (
+            {"diffusion": {"steps": 3}},
+            r"^diffusion: unknown option 'steps'; write diffusion: \{\"decoder\": ",
+        ),
+        (
+            {"diffusion": {"colour": 3}},
+            r"^diffusion: unknown option 'colour'; allowed: block_length, iteration, decoder,",
+        ),
+        ({"diffusion": {"block_length": 0}}, r"^diffusion.block_length: .*\(given: 0\)$"),
+    ],
+)
+def test_a_mistake_is_one_sentence(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        SamplingParams(**given)
+    assert "\n" not in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: Threshold(limit=4),  # type: ignore[call-arg]
+            "unknown option 'limit'; allowed: kind, threshold, steps_per_block",
+        ),
+        (
+            lambda: Threshold(threshold=4),
+            "threshold: Input should be less than or equal to 1 (given: 4)",
+        ),
+        (lambda: DiffusionParams(decoder="credit"), 'decoder: write {"kind": "credit"}'),  # type: ignore[arg-type]
+        (
+            lambda: DiffusionParams(decoder={"kind": "threshold", "threshold": 4}),  # type: ignore[arg-type]
+            "decoder.threshold.threshold: Input should be less than or equal to 1 (given: 4)",
+        ),
+        (
+            lambda: SamplingParams(diffusion={"decoder": {"kind": "threshold", "threshold": 4}}),
+            "diffusion.decoder.threshold.threshold: "
+            "Input should be less than or equal to 1 (given: 4)",
+        ),
+        (lambda: Outer(size=3), "size: inner: Input should be less than or equal to 2 (given: 3)"),
+    ],
+)
+def test_every_configuration_explains_itself_once(
+    build: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        build()
+    assert str(caught.value) == message
+
+
+class Inner(Config):
+    inner: int = Field(0, le=2)
+
+
+class Outer(Config):
+    size: int = 0
+
+    @field_validator("size")
+    @classmethod
+    def _fits_inside(cls, size: int) -> int:
+        return Inner(inner=size).inner
+
+
+def test_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        SamplingParams().temperature = 1.0  # type: ignore[misc]
+
+
+def test_one_stop_string_is_a_list_of_one() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_what_a_request_leaves_out_comes_from_the_server() -> None:
+    server = DiffusionParams(block_length=16, cfg_scale=1.5)
+    merged = DiffusionParams(block_length=8).over(server)
+    assert (merged.block_length, merged.cfg_scale) == (8, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("causal", "iteration", "cache"),
+    [(False, "blockwise", "dual"), (True, "block_diffusion", "exact")],
+)
+def test_defaults_fit_the_model(causal: bool, iteration: str, cache: str) -> None:
+    policy = Policy.resolve(DiffusionParams(), toy_spec(causal))
+    assert policy.iteration.kind == iteration  # type: ignore[attr-defined]
+    assert policy.cache.kind == cache  # type: ignore[attr-defined]
+
+
+def test_a_decoder_that_remembers_takes_no_endless_block() -> None:
+    """What one request may cost is bounded: credit grows with the square of the block."""
+    params = DiffusionParams(decoder={"kind": "credit"}, block_length=512)  # type: ignore[arg-type]
+    assert Policy.resolve(params, toy_spec()).block_length == 512
+    longer = params.model_copy(update={"block_length": 513})
+    told = "block_length is 513, and decoder 'credit' takes blocks of at most 512"
+    with pytest.raises(ValueError, match=told):
+        Policy.resolve(longer, toy_spec())
+    plain = DiffusionParams(block_length=513)
+    assert Policy.resolve(plain, toy_spec()).block_length == 513
+
+
+def test_rankings_need_logprobs() -> None:
+    with pytest.raises(ValueError, match=r"^top_logprobs needs logprobs=True$"):
+        SamplingParams(top_logprobs=3)
+    with pytest.raises(ValueError, match=r"^top_logprobs: .*less than or equal to 20"):
+        SamplingParams(top_logprobs=21, logprobs=True)

@@ -1,0 +1,163 @@
+"""A proposal is the same whether logits were written or only their best was kept, on any ranks."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Memory
+from diffray.components.decoder_groups import Team, recall, rewarded
+from diffray.components.decoders.credit import Credit
+from diffray.components.decoders.threshold import Threshold
+from diffray.components.logits import Logits
+from diffray.components.mesh import Mesh
+from diffray.components.propose import Draws, Edits, Rows, joined, propose, propose_plain
+from diffray.kernels.confidence import confidence_of_logits
+from tests.kernels.test_logits import on_ranks
+
+VOCAB, MASK = 24, 5
+ROWS, LENGTH = 3, 4
+CELLS = torch.tensor([0, 2, 3, 4, 5, 9, 10])
+
+
+def logits() -> Tensor:
+    draw = torch.Generator().manual_seed(8)
+    values = torch.randn(len(CELLS), VOCAB, generator=draw, dtype=torch.float64) * 2
+    values[1, MASK] = 9.0  # the model would rather keep the mask
+    values[2, [3, 11, 20]] = 7.0  # equals, each on another rank
+    values[3, MASK] = values[3].max()  # as sure of the mask as of its best
+    return values
+
+
+def block() -> Block:
+    number = torch.arange(ROWS)
+    cells = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH)
+    return Block(
+        ids_BL=cells,
+        masked_BL=cells >= 0,
+        editable_BL=cells < 0,
+        positions_BL=cells + 7,
+        seed_B=number * 13 + 1,
+        step_B=number,
+        step_in_block_B=number,
+        length_B=number * 0 + LENGTH,
+        index_B=number,
+        count_B=number,
+        floor_B=number.double(),
+    )
+
+
+def rows(draws: Draws | None) -> Rows:
+    return Rows(CELLS, draws, None, (), None, (), 0)
+
+
+DRAWS = Draws(torch.tensor([0, 2, 5]), torch.tensor([0.7, 1.5, 3.0]).double(), None, None)
+
+
+@pytest.mark.parametrize("draws", [None, DRAWS], ids=["best", "drawn"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_is_kept_of_logits_is_enough(size: int, draws: Draws | None) -> None:
+    asked = rows(draws)
+
+    def kept(mesh: Mesh) -> Tensor:
+        start, stop = mesh.shard(VOCAB, "vocabulary")
+        mask_R1 = torch.full((len(CELLS), 1), MASK)
+        found = confidence_of_logits(
+            logits()[:, start:stop], start, MASK, mask_R1, asked.draw(block())
+        )
+        return as_one(propose_plain(joined(found, mesh), asked, block()))
+
+    expected = as_one(propose(Logits(logits(), 0, Mesh()), asked, block(), (), MASK))
+    assert asked.plain
+    for found in on_ranks(size, kept):
+        assert torch.equal(found[0], expected[0])
+        torch.testing.assert_close(found, expected)
+
+
+def teams() -> list[Team]:
+    """Two rows that give credit, one that does not."""
+    shape = 2, LENGTH, LENGTH
+    memory = Memory(torch.full(shape, -1), torch.zeros(shape, dtype=torch.float64))
+    credit = Credit(alpha=10.0, gamma=0.2)
+    return [
+        Team(credit, [0, 1], torch.tensor([0, 1]), memory),
+        Team(Threshold(), [2], torch.tensor([2]), None),
+    ]
+
+
+def changing(step: int) -> Tensor:
+    """Logits whose favourites change, so that ids with credit come back and overtake."""
+    draw = torch.Generator().manual_seed(step % 3)
+    return logits() + 3 * torch.randn(len(CELLS), VOCAB, generator=draw, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_credit_needs_only_the_logits_of_what_it_remembers(size: int) -> None:
+    """The mask on top, its credit, equals, and ids that gain what others had."""
+    asked, steps = rows(None), range(LENGTH)
+
+    def kept(mesh: Mesh) -> list[Tensor]:
+        start, stop = mesh.shard(VOCAB, "vocabulary")
+        own, found = teams(), []
+        for step in steps:
+            known_RK = recall(own, CELLS, block())
+            assert known_RK is not None
+            gather_RK = torch.cat([torch.full((len(CELLS), 1), MASK), known_RK], dim=1)
+            here_RV = changing(step)[:, start:stop]
+            parts = joined(confidence_of_logits(here_RV, start, MASK, gather_RK, None), mesh)
+            after = rewarded(parts, known_RK, own, CELLS, block(), MASK)
+            found.append(as_one(propose_plain(after, asked, block())))
+        return [*found, *(own[0].memory or ())]
+
+    own = teams()
+    expected = [
+        as_one(propose(Logits(changing(step), 0, Mesh()), asked, block(), own, MASK))
+        for step in steps
+    ]
+    without = as_one(propose(Logits(changing(3), 0, Mesh()), asked, block(), (), MASK))
+    assert not torch.equal(expected[-1][0], without[0])  # credit has changed somebody's token
+    for found in on_ranks(size, kept):
+        for ours, theirs in zip(found, [*expected, *(own[0].memory or ())], strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def as_one(proposal: Proposal) -> Tensor:
+    return torch.stack(
+        [proposal.ids_BL.double(), proposal.confidence_BL.double(), proposal.logprob_BL.double()]
+    )
+
+
+def test_filters_and_wishes_need_the_logits() -> None:
+    some = torch.tensor([1])
+    assert not rows(DRAWS._replace(top_k_Q=some)).plain
+    assert not rows(DRAWS._replace(top_p_Q=some.double())).plain
+    assert not Rows(CELLS, None, None, ((slice(0, 1), some),), None, (), 0).plain
+    assert not Rows(CELLS, None, None, (), None, (slice(0, 1),), 2).plain
+    assert not doubting(some).plain
+
+
+def doubting(ids: Tensor) -> Rows:
+    """Give these tokens no confidence in any row."""
+    rows_E = torch.arange(len(CELLS)).repeat_interleave(len(ids))
+    minus = torch.full((len(rows_E),), -torch.inf)
+    return Rows(CELLS, None, None, (), Edits(rows_E, ids.repeat(len(CELLS)), minus), (), 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_tokens_without_confidence_are_proposed_all_the_same(size: int) -> None:
+    """Confidences are the probabilities without them; proposals and log-probabilities stay."""
+    ids = logits()[0].topk(2).indices
+
+    def found(mesh: Mesh) -> Tensor:
+        start, stop = mesh.shard(VOCAB, "vocabulary")
+        here = Logits(logits()[:, start:stop], start, mesh)
+        return as_one(propose(here, doubting(ids), block(), (), MASK))
+
+    plain = as_one(propose(Logits(logits(), 0, Mesh()), rows(None), block(), (), MASK))
+    chosen_R1 = plain[0].flatten()[CELLS].long().unsqueeze(1)
+    expected_R = logits().index_fill(1, ids, -torch.inf).softmax(-1).gather(1, chosen_R1)[:, 0]
+    expected_R[1] -= 1  # the model would rather keep the mask
+    assert expected_R[0] == 0
+    for proposed, confidence, logprob in on_ranks(size, found):
+        torch.testing.assert_close(torch.stack([proposed, logprob]), plain[[0, 2]])
+        torch.testing.assert_close(confidence.flatten()[CELLS], expected_R)

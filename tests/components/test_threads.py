@@ -1,0 +1,130 @@
+"""How many threads compute, and how long they hold a core while they wait."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.serve.config_file import applications
+from diffray.cluster.serve.cores import threads_of_ranks
+from diffray.components.backend import at_most_threads, threads_for, use_threads
+from diffray.components.container import usable_cores
+from diffray.components.denoiser import Denoiser
+from tests.helpers.paths import GOLDEN
+
+LLADA = str(GOLDEN / "llada")
+IDS = {"mask_token_id": 510, "eos_token_id": 511}
+
+
+@pytest.fixture
+def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let torch have three threads, on however few cores."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr("diffray.components.backend.usable_cores", lambda: 3)
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def threads(cores: int, *models: dict[str, Any]) -> int | None:
+    """Return what each rank of these models gets on a machine with so many cores and no GPU."""
+    common = {"engine_kwargs": {"device": "cpu"}}
+    given = [
+        {"model_loading_config": {"model_id": f"model {number}"}} | common | model
+        for number, model in enumerate(models)
+    ]
+    return threads_of_ranks(applications(given, "the test"), cores)
+
+
+@pytest.mark.parametrize(("cores", "alone", "of_two"), [(1, 1, 1), (2, 2, 1), (16, 16, 8)])
+def test_ranks_share_this_machines_cores(cores: int, alone: int, of_two: int) -> None:
+    two = {"engine_kwargs": {"device": "cpu", "tensor_parallel_size": 2}}
+    grows = {"deployment_config": {"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}}}
+    assert threads(cores, {}) == alone
+    assert threads(cores, {"deployment_config": {"num_replicas": 2}}) == of_two
+    assert threads(cores, grows) == threads(cores, two) == threads(cores, {}, {}) == of_two
+
+
+def test_ranks_on_gpus_take_no_share() -> None:
+    gpu = {"engine_kwargs": {"device": "cuda"}}
+    assert threads(16, gpu) is None
+    assert threads(16, gpu, {}) == 16
+
+
+def test_torch_takes_no_more_threads_than_may_run() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(usable_cores() + 3)
+        use_threads()
+        assert torch.get_num_threads() == usable_cores()
+        use_threads(usable_cores() + 1)
+        assert torch.get_num_threads() == usable_cores()
+        use_threads(1)
+        assert torch.get_num_threads() == 1
+        use_threads()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("many_threads")
+def test_a_limit_holds_for_a_while_and_never_raises() -> None:
+    for most, expected in ((None, 3), (2, 2), (3, 3), (16, 3)):
+        with at_most_threads(most):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 3
+
+
+def test_large_models_use_all_threads() -> None:
+    assert [threads_for(weights) for weights in (0, 10**6, 20 * 10**6, 10**9)] == [1, 1, 2, 125]
+
+
+@pytest.mark.usefixtures("many_threads")
+@pytest.mark.parametrize(("wish", "expected"), [(None, 1), (2, 2)])
+def test_a_small_model_uses_one_thread_unless_told(
+    wish: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: set[int] = set()
+    forward = Denoiser.forward
+
+    def watched(self: Denoiser, *given: Any) -> Tensor:
+        used.add(torch.get_num_threads())
+        return forward(self, *given)
+
+    monkeypatch.setattr(Denoiser, "forward", watched)
+    with DiffusionLLM(LLADA, dtype="float64", cpu_threads=wish, **IDS) as llm:  # type: ignore[arg-type]
+        llm.generate([1, 2], SamplingParams(max_tokens=4))
+    assert used == {expected}
+    assert torch.get_num_threads() == (wish or 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "said", "spins"),
+    [
+        ("diffray.workers.worker", {}, "10000"),
+        ("diffray.workers.llm", {"GOMP_SPINCOUNT": "77"}, "77"),
+        ("diffray.cluster.cli.main", {"OMP_WAIT_POLICY": "passive"}, "0"),
+    ],
+)
+def test_waiting_threads_soon_let_go_of_their_core(
+    module: str, said: dict[str, str], spins: str
+) -> None:
+    """As the library itself says it; who said something else beforehand has it so."""
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    clean = {name: text for name, text in os.environ.items() if name not in names}
+    run = subprocess.run(
+        [sys.executable, "-c", f"import {module}, torch"],
+        env=clean | {"OMP_DISPLAY_ENV": "verbose"} | said,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = (line for line in run.stderr.splitlines() if "GOMP_SPINCOUNT" in line)
+    assert line.split("'")[1] == spins

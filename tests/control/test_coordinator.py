@@ -1,0 +1,238 @@
+"""The coordinator over ranks of its own making: what it does when they die, hang or start badly."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from diffray.cluster.control import restarts
+from diffray.cluster.control.coordinator import Coordinator
+from diffray.cluster.control.engine_client import EngineFailed, Poisonous, Refusal
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.events import Event, Kind
+from diffray.cluster.control.hub import Failure
+from diffray.cluster.control.worker_group import Gang, GangLost
+from diffray.workers.messages import Reply, Round
+from tests.control.test_scheduler import FakeRanks, Lost, asked, ids_of
+
+T = TypeVar("T")
+
+
+class FakeGang:
+    """Ranks in this process: each reply takes a moment, and some gangs die."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.ranks = FakeRanks(slots=4, pages=40, need=world.need, poison=world.poison)
+        self.facts = {"max_num_seqs": 4, "num_pages": 40}
+        self.places: list[dict[str, Any]] = []
+        self._sent: deque[Any] = deque()
+        self._dead = asyncio.Event()
+
+    async def start(self) -> None:
+        self.world.starts.append(time.monotonic())
+        await asyncio.sleep(self.world.load_s)
+        if self.world.broken:
+            raise GangLost("no device")
+
+    def send(self, order: Round | None) -> None:
+        self._sent.append(order)
+
+    async def receive(self) -> Reply:
+        await asyncio.sleep(0.001)
+        if self._dead.is_set():
+            raise GangLost("killed")
+        try:
+            return self.ranks.step(self._sent.popleft())
+        except Lost:
+            raise GangLost("it died of a request") from None
+
+    async def word(self) -> None:
+        await self._dead.wait()
+
+    async def reason(self, message: None) -> str:
+        return "killed"
+
+    def kill(self) -> None:
+        self._dead.set()
+
+    async def close(self, grace: float = 0.0) -> None:
+        pass
+
+
+class World:
+    """What happens to gangs, and the news that came of it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.starts: list[float] = []
+        self.load_s, self.broken = 0.0, False
+        self.need: dict[int, int] = {uid: 1 for uid in range(100)}
+        self.poison: dict[int, int] = {}
+        self.news: list[Event] = []
+        group: Any = None
+        self.coordinator = Coordinator("toy", EngineConfig(**options), group, make_gang=self._make)
+
+    def _make(self, *_: Any) -> Any:
+        return FakeGang(self)
+
+    @property
+    def gang(self) -> FakeGang:
+        assert isinstance(self.coordinator.gang, FakeGang)
+        return self.coordinator.gang
+
+    async def ask(self, uid: int, max_tokens: int, deadline: float | None = None) -> None:
+        assert await self.coordinator.submit(asked(uid, max_tokens), (1, 1), 0, deadline) is None
+
+    async def some_rounds(self) -> None:
+        """Wait until these ranks have answered a few rounds."""
+        enough = self.coordinator.rounds + 8
+        while self.coordinator.rounds < enough:
+            await asyncio.sleep(0.001)
+
+    async def until(self, enough: Callable[[list[Event]], bool]) -> None:
+        number = 0
+        async with asyncio.timeout(20):
+            while not enough(self.news):
+                number, news = await self.coordinator.listen(number, 0.1)
+                self.news += news
+
+    def tokens(self, uid: int) -> list[int]:
+        return ids_of(uid, self.news)
+
+
+def finished(*uids: int) -> Callable[[list[Event]], bool]:
+    def enough(news: list[Event]) -> bool:
+        return {event.uid for event in news if event.ends} >= set(uids)
+
+    return enough
+
+
+def run(story: Callable[[World], Coroutine[Any, Any, T]], **options: Any) -> T:
+    async def told() -> T:
+        world = World(**options)
+        await world.coordinator.start()
+        try:
+            return await story(world)
+        finally:
+            await world.coordinator.stop(0)
+
+    return asyncio.run(told())
+
+
+def test_losses_cost_no_token_and_no_backoff_while_the_ranks_work() -> None:
+    async def story(world: World) -> None:
+        for uid in range(6):
+            await world.ask(uid, 60)
+        for _ in range(4):
+            await world.some_rounds()
+            world.gang.kill()
+        await world.until(finished(*range(6)))
+        for uid in range(6):
+            assert world.tokens(uid) == list(range(1, 61))
+        assert len(world.starts) == 5
+        assert (await world.coordinator.load()).restarts == 4
+
+    run(story)
+
+
+def test_the_request_that_ends_the_ranks_fails_and_the_others_do_not() -> None:
+    async def story(world: World) -> None:
+        world.poison[2] = 0
+        for uid in range(5):
+            await world.ask(uid, 60)
+        await world.until(finished(*range(5)))
+        assert [event.uid for event in world.news if event.kind == Kind.POISON] == [2]
+        for uid in {0, 1, 3, 4}:
+            assert world.tokens(uid) == list(range(1, 61))
+        refusal = await world.coordinator.submit(asked(9, 60, like=2), (1, 1), 0, None)
+        assert refusal is not None and refusal.error is Poisonous
+
+    run(story)
+
+
+def test_an_idle_loss_is_mended_before_the_next_request_comes() -> None:
+    async def story(world: World) -> None:
+        await world.ask(0, 3)
+        await world.until(finished(0))
+        world.gang.kill()
+        await asyncio.sleep(0.1)
+        assert len(world.starts) == 2
+        await world.ask(1, 3)
+        await world.until(finished(0, 1))
+
+    run(story)
+
+
+def test_deadlines_hold_while_the_ranks_are_being_started() -> None:
+    async def story(world: World) -> float:
+        await world.ask(0, 10_000, deadline=0.3)
+        await world.some_rounds()
+        world.load_s = 5.0
+        world.gang.kill()
+        begin = time.monotonic()
+        await world.until(lambda news: Event(Kind.LATE, 0) in news)
+        return time.monotonic() - begin
+
+    assert run(story) < 1.0
+
+
+def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None:
+    async def story(world: World) -> None:
+        await world.ask(0, 10_000)
+        await world.some_rounds()
+        world.broken = True
+        world.gang.kill()
+        await world.until(finished(0))
+        ended = [event for event in world.news if event.update is None]
+        assert [event.kind for event in ended] == [Kind.FAILED, Kind.ENDED]
+        reason = ended[0].reason
+        assert "3 times" in reason and "no device" in reason
+        refusal = await world.coordinator.submit(asked(1), (1, 1), 0, None)
+        assert refusal == Refusal(EngineFailed, reason)
+
+    run(story, max_restarts=2)
+
+
+def test_what_is_new_is_refused_while_a_restart_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restarts, "_SOON_S", 0.2)
+
+    async def story(world: World) -> None:
+        await world.ask(0, 400)
+        await world.some_rounds()
+        world.load_s = 0.5
+        world.gang.kill()
+        await asyncio.sleep(0.1)
+        await world.ask(1, 3)
+        await asyncio.sleep(0.2)
+        refusal = await world.coordinator.submit(asked(2), (1, 1), 0, None)
+        assert refusal is not None and refusal.error is EngineFailed
+        assert "not be started" in refusal.reason
+        await world.ask(1, 3)  # it is known already
+        await world.until(finished(0, 1))
+        assert len(world.tokens(0)) == 400
+        await world.ask(2, 3)
+
+    run(story)
+
+
+def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> None:
+    """A rank tells of its end; for a moment its death is waited for, which says more."""
+
+    async def story() -> None:
+        config, group = EngineConfig(), cast(Any, None)
+        coordinator = Coordinator("toy", config, group)
+        coordinator.gang = gang = Gang("toy", config, group)
+        idle = asyncio.create_task(coordinator._wait_for_work())
+        await asyncio.sleep(0.01)
+        gang.hub.messages.put_nowait(Failure("rank 0: no memory", dead=False))
+        await asyncio.sleep(0.01)
+        coordinator._work.set()
+        with pytest.raises(GangLost, match="rank 0: no memory"):
+            await idle
+
+    asyncio.run(story())

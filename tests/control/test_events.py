@@ -1,0 +1,67 @@
+"""News between coordinator and replica: in order, none lost, none twice, bounded."""
+
+import asyncio
+
+from diffray.cluster.control.events import NOBODY, PIECES, Bulletin, Event, Kind, Mailbox
+from diffray.workers.messages import Progress, Update
+
+
+def update(uid: int, token: int, reason: str | None = None) -> Event:
+    progress = Progress(0, token)
+    news = Update(uid, [token], [1], [0.5], reason, None, token, progress, canvas=[token])
+    return Event(Kind.UPDATE, uid, news)
+
+
+def test_who_does_not_read_gets_all_tokens_in_few_pieces() -> None:
+    async def run() -> list[Event]:
+        mailbox = Mailbox()
+        for token in range(10 * PIECES):
+            mailbox.put(update(7, token, reason="stop" if token == 10 * PIECES - 1 else None))
+        assert len(mailbox._pieces) == PIECES
+        return [await mailbox.get() for _ in range(PIECES)]
+
+    pieces = [event.update for event in asyncio.run(run()) if event.update]
+    assert [token for piece in pieces for token in piece.ids] == list(range(10 * PIECES))
+    last, number = pieces[-1], 10 * PIECES - 1
+    assert len(last.steps) == len(last.logprobs) == len(last.ids)
+    assert last.finish_reason == "stop" and (last.forwards, last.progress) == (number, (0, number))
+    assert last.canvas == [number], "of canvases the last is enough"
+
+
+def test_an_issue_is_given_again_until_the_next_is_asked_for() -> None:
+    async def run() -> None:
+        bulletin = Bulletin()
+        assert await bulletin.after(0, 0.01) == (0, [])
+        bulletin.put(update(1, 5))
+        number, news = await bulletin.after(0, 1)
+        assert await bulletin.after(0, 1) == (number, news), "the answer was lost on its way"
+        bulletin.put(update(1, 6))
+        assert await bulletin.after(0, 1) == (number, news)
+        assert (await bulletin.after(number, 1))[1] == [update(1, 6)]
+
+    asyncio.run(run())
+
+
+def test_whoever_waited_before_takes_no_news_from_who_waits_now() -> None:
+    async def run() -> None:
+        bulletin = Bulletin()
+        lost = asyncio.create_task(bulletin.after(0, 5))
+        await asyncio.sleep(0)
+        again = asyncio.create_task(bulletin.after(0, 5))
+        await asyncio.sleep(0)
+        bulletin.put(update(1, 5))
+        assert await lost == await again == (1, [update(1, 5)])
+
+    asyncio.run(run())
+
+
+def test_the_end_comes_after_all_news() -> None:
+    async def run() -> None:
+        bulletin = Bulletin()
+        bulletin.put(update(3, 1))
+        bulletin.put(update(4, 1))
+        bulletin.put(end := Event(Kind.ENDED, NOBODY, reason="why"))
+        _, news = await bulletin.after(0, 1)
+        assert news == [update(3, 1), update(4, 1), end]
+
+    asyncio.run(run())

@@ -1,0 +1,132 @@
+"""The coordinator's door: open to its ranks alone, until all are there; and their heartbeats."""
+
+import asyncio
+import time
+
+import pytest
+
+from diffray.cluster.control.heartbeat import Pulse, answered
+from diffray.cluster.control.hub import Failure, Hub
+from diffray.workers.link import HEADER, Link, encode
+from diffray.workers.messages import Hello, Reply, Round, Stats
+
+SECRET = b"s" * 32
+
+
+async def closed_within(reader: asyncio.StreamReader, seconds: float) -> bool:
+    """Whether the other end hangs up so soon, having said nothing."""
+    try:
+        return await asyncio.wait_for(reader.read(), seconds) == b""
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def test_a_stranger_says_little_and_is_sent_away() -> None:
+    async def run() -> None:
+        hub = Hub(1, SECRET, 5.0)
+        port = await hub.listen("127.0.0.1")
+        for said in (HEADER.pack(1 << 20), encode(Hello(0, b"x" * 32)), encode(None)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(said)
+            assert await closed_within(reader, 2)
+            writer.close()
+        assert not hub.complete.is_set()
+        await hub.close()
+
+    asyncio.run(run())
+
+
+def test_the_door_is_shut_once_all_ranks_are_there() -> None:
+    async def run() -> None:
+        hub = Hub(2, SECRET, 5.0)
+        port = await hub.listen("127.0.0.1")
+        ranks = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for rank, (_, writer) in enumerate(ranks):
+            writer.write(encode(Hello(rank, SECRET)))
+        await asyncio.wait_for(hub.complete.wait(), 5)
+        with pytest.raises(ConnectionError):
+            await asyncio.open_connection("127.0.0.1", port)
+        hub.broadcast(order := Round(1, [], [], 4))
+        reply = Reply(1, 4, [], [], Stats())
+        for reader, writer in ranks:
+            assert await reader.readexactly(4) == HEADER.pack(len(encode(order)) - 4)
+            writer.write(encode(reply))
+        for _ in ranks:
+            assert await asyncio.wait_for(hub.messages.get(), 5) == reply
+        for _, writer in ranks:
+            writer.close()
+        await hub.close()
+
+    asyncio.run(run())
+
+
+async def connected(hub: Hub, beats: dict[int, float]) -> list[Link]:
+    """Connect ranks, which give a sign of life so often; those with 0 give none."""
+    port = await hub.listen("127.0.0.1")
+    links = []
+    for rank, every in beats.items():
+        links.append(await asyncio.to_thread(Link.connect, "127.0.0.1", port, SECRET, rank))
+        if every:
+            links[-1].keep_alive(every)
+    await asyncio.wait_for(hub.complete.wait(), 5)
+    return links
+
+
+def test_a_rank_without_heartbeats_hangs_and_one_that_only_works_long_does_not() -> None:
+    async def run() -> float:
+        hub = Hub(2, SECRET, 0.6)
+        links = await connected(hub, {0: 0.1, 1: 0})
+        begin = time.monotonic()
+        lost = await asyncio.wait_for(hub.messages.get(), 5)
+        assert isinstance(lost, Failure)
+        assert "rank 1 has given no sign of life for 0.6 s" in lost.error
+        await asyncio.sleep(1.2)
+        assert hub.messages.empty(), "rank 0 has not answered anything, but it lives"
+        links[0].send(reply := Reply(1, 4, [], [], Stats()))
+        assert await asyncio.wait_for(hub.messages.get(), 5) == reply
+        await hub.close()
+        return time.monotonic() - begin
+
+    assert asyncio.run(run()) > 1.8
+
+
+def test_ranks_that_load_may_be_silent_for_longer() -> None:
+    async def run() -> None:
+        hub = Hub(1, SECRET, 6.0)
+        (_link,) = await connected(hub, {0: 0})
+        await asyncio.sleep(0.5)
+        assert hub.messages.empty()
+        hub.expect_within(0.3)
+        lost = await asyncio.wait_for(hub.messages.get(), 5)
+        assert isinstance(lost, Failure) and lost.dead
+        await hub.close()
+
+    asyncio.run(run())
+
+
+def test_who_stood_still_itself_takes_nobody_for_hung() -> None:
+    """What others sent meanwhile is read a moment after it goes on."""
+
+    async def late() -> str:
+        await asyncio.sleep(1.1)
+        return "here"
+
+    async def run() -> None:
+        pulse = Pulse("rank 0", 0.6)
+        lost = asyncio.create_task(pulse.stops())
+        answer = asyncio.create_task(answered(late(), 0.6))
+        await asyncio.sleep(0.05)
+        time.sleep(1.0)  # this process is stopped, the others are not
+        await asyncio.sleep(0.2)
+        assert not lost.done()
+        assert await answer == "here"
+        pulse.beat()
+        await asyncio.sleep(0.3)
+        assert not lost.done()
+        await asyncio.wait_for(lost, 5)
+        with pytest.raises(TimeoutError, match=r"no sign of life for 0\.1 s"):
+            await answered(late(), 0.1)
+
+    asyncio.run(run())

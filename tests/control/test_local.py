@@ -1,0 +1,194 @@
+"""The engine of this process: same tokens, bounded queue, priorities, deadlines, cancellation."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed, Overloaded
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.events import PIECES
+from diffray.cluster.control.local import LocalEngine, load_local
+from diffray.components.params import SamplingParams
+from diffray.workers.messages import Request, Update
+from tests.helpers.toy import ToyModel, toy_engine
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True, diffusion={"block_length": 8})
+SHORT = SamplingParams(max_tokens=16, ignore_eos=True, diffusion={"block_length": 8})
+
+
+@pytest.fixture
+def engine() -> Iterator[LocalEngine]:
+    inner = toy_engine(ToyModel(), num_slots=2)
+    with LocalEngine(inner, steps_per_round=2, max_queued_requests=3) as engine:
+        yield engine
+
+
+async def finish(engine: LocalEngine, request: Request, priority: int = 0) -> list[Update]:
+    async with aclosing(engine.submit(request, priority=priority)) as updates:
+        return [update async for update in updates]
+
+
+async def until(true: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(10):
+        while not await true():
+            await asyncio.sleep(0.002)
+
+
+async def all_free(engine: LocalEngine) -> bool:
+    load = await engine.load()
+    return load.free_pages == load.num_pages and load.running == load.waiting == 0
+
+
+def test_tokens_are_the_engines_own(engine: LocalEngine) -> None:
+    requests = [
+        Request(uid, (1 + uid, 2, 3), SHORT.model_copy(update={"temperature": 1.0, "seed": uid}))
+        for uid in range(5)
+    ]
+
+    async def all_at_once() -> list[list[Update]]:
+        return await asyncio.gather(*(finish(engine, request) for request in requests))
+
+    for request, updates in zip(requests, asyncio.run(all_at_once()), strict=True):
+        alone = toy_engine(ToyModel())
+        alone.add(request)
+        expected: list[int] = []
+        while not alone.idle:
+            expected += [token for update in alone.step() for token in update.ids]
+        assert [token for update in updates for token in update.ids] == expected
+        assert updates[-1].finish_reason == "length"
+
+
+def test_a_full_queue_refuses(engine: LocalEngine) -> None:
+    async def scenario() -> None:
+        streams = [engine.submit(Request(uid, (1, 2), LONG)) for uid in range(5)]
+        first = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await asyncio.sleep(0)  # two run, three wait
+        with pytest.raises(Overloaded):
+            await finish(engine, Request(9, (1, 2), SHORT))
+        for task in first:
+            task.cancel()
+        await asyncio.gather(*first, return_exceptions=True)
+        await until(lambda: all_free(engine))
+        assert (await finish(engine, Request(9, (1, 2), SHORT)))[-1].finish_reason == "length"
+
+    asyncio.run(scenario())
+
+
+def test_who_does_not_read_gets_few_pieces_and_every_token(engine: LocalEngine) -> None:
+    async def scenario() -> None:
+        async with aclosing(engine.submit(Request(1, (1, 2), LONG))) as stream:
+            found = [await anext(stream)]
+            await until(lambda: all_free(engine))
+            found += [update async for update in stream]
+        assert found[-1].finish_reason == "length"
+        assert len(found) <= 2 * PIECES
+        tokens = [token for update in found for token in update.ids]
+        quick = await finish(engine, Request(2, (1, 2), LONG))
+        assert len(quick) > 2 * PIECES, "too few pieces to join"
+        assert tokens == [token for update in quick for token in update.ids]
+
+    asyncio.run(scenario())
+
+
+def test_closing_a_stream_frees_its_pages(engine: LocalEngine) -> None:
+    async def scenario() -> None:
+        stream = engine.submit(Request(1, (1, 2), LONG))
+        await anext(stream)
+        load = await engine.load()
+        assert load.running == 1 and load.free_pages < load.num_pages
+        rounds = load.rounds
+        await stream.aclose()
+        await until(lambda: all_free(engine))
+        # One round may have been running, and its news on their way.
+        assert (await engine.load()).rounds <= rounds + 2
+
+    asyncio.run(scenario())
+
+
+def test_lower_priority_numbers_run_first(engine: LocalEngine) -> None:
+    order: list[int] = []
+
+    async def one(uid: int, priority: int) -> None:
+        await finish(engine, Request(uid, (1, 2), SHORT), priority)
+        order.append(uid)
+
+    async def scenario() -> None:
+        running = [asyncio.ensure_future(one(uid, 0)) for uid in (0, 1)]
+        await asyncio.sleep(0)
+        waiting = [asyncio.ensure_future(one(uid, p)) for uid, p in ((2, 5), (3, 1), (4, -1))]
+        await asyncio.gather(*running, *waiting)
+
+    asyncio.run(scenario())
+    assert order.index(4) < order.index(2)
+    assert order[-1] == 2
+
+
+def test_a_deadline_ends_a_request(engine: LocalEngine) -> None:
+    async def scenario() -> None:
+        stream = engine.submit(Request(1, (1, 2), LONG), deadline=0.01)
+        with pytest.raises(DeadlineExceeded):
+            async for _ in stream:
+                pass
+        await until(lambda: all_free(engine))
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_run_is_refused_and_the_rest_goes_on(engine: LocalEngine) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ValueError, match="empty"):
+            await finish(engine, Request(1, (), SHORT))
+        twice = Request(2, (1,), LONG)
+        stream = engine.submit(twice)
+        await anext(stream)
+        with pytest.raises(ValueError, match="another uid"):
+            await finish(engine, twice)
+        await stream.aclose()
+        await until(lambda: all_free(engine))
+        assert (await finish(engine, replace(twice, params=SHORT)))[-1].finish_reason
+
+    asyncio.run(scenario())
+
+
+def test_a_broken_engine_tells_everyone() -> None:
+    inner = toy_engine(ToyModel())
+    engine = LocalEngine(inner)
+
+    def break_down(steps: int = 1) -> list[Update]:
+        raise RuntimeError("no memory left")
+
+    inner.step = break_down  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        with pytest.raises(EngineFailed, match="not been started"):
+            await engine.check_health()
+        engine.start()
+        await engine.check_health()
+        for _ in range(2):  # the one that found out, and one that came later
+            with pytest.raises(EngineFailed, match="no memory left"):
+                await finish(engine, Request(1, (1, 2), SHORT))
+        with pytest.raises(EngineFailed, match="no memory left"):
+            await engine.check_health()
+
+    asyncio.run(scenario())
+    engine.close()
+
+
+def test_close_ends_streams(engine: LocalEngine) -> None:
+    async def scenario() -> None:
+        stream = engine.submit(Request(1, (1, 2), LONG))
+        await anext(stream)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(EngineFailed, match="closed"):
+            async for _ in stream:
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_more_ranks_need_a_cluster() -> None:
+    with pytest.raises(ValueError, match="needs a cluster"):
+        load_local("demo", EngineConfig(tensor_parallel_size=2))

@@ -1,0 +1,234 @@
+"""A replica's engine over a coordinator that cannot always be reached."""
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+
+from diffray.cluster.control.engine_client import (
+    DeadlineExceeded,
+    EngineFailed,
+    Overloaded,
+    Poisonous,
+)
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind
+from diffray.cluster.control.remote import RemoteEngine
+from diffray.components.params import SamplingParams
+from diffray.workers.admission import Limits
+from diffray.workers.messages import Request, Update, WireRequest
+from tests.helpers.toy import EOS, MASK, toy_spec
+
+
+def unavailable() -> ActorUnavailableError:
+    return ActorUnavailableError("the network is gone for a moment", b"\0" * 16)
+
+
+class Method:
+    """A method of an actor: its calls fail as often as it was told."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+        self.failures = 0
+        self.after = False  # it fails on its way back, when it has done its work
+        self.calls = 0
+
+    def remote(self, *args: Any) -> asyncio.Task[Any]:
+        """Begin at once, as Ray does, whether or not anybody waits."""
+        return asyncio.create_task(self._call(*args))
+
+    async def _call(self, *args: Any) -> Any:
+        self.calls += 1
+        fails, self.failures = self.failures > 0, max(self.failures - 1, 0)
+        if fails and not self.after:
+            raise unavailable()
+        found = await self._method(*args)
+        if fails:
+            raise unavailable()
+        return found
+
+
+class FakeCoordinator:
+    """Queues what it is asked, and lets the test write the news."""
+
+    def __init__(self) -> None:
+        self.bulletin = Bulletin()
+        self.asked: deque[int] = deque()
+        self.cancelled: list[int] = []
+        self.submit, self.listen = Method(self._submit), Method(self.bulletin.after)
+        self.cancel = Method(self._cancel)
+
+    async def _submit(self, request: WireRequest, *_: Any) -> None:
+        if request.uid not in self.asked:
+            self.asked.append(request.uid)
+
+    async def _cancel(self, uid: int) -> None:
+        self.cancelled.append(uid)
+
+    def tell(self, uid: int, token: int, reason: str | None = None) -> None:
+        update = Update(uid, [token], [0], [0.0], reason, forwards=token)
+        self.bulletin.put(Event(Kind.UPDATE, uid, update))
+
+
+def engine(coordinator: FakeCoordinator, **options: Any) -> RemoteEngine:
+    group: Any = None
+    made = RemoteEngine("toy", EngineConfig(**options), group)
+    made._coordinator = coordinator
+    made._limits = Limits(toy_spec(), 512, 4, 100, 16, (EOS,), MASK)
+    made._listener = asyncio.create_task(made._listen())
+    return made
+
+
+async def tokens(asked: RemoteEngine, uid: int, deadline: float | None = None) -> list[int]:
+    found: list[int] = []
+    request = Request(uid, (1, 2), SamplingParams(max_tokens=8))
+    async for update in asked.submit(request, deadline=deadline):
+        found += update.ids
+    return found
+
+
+def test_who_cannot_be_reached_for_a_moment_is_not_taken_for_dead() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        coordinator.listen.failures = coordinator.submit.failures = 2
+        asked = engine(coordinator)
+        answer = asyncio.create_task(tokens(asked, 7))
+        while not coordinator.asked:
+            await asyncio.sleep(0.01)
+        coordinator.tell(7, 1)
+        await asyncio.sleep(0.01)
+        coordinator.listen.failures, coordinator.listen.after = 1, True  # an issue is lost
+        coordinator.tell(7, 2)
+        await asyncio.sleep(0.01)
+        coordinator.tell(7, 3, "length")
+        assert await answer == [1, 2, 3]
+        assert asked.restarts == 0 and coordinator.submit.calls == 3
+
+    asyncio.run(run())
+
+
+def test_a_request_whose_receipt_is_lost_runs_once() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        coordinator.submit.failures, coordinator.submit.after = 1, True
+        asked = engine(coordinator)
+        answer = asyncio.create_task(tokens(asked, 7))
+        while coordinator.submit.calls < 2:
+            await asyncio.sleep(0.01)
+        coordinator.tell(7, 1, "stop")
+        assert await answer == [1] and list(coordinator.asked) == [7]
+
+    asyncio.run(run())
+
+
+def test_the_queue_is_bounded_while_there_is_no_coordinator() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        asked = engine(coordinator, max_queued_requests=2)
+        asked._listener.cancel()  # type: ignore[union-attr]  # engine() has made one
+        waiting = [asyncio.create_task(tokens(asked, uid)) for uid in range(6)]  # 4 slots
+        await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded, match="6 requests"):
+            await tokens(asked, 9)
+        waiting[0].cancel()
+        await asyncio.sleep(0.01)
+        assert coordinator.cancelled == [0]
+        later = asyncio.create_task(tokens(asked, 10))
+        await asyncio.sleep(0.01)
+        assert not later.done()
+        for task in (later, *waiting):
+            task.cancel()
+
+    asyncio.run(run())
+
+
+def test_who_does_not_read_its_end_holds_no_place() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        asked = engine(coordinator, max_queued_requests=0)
+        wish = SamplingParams(max_tokens=8)
+        streams = [asked.submit(Request(uid, (1, 2), wish)) for uid in range(4)]
+        for uid, stream in enumerate(streams):
+            first = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0.01)
+            coordinator.tell(uid, 1)
+            assert (await first).ids == [1]
+            coordinator.tell(uid, 2, "stop")
+        await asyncio.sleep(0.01)
+        another = asyncio.create_task(tokens(asked, 9))
+        while 9 not in coordinator.asked:
+            assert not another.done()
+            await asyncio.sleep(0.01)
+        another.cancel()
+        for stream in streams:
+            assert [update.ids async for update in stream] == [[2]]
+        await asyncio.sleep(0.01)
+        assert coordinator.cancelled == [9], "who has ended is not cancelled"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (Event(Kind.POISON, 7, reason="no"), Poisonous),
+        (Event(Kind.ENDED, NOBODY, reason=f"no; {AGAIN}"), EngineFailed),
+    ],
+)
+def test_the_reason_reaches_who_asked(event: Event, kind: type[Exception]) -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        asked = engine(coordinator)
+        answer = asyncio.create_task(tokens(asked, 7))
+        while not coordinator.asked:
+            await asyncio.sleep(0.01)
+        coordinator.bulletin.put(event)
+        with pytest.raises(kind, match="no"):
+            await answer
+
+    asyncio.run(run())
+
+
+def test_a_deadline_holds_while_the_coordinator_says_nothing() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        asked = engine(coordinator)
+        begin = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"not complete after 0\.05 s"):
+            await tokens(asked, 7, deadline=0.05)
+        coordinator.submit.failures = 10**6  # now it cannot even be reached
+        with pytest.raises(DeadlineExceeded):
+            await tokens(asked, 8, deadline=0.05)
+        assert time.monotonic() - begin < 3
+        await asyncio.sleep(0.01)
+        assert coordinator.cancelled == [7, 8]
+
+    asyncio.run(run())
+
+
+def test_a_cancel_that_is_lost_is_said_again() -> None:
+    async def run() -> None:
+        coordinator = FakeCoordinator()
+        coordinator.cancel.failures = 1
+        asked = engine(coordinator)
+        answer = asyncio.create_task(tokens(asked, 7))
+        while not coordinator.asked:
+            await asyncio.sleep(0.01)
+        assert asked.queued_tokens == 8
+        coordinator.tell(7, 1)
+        await asyncio.sleep(0.01)
+        assert asked.queued_tokens == 7
+        answer.cancel()
+        await asyncio.sleep(0.01)
+        assert coordinator.cancelled == [] and asked.queued_tokens == 0
+        coordinator.tell(7, 2)  # the ranks go on for nobody
+        await asyncio.sleep(0.01)
+        assert coordinator.cancelled == [7]
+        coordinator.tell(7, 3, "length")  # it had ended by itself
+        await asyncio.sleep(0.01)
+        assert coordinator.cancel.calls == 2
+
+    asyncio.run(run())

@@ -1,0 +1,449 @@
+"""The scheduler against a simple engine: nobody is lost, starved or run twice, whatever happens."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.fairness import arrivals, simulate
+from diffray.cluster.control.engine_client import Overloaded, Poisonous
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.events import Event, Kind
+from diffray.cluster.control.queued_request import LONG
+from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
+from diffray.workers.messages import Reply, Round, Stats, Update, WireRequest
+
+
+def asked(
+    uid: int, max_tokens: int = 3, iteration: str | None = None, like: int | None = None
+) -> WireRequest:
+    """Return a request; one that is `like` another asks the same."""
+    kind = None if iteration is None else {"kind": iteration}
+    params = {"max_tokens": max_tokens, "diffusion": {"iteration": kind}}
+    return WireRequest(uid, (1, 2, uid if like is None else like), params)
+
+
+class Lost(Exception):
+    """The fake ranks have died."""
+
+
+@dataclass
+class FakeRanks:
+    """Runs what it is told, one token a round each; holds pages as an engine would."""
+
+    slots: int
+    pages: int
+    running: dict[int, dict[str, Any]] = field(default_factory=dict)
+    need: dict[int, int] = field(default_factory=dict)
+    poison: dict[int, int] = field(default_factory=dict)  # rounds that each is borne for
+    waiting: int = 0
+
+    def step(self, order: Round) -> Reply:
+        for uid in order.cancel:
+            self.running.pop(uid, None)
+        for request in order.add:
+            assert request.uid not in self.running, "admitted twice"
+            self.running[request.uid] = {
+                "written": len(request.resume.ids) if request.resume else 0,
+                "max": request.max_tokens,
+                "borne": self.poison.get(request.uid, -1),
+            }
+        assert len(self.running) <= self.slots
+        if any(state["borne"] == 0 for state in self.running.values()):
+            raise Lost
+        updates = []
+        for uid, state in list(self.running.items()):
+            state["borne"] -= 1
+            if uid in self.poison:
+                continue  # it reports nothing: its first block is not done
+            state["written"] += 1
+            done = state["written"] == state["max"]
+            reason = "length" if done else None
+            updates.append(Update(uid, [state["written"]], finish_reason=reason, forwards=1))
+            if done:
+                del self.running[uid]
+        free = self.pages - sum(self.need[uid] for uid in self.running)
+        assert free >= 0
+        stats = Stats(free_pages=free, waiting=self.waiting)
+        return Reply(order.number, 1, updates, [], stats)
+
+
+def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterator[Event]:
+    for _ in range(rounds):
+        message = scheduler.plan(steps=1)
+        if message is None:
+            return
+        try:
+            yield from scheduler.settle(ranks.step(message))
+        except Lost:
+            ranks.running.clear()
+            yield from scheduler.restart()
+    raise AssertionError("it does not end")
+
+
+def ids_of(uid: int, news: list[Event]) -> list[int]:
+    mine = [event.update for event in news if event.update and event.uid == uid]
+    return [token for update in mine for token in update.ids]
+
+
+def started(scheduler: Scheduler) -> list[int]:
+    message = scheduler.plan(steps=1)
+    assert message is not None
+    return [request.uid for request in message.add]
+
+
+def test_the_coordinator_and_whoever_creates_workers_need_no_torch() -> None:
+    code = (
+        "import sys, diffray.cluster.control.coordinator, diffray.workers.worker;"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_queue_is_first_come_first_served_within_a_priority() -> None:
+    scheduler = Scheduler(slots=4, pages=100, max_waiting=10)
+    for uid, priority in enumerate([1, 0, 1, 0]):
+        scheduler.submit(asked(uid), pages=1, priority=priority)
+    assert started(scheduler) == [1, 3, 0, 2]
+
+
+def test_a_request_without_pages_is_passed_by_some_but_does_not_starve() -> None:
+    scheduler = Scheduler(slots=4, pages=10, max_waiting=100)
+    ranks = FakeRanks(slots=4, pages=10)
+    ranks.need = {0: 6, 1: 8} | {uid: 1 for uid in range(2, 100)}
+    scheduler.submit(asked(0, 50), pages=6)
+    message = scheduler.plan(steps=1)
+    assert message is not None
+    scheduler.settle(ranks.step(message))
+    scheduler.submit(asked(1), pages=8)
+    order: list[int] = []
+    for uid in range(2, 100):
+        scheduler.submit(asked(uid), pages=1)
+        message = scheduler.plan(steps=1)
+        assert message is not None
+        order += [request.uid for request in message.add]
+        scheduler.settle(ranks.step(message))
+        if 1 in order:
+            break
+    assert order[: PASSES + 1] == [*range(2, PASSES + 2), 1]
+
+
+def test_a_long_request_lets_a_few_later_ones_begin_first() -> None:
+    scheduler = Scheduler(slots=1, pages=100, max_waiting=100)
+    scheduler.submit(asked(0, 3 * LONG), pages=1)
+    scheduler.submit(asked(1, 3 * LONG), pages=1)
+    for uid in range(2, 8):
+        scheduler.submit(asked(uid), pages=1)
+    order = [at for _ in range(8) for at in one_by_one(scheduler)]
+    assert order == [2, 0, 3, 1, 4, 5, 6, 7]
+
+
+def one_by_one(scheduler: Scheduler) -> list[int]:
+    """Admit whom it will, and let them leave at once."""
+    found = started(scheduler)
+    for uid in found:
+        scheduler.cancel(uid)
+    return found
+
+
+def test_who_has_run_for_long_gives_way_to_those_that_wait_and_goes_on_later() -> None:
+    scheduler = Scheduler(slots=1, pages=10, max_waiting=10, time_slice=4)
+    ranks = FakeRanks(slots=1, pages=10, need={0: 1, 1: 1})
+    scheduler.submit(asked(0, 30), pages=1)
+    scheduler.submit(asked(1, 3), pages=1)
+    news = list(drain(scheduler, ranks))
+    order = [event.uid for event in news]
+    assert order == [0] * 4 + [1] * 3 + [0] * 26
+    assert ids_of(0, news) == list(range(1, 31))
+    assert scheduler.gave_way == 1
+
+
+def test_short_requests_hardly_wait_for_long_ones() -> None:
+    scheduler = Scheduler(slots=4, pages=100, max_waiting=100, time_slice=32)
+    ranks = FakeRanks(slots=4, pages=100, need={uid: 1 for uid in range(100)})
+    for uid in range(6):
+        scheduler.submit(asked(uid, 1000), pages=1)
+    waited: list[int] = []
+    for uid in range(10, 40):
+        scheduler.submit(asked(uid, 4), pages=1)
+        for rounds in range(1, 2000):
+            message = scheduler.plan(steps=1)
+            assert message is not None
+            if any(
+                event.uid == uid and event.ends for event in scheduler.settle(ranks.step(message))
+            ):
+                waited.append(rounds)
+                break
+    # Until all long ones have had a turn, the others wait for the end of one.
+    assert max(waited) <= 32 + 6 and max(waited[6:]) <= 6, waited
+    news = list(drain(scheduler, ranks, rounds=3000))
+    assert sum(event.ends for event in news) == 6
+
+
+@pytest.mark.parametrize("iteration", [None, "soft"])
+def test_turns_become_longer_so_that_what_must_begin_anew_ends(iteration: str | None) -> None:
+    """A soft generation loses what it had: turns that double make that twice its length at most."""
+    scheduler = Scheduler(slots=1, pages=10, max_waiting=1000, time_slice=2)
+    ranks = FakeRanks(slots=1, pages=10, need={uid: 1 for uid in range(1000)})
+    scheduler.submit(asked(0, 100, iteration), pages=1)
+    turns, length = [0], 0
+    for uid in range(1, 1000):
+        scheduler.submit(asked(uid, 1), pages=1)  # somebody always waits
+        message = scheduler.plan(steps=1)
+        assert message is not None
+        news = scheduler.settle(ranks.step(message))
+        if any(event.uid == 0 for event in news):
+            length += 1
+        elif length:
+            turns, length = [*turns, length], 0
+        if sum(turns) + length == 100:
+            break
+    assert sum(turns) + length == 100
+    grown = [2 << n if iteration else 2 * (n + 1) for n in range(len(turns) - 1)]
+    assert turns[1:] == grown
+
+
+def test_of_equal_requests_none_gives_way() -> None:
+    """All would end later: the first ones as late as the last."""
+    scheduler = Scheduler(slots=2, pages=10, max_waiting=10, time_slice=8)
+    ranks = FakeRanks(slots=2, pages=10, need={uid: 1 for uid in range(6)})
+    for uid in range(6):
+        scheduler.submit(asked(uid, 100), pages=1)
+    list(drain(scheduler, ranks))
+    assert scheduler.gave_way == 0
+
+
+@pytest.mark.parametrize(("longs", "tokens"), [(16, 900), (40, 900), (16, 2500)])
+def test_short_requests_hardly_wait_whatever_the_context(longs: int, tokens: int) -> None:
+    """The default turn suits a context of 1024 too, and gives way at next to no cost."""
+    coming = arrivals(steps=800, gap=20, longs=longs, tokens=tokens, seed=7)
+
+    def times(time_slice: int) -> tuple[list[int], int]:
+        ended, _ = simulate(coming, slots=16, pages=16_384, rate=2, time_slice=time_slice)
+        waits = [ended[each.uid] - each.at - each.tokens // 2 for each in coming[longs:]]
+        return sorted(waits), max(ended.values())
+
+    time_slice = EngineConfig().time_slice
+    (waits, steps), (starved, least) = times(time_slice), times(0)
+    assert waits[-1] <= 2 * time_slice and waits[len(waits) // 2] <= 16, waits
+    assert starved[len(starved) // 2] > 100
+    assert steps <= 1.1 * least
+
+
+def test_a_priority_starves_nobody() -> None:
+    """Of those that begin one in so many is who came first, however many come before it."""
+    scheduler = Scheduler(slots=2, pages=100, max_waiting=100)
+    ranks = FakeRanks(slots=2, pages=100, need={uid: 1 for uid in range(10_000)})
+    for uid in range(4):
+        scheduler.submit(asked(uid), pages=1, priority=2**31 - 1)
+    began: list[int] = []
+    for uid in range(10, 400, 2):  # two more important ones come each round
+        scheduler.submit(asked(uid), pages=1, priority=-1)
+        scheduler.submit(asked(uid + 1), pages=1, priority=-1)
+        message = scheduler.plan(steps=1)
+        assert message is not None
+        began += [request.uid for request in message.add]
+        scheduler.settle(ranks.step(message))
+        for late in list(scheduler._open)[100:]:
+            scheduler.cancel(late)
+    assert [began.index(uid) + 1 for uid in range(4)] == [FIRST_COME * n for n in range(1, 5)]
+    assert [uid for uid in began if uid >= 10] == sorted(uid for uid in began if uid >= 10)
+
+
+def test_the_request_that_ends_the_ranks_fails_alone_after_two_losses() -> None:
+    scheduler = Scheduler(slots=8, pages=20, max_waiting=10)
+    ranks = FakeRanks(slots=8, pages=20, need={uid: 1 for uid in range(7)}, poison={3: 0})
+    for uid in range(6):
+        scheduler.submit(asked(uid, 30), pages=1)
+    news = list(drain(scheduler, ranks))
+    assert [event.uid for event in news if event.kind == Kind.POISON] == [3]
+    for uid in {0, 1, 2, 4, 5}:
+        assert ids_of(uid, news) == list(range(1, 31))
+    with pytest.raises(Poisonous, match="runs no more"):
+        scheduler.submit(asked(7, 30, like=3), pages=1)
+    scheduler.submit(asked(6, 30), pages=1)
+    assert started(scheduler) == [6]
+
+
+@pytest.mark.parametrize("borne", [1, 5, 20])
+def test_a_request_that_ends_the_ranks_later_is_found_too(borne: int) -> None:
+    scheduler = Scheduler(slots=8, pages=20, max_waiting=10)
+    ranks = FakeRanks(slots=8, pages=20, need={uid: 1 for uid in range(6)}, poison={3: borne})
+    for uid in range(6):
+        scheduler.submit(asked(uid, 300), pages=1)
+    news = list(drain(scheduler, ranks))
+    assert [event.uid for event in news if event.kind == Kind.POISON] == [3]
+    assert sum(event.kind == Kind.UPDATE for event in news) == 5 * 300
+
+
+def test_losses_that_are_nobody_s_fault_fail_nobody() -> None:
+    scheduler = Scheduler(slots=4, pages=20, max_waiting=10)
+    ranks = FakeRanks(slots=4, pages=20, need={uid: 1 for uid in range(4)})
+    for uid in range(4):
+        scheduler.submit(asked(uid, 40), pages=1)
+    losses = 0
+    while scheduler.waiting + len(scheduler.running):
+        for _ in range(6):
+            if (message := scheduler.plan(steps=1)) is not None:
+                events = scheduler.settle(ranks.step(message))
+                assert Kind.UPDATE in [event.kind for event in events]
+        ranks.running.clear()
+        assert scheduler.restart() == []
+        losses += 1
+    assert losses > 5
+
+
+def test_a_full_queue_refuses_and_says_how_full_it_is() -> None:
+    scheduler = Scheduler(slots=1, pages=10, max_waiting=2)
+    for uid in range(3):
+        scheduler.submit(asked(uid), pages=1)
+    with pytest.raises(Overloaded, match="3 requests are waiting"):
+        scheduler.submit(asked(3), pages=1)
+
+
+def test_a_request_that_is_handed_over_twice_runs_once() -> None:
+    scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
+    scheduler.submit(asked(0), pages=1)
+    assert started(scheduler) == [0]
+    scheduler.submit(asked(0), pages=1)
+    assert started(scheduler) == []
+    assert scheduler.waiting == 0
+
+
+def test_a_late_request_is_cancelled_and_told() -> None:
+    scheduler = Scheduler(slots=1, pages=10, max_waiting=2)
+    scheduler.submit(asked(0), pages=1, deadline=5.0)
+    scheduler.submit(asked(1), pages=1, deadline=6.0)
+    assert started(scheduler) == [0]
+    assert scheduler.expire(4.9) == []
+    assert scheduler.expire(6.0) == [Event(Kind.LATE, 0), Event(Kind.LATE, 1)]
+    message = scheduler.plan(steps=1)
+    assert message is not None and message.cancel == [0] and message.add == []
+
+
+def test_what_ranks_refuse_fails_alone() -> None:
+    scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
+    scheduler.submit(asked(0), pages=1)
+    scheduler.submit(asked(1), pages=1)
+    scheduler.plan(steps=1)
+    news = scheduler.settle(Reply(1, 1, [], [(0, "no")], Stats(free_pages=9)))
+    assert news == [Event(Kind.FAILED, 0, reason="no")]
+    assert list(scheduler.running) == [1]
+
+
+def test_requests_that_are_cancelled_while_they_wait_take_no_room() -> None:
+    scheduler = Scheduler(slots=1, pages=10, max_waiting=5)
+    scheduler.submit(asked(0), pages=1)
+    scheduler.plan(steps=1)
+    for uid in range(1, 5000):
+        scheduler.submit(asked(uid), pages=1)
+        scheduler.cancel(uid)
+    assert scheduler.waiting == 0
+    assert len(scheduler._waiting) < 100
+
+
+def test_giving_up_tells_everybody() -> None:
+    scheduler = Scheduler(slots=1, pages=10, max_waiting=5)
+    for uid in range(3):
+        scheduler.submit(asked(uid), pages=1)
+    scheduler.plan(steps=1)
+    assert scheduler.fail_all("gone") == [
+        Event(Kind.FAILED, uid, reason="gone") for uid in range(3)
+    ]
+    assert scheduler.plan(steps=1) is None
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2)),
+        st.tuples(st.just("poison"), st.integers(1, 4), st.integers(0, 3), st.integers(0, 2)),
+        st.tuples(st.just("cancel"), st.integers(0, 40)),
+        st.just(("round",)),
+        st.just(("fly",)),
+        st.just(("lose",)),
+        st.tuples(st.just("hold"), st.integers(0, 1)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(ACTIONS, st.integers(1, 3), st.integers(4, 8), st.sampled_from([0, 1, 2]))
+def test_every_interleaving_answers_everybody_who_did_not_leave(
+    actions: list[tuple[Any, ...]], slots: int, pages: int, time_slice: int
+) -> None:
+    """Pages and slots never run out, nobody starves, and only what ends the ranks fails."""
+    scheduler = Scheduler(slots=slots, pages=pages, max_waiting=1000, time_slice=time_slice)
+    ranks = FakeRanks(slots=slots, pages=pages)
+    wanted: dict[int, int] = {}
+    heard: dict[int, list[int]] = {}
+    failed: set[int] = set()
+    unlucky: Counter[int] = Counter()  # losses that were nobody's fault
+    replies: list[Reply] = []
+
+    def note(news: list[Event]) -> None:
+        for event in news:
+            if event.kind == Kind.POISON:
+                failed.add(event.uid)
+            else:
+                assert event.update is not None
+                heard[event.uid] += event.update.ids
+
+    def lose() -> None:
+        replies.clear()
+        ranks.running.clear()
+        note(scheduler.restart())
+
+    def fly() -> None:
+        if (message := scheduler.plan(steps=1)) is not None:
+            try:
+                replies.append(ranks.step(message))
+            except Lost:
+                lose()
+
+    for action in actions:
+        match action:
+            case "submit" | "poison", size, number, priority:
+                uid = len(heard)
+                heard[uid], ranks.need[uid] = [], size
+                if action[0] == "poison":
+                    ranks.poison[uid] = number
+                    scheduler.submit(asked(uid, 9), size, priority)
+                else:
+                    wanted[uid] = number
+                    scheduler.submit(asked(uid, number), size, priority)
+            case "cancel", uid:
+                scheduler.cancel(uid)
+                if uid not in failed:
+                    ranks.poison.pop(uid, None)
+                if uid in wanted and len(heard[uid]) < wanted[uid]:
+                    del wanted[uid]
+            case ("round",):
+                fly()
+                if replies:
+                    note(scheduler.settle(replies.pop(0)))
+            case ("fly",):
+                if len(replies) < 2:
+                    fly()
+            case ("lose",):
+                unlucky.update(list(scheduler.running))
+                lose()
+            case "hold", waiting:
+                ranks.waiting = waiting
+    ranks.waiting = 0
+    while replies:
+        note(scheduler.settle(replies.pop(0)))
+    note(list(drain(scheduler, ranks)))
+    innocent = failed - ranks.poison.keys()
+    assert all(unlucky[uid] for uid in innocent), "the ranks were killed while it was on trial"
+    assert failed >= ranks.poison.keys()
+    for uid in wanted.keys() - innocent:
+        assert heard[uid] == list(range(1, wanted[uid] + 1))
+    assert scheduler.waiting == 0 and not scheduler.running and not ranks.running
+    assert not scheduler.suspects and not scheduler._waiting and not scheduler._leaving

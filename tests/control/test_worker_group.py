@@ -1,0 +1,252 @@
+"""A coordinator and its ranks on a real Ray: the tokens of one process, alive after losses."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed, Overloaded
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.remote import RemoteEngine
+from diffray.components.params import SamplingParams
+from diffray.workers.llm import DiffusionLLM
+from diffray.workers.messages import Request
+from tests.helpers.local_ray import local_ray
+
+pytestmark = pytest.mark.slow
+
+LONG = {
+    "max_tokens": 192,
+    "ignore_eos": True,
+    "diffusion": {"decoder": {"kind": "fixed", "steps": 96}},
+}
+WISHES: list[dict[str, Any]] = [
+    {"max_tokens": 64},
+    {"max_tokens": 40, "temperature": 0.8, "seed": 5},
+    {"max_tokens": 33, "temperature": 1.0, "top_k": 7, "top_p": 0.9, "seed": 6, "ignore_eos": True},
+    {"max_tokens": 64, "diffusion": {"decoder": {"kind": "credit"}, "block_length": 16}},
+    {"max_tokens": 48, "diffusion": {"cfg_scale": 0.5}, "logprobs": True},
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_cluster() -> Iterator[None]:
+    with local_ray():
+        yield
+
+
+@dataclass
+class Answer:
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    forwards: int = 0
+
+
+def wish(given: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**given)
+
+
+@asynccontextmanager
+async def engine(
+    model: str = "demo", ranks: int = 1, **options: Any
+) -> AsyncIterator[RemoteEngine]:
+    config = EngineConfig(
+        tensor_parallel_size=ranks, dtype="float64", cpu_threads=1, check_every=1, **options
+    )
+    running = await RemoteEngine.start(model, config, [{"CPU": 1}] * (ranks + 1))
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+async def answer(
+    engine: RemoteEngine, uid: int, prompt: list[int], params: SamplingParams
+) -> Answer:
+    result = Answer()
+    async for update in engine.submit(Request(uid, tuple(prompt), params)):
+        result.ids += update.ids
+        result.logprobs += update.logprobs
+        result.finish_reason, result.forwards = update.finish_reason, update.forwards
+    return result
+
+
+async def under_way(running: RemoteEngine) -> None:
+    """Wait until requests have a part of their answers."""
+    while (load := await running.load()).rounds < 30:
+        assert load.rounds == 0 or load.running
+        await asyncio.sleep(0.01)
+
+
+def in_process(model: str, prompts: list[list[int]], params: list[SamplingParams]) -> list[Answer]:
+    """What the engine in this process answers; requests carry derived seeds, as a server's do."""
+    from diffray.workers.setup import Setup, build_engine
+
+    engine, _ = build_engine(model, Setup(dtype="float64"))
+    answers = [Answer() for _ in prompts]
+    for uid, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+        engine.add(Request(uid, tuple(prompt), each))
+        while not engine.idle:
+            for update in engine.step(1):
+                answers[uid].ids += update.ids
+                answers[uid].logprobs += update.logprobs
+                answers[uid].finish_reason = update.finish_reason
+    return answers
+
+
+def prompts(model: str, count: int) -> list[list[int]]:
+    with DiffusionLLM(model) as llm:
+        assert llm.tokenizer is not None
+        return [
+            llm.tokenizer.encode_chat([{"role": "user", "content": f"Add {n} and {n + 3}."}])
+            for n in range(count)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("demo", {"ranks": 2, "expert_parallel": True, "rounds_in_flight": 1}),
+        ("demo", {"ranks": 4, "steps_per_round": 3}),
+        ("demo-llada2", {"ranks": 2, "steps_per_round": 2}),
+    ],
+)
+def test_ranks_give_the_tokens_of_one_process(model: str, options: dict[str, Any]) -> None:
+    asked = prompts(model, len(WISHES))
+    params = [wish(each) for each in WISHES]
+    expected = in_process(model, asked, params)
+
+    async def run() -> list[Answer]:
+        async with engine(model, max_num_seqs=3, **options) as running:
+            return await asyncio.gather(
+                *(
+                    answer(running, uid, prompt, each)
+                    for uid, (prompt, each) in enumerate(zip(asked, params, strict=True))
+                )
+            )
+
+    for ours, theirs in zip(asyncio.run(run()), expected, strict=True):
+        assert ours.ids == theirs.ids
+        assert ours.finish_reason == theirs.finish_reason
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-6)
+
+
+def test_a_killed_rank_costs_a_pause_and_no_token() -> None:
+    asked = prompts("demo", 3)
+    params = wish(LONG)
+    expected = in_process("demo", asked, [params] * 3)
+
+    async def run() -> tuple[list[Answer], int]:
+        async with engine(ranks=2, rounds_in_flight=2) as running:
+            tasks = [
+                asyncio.create_task(answer(running, uid, prompt, params))
+                for uid, prompt in enumerate(asked)
+            ]
+            await under_way(running)
+            os.kill((await running.pids())[1], signal.SIGKILL)
+            return await asyncio.gather(*tasks), (await running.load()).restarts
+
+    answers, restarts = asyncio.run(run())
+    assert restarts == 1
+    assert [a.ids for a in answers] == [a.ids for a in expected]
+
+
+def test_a_killed_coordinator_costs_a_pause_and_no_token() -> None:
+    asked = prompts("demo", 2)
+    params = wish(LONG)
+    expected = in_process("demo", asked, [params] * 2)
+
+    async def run() -> tuple[list[Answer], int]:
+        async with engine() as running:
+            tasks = [
+                asyncio.create_task(answer(running, uid, prompt, params))
+                for uid, prompt in enumerate(asked)
+            ]
+            await under_way(running)
+            os.kill(await running.coordinator_pid(), signal.SIGKILL)
+            return await asyncio.gather(*tasks), running.restarts
+
+    answers, restarts = asyncio.run(run())
+    assert restarts == 1
+    assert [a.ids for a in answers] == [a.ids for a in expected]
+
+
+async def paused(pid: int, seconds: float) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(seconds)
+    os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("part", ["rank", "coordinator"])
+def test_what_hangs_is_replaced_and_costs_no_token(part: str) -> None:
+    asked = prompts("demo", 2)
+    params = wish(LONG)
+    expected = in_process("demo", asked, [params] * 2)
+
+    async def run() -> tuple[list[Answer], int]:
+        async with engine(heartbeat_timeout_s=3, round_timeout_s=600) as running:
+            tasks = [
+                asyncio.create_task(answer(running, uid, prompt, params))
+                for uid, prompt in enumerate(asked)
+            ]
+            await under_way(running)
+            is_rank = part == "rank"
+            pid = (await running.pids())[0] if is_rank else await running.coordinator_pid()
+            await paused(pid, 1.0)
+            os.kill(pid, signal.SIGSTOP)
+            async with asyncio.timeout(200):
+                answers = await asyncio.gather(*tasks)
+            assert not os.path.exists(f"/proc/{pid}"), "it hangs for ever"
+            return answers, (await running.load()).restarts if is_rank else running.restarts
+
+    answers, restarts = asyncio.run(run())
+    assert restarts == 1
+    assert [a.ids for a in answers] == [a.ids for a in expected]
+
+
+def test_leaving_frees_pages_queues_are_bounded_and_deadlines_hold() -> None:
+    prompt = prompts("demo", 1)[0]
+
+    async def run() -> None:
+        async with engine(max_num_seqs=1, max_queued_requests=1) as running:
+            leaving = running.submit(Request(0, tuple(prompt), wish(LONG)))
+            await anext(leaving)
+            waiting = asyncio.create_task(answer(running, 1, prompt, wish({"max_tokens": 8})))
+            await asyncio.sleep(0.1)
+            with pytest.raises(Overloaded, match="queue is full"):
+                await answer(running, 2, prompt, wish(LONG))
+            assert (await running.load()).running == 1
+            await leaving.aclose()
+            assert (await waiting).finish_reason is not None
+            with pytest.raises(DeadlineExceeded):
+                async for _ in running.submit(Request(3, tuple(prompt), wish(LONG)), deadline=0.05):
+                    pass
+            await answer(running, 4, prompt, wish({"max_tokens": 1}))
+            load = await running.load()
+            assert load.free_pages == load.num_pages and load.running == load.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_a_checkpoint_that_is_not_there_is_told_in_one_sentence() -> None:
+    async def run() -> None:
+        async with engine("/no/such/model"):
+            raise AssertionError("started")
+
+    with pytest.raises(EngineFailed, match="/no/such/model"):
+        asyncio.run(run())
+
+
+def test_ranks_that_cannot_share_the_model_are_refused() -> None:
+    async def run() -> None:
+        async with engine("demo", ranks=3):
+            raise AssertionError("started")
+
+    with pytest.raises(EngineFailed, match="3 ranks"):
+        asyncio.run(run())

@@ -1,0 +1,66 @@
+"""A real HTTP server around an engine in this process, for tests of the endpoint."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from diffray.cluster.api.http_app import build_api
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.local import LocalEngine, load_local
+from diffray.workers.llm import DiffusionLLM
+
+DTYPE = "float64"  # in which an answer does not depend on who else is running
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server, and the same model to compare it with."""
+
+    url: str
+    name: str
+    service: Service
+    engine: LocalEngine
+    llm: DiffusionLLM
+
+
+@contextmanager
+def serve(service: Service, settings: ApiSettings | None = None) -> Iterator[str]:
+    """Run uvicorn in a thread on a port of its own; yields the base URL."""
+    config = uvicorn.Config(build_api(lambda: service, settings), log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "uvicorn did not start"
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        listener.close()
+
+
+@contextmanager
+def serve_model(
+    model: str, name: str = "", settings: ApiSettings | None = None, **options: int
+) -> Iterator[Served]:
+    """Serve a model, and load it a second time to compare with."""
+    config = EngineConfig.model_validate({"dtype": DTYPE, "max_num_seqs": 8} | options)
+    engine, tokenizer = load_local(model, config)
+    service = Service(engine, tokenizer, (name or model, f"{name or model}-alias"))
+    with (
+        engine,
+        closing(service),
+        DiffusionLLM(model, dtype=DTYPE, max_num_seqs=8) as llm,
+        serve(service, settings) as url,
+    ):
+        yield Served(url, name or model, service, engine, llm)

@@ -1,0 +1,133 @@
+"""What ranks are asked to do in tests/workers/test_ranks.py: one mixed batch for each model.
+
+The functions are importable by name, because processes that are started anew must find them.
+"""
+
+from collections.abc import Sequence as Items
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray.components.mesh import Mesh
+from diffray.components.model import ModelSpec
+from diffray.components.params import SamplingParams
+from diffray.kernels.checksum import checksum
+from diffray.workers.messages import Request
+from diffray.workers.setup import Setup, build_engine
+from tests.helpers.tiny_checkpoints import full_forward
+
+BIDIRECTIONAL: list[dict[str, Any]] = [
+    {"decoder": {"kind": "threshold", "threshold": 0.2}, "cache": {"kind": "dual"}},
+    {"decoder": {"kind": "credit", "threshold": 0.2}, "cache": {"kind": "none"}},
+    {
+        "decoder": {"kind": "hierarchy", "threshold": 0.3, "low_threshold": 0.05},
+        "cache": {"kind": "vicinity", "before": 3, "after": 4, "warmup": 2},
+        "iteration": {"kind": "soft"},
+    },
+    {
+        "decoder": {"kind": "fixed", "steps": 2},
+        "cache": {"kind": "prefix"},
+        "zero_confidence_token_ids": [3, 20, 40, 60],  # of both ranks' vocabularies
+    },
+    {"decoder": {"kind": "factor"}, "cache": {"kind": "dual", "refresh": 3}, "cfg_scale": 0.7},
+    {"decoder": {"kind": "edit", "threshold": 0.1, "edit_threshold": 0.2}},
+]
+BLOCK_CAUSAL: list[dict[str, Any]] = [
+    {"decoder": {"kind": "threshold", "threshold": 0.2}, "cache": {"kind": "exact"}},
+    {"decoder": {"kind": "credit", "threshold": 0.2}},
+    {
+        "decoder": {"kind": "hierarchy", "threshold": 0.3, "low_threshold": 0.05},
+        "iteration": {"kind": "soft"},
+    },
+    {"decoder": {"kind": "fixed", "steps": 2}, "cache": {"kind": "none"}},
+    {"decoder": {"kind": "factor"}, "cfg_scale": 0.7},
+    {"decoder": {"kind": "edit", "threshold": 0.1, "edit_threshold": 0.2}},
+]
+PROMPTS = [5, 9, 13, 16, 21, 26]
+# Greedy and seeded, filtered and not.
+SAMPLING: list[dict[str, Any]] = [
+    {"max_tokens": 9},
+    {"max_tokens": 9, "temperature": 0.8, "logit_bias": {3: 2.0}},
+    {"max_tokens": 8, "temperature": 1.2},
+    {"max_tokens": 4, "temperature": 0.9, "top_k": 9, "top_p": 0.8},
+    {"max_tokens": 7, "temperature": 0.7, "min_tokens": 4},
+    {"max_tokens": 6},
+]
+
+
+class Case(NamedTuple):
+    """A checkpoint, and whether its experts are dealt out."""
+
+    model: str
+    expert_parallel: bool
+    dtype: str = "float64"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one rank has to say of one case."""
+
+    logits_TV: Tensor  # its slice of the vocabulary
+    tokens: dict[int, list[int]]  # by request
+    steps: dict[int, list[int]]
+    logprobs: dict[int, list[float]]
+    agreed: bool  # whether the ranks' canvases were equal after every round
+    cached: int = 0  # tokens of prompts that were there
+
+
+def run_cases(mesh: Mesh, cases: Items[Case]) -> tuple[list[Found], int]:
+    """Do all cases as one of the ranks; return also how many K/V pages the ranks agreed on."""
+    found = [run_case(mesh, case) for case in cases]
+    setup = Setup(device="cpu", kv_cache_memory=(1 + mesh.rank) << 20)
+    engine, _ = build_engine("demo", setup, mesh)
+    return found, engine.kv.num_pages
+
+
+def run_case(mesh: Mesh, case: Case) -> Found:
+    """Build the engine of one case and run its batch."""
+    mesh = replace(mesh, expert_parallel=case.expert_parallel)
+    setup = Setup(dtype=case.dtype, device="cpu", max_num_seqs=6, max_model_len=64, page_size=8)
+    if "golden" in case.model:
+        setup = replace(setup, mask_token_id=510, eos_token_id=511)
+    engine, _ = build_engine(case.model, setup, mesh)
+    spec = engine.model.spec
+    logits_TV = full_forward(engine.model, list(range(20, 32)), 4 if spec.block_causal else 0)
+    requests = requests_for(spec)
+    for request in requests:
+        engine.add(request)
+    none: dict[int, list[Any]] = {request.uid: [] for request in requests}
+    found = Found(logits_TV, deepcopy(none), deepcopy(none), deepcopy(none), True)
+    while not engine.idle:
+        for update in engine.step(2):
+            found.tokens[update.uid] += update.ids
+            found.steps[update.uid] += update.steps
+            found.logprobs[update.uid] += update.logprobs
+            if update.finish_reason:
+                found = replace(found, cached=found.cached + update.cached_tokens)
+        canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
+        found = replace(found, agreed=found.agreed and bool(mesh.all_equal(canvases)))
+    return found
+
+
+def requests_for(spec: ModelSpec) -> list[Request]:
+    """Return ragged prompts, each with another policy; where K/V can be shared they begin alike."""
+    draw = torch.Generator().manual_seed(5)
+    policies = BLOCK_CAUSAL if spec.block_causal else BIDIRECTIONAL
+    ids = torch.randint(0, 60, (sum(PROMPTS),), generator=draw).tolist()
+    first = [0] * len(PROMPTS) if spec.block_causal else [sum(PROMPTS[:n]) for n in range(6)]
+    return [
+        Request(
+            uid,
+            tuple(ids[first[uid] : first[uid] + PROMPTS[uid]]),
+            SamplingParams(
+                seed=100 + uid,
+                ignore_eos=uid != 4,
+                diffusion={"block_length": 8} | policy,
+                **sampling,
+            ),
+        )
+        for uid, (policy, sampling) in enumerate(zip(policies, SAMPLING, strict=True))
+    ]

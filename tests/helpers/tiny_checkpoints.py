@@ -1,0 +1,153 @@
+"""Small random checkpoints in the real layouts, and one forward over a whole sequence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from diffray.components.batch import Batch, Window
+from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.kv_pool import KVPool
+from diffray.components.mesh import Mesh
+from diffray.components.model import Model
+from diffray.components.models.registry import choose_build
+
+CPU = torch.device("cpu")
+
+LLADA: dict[str, Any] = {
+    "architectures": ["LLaDAModelLM"],
+    "model_type": "llada",
+    "d_model": 32,
+    "n_heads": 4,
+    "n_layers": 2,
+    "mlp_hidden_size": 48,
+    "activation_type": "silu",
+    "block_type": "llama",
+    "rope": True,
+    "rope_theta": 10000.0,
+    "layer_norm_type": "rms",
+    "rms_norm_eps": 1e-5,
+    "include_bias": False,
+    "vocab_size": 64,
+    "weight_tying": False,
+    "max_sequence_length": 64,
+    "mask_token_id": 62,
+    "eos_token_id": 63,
+}
+LLADA_MOE: dict[str, Any] = {
+    "architectures": ["LLaDAMoEModelLM"],
+    "model_type": "llada",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "expert_intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "qk_layernorm": True,
+    "moe_layer_freq": [1, 1],
+    "max_position_embeddings": 64,
+    "eos_token_id": 63,
+}
+LLADA2_MOE: dict[str, Any] = {
+    "architectures": ["LLaDA2MoeModelLM"],
+    "model_type": "llada2_moe",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "use_bias": False,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+    "rope_theta": 600000.0,
+    "partial_rotary_factor": 0.5,
+    "num_experts": 8,
+    "num_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "moe_router_enable_expert_bias": True,
+    "norm_topk_prob": True,
+    "score_function": "sigmoid",
+}
+
+IDS = [5, 9, 33, 62, 62, 1, 17, 62, 40, 2, 62, 62]
+
+
+def random_weights(config: dict[str, Any]) -> dict[str, Tensor]:
+    """Draw every tensor that the config's model asks for, in the published layout."""
+    torch.manual_seed(0)
+    parts = choose_build(config)(config, Mesh(), torch.float64).parts(set())
+    return {
+        name: torch.randn(part.shape, dtype=torch.float64) * 0.3 + (len(part.shape) == 1)
+        for name, part in parts.items()
+        if not part.optional
+    }
+
+
+def save(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:
+    """Write a checkpoint of one file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def parameters(path: Path) -> dict[str, Tensor]:
+    return load_model(path, dtype="float64", device="cpu").state_dict()
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
+def join_experts(weights: dict[str, Tensor], num_experts: int, merged: bool) -> dict[str, Tensor]:
+    """Rewrite single experts as dFactory's merged tensors, or as w1 and w2."""
+    joined = {name: t for name, t in weights.items() if ".mlp.experts." not in name}
+    for mlp in sorted({name.split(".experts.")[0] for name in weights if ".mlp.experts." in name}):
+        gate, up, down = (
+            torch.stack([weights[f"{mlp}.experts.{e}.{p}_proj.weight"] for e in range(num_experts)])
+            for p in ("gate", "up", "down")
+        )
+        if merged:
+            named = {"gate": gate, "up": up, "down": down}
+            joined |= {f"{mlp}.experts.{p}_proj": tensor for p, tensor in named.items()}
+        else:
+            joined |= {f"{mlp}.w1": torch.cat([gate, up], dim=1), f"{mlp}.w2": down}
+    return joined
+
+
+def kv_pool(model: Model, dtype: torch.dtype, length: int) -> KVPool:
+    spec = model.spec
+    return KVPool(
+        num_layers=spec.num_layers,
+        num_pages=-(-length // 16) + 1,
+        page_size=16,
+        num_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=dtype,
+        device=CPU,
+    )
+
+
+@torch.inference_mode()
+def full_forward(model: Model, ids: list[int], block: int = 0) -> Tensor:
+    """Return this rank's logits of all positions of one sequence."""
+    length = len(ids)
+    x = model.embed(torch.tensor(ids))
+    kv = kv_pool(model, x.dtype, length)
+    pages = torch.tensor(kv.allocate(kv.pages_for(length)))
+    batch = Batch.pack([Window(0, length, length, block, pages)], CPU, kv.page_size)
+    return model.head(model.forward(x, batch, kv))

@@ -1,0 +1,100 @@
+"""Tokens and confidences without logits, in Triton, against torch."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.triton_device import DEVICE  # isort: skip
+from diffray.kernels import confidence as reference
+from diffray.kernels import noise
+from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.triton.confidence import confidence
+
+
+def draw_of(rows: int, *temperatures: float) -> Draw:
+    """Rows take the temperatures in turn."""
+    number = torch.arange(rows, device=DEVICE)
+    temperature = torch.tensor(temperatures, device=DEVICE)[number % len(temperatures)]
+    return Draw(temperature, number * (1 << 40) + 7, number * 3 + 1, number % 4)
+
+
+def check(got: Confidence, expected: Confidence) -> None:
+    assert torch.equal(got.ids_R, expected.ids_R)
+    for ours, theirs in zip(got[1:], expected[1:], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def case(rows: int, hidden: int, vocab: int, gathered: int, start: int = 0) -> list[Tensor]:
+    torch.manual_seed(rows + vocab)
+    ids = torch.randint(start, start + vocab, (rows, gathered))
+    parts = torch.randn(rows, hidden), torch.randn(vocab, hidden) / hidden**0.5, ids
+    return [part.to(DEVICE) for part in parts]
+
+
+@pytest.mark.parametrize("temperatures", [(), (0.0,), (0.7, 0.0, 1.3), (1e-5, 100.0)])
+@pytest.mark.parametrize(
+    ("rows", "hidden", "vocab", "gathered"),
+    [(1, 16, 100, 1), (5, 48, 300, 3), (33, 70, 129, 0), (140, 20, 257, 2)],
+)
+def test_confidence_equals_the_reference(
+    rows: int, hidden: int, vocab: int, gathered: int, temperatures: tuple[float, ...]
+) -> None:
+    x, head, ids = case(rows, hidden, vocab, gathered)
+    draw = draw_of(rows, *temperatures) if temperatures else None
+    args = (x, head, 0, 3, ids, draw)
+    check(confidence(*args), reference.confidence(*args))
+
+
+def test_a_slice_of_the_vocabulary_speaks_of_its_own_ids() -> None:
+    x, head, ids = case(6, 32, 200, 4)
+    draw = draw_of(6, 0.9, 0.0)
+    whole = confidence(x, head, 0, 150, ids, draw)
+    parts = [
+        confidence(x, part, start, 150, ids, draw)
+        for start, part in ((0, head[:90]), (90, head[90:]))
+    ]
+    check(parts[1], reference.confidence(x, head[90:], 90, 150, ids, draw))
+    torch.testing.assert_close(parts[0].gathered_RK + parts[1].gathered_RK, whole.gathered_RK)
+    second = parts[1].scores_R > parts[0].scores_R
+    assert torch.equal(torch.where(second, parts[1].ids_R, parts[0].ids_R), whole.ids_R)
+    lse = torch.logaddexp(parts[0].logsumexp_R, parts[1].logsumexp_R)
+    torch.testing.assert_close(lse, whole.logsumexp_R)
+
+
+def of_logits(logits_RV: Tensor, forbidden: int, draw: Draw | None = None) -> Confidence:
+    """Let these logits come out of the product with the head."""
+    rows = len(logits_RV)
+    none = torch.empty(rows, 0, dtype=torch.long, device=DEVICE)
+    return confidence(torch.eye(rows, device=DEVICE), logits_RV.T, 0, forbidden, none, draw)
+
+
+def test_of_equals_the_lowest_id_is_chosen_and_the_forbidden_one_never() -> None:
+    logits = torch.zeros(2, 9000, device=DEVICE)
+    logits[1, [4, 4500, 8999]] = 2.0
+    got = of_logits(logits, 4)
+    assert got.ids_R.tolist() == [0, 4500]
+    torch.testing.assert_close(got.logsumexp_R, logits.logsumexp(1))
+
+
+def test_rows_in_which_all_but_one_id_is_out_of_the_question() -> None:
+    logits = torch.full((1, 9000), -torch.inf, device=DEVICE)
+    logits[0, 8000] = -5.0
+    got = of_logits(logits, 8999)
+    assert got.ids_R.tolist() == [8000]
+    assert got.logits_R.tolist() == [-5.0] == got.logsumexp_R.tolist()
+
+
+def test_noise_is_that_of_the_rest_of_the_house() -> None:
+    draw = draw_of(5, 1.0)
+    flat = torch.zeros(5, 3000, device=DEVICE)
+    ids = torch.arange(3000, device=DEVICE)
+    drawn = noise.gumbel(draw.seed_R, draw.position_R, draw.step_R, ids.unsqueeze(0)).float()
+    got = of_logits(flat, -1, draw)
+    assert torch.equal(got.ids_R, drawn.argmax(1))
+    torch.testing.assert_close(got.scores_R, drawn.amax(1), atol=0, rtol=1e-6)
+
+
+def test_no_rows_give_no_answers() -> None:
+    x, head, ids = case(2, 16, 40, 1)
+    got = confidence(x[:0], head, 0, 3, ids[:0], None)
+    assert [len(part) for part in got] == [0] * 6

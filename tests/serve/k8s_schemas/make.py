@@ -1,0 +1,58 @@
+"""Cut KubeRay's custom resource definitions down to the schemas that the manifests are held to.
+
+    python tests/serve/k8s_schemas/make.py <a checkout of ray-project/kuberay>
+
+Descriptions and what only Kubernetes reads (x-kubernetes-*, status) go; an object may then hold no
+key that its schema does not name, unless the schema lets every key through.
+"""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+KINDS = {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"}
+CRDS = "helm-chart/kuberay-operator/crds/ray.io_{}.yaml"
+
+
+def strict(schema: Any) -> Any:
+    """Return a schema in which unknown keys are errors, without what no validation needs."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: strict(part) for name, part in schema.items() if _is_checked(name)}
+    if "properties" in schema:
+        kept["properties"] = {name: strict(part) for name, part in schema["properties"].items()}
+        kept["additionalProperties"] = schema.get("x-kubernetes-preserve-unknown-fields", False)
+    return kept
+
+
+def _is_checked(keyword: str) -> bool:
+    dropped = ("properties", "description", "format")
+    return keyword not in dropped and not keyword.startswith("x-kubernetes-")
+
+
+def of_crd(crd: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of version v1; metadata is Kubernetes' own and stays open."""
+    (version,) = (each for each in crd["spec"]["versions"] if each["name"] == "v1")
+    schema: dict[str, Any] = strict(version["schema"]["openAPIV3Schema"])
+    del schema["properties"]["status"]
+    schema["properties"]["metadata"] = {"type": "object"}
+    schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
+    return schema
+
+
+def main(checkout: Path) -> None:
+    for kind, file in KINDS.items():
+        crd = yaml.safe_load((checkout / CRDS.format(file)).read_text())
+        text = json.dumps(of_crd(crd), separators=(",", ":"), sort_keys=True)
+        target = Path(__file__).with_name(f"{kind}.json.gz")
+        target.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,341 @@
+"""A deployment's file means what it says: nothing is ignored, mistakes are one sentence."""
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from diffray.cluster.api.keys import key_digest
+from diffray.cluster.cli.main import app
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.serve.app_config import AppConfig, app_config
+from diffray.cluster.serve.config_file import (
+    Application,
+    applications,
+    read_applications,
+    serve_config,
+)
+from diffray.cluster.serve.strict_yaml import parse_yaml
+from diffray.components.backend import DTYPES
+from diffray.components.decoders.credit import Credit
+from tests.helpers.paths import ROOT
+
+DEPLOY = ROOT / "docs/deploy.md"
+LOADING = {"model_loading_config": {"model_id": "llada"}}
+FULL = """
+model_loading_config: {model_id: llada, model_source: /models/llada}
+accelerator_type: H200
+engine_kwargs: {tensor_parallel_size: 4, device: cuda, max_num_seqs: 32}
+diffusion: {block_length: 64, decoder: {kind: credit}}
+generation_defaults: {temperature: 0, max_tokens: 512}
+deployment_config:
+  autoscaling_config: {min_replicas: 1, max_replicas: 8, upscale_delay_s: 5}
+  health_check_period_s: 1
+placement_group_config: {strategy: PACK}
+api_key_env: KEYS
+"""
+
+
+def config(device: str = "cuda", **parts: Any) -> AppConfig:
+    engine = {"device": device} | parts.pop("engine_kwargs", {})
+    return app_config(LOADING | {"engine_kwargs": engine} | parts)
+
+
+class TestFile:
+    def test_all_parts_arrive(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text(FULL)
+        (app,) = read_applications(tmp_path / "a.yaml")
+        assert (app.name, app.route_prefix) == ("llada", "/")
+        assert (app.config.model_id, app.config.model_source) == ("llada", "/models/llada")
+        assert app.config.engine_kwargs.tensor_parallel_size == 4
+        assert app.config.diffusion.decoder == Credit()
+        assert app.config.generation_defaults.max_tokens == 512
+
+    def test_source_is_the_id_where_none_is_given(self) -> None:
+        assert config().model_source == "llada"
+
+    def test_several_models_get_paths_of_their_own(self) -> None:
+        given = [{"model_loading_config": {"model_id": name}} for name in ("a", "org/b")]
+        for models in (given, {"llm_configs": given}):
+            apps = applications(models, "x")
+            assert [app.route_prefix for app in apps] == ["/a", "/org-b"]
+
+    def test_path_can_be_chosen(self) -> None:
+        (app,) = applications(LOADING | {"route_prefix": "/v/llada"}, "x")
+        assert app.route_prefix == "/v/llada"
+
+    def test_merge_keys_are_no_twins(self) -> None:
+        given = parse_yaml("a: &a {x: 1}\nb:\n  <<: *a\n  x: 2\n", "x")
+        assert given == {"a": {"x": 1}, "b": {"x": 2}}
+
+    def test_written_for_serve_reads_back_the_same(self) -> None:
+        apps = applications(parse_yaml(FULL, "x"), "x")
+        (written,) = serve_config(apps)["applications"]
+        assert app_config(written["args"]) == apps[0].config
+        assert written["import_path"] == "diffray.cluster.app:build"
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", ("a model's options",)),
+            ("[]", ("a model's options",)),
+            ("- 1", ("options are needed", "1")),
+            ("llm_configs: 3", ("a list",)),
+            ("applications: []", ("Serve's own format", "serve run")),
+            ("a: [", ("line 1",)),
+            ("a: 1\na: 2", ("line 2", "'a'", "twice")),
+            ("1: 2", ("option 1", "text")),
+            ("engine_kwargs: {}", ("model_loading_config",)),
+            ("model_loading_config: {model_id: ''}", ("model_id",)),
+            ("model_loading_config: {model_id: a, source: b}", ("'source'", "model_source")),
+            ("{model_loading_config: {model_id: a}, lora_config: {}}", ("'lora_config'",)),
+            ("{model_loading_config: {model_id: a}, route_prefix: a}", ("route_prefix", "'a'")),
+            ("{model_loading_config: {model_id: a}, route_prefix: /a/}", ("route_prefix",)),
+            ("{model_loading_config: {model_id: a}, route_prefix: /-/a}", ("route_prefix",)),
+            (
+                "- model_loading_config: {model_id: a}\n- model_loading_config: {model_id: a}",
+                ("model_id 'a'", "twice"),
+            ),
+            (
+                "- model_loading_config: {model_id: x/a}\n- model_loading_config: {model_id: x-a}",
+                ("name 'x-a'", "twice"),
+            ),
+            (
+                "- {model_loading_config: {model_id: a}, route_prefix: /x}\n"
+                "- {model_loading_config: {model_id: b}, route_prefix: /x}",
+                ("route_prefix '/x'", "twice"),
+            ),
+            (
+                "- model_loading_config: {model_id: a}\n- model_loading_config: {model_ic: b}",
+                ("model 2", "'model_ic'"),
+            ),
+        ],
+    )
+    def test_mistakes_are_one_sentence(
+        self, tmp_path: Path, text: str, words: tuple[str, ...]
+    ) -> None:
+        file = tmp_path / "a.yaml"
+        file.write_text(text)
+        with pytest.raises(ValueError) as caught:
+            read_applications(file)
+        said = str(caught.value)
+        assert said.startswith(str(file))
+        assert "\n" not in said
+        for word in words:
+            assert word in said
+
+    def test_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="no such file"):
+            read_applications(tmp_path / "a.yaml")
+
+
+@pytest.mark.skipif(not DEPLOY.exists(), reason="the tests stand alone, without the source tree")
+def test_the_documents_files_can_be_read(tmp_path: Path) -> None:
+    one, several, serves = re.findall(r"```yaml\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
+    (app,) = applications(parse_yaml(one, "one"), "one")
+    assert set(AppConfig.model_fields) == app.config.model_fields_set  # it shows them all
+    paths = [app.route_prefix for app in applications(parse_yaml(several, "several"), "several")]
+    assert paths == ["/demo", "/other"]
+    given: Any = parse_yaml(serves, "serves")
+    assert [app_config(app["args"]).model_id for app in given["applications"]] == ["demo"]
+
+
+class TestArgs:
+    @pytest.mark.parametrize(
+        ("parts", "words"),
+        [
+            ({"route_prefix": "/a"}, ("'route_prefix'",)),
+            ({"engine_kwargs": {"tensor_parallel": 2}}, ("engine_kwargs", "'tensor_parallel'")),
+            ({"accelerator_type": "h200"}, ("'h200'", "H200")),
+            ({"accelerator_type": "H200", "engine_kwargs": {"device": "cpu"}}, ("needs GPUs",)),
+            ({"deployment_config": {"max_ongoing_request": 2}}, ("'max_ongoing_request'",)),
+            ({"deployment_config": {"num_replicas": 0}}, ("num_replicas", "0")),
+            ({"deployment_config": {"max_queued_requests": 0}}, ("max_queued_requests", "-1")),
+            ({"api": {"api_keys": ["a"]}, "api_key_env": "B"}, ("api_key_env", "not both")),
+            ({"api": {"cors_origin": ["a"]}}, ("api:", "'cors_origin'")),
+            ({"diffusion": {"decoder": {"kind": "best"}}}, ("diffusion.decoder", "'threshold'")),
+            ({"placement_group_config": {"strategy": "pack"}}, ("strategy", "STRICT_PACK")),
+            (
+                {"placement_group_config": {"bundles": [{"GPU": 1}], "bundle_per_worker": {}}},
+                ("bundle_per_worker", "bundles", "not both"),
+            ),
+            (
+                {"placement_group_config": {"bundles": [{"GPU": 1}, {"GPU": 1}]}},
+                ("2 bundles for 1 rank",),
+            ),
+            ({"placement_group_config": {"bundle_per_worker": {"GPU": 0}}}, ("GPU", "0")),
+        ],
+    )
+    def test_mistakes_name_the_key(self, parts: dict[str, Any], words: tuple[str, ...]) -> None:
+        with pytest.raises(ValueError) as caught:
+            app_config(LOADING | parts)
+        for word in ("args", *words):
+            assert word in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("scaling", "words"),
+        [
+            ({"min_replicas": 1}, ("max_replicas", "required")),
+            ({"min_replicas": 3, "max_replicas": 2}, ("(3)", "(2)")),
+            ({"initial_replicas": 3, "max_replicas": 2}, ("initial_replicas (3)",)),
+            ({"max_replicas": 2, "target_requests": 2}, ("'target_requests'",)),
+            (
+                {"max_replicas": 2, "target_ongoing_requests": 2, "target_ongoing_tokens": 2},
+                ("not both",),
+            ),
+        ],
+    )
+    def test_mistakes_in_scaling(self, scaling: dict[str, Any], words: tuple[str, ...]) -> None:
+        with pytest.raises(ValueError) as caught:
+            config(deployment_config={"autoscaling_config": scaling})
+        for word in ("deployment_config.autoscaling_config", *words):
+            assert word in str(caught.value)
+
+    def test_objects_may_be_json(self) -> None:
+        """As they are in `serve run module:build model_loading_config='{...}'`."""
+        found = app_config({"model_loading_config": '{"model_id": "a"}', "request_timeout_s": "5"})
+        assert (found.model_id, found.request_timeout_s) == ("a", 5.0)
+        with pytest.raises(ValueError, match="model_loading_config"):
+            app_config({"model_loading_config": "{model_id: a}"})
+
+    def test_one_way_to_scale(self) -> None:
+        both = {"num_replicas": 2, "autoscaling_config": {"max_replicas": 2}}
+        with pytest.raises(ValueError, match="not both"):
+            config(deployment_config=both)
+
+    def test_keys_come_from_the_file_or_the_environment(self) -> None:
+        both = (key_digest("a"), key_digest("b"))
+        assert config().api_settings({}).api_keys == ()
+        assert config(api={"api_keys": ["a", "b"]}).api_settings({}).api_keys == both
+        named = config(api_key_env="KEYS", api={"docs": False})
+        found = named.api_settings({"KEYS": "a, b,"})
+        assert (found.api_keys, found.docs) == (both, False)
+        with pytest.raises(ValueError, match="KEYS"):
+            named.api_settings({"KEYS": " "})
+
+    def test_keys_are_held_as_digests_alone(self) -> None:
+        made = config(api={"api_keys": ["secret", key_digest("other")]})
+        assert made.api.api_keys == (key_digest("secret"), key_digest("other"))
+        for text in (repr(made), made.model_dump_json(), str(pickle.dumps(made))):
+            assert "secret" not in text
+        application = Application("a", "/", made)
+        assert "secret" not in yaml.safe_dump(serve_config((application,)))
+
+    @pytest.mark.parametrize("key", ["top secret", "", "secret\u00e9", "secret\n", "s" * 513])
+    def test_a_key_that_no_header_carries_is_refused_unquoted(self, key: str) -> None:
+        for where in (
+            lambda: config(api={"api_keys": [key]}),
+            lambda: config(api={"api_keys": key}),
+            lambda: config(api_key_env="A").api_settings({"A": f"{key} {key}"}),
+        ):
+            with pytest.raises(ValueError, match="key") as caught:
+                where()
+            assert "secret" not in str(caught.value) and "ssss" not in str(caught.value)
+
+    def test_a_broken_digest_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="64 hexadecimal digits"):
+            config(api={"api_keys": ["sha256:123"]})
+
+    def test_auto_becomes_a_device(self) -> None:
+        wish = config("auto", engine_kwargs={"max_num_seqs": 3}, api_key_env="A")
+        assert (
+            wish.on("cpu").engine_kwargs
+            == config("cpu", engine_kwargs={"max_num_seqs": 3}).engine_kwargs
+        )
+        assert wish.on("cpu").api_key_env == "A"
+        with pytest.raises(ValueError, match="needs GPUs"):
+            config("auto", accelerator_type="L4").on("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\na: 2", ("line 2", "'a'", "twice")),
+        ("a:\n\t- 1", ("line 2", "\\t")),
+        ("a: [1, 2", ("line 1",)),
+        ("a: &x [*x]", ("within",)),
+        ("&x {a: {b: *x}}", ("within",)),
+        ("a: *b", ("alias",)),
+        (f"a: {'9' * 30}", ("64 bits",)),
+        (f"a: {'9' * 9000}", ("cannot be read",)),
+        (f"a: 0x{'f' * 9000}", ("64 bits",)),
+        ("a: 2024-13-45", ("2024-13-45", "cannot be read")),
+        ("? [a]\n: b", ("unhashable",)),
+        ("a: !!python/object/apply:os.system [ls]", ("python/object",)),
+        ("a: !!binary 'YQ'", ("line 1",)),
+        ("a: \x00", ("special characters",)),
+        ("[" * 5000, ("nested",)),
+        ("a: " + "x" * 2**20, ("characters",)),
+        ("- 1\n" * 10_001, ("10000 values",)),
+        ("--- a\n--- b", ("document",)),
+    ],
+    ids=range(18),
+)
+def test_yaml_that_is_wrong_or_hostile_is_one_sentence(text: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_yaml(text, "a.yaml")
+    said = str(caught.value)
+    assert said.startswith("a.yaml: ") and "\n" not in said and len(said) < 400
+    assert all(word in said for word in words), said
+
+
+def test_aliases_of_aliases_cost_nothing() -> None:
+    """Nine times ten lists of lists are a billion values, in 400 bytes."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 10):
+        last = f"*a{level - 1}"
+        lines.append(f"a{level}: &a{level} [{', '.join([last] * 10)}]")
+    with pytest.raises(ValueError, match="10000 values"):
+        parse_yaml("\n".join(lines), "a.yaml")
+    merged = ["m0: &m0 {x: 1}"]
+    for level in range(1, 30):
+        merged.append(f"m{level}: &m{level} {{<<: [*m{level - 1}, *m{level - 1}]}}")
+    with pytest.raises(ValueError, match="10000 values"):
+        parse_yaml("\n".join(merged), "a.yaml")
+
+
+def test_a_few_aliases_are_fine() -> None:
+    given = parse_yaml("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}", "x")
+    assert given == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
+    assert parse_yaml("", "x") is None
+
+
+def test_what_is_no_file_of_text_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"a: \xe9")
+    for name, words in ((".", "cannot be read"), ("latin", "no text"), ("none", "no such file")):
+        with pytest.raises(ValueError, match=words):
+            read_applications(tmp_path / name)
+    with pytest.raises(ValueError, match="characters"):
+        read_applications(Path("/dev/zero"))
+
+
+def test_flags_become_digests_and_origins() -> None:
+    flags = ["--api-key", "secret", "--allowed-origins", "https://chat.example.com"]
+    shown = CliRunner().invoke(app, ["serve", "demo", *flags, "--print-config"])
+    assert shown.exit_code == 0, shown.output
+    (application,) = yaml.safe_load(shown.stdout)["applications"]
+    api = {"api_keys": [key_digest("secret")], "cors_origins": ["https://chat.example.com"]}
+    assert application["args"]["api"] == api
+    assert "secret" not in shown.output
+
+
+@pytest.mark.parametrize(
+    "flags", [["--api-key", "top secret"], ["--allowed-origins", "x", "--config", "a.yaml"]]
+)
+def test_flags_that_cannot_be_are_refused(flags: list[str]) -> None:
+    shown = CliRunner().invoke(app, ["serve", *flags, "--print-config"])
+    assert shown.exit_code == 1 and shown.output.count("\n") == 1
+    assert "secret" not in shown.output
+
+
+def test_every_dtype_of_the_engine_may_be_asked_for() -> None:
+    for name in ("auto", *DTYPES):
+        assert EngineConfig(dtype=name).dtype == name
+    for elsewhere, here in (("half", "float16"), ("bf16", "bfloat16"), ("float", "float32")):
+        assert EngineConfig(dtype=elsewhere).dtype == here
+    with pytest.raises(ValueError, match=", ".join(DTYPES)):
+        EngineConfig(dtype="float8")

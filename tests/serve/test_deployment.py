@@ -1,0 +1,189 @@
+"""A replica reserves what its ranks need, and Serve takes and runs what it is told."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from diffray.cluster.serve.app_config import AppConfig, app_config
+from diffray.cluster.serve.autoscaling import ONGOING_TOKENS, OngoingTokensPolicy, replicas_for
+from diffray.cluster.serve.deployment import deployment_options, gpus, placement_bundles
+
+
+def config(device: str = "cuda", **parts: Any) -> AppConfig:
+    engine = {"device": device} | parts.pop("engine_kwargs", {})
+    return app_config(
+        {"model_loading_config": {"model_id": "llada"}, "engine_kwargs": engine} | parts
+    )
+
+
+class TestPlacement:
+    def test_one_bundle_for_the_replica_and_one_for_each_rank(self) -> None:
+        bundles = placement_bundles(config(engine_kwargs={"tensor_parallel_size": 4}))
+        assert bundles == [{"CPU": 1}] + [{"GPU": 1, "CPU": 1}] * 4
+        assert gpus(bundles) == 4
+
+    def test_ranks_on_the_cpu_take_their_threads(self) -> None:
+        wish = config("cpu", engine_kwargs={"tensor_parallel_size": 2, "cpu_threads": 3})
+        assert placement_bundles(wish) == [{"CPU": 1}, {"CPU": 3}, {"CPU": 3}]
+        assert placement_bundles(config("cpu"))[1] == {"CPU": 1}
+
+    def test_accelerator_is_asked_for_by_ranks_alone(self) -> None:
+        first, rank = placement_bundles(config(accelerator_type="H100"))
+        assert first == {"CPU": 1}
+        assert rank == {"GPU": 1, "CPU": 1, "accelerator_type:H100": 0.001}
+
+    def test_bundles_can_be_given(self) -> None:
+        ranks = {"tensor_parallel_size": 2}
+        each = {"bundle_per_worker": {"GPU": 0.5, "CPU": 4}}
+        assert placement_bundles(config(engine_kwargs=ranks, placement_group_config=each)) == [
+            {"CPU": 1},
+            {"GPU": 0.5, "CPU": 4},
+            {"GPU": 0.5, "CPU": 4},
+        ]
+        listed = {"bundles": [{"GPU": 1, "node_a": 1}, {"GPU": 1}]}
+        assert placement_bundles(config(engine_kwargs=ranks, placement_group_config=listed)) == [
+            {"CPU": 1},
+            {"GPU": 1, "node_a": 1},
+            {"GPU": 1},
+        ]
+
+    @pytest.mark.parametrize(
+        ("device", "bundle", "words"),
+        [
+            ("auto", None, "'cuda' or 'cpu'"),
+            ("cpu", {"GPU": 1}, "leave GPU out"),
+            ("cuda", {"CPU": 1}, "one GPU"),
+            ("cuda", {"GPU": 2}, "one GPU"),
+        ],
+    )
+    def test_bundle_must_fit_the_device(
+        self, device: str, bundle: dict[str, float] | None, words: str
+    ) -> None:
+        wish = config(device, placement_group_config={"bundle_per_worker": bundle})
+        with pytest.raises(ValueError, match=words):
+            placement_bundles(wish)
+
+
+@pytest.mark.slow  # imports Ray Serve
+class TestServe:
+    @pytest.mark.parametrize(
+        "scaling",
+        [None, {"max_replicas": 3, "initial_replicas": 2}, {"max_replicas": 2, "min_replicas": 0}],
+    )
+    def test_serve_takes_every_option(self, scaling: dict[str, Any] | None) -> None:
+        from ray import serve
+
+        wish = config(deployment_config={"autoscaling_config": scaling, "max_surge_percent": 50})
+        options = deployment_options(wish)
+        plain: Any = serve.deployment(Nothing)
+        made = plain.options(**options)
+        assert made._replica_config.placement_group_bundles == options["placement_group_bundles"]
+        assert made._replica_config.placement_group_strategy == "STRICT_PACK"
+        assert made.max_ongoing_requests == 16 + 256 + 64
+        settings = made._deployment_config
+        assert settings.max_surge_percent == 50
+        assert settings.backpressure_config.status_code == 429
+        if scaling is None:
+            assert made.num_replicas == 1
+            return
+        assert settings.autoscaling_config is not None
+        assert settings.autoscaling_config.max_replicas == scaling["max_replicas"]
+
+    def test_serve_runs_the_policy(self) -> None:
+        """As Serve's controller does: by value, with factors and delays around it."""
+        from ray.serve._private.autoscaling_state import _resolve_policy_callable
+        from ray.serve.autoscaling_policy import _apply_autoscaling_config
+        from ray.serve.config import AutoscalingConfig
+
+        scaling = {"max_replicas": 8, "target_ongoing_tokens": 100, "upscale_delay_s": 0}
+        given = deployment_options(config(deployment_config={"autoscaling_config": scaling}))
+        settings = AutoscalingConfig(**given["autoscaling_config"])
+        policy = _apply_autoscaling_config(_resolve_policy_callable(settings.policy))
+        assert policy(serve_context(settings, {"one": 250.0}))[0] == 3
+        kept, _ = policy(serve_context(settings, {"one": 250.0, "two": 20.0}, replicas=4))
+        assert kept == 4  # until downscale_delay_s is over
+
+    def test_requests_as_the_target_leave_serve_its_own_policy(self) -> None:
+        from ray.serve.config import AutoscalingConfig
+
+        scaling = {"max_replicas": 8, "target_ongoing_requests": 4}
+        given = deployment_options(config(deployment_config={"autoscaling_config": scaling}))
+        settings = AutoscalingConfig(**given["autoscaling_config"])
+        assert settings.policy.is_default_policy_function()
+        assert settings.get_target_ongoing_requests() == 4
+
+
+class Nothing:
+    """A deployment for options to be set on."""
+
+
+def serve_context(settings: Any, tokens: dict[str, float], replicas: int = 1) -> Any:
+    from ray.serve._private.common import DeploymentID
+    from ray.serve.config import AutoscalingContext
+
+    return AutoscalingContext(
+        deployment_id=DeploymentID("a", "b"),
+        deployment_name="a",
+        app_name="b",
+        current_num_replicas=replicas,
+        target_num_replicas=replicas,
+        running_replicas=[],
+        total_num_requests=lambda: 5.0,
+        total_queued_requests=lambda: 0.0,
+        aggregated_metrics=lambda: {ONGOING_TOKENS: dict[Any, float](tokens)},
+        raw_metrics=None,
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=8,
+        policy_state={},
+        last_scale_up_time=None,
+        last_scale_down_time=None,
+        current_time=None,
+        config=settings,
+    )
+
+
+@dataclass
+class Situation:
+    """What the policy reads, as Serve would tell it."""
+
+    aggregated_metrics: dict[str, dict[str, float]] | None = None
+    total_running_requests: float = 0.0
+    total_queued_requests: float | None = None
+    target_num_replicas: int = 1
+    capacity_adjusted_min_replicas: int = 1
+    capacity_adjusted_max_replicas: int = 5
+
+
+class TestPolicy:
+    def wanted(self, situation: Situation) -> int:
+        replicas, state = OngoingTokensPolicy(target_ongoing_tokens=100)(situation)
+        assert state == {}
+        return replicas
+
+    @pytest.mark.parametrize(
+        ("tokens", "replicas"),
+        [(0, 1), (100, 1), (100.00000001, 1), (101, 2), (250, 3), (10_000, 5)],
+    )
+    def test_one_replica_for_each_target_within_bounds(self, tokens: float, replicas: int) -> None:
+        halves = {"a": tokens / 2, "b": tokens / 2}
+        assert self.wanted(Situation({ONGOING_TOKENS: halves})) == replicas
+
+    def test_holds_until_a_replica_reports(self) -> None:
+        silent: list[dict[str, dict[str, float]] | None] = [None, {}, {ONGOING_TOKENS: {}}]
+        for metrics in silent:
+            assert self.wanted(Situation(metrics, target_num_replicas=4)) == 4
+
+    def test_requests_no_replica_has_taken_count_as_much_as_others(self) -> None:
+        waiting = Situation(
+            {ONGOING_TOKENS: {"a": 100}}, total_running_requests=4, total_queued_requests=8
+        )
+        assert self.wanted(waiting) == 3
+
+    def test_may_reach_zero(self) -> None:
+        idle = Situation({ONGOING_TOKENS: {"a": 0}}, capacity_adjusted_min_replicas=0)
+        assert self.wanted(idle) == 0
+
+    def test_bounds_win(self) -> None:
+        assert replicas_for(1e9, 1.0, 2, 3) == 3
+        assert replicas_for(0.0, 1.0, 2, 3) == 2

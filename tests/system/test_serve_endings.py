@@ -1,0 +1,233 @@
+"""`diffray serve` on a cluster of others, when Ctrl-C comes twice, and when a replica is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import ray
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+from ray._private.state import actors
+
+from diffray.cluster.serve.supervisor import SAME_S
+from tests.helpers.local_ray import SETTINGS, local_cluster
+from tests.helpers.serve_process import ServeProcess, free_port, serve_process
+
+pytestmark = pytest.mark.slow
+
+MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
+LONG: dict[str, Any] = {
+    "min_tokens": 512,
+    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 512}},
+}
+WIDE = """
+model_loading_config: {model_id: wide, model_source: demo}
+engine_kwargs: {device: cpu, tensor_parallel_size: 8}
+route_prefix: /wide
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Start a cluster of one node, and say where it is."""
+    with local_cluster([{"num_cpus": 4}]):
+        yield ray.get_runtime_context().gcs_address
+
+
+def first_text(served: ServeProcess, **options: Any) -> str:
+    """Ask for a stream, and return its first piece once it is there."""
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.chat.completions.create(
+            model="demo", messages=MESSAGES, stream=True, **options
+        )
+        for chunk in stream:
+            if chunk.choices and (text := chunk.choices[0].delta.content):
+                return str(text)
+    raise AssertionError("the stream ended without text")
+
+
+def status(address: str) -> str:
+    """Return what `diffray status` says."""
+    command = [str(Path(sys.executable).parent / "diffray"), "status", "--address", address]
+    ended = subprocess.run(
+        command, env=os.environ | SETTINGS, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def replicas() -> list[str]:
+    """Return the classes of the replicas' actors that live."""
+    kinds = ("ServeReplica", "Coordinator", "Worker")
+    living = (a["ActorClassName"] for a in actors().values() if a["State"] == "ALIVE")
+    return [name for name in living if name.startswith(kinds)]
+
+
+def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -> None:
+    port, address = free_port(), ("--address", cluster)
+    quick: dict[str, Any] = {"port": port, "settings": SETTINGS}
+    with serve_process("demo", "--device", "cpu", *address, **quick) as served:
+        served.wait_for(" is ready at ", 1)
+        assert first_text(served, max_tokens=24)
+        where, *lines = status(cluster).splitlines()
+        assert where == f"Ray cluster at {cluster}"
+        assert lines == [f"demo: RUNNING at {served.url}/v1", "  replicas: 1 running"]
+        assert f"Ray is at {cluster}; try: diffray status --address {cluster}" in served.said
+        names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
+        (replica,) = (name for name in names if name.startswith("SERVE_REPLICA"))
+        for part in ("coordinator", "rank 0"):
+            (name,) = (name for name in names if name.startswith(f"demo {part} of "))
+            assert replica in name
+        with serve_process("demo", "--served-model-name", "same", *address, **quick) as refused:
+            assert refused.process.wait(120) == 1
+            assert refused.said.count("\n") == 1, refused.said
+            assert "used by application" in refused.said and "route_prefix" in refused.said
+        config = tmp_path / "wide.yaml"
+        config.write_text(WIDE)
+        with serve_process("--config", str(config), *address, **quick) as waiting:
+            waiting.wait_for("Waiting: ", 1)
+            told = status(cluster)
+            assert "waiting: a replica needs 9 CPU" in told, told
+            assert "replicas: 1 running" in told, "the other model is not touched"
+            waiting.interrupt()
+            assert waiting.process.wait(60) == 0
+        assert first_text(served, max_tokens=24), "the other model answers still"
+        served.interrupt()
+        assert served.process.wait(60) == 0
+        assert "Traceback" not in served.said
+    assert replicas() == []
+    assert ray.cluster_resources()["CPU"] == 4, "the cluster is not ours to end"
+
+
+def test_another_port_than_the_cluster_s_is_one_sentence(cluster: str) -> None:
+    with serve_process("demo", "--address", cluster, settings=SETTINGS) as served:
+        assert served.process.wait(120) == 1
+        assert served.said.count("\n") == 1
+        assert "listens on port" in served.said and "give --port" in served.said
+
+
+def test_ctrl_c_twice_leaves_an_answer_unfinished_but_no_process() -> None:
+    with serve_process("demo", "--device", "cpu") as served:
+        served.wait_for(" is ready at ", 1)
+        started = served.processes()
+        with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+            stream = client.chat.completions.create(
+                model="demo", messages=MESSAGES, max_tokens=800, stream=True, extra_body=LONG
+            )
+            next(chunk for chunk in stream if chunk.choices[0].delta.content)
+            served.interrupt()
+            served.wait_for("a second Ctrl-C", 1)
+            time.sleep(2 * SAME_S)
+            served.interrupt()
+            begin = time.monotonic()
+            code = served.process.wait(timeout=30)
+            print(f"it ended {time.monotonic() - begin:.1f} s after the second Ctrl-C")
+        assert code != 0
+        assert "Traceback" not in served.said, served.said
+        end = time.monotonic() + 10
+        while served.processes() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert served.processes() == {}
+        assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+
+
+TWO = """
+model_loading_config: {model_id: demo}
+engine_kwargs: {device: cpu, dtype: float64, cpu_threads: 1, max_num_seqs: 8}
+deployment_config: {num_replicas: 2, health_check_period_s: 1}
+"""
+
+
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def scraped(url: str) -> Series:
+    """Return every series of /metrics; a name has all its series together, in one family."""
+    families = list(text_string_to_metric_families(httpx2.get(f"{url}/metrics").text))
+    assert len({family.name for family in families}) == len(families)
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        if family.type in ("counter", "histogram")
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def total(series: Series, name: str) -> float:
+    return sum(value for (each, _), value in series.items() if each == f"diffray:{name}")
+
+
+def counters_are_those_of_all_replicas(url: str) -> None:
+    """Whichever replica a scrape gets: no counter falls, and what they grow by has happened."""
+    end = time.monotonic() + 60
+    while len({dict(labels)["replica"] for _, labels in scraped(url)}) < 2:
+        assert time.monotonic() < end, "a replica is missing"
+    wish = {"model": "demo", "messages": MESSAGES, "max_tokens": 24, "ignore_eos": True}
+    scrapes = [scraped(url)]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [
+            pool.submit(httpx2.post, f"{url}/v1/chat/completions", json=wish, timeout=120)
+            for _ in range(16)
+        ]
+        while not all(each.done() for each in asked):
+            scrapes.append(scraped(url))
+    usages = [each.result().json()["usage"] for each in asked]
+    scrapes += [scraped(url) for _ in range(12)]
+    for before, after in pairwise(scrapes):
+        assert not [key for key, value in before.items() if after.get(key, -1.0) < value]
+    first, last = scrapes[0], scrapes[-1]
+    for name, grown in {
+        "request_success_total": 16,
+        "generation_tokens_total": 16 * 24,
+        "prompt_tokens_total": sum(usage["prompt_tokens"] for usage in usages),
+        "request_queue_time_seconds_count": 16,
+        "iteration_tokens_total_sum": 16 * 24,
+    }.items():
+        assert total(last, name) - total(first, name) == grown, name
+    begun = [key for key, value in last.items() if key[0].endswith("success_total") and value]
+    assert len(begun) == 2, "both replicas have answered"
+
+
+@pytest.mark.parametrize("proxy", [(), ("--no-haproxy",)])
+def test_a_lost_replica_s_whole_answers_come_from_another(
+    proxy: tuple[str, ...], tmp_path: Path
+) -> None:
+    """No client asks again by itself, and each gets the answer that it asked for."""
+    config = tmp_path / "two.yaml"
+    config.write_text(TWO)
+    body = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "max_tokens": 128,
+        "min_tokens": 128,
+        "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 128}},
+    }
+    with serve_process("--config", str(config), *proxy) as served:
+        served.wait_for(" is ready at ", 1)
+        for given in (dict[str, str](), {"X-Request-Id": "mine-7"}):
+            answer = httpx2.get(f"{served.url}/v1/models", headers=given)
+            (request_id,) = answer.headers.get_list("x-request-id")
+            assert request_id == given.get("X-Request-Id", request_id)
+        counters_are_those_of_all_replicas(served.url)
+
+        def ask(_: int) -> httpx2.Response:
+            return httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=120)
+
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(ask, number) for number in range(8)]
+            time.sleep(0.5)
+            assert not any(each.done() for each in asked)
+            os.kill(served.busiest("ray::ServeReplica"), signal.SIGKILL)
+            answers = [each.result() for each in asked]
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 1

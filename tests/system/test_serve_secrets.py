@@ -1,0 +1,101 @@
+"""What others can see of `diffray serve`: no key, no prompt, and only what is meant to listen."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.helpers.serve_process import ServeProcess, environment, serve_command, serve_process
+
+pytestmark = pytest.mark.slow
+
+KEYS = ("key-on-the-command-line-7731", "key-in-the-environment-7732")
+PROMPT = "xylophone-7733"
+ASK = {"prompt": PROMPT, "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ServeProcess]:
+    arguments = ("demo", "--device", "cpu", "--dashboard", "--api-key", KEYS[0])
+    with serve_process(*arguments, settings={"DIFFRAY_API_KEY": KEYS[1]}) as running:
+        running.wait_for("is ready", 1)
+        yield running
+
+
+def test_keys_and_prompts_are_nowhere_to_be_read(running: ServeProcess) -> None:
+    url = f"{running.url}/v1/completions"
+    for key in KEYS:
+        right = {"Authorization": f"Bearer {key}"}
+        assert httpx2.post(url, json=ASK, headers=right, timeout=120).status_code == 200
+    wrong = {"Authorization": "Bearer no-key-7734"}
+    stream = httpx2.post(url, json=ASK | {"stream": True}, headers=right, timeout=120)
+    assert stream.text.endswith("data: [DONE]\n\n")
+    assert httpx2.post(url, json=ASK | {"top_p": PROMPT}, headers=right).status_code == 400
+    for headers in (wrong, {}):
+        assert httpx2.post(url, json=ASK, headers=headers).status_code == 401
+
+    words = [word.encode() for word in (*KEYS, PROMPT, "no-key-7734")]
+    for pid, line in running.processes().items():
+        seen = line.encode() + Path(f"/proc/{pid}/environ").read_bytes()
+        assert not any(word in seen for word in words), line
+    told = [running.said.encode(), *dashboard(running)]
+    told += [file.read_bytes() for file in running.folder.rglob("*") if file.is_file()]
+    for text in told:
+        for word in words:
+            assert word not in text, text[max(text.index(word) - 200, 0) :][:400]
+
+
+def dashboard(running: ServeProcess) -> Iterator[bytes]:
+    """Yield what Ray's dashboard knows of jobs, actors and Serve's applications."""
+    token = (running.folder / ".ray/auth_token").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}"}
+
+    def ask(port: int, path: str) -> httpx2.Response:
+        return httpx2.get(f"http://127.0.0.1:{port}/api/{path}", headers=headers, timeout=60)
+
+    def has_jobs(port: int) -> bool:
+        with suppress(httpx2.HTTPError, ValueError):
+            return isinstance(ask(port, "jobs/").json(), list)
+        return False
+
+    local = {port for host, port in running.listening() if host == "127.0.0.1"}
+    port = next(port for port in sorted(local) if has_jobs(port))
+    assert "diffray serve" in ask(port, "jobs/").text
+    for path in ("jobs/", "serve/applications/", "v0/jobs", "v0/actors?detail=1"):
+        answer = ask(port, path)
+        assert answer.status_code == 200, answer.text
+        yield answer.content
+
+
+def test_what_speaks_http_listens_on_this_machine_alone(running: ServeProcess) -> None:
+    """A replica's gRPC port alone is reached from elsewhere, and asks for Ray's token."""
+    headers = {"Authorization": f"Bearer {KEYS[0]}"}
+    outside = {(host, port) for host, port in running.listening() if host != "127.0.0.1"}
+    assert [host for host, _ in outside] == ["::"]
+    assert ("127.0.0.1", running.port) in running.listening()
+    for _, port in outside:
+        for path in ("/health", "/v1/models", "/-/routes", "/stats", "/api/version"):
+            with pytest.raises(httpx2.HTTPError):
+                httpx2.get(f"http://[::1]:{port}{path}", headers=headers, timeout=5)
+    # What Serve and HAProxy say to all, keys or not.
+    assert httpx2.get(f"{running.url}/-/healthz").status_code == 200
+    for path in ("/-/routes", "/-/Routes", "/%2d/routes", "/-%2Froutes"):
+        assert httpx2.get(f"{running.url}{path}").status_code in (401, 404), path
+
+
+def test_status_reaches_a_ray_that_is_on_this_machine_alone(running: ServeProcess) -> None:
+    found = re.search(r"Ray is at (127\.0\.0\.1:\d+);", running.said)
+    assert found is not None, running.said
+    diffray, _ = serve_command()
+    told = subprocess.run(
+        [diffray, "status", "--address", found[1]],
+        env=environment(running.folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert f"demo: RUNNING at {running.url}/v1" in told.stdout, told.stderr

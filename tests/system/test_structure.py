@@ -1,0 +1,176 @@
+"""The house rules a reader relies on: which room imports which, and what no room contains."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import diffray
+
+PACKAGE = Path(diffray.__file__).parent
+TESTS = Path(__file__).parents[1]
+# Left to right: a room imports from itself and from the rooms before it.
+ROOMS = ("kernels", "components", "workers", "cluster")
+# The same within cluster; cluster/app.py is what a Serve config names.
+CLUSTER_ROOMS = ("control", "api", "serve", "cli")
+MAX_LINES = 350
+TORCH_RANDOM = ("rand", "bernoulli", "multinomial", "Generator")
+
+
+def room_files(*rooms: str) -> list[Path]:
+    """Paths below the package, as `kernels/attention.py`."""
+    files = [file for room in rooms for file in sorted((PACKAGE / room).rglob("*.py"))]
+    return [file.relative_to(PACKAGE) for file in files]
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse((PACKAGE / file).read_bytes())
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """Yields (line, dotted name) of every import; `from a import b` gives `a.b`."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield node.lineno, f"{node.module or ''}.{alias.name}"
+
+
+def attributes(file: Path) -> Iterator[tuple[int, str]]:
+    """Yields (line, dotted name) of every attribute, as `torch.distributed.all_reduce`."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, ast.unparse(node)
+
+
+def is_within(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def importers(module: str, *rooms: str) -> dict[str, str]:
+    """Maps `file:line` to the name imported there, for every import of the module in the rooms."""
+    return {
+        f"{file}:{line}": name
+        for file in room_files(*rooms)
+        for line, name in imports(file)
+        if is_within(name, module)
+    }
+
+
+def test_every_room_has_modules() -> None:
+    assert [room for room in ROOMS if not room_files(room)] == []
+
+
+def test_imports_point_leftwards() -> None:
+    wrong = [
+        f"{file}:{line} {name}"
+        for index, room in enumerate(ROOMS)
+        for file in room_files(room)
+        for line, name in (*imports(file), *attributes(file))
+        if is_within(name, "diffray") and name not in ("diffray", "diffray.__version__")
+        if not any(is_within(name, f"diffray.{left}") for left in ROOMS[: index + 1])
+    ]
+    assert wrong == []
+
+
+def test_imports_within_cluster_point_leftwards() -> None:
+    wrong = [
+        f"{file}:{line} {name}"
+        for index, room in enumerate(CLUSTER_ROOMS)
+        for file in room_files(f"cluster/{room}")
+        for line, name in (*imports(file), *attributes(file))
+        if is_within(name, "diffray.cluster")
+        if not any(is_within(name, f"diffray.cluster.{r}") for r in CLUSTER_ROOMS[: index + 1])
+    ]
+    assert wrong == []
+
+
+def test_rooms_are_never_imported_by_their_bare_names() -> None:
+    assert {place: name for bare in ROOMS for place, name in importers(bare, *ROOMS).items()} == {}
+
+
+def test_no_relative_imports() -> None:
+    wrong = [
+        f"{file}:{node.lineno}"
+        for file in room_files(*ROOMS)
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.ImportFrom) and node.level > 0
+    ]
+    assert wrong == []
+
+
+def test_rooms_have_no_init_file() -> None:
+    assert [file for file in room_files(*ROOMS) if file.name == "__init__.py"] == []
+
+
+def test_ray_is_imported_only_by_the_cluster_and_the_worker_actor() -> None:
+    found = importers("ray", "kernels", "components", "workers")
+    assert {place for place in found if not place.startswith("workers/worker.py:")} == set()
+
+
+def test_kernels_know_only_tensors() -> None:
+    found = {}
+    for module in ("transformers", "pydantic", "ray"):
+        found.update(importers(module, "kernels"))
+    assert found == {}
+
+
+def test_torch_distributed_is_used_only_by_the_mesh() -> None:
+    wrong = [
+        f"{file}:{line}"
+        for file in room_files(*ROOMS)
+        if file != Path("components/mesh.py")
+        for line, name in (*imports(file), *attributes(file))
+        if is_within(name, "torch.distributed")
+    ]
+    assert wrong == []
+
+
+def test_rooms_draw_no_random_numbers_from_torch() -> None:
+    wrong = [
+        f"{file}:{line} {name}"
+        for file in room_files(*ROOMS)
+        for line, name in (*imports(file), *attributes(file))
+        if (last := name.rpartition(".")[2]) == "manual_seed"
+        or (is_within(name, "torch") and last.startswith(TORCH_RANDOM))
+    ]
+    assert wrong == []
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    assert [file for file in room_files(*ROOMS) if not ast.get_docstring(tree(file))] == []
+
+
+def test_no_room_file_is_too_long_to_read() -> None:
+    lengths = {file: (PACKAGE / file).read_bytes().count(b"\n") for file in room_files(*ROOMS)}
+    assert {file: length for file, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_code_is_ascii() -> None:
+    files = [PACKAGE / "__init__.py", *TESTS.rglob("*.py")]
+    files += [PACKAGE / file for file in room_files(*ROOMS)]
+    assert [str(file) for file in files if not file.read_bytes().isascii()] == []
+
+
+def test_only_one_function_moves_tensors_to_the_device() -> None:
+    """`backend.send` does not wait; a plain copy would, and the device then waits for the host."""
+    found = []
+    for file in room_files("kernels", "components", "workers"):
+        for node in ast.walk(tree(file)):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func).rsplit(".", 1)[-1]
+            given = [*node.args, *(k.value for k in node.keywords)]
+            moves = name in ("to", "cuda") and any("device" in ast.unparse(x) for x in given)
+            makes = name in ("tensor", "as_tensor") and any(
+                k.arg == "device" for k in node.keywords
+            )
+            if moves or makes:
+                found.append(f"{file}:{node.lineno} {ast.unparse(node)}")
+    assert {place.split(":")[0] for place in found} <= {
+        "components/backend.py",
+        "workers/rank.py",  # a checksum, for which it waits anyway
+    }, found

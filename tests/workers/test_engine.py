@@ -1,0 +1,647 @@
+"""The engine's promises: alone or batched, interrupted or not, a request finds the same tokens."""
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diffray.components.batch import Batch, Window
+from diffray.components.params import SamplingParams
+from diffray.components.sequence import Sequence
+from diffray.workers.batch_state import Blocks
+from diffray.workers.engine import Engine
+from diffray.workers.messages import Request
+from diffray.workers.slots import Slots
+from tests.helpers.toy import (
+    CPU,
+    EOS,
+    MASK,
+    ScriptedModel,
+    ToyModel,
+    certain,
+    drain,
+    generate,
+    last_update,
+    prompt_of,
+    run,
+    toy_engine,
+)
+
+BIDIRECTIONAL = ToyModel()
+CAUSAL = ToyModel(block_causal=True)
+
+MIXED: list[dict[str, object]] = [
+    {"decoder": {"kind": "threshold", "threshold": 0.6}, "cache": {"kind": "dual"}},
+    {"decoder": {"kind": "credit"}, "cache": {"kind": "none"}, "block_length": 16},
+    {
+        "decoder": {"kind": "hierarchy"},
+        "cache": {"kind": "vicinity", "before": 4, "after": 9, "warmup": 3},
+        "iteration": {"kind": "soft"},
+        "block_length": 20,
+    },
+    {
+        "decoder": {"kind": "fixed", "steps": 17},
+        "cache": {"kind": "prefix"},
+        "block_length": 8,
+        "zero_confidence_token_ids": [3, 40],
+    },
+    {"decoder": {"kind": "factor"}, "cache": {"kind": "dual", "refresh": 3}, "cfg_scale": 0.7},
+    {"decoder": {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.2}, "block_length": 12},
+]
+MIXED_CAUSAL: list[dict[str, object]] = [
+    {"decoder": {"kind": "threshold", "threshold": 0.6, "steps_per_block": 5}},
+    {"decoder": {"kind": "credit"}, "block_length": 16},
+    {"decoder": {"kind": "hierarchy"}, "iteration": {"kind": "soft"}, "block_length": 20},
+    {"decoder": {"kind": "fixed", "steps": 17}, "cache": {"kind": "none"}, "block_length": 8},
+    {"decoder": {"kind": "factor"}, "cfg_scale": 0.7},
+    {"decoder": {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.2}, "block_length": 12},
+]
+
+
+def mixed_requests(policies: list[dict[str, object]]) -> list[Request]:
+    """Ragged prompts with different policies, temperatures, filters and seeds."""
+    return [
+        Request(
+            uid,
+            prompt_of(7 + 11 * uid, seed=uid),
+            SamplingParams(
+                max_tokens=30 + 7 * uid,
+                temperature=(0, 0.8, 1.3)[uid % 3],
+                top_p=(1, 0.9)[uid % 2],
+                top_k=(0, 0, 12)[uid % 3],
+                seed=100 + uid,
+                ignore_eos=True,
+                diffusion=policy,
+            ),
+        )
+        for uid, policy in enumerate(policies)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
+)
+class TestNobodyElseMatters:
+    def test_batched_equals_alone(self, model: ToyModel, policies: list[dict[str, object]]) -> None:
+        requests = mixed_requests(policies)
+        together = run(toy_engine(model), requests)
+        for request in requests:
+            assert together[request.uid] == run(toy_engine(model), [request])[request.uid]
+
+    def test_unrolled_rounds_equal_single_steps(
+        self, model: ToyModel, policies: list[dict[str, object]]
+    ) -> None:
+        requests = mixed_requests(policies)
+        assert run(toy_engine(model), requests, steps=5) == run(toy_engine(model), requests)
+
+    def test_who_is_done_early_in_a_round_waits(
+        self,
+        model: ToyModel,
+        policies: list[dict[str, object]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        requests = mixed_requests(policies)
+        expected = run(toy_engine(model), requests)
+        monkeypatch.setattr(Sequence, "steps_ahead", 5)  # whatever is left of its block
+        assert run(toy_engine(model), requests, steps=5) == expected
+
+    def test_late_arrival_changes_nobody(
+        self, model: ToyModel, policies: list[dict[str, object]]
+    ) -> None:
+        first, *others = mixed_requests(policies)
+        engine = toy_engine(model)
+        engine.add(first)
+        tokens: dict[int, list[int]] = {}
+        for late in others:
+            for _ in range(3):
+                for update in engine.step():
+                    tokens.setdefault(update.uid, []).extend(update.ids)
+            engine.add(late)
+        for uid, ids in drain(engine).items():
+            tokens.setdefault(uid, []).extend(ids)
+        assert tokens == {
+            r.uid: run(toy_engine(model), [r])[r.uid] for r in mixed_requests(policies)
+        }
+
+    def test_cancellation_changes_nobody_and_frees_everything(
+        self, model: ToyModel, policies: list[dict[str, object]]
+    ) -> None:
+        requests = mixed_requests(policies)
+        engine = toy_engine(model)
+        free = engine.kv.num_free
+        for request in requests:
+            engine.add(request)
+        tokens: dict[int, list[int]] = {}
+        for update in engine.step(4):
+            tokens.setdefault(update.uid, []).extend(update.ids)
+        engine.cancel(1)
+        engine.cancel(3)
+        for uid, ids in drain(engine).items():
+            tokens.setdefault(uid, []).extend(ids)
+        for request in requests:
+            if request.uid not in (1, 3):
+                assert tokens[request.uid] == run(toy_engine(model), [request])[request.uid]
+        assert engine.kv.num_free == free
+        assert engine.slots.num_free == 8
+
+    @pytest.mark.parametrize("after", [1, 7, 12])
+    def test_preemption_changes_nobody(
+        self, model: ToyModel, policies: list[dict[str, object]], after: int
+    ) -> None:
+        requests = mixed_requests(policies)
+        engine = toy_engine(model)
+        for request in requests:
+            engine.add(request)
+        tokens: dict[int, list[int]] = {}
+        for _ in range(after):
+            for update in engine.step():
+                tokens.setdefault(update.uid, []).extend(update.ids)
+        for request in requests:
+            engine.preempt(request.uid)
+        assert not engine.running
+        for uid, ids in drain(engine).items():
+            tokens.setdefault(uid, []).extend(ids)
+        assert tokens == {r.uid: run(toy_engine(model), [r])[r.uid] for r in requests}
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [{"kind": "fixed", "steps": 30}, {"kind": "threshold", "threshold": 0.6}],
+    ids=["fixed", "threshold"],
+)
+def test_long_rounds_waste_no_forward(decoder: dict[str, object]) -> None:
+    """A round ends before a block may: at an even pace there are fewer rounds than forwards."""
+    diffusion = {"decoder": decoder, "block_length": 32}
+    params = SamplingParams(max_tokens=96, ignore_eos=True, diffusion=diffusion)
+    counts = []
+    for steps in (1, 8):
+        engine, rounds = toy_engine(BIDIRECTIONAL), 0
+        engine.add(Request(0, prompt_of(9, seed=3), params))
+        while not engine.idle:
+            engine.step(steps)
+            rounds += 1
+        counts.append((engine.forwards, rounds))
+    (forwards, _), (unrolled, rounds) = counts
+    assert unrolled == forwards > 20
+    assert decoder["kind"] != "fixed" or rounds < 0.75 * forwards
+
+
+@pytest.mark.parametrize(
+    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
+)
+def test_an_interrupt_changes_nobody(
+    model: ToyModel, policies: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever in a round Ctrl-C comes, who goes on finds the same tokens."""
+    monkeypatch.setattr(Sequence, "steps_ahead", 5)  # so that there are long rounds
+    requests = mixed_requests(policies)
+    expected = run(toy_engine(model), requests, steps=5)
+    forward, calls = model.forward, 0
+
+    def interrupted(*args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls in (3, 9, 17, 28, 44):
+            raise KeyboardInterrupt
+        return forward(*args)
+
+    engine = toy_engine(model)
+    tokens: dict[int, list[int]] = {}
+    for request in requests:
+        engine.add(request)
+    monkeypatch.setattr(model, "forward", interrupted)
+    while not engine.idle:
+        try:
+            updates = engine.step(5)
+        except KeyboardInterrupt:
+            continue
+        for update in updates:
+            tokens.setdefault(update.uid, []).extend(update.ids)
+    assert tokens == expected
+    assert engine.preemptions > 2 * len(requests)
+
+
+def test_scarce_pages_preempt_and_change_nobody() -> None:
+    requests = [
+        Request(uid, prompt_of(8, uid), SamplingParams(max_tokens=56, ignore_eos=True, seed=uid,
+                diffusion={"block_length": 8}))
+        for uid in range(5)
+    ]  # fmt: skip
+    engine = toy_engine(CAUSAL, num_pages=20)
+    tokens = run(engine, requests)
+    assert engine.preemptions > 0
+    assert tokens == run(toy_engine(CAUSAL), requests)
+    assert engine.kv.num_free == 19
+
+
+def test_seed_decides() -> None:
+    def draw(seed: int) -> list[int]:
+        return generate(
+            BIDIRECTIONAL, prompt_of(9), max_tokens=24, temperature=3.0, seed=seed, ignore_eos=True
+        )
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_greedy_ignores_the_seed() -> None:
+    assert generate(BIDIRECTIONAL, prompt_of(9), seed=1) == generate(
+        BIDIRECTIONAL, prompt_of(9), seed=2
+    )
+
+
+@pytest.mark.parametrize("decoder", ["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
+def test_exact_cache_equals_recomputation(decoder: str) -> None:
+    def policy(cache: str) -> dict[str, object]:
+        return {"block_length": 16, "decoder": {"kind": decoder}, "cache": {"kind": cache}}
+
+    for length in (5, 16, 45):
+        exact, none = (
+            generate(
+                CAUSAL, prompt_of(length), max_tokens=50, ignore_eos=True,
+                diffusion=policy(kind),
+            )
+            for kind in ("exact", "none")
+        )  # fmt: skip
+        assert exact == none
+
+
+@pytest.mark.parametrize("chunk", [8, 16, 24])
+def test_chunked_prompt_equals_whole(chunk: int) -> None:
+    request = Request(
+        0, prompt_of(90), SamplingParams(max_tokens=20, diffusion={"block_length": 8})
+    )
+    whole = run(toy_engine(CAUSAL), [request])
+    for steps in (1, 3):
+        assert run(toy_engine(CAUSAL, chunk=chunk), [request], steps=steps) == whole
+
+
+def test_denoising_goes_on_while_a_prompt_fills() -> None:
+    engine = toy_engine(CAUSAL, chunk=8)
+    engine.add(Request(0, prompt_of(8), SamplingParams(max_tokens=24, ignore_eos=True,
+                       diffusion={"block_length": 8})))  # fmt: skip
+    engine.add(
+        Request(1, prompt_of(200), SamplingParams(max_tokens=8, diffusion={"block_length": 8}))
+    )
+    early = [engine.step() for _ in range(10)]  # 200 / 8 chunks take longer than that
+    assert any(update.ids for updates in early for update in updates)
+    assert all(update.uid == 0 for updates in early for update in updates)
+    assert set(drain(engine)) >= {1}
+
+
+@pytest.mark.parametrize("kind", ["prefix", "dual", "vicinity"])
+def test_refresh_at_every_step_equals_no_cache(kind: str) -> None:
+    def tokens(cache: dict[str, object]) -> list[int]:
+        diffusion = {"block_length": 10, "cache": cache}
+        return generate(
+            BIDIRECTIONAL, prompt_of(20), max_tokens=45, ignore_eos=True, diffusion=diffusion
+        )
+
+    assert tokens({"kind": kind, "refresh": 1}) == tokens({"kind": "none"})
+    assert tokens({"kind": kind}) != tokens({"kind": "none"}), "the test cannot tell them apart"
+
+
+def test_vicinity_without_neighbours_is_dual() -> None:
+    caches: list[dict[str, object]] = [
+        {"kind": "vicinity", "before": 0, "after": 0, "warmup": 0},
+        {"kind": "dual"},
+    ]
+    found = [
+        generate(BIDIRECTIONAL, prompt_of(20), max_tokens=45, ignore_eos=True,
+                 diffusion={"block_length": 10, "cache": cache})
+        for cache in caches
+    ]  # fmt: skip
+    assert found[0] == found[1]
+
+
+def test_guidance_of_zero_is_none_and_of_one_is_something() -> None:
+    plain, zero, one = (
+        generate(BIDIRECTIONAL, prompt_of(20), max_tokens=45, ignore_eos=True, diffusion=policy)
+        for policy in ({}, {"cfg_scale": 0.0}, {"cfg_scale": 1.0})
+    )
+    assert plain == zero != one
+
+
+def test_guidance_is_llada_s_formula() -> None:
+    """In one step: unguided + (scale + 1) * (guided - unguided), the unguided prompt masked."""
+    prompt, length, scale = prompt_of(11), 12, 1.3
+
+    def logits(ids: list[int]) -> Tensor:
+        engine = toy_engine(BIDIRECTIONAL)
+        kv, num = engine.kv, len(ids)
+        window = Window(0, num, num, 0, torch.tensor(kv.allocate(kv.pages_for(num))))
+        batch = Batch.pack([window], CPU, kv.page_size)
+        hidden_TH = BIDIRECTIONAL.forward(BIDIRECTIONAL.embed(torch.tensor(ids)), batch, kv)
+        return BIDIRECTIONAL.head(hidden_TH[len(prompt) :])
+
+    guided, blind = logits([*prompt, *[MASK] * length]), logits([MASK] * (11 + length))
+    combined = blind + (scale + 1) * (guided - blind)
+    combined[:, MASK] = -torch.inf
+    one_step = {"cfg_scale": scale, "decoder": {"kind": "fixed", "steps": 1}}
+    ids = generate(BIDIRECTIONAL, prompt, max_tokens=length, ignore_eos=True, diffusion=one_step)
+    assert ids == combined.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("decoder", ["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_model_that_prefers_the_mask_terminates(decoder: str, causal: bool) -> None:
+    model = ScriptedModel(lambda position: {MASK: 30.0, 5: 3.0}, block_causal=causal)
+    ids = generate(
+        model, prompt_of(6), max_tokens=21,
+        diffusion={"block_length": 8, "decoder": {"kind": decoder}},
+    )  # fmt: skip
+    assert ids == [5] * 21
+
+
+def test_nan_logits_terminate() -> None:
+    model = ScriptedModel(lambda position: {token: float("nan") for token in range(64)})
+    ids = generate(model, prompt_of(6), max_tokens=9)
+    assert len(ids) <= 9
+    assert MASK not in ids
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("where", [0, 5, 8, 15, 16])
+def test_nothing_after_the_end_token(early_stop: bool, where: int) -> None:
+    prompt = prompt_of(6)
+    model = ScriptedModel(certain({6 + where: EOS, 6 + where + 1: EOS}))
+    engine = toy_engine(model)
+    params = SamplingParams(
+        max_tokens=32,
+        diffusion={
+            "block_length": 8,
+            "iteration": {"kind": "blockwise", "early_stop": early_stop},
+        },
+    )
+    ids, update = last_update(engine, Request(0, prompt, params))
+    assert ids == [1] * where + [EOS]
+    assert (update.finish_reason, update.stop_id) == ("stop", EOS)
+    assert update.forwards == (where // 8 + 1 if early_stop else 4)
+    assert engine.kv.num_free == 399
+
+
+def test_ignored_end_token_is_an_ordinary_token() -> None:
+    model = ScriptedModel(certain({8: EOS}))
+    ids = generate(model, prompt_of(6), max_tokens=8, ignore_eos=True)
+    assert ids == [1, 1, EOS, 1, 1, 1, 1, 1]
+
+
+def test_min_tokens_forbids_an_early_end() -> None:
+    model = ScriptedModel(lambda position: {EOS: 20.0, 1: 10.0})
+    ids = generate(model, prompt_of(6), max_tokens=16, min_tokens=5)
+    assert ids == [1] * 5 + [EOS]
+
+
+def test_several_end_tokens() -> None:
+    model = ScriptedModel(certain({9: 33}))
+    engine = toy_engine(model)
+    ids, update = last_update(
+        engine, Request(0, prompt_of(6), SamplingParams(max_tokens=16, stop_token_ids=[44, 33]))
+    )
+    assert ids == [1, 1, 1, 33]
+    assert update.stop_id == 33
+
+
+def test_special_ids_in_the_prompt_are_ordinary_tokens() -> None:
+    prompt = (5, EOS, MASK, 7, EOS, MASK)
+    for model in (BIDIRECTIONAL, CAUSAL):
+        engine = toy_engine(model)
+        engine.add(Request(0, prompt, SamplingParams(max_tokens=20, ignore_eos=True)))
+        engine.step()
+        slot = engine.running[0].slot
+        assert engine.slots.ids_SN[slot, :6].tolist() == list(prompt)
+        assert not engine.slots.masked_SN[slot, :6].any()
+        tokens = drain(engine)[0]
+        assert MASK not in tokens
+    scripted = generate(ScriptedModel(certain({})), prompt, max_tokens=20)
+    assert scripted == [1] * 20
+
+
+def test_logit_bias_moves_the_choice() -> None:
+    model = ScriptedModel(lambda position: {1: 2.0, 2: 1.0})
+    assert generate(model, prompt_of(4), max_tokens=3) == [1, 1, 1]
+    assert generate(model, prompt_of(4), max_tokens=3, logit_bias={2: 5.0}) == [2, 2, 2]
+
+
+def test_edit_replaces_its_own_tokens_only() -> None:
+    """A position's best token changes once its neighbour is known: the toy shows it by steps."""
+    calls = iter(range(1000))
+
+    class Changing(ScriptedModel):
+        def head(self, hidden_RH):  # type: ignore[no-untyped-def]
+            self.script = certain({}, default=3 if next(calls) < 1 else 4)
+            return super().head(hidden_RH)
+
+    engine = toy_engine(Changing(certain({})))
+    ids, _ = last_update(
+        engine,
+        Request(
+            0, (9, 9, 9), SamplingParams(max_tokens=6, diffusion={"decoder": {"kind": "edit"}})
+        ),
+    )
+    assert ids == [4] * 6
+
+
+def test_fixed_takes_its_steps() -> None:
+    model = ScriptedModel(lambda position: {position % 60: 3.0})
+    for steps, expected in ((32, 32), (8, 8), (4, 4), (1, 4)):
+        engine = toy_engine(model)
+        params = SamplingParams(
+            max_tokens=32,
+            ignore_eos=True,
+            diffusion={"block_length": 8, "decoder": {"kind": "fixed", "steps": steps}},
+        )
+        _, update = last_update(engine, Request(0, prompt_of(8), params))
+        assert update.forwards == expected
+
+
+def test_updates_are_final_and_in_order() -> None:
+    for request in mixed_requests(MIXED):
+        engine = toy_engine(BIDIRECTIONAL)
+        engine.add(replace(request, watch=True))
+        seen: list[int] = []
+        while not engine.idle:
+            for update in engine.step():
+                seen += update.ids
+                assert len(update.ids) == len(update.steps) == len(update.logprobs)
+                if not update.finish_reason:
+                    assert update.canvas is not None
+                    assert update.canvas[: len(seen)] == seen
+        assert len(seen) == request.params.max_tokens
+
+
+def test_forwards_never_exceed_tokens_where_nothing_is_edited() -> None:
+    for request in mixed_requests(MIXED[:5]):
+        ids, update = last_update(toy_engine(BIDIRECTIONAL), request)
+        assert update.forwards <= len(ids)
+
+
+def test_waiting_requests_run_in_order_as_room_appears() -> None:
+    engine = toy_engine(BIDIRECTIONAL, num_slots=2)
+    requests = [
+        Request(uid, prompt_of(5 + uid, uid), SamplingParams(max_tokens=12, ignore_eos=True))
+        for uid in range(7)
+    ]
+    for request in requests:
+        engine.add(request)
+    finished: list[int] = []
+    while not engine.idle:
+        assert len(engine.running) <= 2
+        finished += [u.uid for u in engine.step() if u.finish_reason]
+    assert sorted(finished) == list(range(7))
+    assert all(b - a > -3 for a, b in pairwise(finished)), "far from the order of arrival"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ((), {}, "prompt is empty"),
+        ((1,) * 500, {"max_tokens": 20}, "shorten"),
+        ((64,), {}, "not in the vocabulary"),
+        ((1,), {"stop_token_ids": [99]}, "not in the vocabulary"),
+        ((1,), {"diffusion": {"zero_confidence_token_ids": [99]}}, "not in the vocabulary"),
+        ((1,), {"diffusion": {"cache": {"kind": "exact"}}}, "bidirectional"),
+        ((1,), {"diffusion": {"iteration": {"kind": "block_diffusion"}}}, "use 'blockwise'"),
+        (
+            (1,),
+            {"diffusion": {"iteration": {"kind": "soft"}, "decoder": {"kind": "fixed"}}},
+            "lowers a threshold",
+        ),
+        ((1,), {"diffusion": {"iteration": {"kind": "soft"}, "cfg_scale": 1}}, "cfg_scale"),
+    ],
+)
+def test_impossible_requests_are_refused_when_made(
+    prompt: tuple[int, ...], params: dict[str, object], message: str
+) -> None:
+    engine = toy_engine(BIDIRECTIONAL)
+    with pytest.raises(ValueError, match=message):
+        engine.add(Request(0, prompt, SamplingParams(**params)))
+    assert engine.idle
+
+
+@pytest.mark.parametrize("kind", ["prefix", "dual", "vicinity"])
+def test_approximate_caches_are_refused_where_the_exact_one_exists(kind: str) -> None:
+    with pytest.raises(ValueError, match="use 'exact' or 'none'"):
+        toy_engine(CAUSAL).add(
+            Request(0, (1, 2), SamplingParams(diffusion={"cache": {"kind": kind}}))
+        )
+
+
+def test_request_larger_than_the_pool_is_refused() -> None:
+    with pytest.raises(ValueError, match="K/V pages"):
+        toy_engine(CAUSAL, num_pages=5).add(Request(0, (1, 2), SamplingParams(max_tokens=100)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    causal=st.booleans(),
+    prompt_len=st.integers(1, 70),
+    max_tokens=st.integers(1, 50),
+    block_length=st.integers(1, 40),
+    steps=st.integers(1, 6),
+    page_size=st.integers(1, 19),
+    data=st.data(),
+)
+def test_any_shape_fills_the_canvas(
+    causal: bool,
+    prompt_len: int,
+    max_tokens: int,
+    block_length: int,
+    steps: int,
+    page_size: int,
+    data: st.DataObject,
+) -> None:
+    """Lengths and block sizes that divide nothing: all tokens, no masks, same as without cache."""
+    decoder = data.draw(
+        st.sampled_from(["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
+    )
+    diffusion: dict[str, object] = {"block_length": block_length, "decoder": {"kind": decoder}}
+    model = CAUSAL if causal else BIDIRECTIONAL
+
+    def tokens(engine: Engine, cache: dict[str, object], unroll: int) -> list[int]:
+        params = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, diffusion={**diffusion, "cache": cache}
+        )
+        return run(engine, [Request(0, prompt_of(prompt_len), params)], unroll)[0]
+
+    cache: dict[str, object] = {"kind": "exact"} if causal else {"kind": "dual", "refresh": 1}
+    found = tokens(toy_engine(model, page_size=page_size, num_pages=700), cache, steps)
+    assert len(found) == max_tokens
+    assert MASK not in found
+    assert found == tokens(toy_engine(model), {"kind": "none"}, 1)
+
+
+def test_blocks_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rounds they take; others' coming and going has them planned anew."""
+    plans: list[list[int]] = []
+    plan = Blocks.__init__
+
+    def noted(blocks: Blocks, sequences: list[Sequence], slots: Slots) -> None:
+        plans.append([s.uid for s in sequences])
+        plan(blocks, sequences, slots)
+
+    monkeypatch.setattr(Blocks, "__init__", noted)
+    engine = toy_engine(BIDIRECTIONAL)
+    policy = {"block_length": 8, "decoder": {"kind": "fixed", "steps": 12}}
+    params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion=policy)
+    engine.add(Request(0, prompt_of(5), params))
+    for _ in range(6):
+        engine.step()
+    engine.add(Request(1, prompt_of(5), params))
+    engine.step()
+    engine.cancel(0)
+    while not engine.idle:
+        engine.step()
+    assert plans == [[0], [0], [0, 1], [1], [1], [1]]
+
+
+def test_soft_diffusion_looks_at_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the vocabulary's logits and probabilities a canvas may have more than fit a memory."""
+    seen: list[int] = []
+
+    class Watched(ToyModel):
+        def head(self, hidden_RH: Tensor) -> Tensor:
+            seen.append(len(hidden_RH))
+            return super().head(hidden_RH)
+
+        def expected_embedding(self, weights_RV: Tensor) -> Tensor:
+            seen.append(len(weights_RV))
+            return super().expected_embedding(weights_RV)
+
+    policy: dict[str, object] = {"block_length": 8, "iteration": {"kind": "soft"}}
+    params = SamplingParams(max_tokens=64, ignore_eos=True, diffusion=policy)
+    requests = [Request(uid, prompt_of(8 + uid), params) for uid in range(3)]
+    expected = run(toy_engine(BIDIRECTIONAL), requests)
+    monkeypatch.setattr("diffray.workers.batch_plan._SOFT_ROWS", 24)
+    assert run(toy_engine(Watched()), requests) == expected
+    assert max(seen) == 24  # as many as the three blocks have
+
+
+def test_soft_memory_is_that_of_the_soft_canvases_that_run() -> None:
+    """Whatever the slots and the context are; the tokens are those of each alone."""
+    soft: dict[str, object] = {"iteration": {"kind": "soft"}, "block_length": 8}
+    plain: dict[str, object] = {"block_length": 8}
+    asked = [(8, soft), (16, plain), (24, soft), (40, soft)]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, diffusion=p) for n, p in asked]
+    requests = [Request(uid, prompt_of(5), each) for uid, each in enumerate(params)]
+    engine = toy_engine(BIDIRECTIONAL, num_slots=64)
+    for request in requests[:3]:
+        engine.add(request)
+    found: dict[int, list[int]] = defaultdict(list)
+    seen = set()
+    while not engine.idle:
+        for update in engine.step():
+            found[update.uid] += update.ids
+            if update.uid == 0 and update.finish_reason:
+                engine.add(requests[3])
+        seen.add(engine.slots.soft.num_rows)
+    assert {1 + 13 + 29, 1 + 29 + 45} <= seen, seen
+    assert engine.slots.soft.num_rows == 0
+    for request in requests:
+        assert found[request.uid] == run(toy_engine(BIDIRECTIONAL), [request])[request.uid]

@@ -1,0 +1,158 @@
+"""What an engine tells besides tokens: canvases, counts, a digest; and whom it lets in first."""
+
+from dataclasses import replace
+
+import pytest
+
+from diffray.components.params import SamplingParams
+from diffray.workers.messages import Request
+from tests.helpers.toy import ScriptedModel, ToyModel, drain, prompt_of, run, toy_engine
+from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(
+    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
+)
+def test_watched_requests_show_the_canvas_of_every_round(
+    model: ToyModel, policies: list[dict[str, object]], steps: int
+) -> None:
+    requests = mixed_requests(policies)
+    engine = toy_engine(model)
+    for request in requests:
+        engine.add(replace(request, watch=request.uid % 2 == 0))
+    while not engine.idle:
+        before = {sequence.uid for sequence in engine.running}
+        updates = {update.uid: update for update in engine.step(steps)}
+        assert {uid for uid in before if uid % 2 == 0} <= set(updates)
+        for uid, update in updates.items():
+            if uid % 2:
+                assert update.canvas is None
+            elif not update.finish_reason:
+                (sequence,) = [s for s in engine.running if s.uid == uid]
+                part = slice(sequence.prompt_len, sequence.limit)
+                ids = engine.slots.ids_SN[sequence.slot, part].tolist()
+                masked = engine.slots.masked_SN[sequence.slot, part].tolist()
+                assert update.canvas == [
+                    None if hidden else token for token, hidden in zip(ids, masked, strict=True)
+                ]
+            else:
+                assert update.canvas is not None
+                assert None not in update.canvas
+                assert len(update.canvas) == requests[uid].params.max_tokens
+
+
+def test_canvas_of_a_text_that_ended_shows_the_masks_that_are_left() -> None:
+    model = ScriptedModel(lambda position: {63 if position == 8 else 1: 20.0})
+    params = SamplingParams(max_tokens=20, diffusion={"block_length": 8})
+    engine = toy_engine(model)
+    engine.add(Request(0, prompt_of(6), params, watch=True))
+    (update,) = engine.step()
+    assert update.finish_reason == "stop"
+    assert update.canvas == [1, 1, 63, 1, 1, 1, 1, 1] + [None] * 12
+
+
+def test_digest_tells_engines_apart_that_differ_in_anything() -> None:
+    def digests(requests: list[Request], rounds: int = 4) -> list[int]:
+        engine = toy_engine(BIDIRECTIONAL)
+        for request in requests:
+            engine.add(request)
+        found = []
+        for _ in range(rounds):
+            engine.step()
+            found.append(engine.digest())
+        return found
+
+    requests = mixed_requests(MIXED)
+    first = digests(requests)
+    assert first == digests(requests)
+    assert len(set(first)) == len(first)
+    assert all(0 <= digest < 2**63 for digest in first)
+    first_set = set(first)
+    assert first_set.isdisjoint(digests(requests[1:]))
+    assert first_set.isdisjoint(digests(requests[::-1]))
+
+    engine = toy_engine(BIDIRECTIONAL)
+    engine.add(requests[0])
+    engine.step()
+    before, slot = engine.digest(), engine.running[0].slot
+    assert engine.digest() == before
+    engine.slots.ids_SN[slot, 3] += 1
+    other = engine.digest()
+    engine.slots.ids_SN[slot, 3] -= 1
+    engine.slots.masked_SN[slot, 30] ^= True
+    flag = engine.digest()
+    engine.slots.masked_SN[slot, 30] ^= True
+    assert engine.digest() == before
+    (page,) = engine.kv.allocate(1)
+    held = engine.digest()
+    engine.kv.free([page])
+    assert len({before, other, flag, held}) == 4
+    assert toy_engine(BIDIRECTIONAL).digest() == toy_engine(CAUSAL).digest()
+
+
+def test_stats_count() -> None:
+    model = ScriptedModel(lambda position: {position % 60: 3.0})
+    engine = toy_engine(model, num_slots=2, num_pages=40)
+    fixed = {"decoder": {"kind": "fixed", "steps": 16}}
+    params = SamplingParams(max_tokens=16, ignore_eos=True, diffusion=fixed)
+    for uid in range(3):
+        engine.add(Request(uid, prompt_of(8), params))
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.forwards, stats.tokens) == (0, 3, 0, 0)
+    assert stats.free_pages == stats.num_pages == 39
+    engine.step()
+    engine.step()
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.forwards) == (2, 1, 2)
+    assert stats.free_pages == 39 - 2 * 3
+    engine.preempt(1)
+    drain(engine)
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.preemptions) == (0, 0, 1)
+    assert (stats.tokens, stats.forwards) == (3 * 16, model.forwards)
+    assert stats.free_pages == 39
+
+
+def test_a_big_request_is_not_passed_by_small_ones() -> None:
+    """The pool has 19 pages; the big one needs 17 at once, each small one 2."""
+    engine = toy_engine(BIDIRECTIONAL, num_slots=8, num_pages=20)
+
+    def small(uid: int) -> Request:
+        return Request(uid, prompt_of(8, uid), SamplingParams(max_tokens=8, ignore_eos=True))
+
+    engine.add(small(0))
+    engine.add(small(1))
+    engine.step()
+    assert engine.kv.num_free == 15
+    big = Request(2, prompt_of(120), SamplingParams(max_tokens=16, ignore_eos=True))
+    engine.add(big)
+    for uid in range(3, 7):
+        engine.add(small(uid))
+    order = []
+    while not engine.idle:
+        engine.step()
+        order += [s.uid for s in engine.running if s.uid not in order]
+    assert order.index(2) < min(order.index(uid) for uid in range(3, 7))
+
+
+@pytest.mark.parametrize("num_pages", [18, 22, 40])
+def test_order_of_arrival_survives_preemption(num_pages: int) -> None:
+    """Block-causal sequences grow; whoever gave way comes back before those who came later."""
+    requests = [
+        Request(uid, prompt_of(8, uid), SamplingParams(max_tokens=56, ignore_eos=True, seed=uid,
+                diffusion={"block_length": 8}))
+        for uid in range(7)
+    ]  # fmt: skip
+    engine = toy_engine(CAUSAL, num_pages=num_pages)
+    for request in requests:
+        engine.add(request)
+    begun: list[int] = []
+    while not engine.idle:
+        engine.step()
+        begun += [s.uid for s in engine.running if s.uid not in begun]
+        waiting = [s.uid for s in engine.waiting]
+        assert waiting == sorted(waiting)
+    assert begun == sorted(begun)
+    assert run(toy_engine(CAUSAL), requests)

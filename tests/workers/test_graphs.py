@@ -1,0 +1,237 @@
+"""Recorded steps: padded to a bucket and replayed, they find the tokens that plain steps find.
+
+Without a GPU two stand-ins record: one runs the same function again, the other replays a trace of
+tensor operations, in which whatever Python computed while it was made is fixed, as in a CUDA graph.
+Both return the same tensors each time, as a graph does.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from benchmarks.golden import FAMILIES, GOLDEN, cases_of, diffusion_of
+from diffray import DiffusionLLM, SamplingParams
+from diffray.components.backend import Record, choose_recorder
+from diffray.components.sequence import Sequence
+from diffray.workers.batch_plan import Rounds
+from diffray.workers.batch_state import Blocks
+from diffray.workers.engine import Engine
+from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves, memory_for
+from diffray.workers.messages import Request
+from tests.helpers.toy import EOS, ToyModel, prompt_of, run, toy_engine
+from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
+
+
+def again(work: Callable[[], Any]) -> Callable[[], Any]:
+    return into_the_same(work(), work)
+
+
+def traced(work: Callable[[], Any]) -> Callable[[], Any]:
+    out = work()
+    return into_the_same(out, make_fx(lambda: work())())
+
+
+def into_the_same(out: Any, work: Callable[[], Any]) -> Callable[[], Any]:
+    def replay() -> Any:
+        for old, new in zip(tensors(out), tensors(work()), strict=True):
+            old.copy_(new)
+        return out
+
+    return replay
+
+
+def tensors(out: Any) -> tuple[Tensor, ...]:
+    return (out,) if isinstance(out, Tensor) else tuple(out)
+
+
+def with_graphs(engine: Engine, buckets: list[Bucket], record: Record = again) -> Engine:
+    engine.graphs = Graphs(engine.model, engine.kv, engine.slots, buckets, record)
+    return engine
+
+
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
+    """Note which buckets are replayed from now on."""
+    seen: list[Bucket] = []
+    forward = Recorded.forward
+
+    def noted(recorded: Recorded) -> Tensor:
+        seen.append(recorded.bucket)
+        return forward(recorded)
+
+    monkeypatch.setattr(Recorded, "forward", noted)
+    return seen
+
+
+SMALL = [Bucket(8, 112), Bucket(3, 40), Bucket(1, 33)]
+
+
+@pytest.mark.parametrize(
+    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
+)
+def test_ragged_and_padded_equals_run_as_it_is(
+    model: ToyModel, policies: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = [p for p in policies if "iteration" not in p and "cfg_scale" not in p]
+    requests = mixed_requests(policies)
+    monkeypatch.setattr(Sequence, "steps_ahead", 3)
+    expected = run(toy_engine(model), requests, steps=3)
+    seen = replays(monkeypatch)
+    assert run(with_graphs(toy_engine(model), SMALL), requests, steps=3) == expected
+    assert len(set(seen)) > 1
+    for request in requests:
+        alone = run(with_graphs(toy_engine(model), SMALL), [request])
+        assert alone[request.uid] == expected[request.uid]
+
+
+def test_what_no_bucket_is_for_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = mixed_requests(MIXED)  # some are guided, some are soft
+    seen = replays(monkeypatch)
+    expected = run(toy_engine(BIDIRECTIONAL), requests)
+    assert run(with_graphs(toy_engine(BIDIRECTIONAL), SMALL), requests) == expected
+    assert run(with_graphs(toy_engine(BIDIRECTIONAL), [Bucket(1, 4)]), requests) == expected
+    assert Bucket(1, 4) not in seen
+
+
+def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that waits for the host gets its forward first."""
+    seen: list[str] = []
+
+    def noted(owner: object, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def call(*args: Any) -> Any:
+            seen.append(name)
+            return inner(*args)
+
+        monkeypatch.setattr(owner, name, call)
+
+    noted(Rounds, "_ask")
+    noted(Blocks, "__init__")
+    noted(Blocks, "now")
+    noted(Recorded, "forward")
+    noted(Recorded, "fill")
+    params = SamplingParams(max_tokens=16, diffusion={"block_length": 8})
+    engine = with_graphs(toy_engine(BIDIRECTIONAL), [Bucket(2, 32)])
+    seen.clear()
+    run(engine, [Request(0, prompt_of(5), params), Request(1, prompt_of(6), params)])
+    steps = " ".join(seen).split("forward")
+    assert len(steps) == engine.forwards + 1
+    assert steps[0].split() == ["fill"]
+    assert all(step.split()[-1:] in ([], ["_ask"], ["fill"]) for step in steps[1:])
+    assert steps[1].split()[:2] == ["__init__", "now"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llada_moe_fused"])
+def test_golden_tokens_come_out_of_padded_steps(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every golden case without soft inputs, in float64, in batches that fill no bucket."""
+    cases = [c for c in cases_of(FAMILIES[family]) if c.get("iteration") != "soft"]
+    with DiffusionLLM(
+        str(GOLDEN / family), dtype="float64", mask_token_id=510, eos_token_id=511,
+        max_num_seqs=6, max_model_len=160,
+    ) as llm:  # fmt: skip
+        with_graphs(llm.engine, [Bucket(8, 160), Bucket(8, 64), Bucket(3, 32)])
+        seen = replays(monkeypatch)
+        params = [
+            SamplingParams(max_tokens=c["gen_length"], ignore_eos=True, diffusion=diffusion_of(c))
+            for c in cases
+        ]
+        found = llm.generate([case["prompt"] for case in cases], params)
+        assert len(set(seen)) > 1 and len(seen) == llm.engine.forwards
+    for case, out in zip(cases, found, strict=True):
+        assert out.outputs[0].token_ids == case["tokens"]
+
+
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, CAUSAL], ids=["bi", "causal"])
+def test_a_recording_holds_nothing_of_the_requests_it_was_made_with(model: ToyModel) -> None:
+    """A trace made on padding alone is replayed for others: slots, pages, positions, tokens."""
+    engine = with_graphs(toy_engine(model), [Bucket(3, 24)], traced)
+    for wave in range(3):
+        policy = {"block_length": 6 + wave, "cache": {"kind": "none"}}
+        if model is BIDIRECTIONAL:
+            policy["cache"] = {"kind": "prefix", "refresh": 100}
+        requests = [
+            Request(
+                10 * wave + number,
+                prompt_of(4 + 3 * number + wave, seed=wave),
+                SamplingParams(max_tokens=9 + number, ignore_eos=True, diffusion=policy),
+            )
+            for number in range(1 + wave)
+        ]
+        assert run(engine, requests, steps=2) == run(toy_engine(model), requests)
+
+
+def test_what_a_trace_fixes_is_found() -> None:
+    """The stand-in would notice: a number that Python computes stays as it was."""
+    count = torch.tensor([3])
+    replay = traced(lambda: torch.full((2,), len(count.unsqueeze(0))) * count)
+    count.fill_(5)
+    assert replay().tolist() == [5, 5]
+    stale = traced(lambda: torch.zeros(2) + count.item())
+    count.fill_(7)
+    assert replay().tolist() == [7, 7] and stale().tolist() == [5, 5]
+
+
+def test_padding_reaches_nobody() -> None:
+    """Whatever the pool's padding page and the trash of the canvases hold."""
+    request = Request(0, prompt_of(5), SamplingParams(max_tokens=20, ignore_eos=True))
+    expected = run(toy_engine(BIDIRECTIONAL), [request])
+    engine = with_graphs(toy_engine(BIDIRECTIONAL), [Bucket(4, 40)])
+    engine.kv.keys_LSGD[:, : engine.kv.page_size] = 1e6
+    engine.kv.values_LSGD[:, : engine.kv.page_size] = -1e6
+    engine.slots.ids_SN[-1] = EOS
+    assert run(engine, [request]) == expected
+
+
+def test_buckets_grow_by_doubling_and_hold_all_sequences() -> None:
+    assert buckets_for(6, 32) == [
+        Bucket(6, 64), Bucket(4, 64), Bucket(6, 32), Bucket(2, 64), Bucket(4, 32),
+        Bucket(1, 64), Bucket(2, 32), Bucket(1, 32),
+    ]  # fmt: skip
+    assert list(halves(100)) == [100, 50, 25]
+    assert list(halves(32)) == [32]
+
+
+def test_the_smallest_bucket_that_fits_is_taken() -> None:
+    graphs = with_graphs(toy_engine(BIDIRECTIONAL), SMALL).graphs
+    assert graphs is not None
+    for windows, length, expected in (
+        (1, 5, Bucket(1, 33)), (1, 34, Bucket(3, 40)), (2, 33, Bucket(3, 40)),
+        (4, 1, Bucket(8, 112)), (9, 1, None), (1, 113, None),
+    ):  # fmt: skip
+        found = graphs.fit(windows, length)
+        assert (found and found.bucket) == expected
+
+
+def test_the_memory_of_graphs_is_found_by_running_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy_engine(BIDIRECTIONAL, num_pages=1)  # the one that nobody is given
+    ran: list[int] = []
+
+    class Noted(ToyModel):
+        def head(self, hidden_RH: Tensor) -> Tensor:
+            ran.append(len(hidden_RH))
+            return super().head(hidden_RH)
+
+    assert memory_for(Bucket(2, 16), Noted(), engine.kv, engine.slots) == 0
+    assert ran == []  # on a CPU, where memory is not told apart, nothing is run
+    monkeypatch.setattr("diffray.workers.graphs.peak_memory", lambda _device, run: run() or 7)
+    assert memory_for(Bucket(2, 16), Noted(), engine.kv, engine.slots) == 7
+    assert ran == [32]
+
+
+def test_graphs_are_refused_where_they_cannot_be() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert choose_recorder(None, cpu, "triton", 1) is None
+    assert choose_recorder(False, gpu, "triton", 1) is None
+    assert choose_recorder(None, gpu, "torch", 1) is None
+    assert choose_recorder(None, gpu, "triton", 2) is None
+    with pytest.raises(ValueError, match="cuda_graphs needs a CUDA device, and this is cpu"):
+        choose_recorder(True, cpu, "torch", 1)
+    with pytest.raises(ValueError, match="cuda_graphs needs kernels 'triton', and these are"):
+        choose_recorder(True, gpu, "torch", 1)

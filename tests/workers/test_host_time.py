@@ -1,0 +1,54 @@
+"""The host's time is told by parts, and watching leaves no trace."""
+
+import time
+
+import pytest
+
+from benchmarks import host_time
+from benchmarks.host_time import host_seconds
+from diffray.workers.batch_plan import Chunk, Rounds
+from diffray.workers.engine import Engine
+from tests.workers.test_graphs import replays
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_every_part_is_counted(recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is slow before the forward is the idle time's, what is slow in it is nobody's."""
+    methods = Engine.step, Rounds._hidden, Rounds.outcomes
+    rounds, seconds = host_seconds(2, "exact", recorded, 32)
+    assert rounds == 6  # of the two requests one takes 5 steps, the other 6
+    assert all(0 < seconds[part] < 1 for part in ("before", "beside", "after"))
+    assert (Engine.step, Rounds._hidden, Rounds.outcomes) == methods
+
+    place = Rounds._place
+
+    def slow(rounds: Rounds, step: int, chunks: list[Chunk]) -> None:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        place(rounds, step, chunks)
+
+    monkeypatch.setattr(Rounds, "_place", slow)
+    _, slowed = host_seconds(2, "exact", recorded, 32)
+    assert slowed["before"] - seconds["before"] > 6 * 0.015
+    assert slowed["beside"] < 6 * 0.015
+
+
+def test_recordings_are_used_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = replays(monkeypatch)
+    host_seconds(1, "exact", False, 32)
+    assert not seen
+    host_seconds(1, "exact", True, 32)
+    assert len(seen) > 5
+
+
+def test_the_table_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["host_time", "--rows", "1", "2", "--max-tokens", "32"])
+    host_time.main()
+    head, one, two = capsys.readouterr().out.splitlines()
+    assert head.split() == ["rows", "rounds", "before", "beside", "after", "idle", "ms"]
+    numbers = [float(x) for x in one.split()]
+    assert numbers[0] == 1 and two.split()[0] == "2"
+    assert numbers[5] == pytest.approx(numbers[2] + numbers[4], abs=2e-3)

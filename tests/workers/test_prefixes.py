@@ -1,0 +1,401 @@
+"""Requests that begin alike share K/V, and nobody's tokens change for it."""
+
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diffray import DiffusionLLM
+from diffray.components.batch import Batch
+from diffray.components.kv_pool import KVPool
+from diffray.components.params import SamplingParams
+from diffray.workers.engine import Engine
+from diffray.workers.messages import Request, Resume, Update
+from tests.helpers.paths import GOLDEN
+from tests.helpers.toy import ToyModel, drain, last_update, prompt_of, run, toy_engine
+
+FOLDER = str(GOLDEN / "llada2_moe")
+IDS: dict[str, Any] = {"mask_token_id": 510, "eos_token_id": 511}
+BLOCK = 16
+PROMPT = prompt_of(100)  # six blocks, and a bit of the seventh
+LONG = prompt_of(300, seed=7)  # 18 blocks
+
+
+_ALONE: dict[tuple[tuple[int, ...], str, int], list[int]] = {}
+
+
+class CountingModel(ToyModel):
+    """Counts the positions that it runs; may fail once."""
+
+    def __init__(self, block_causal: bool = True) -> None:
+        super().__init__(block_causal)
+        self.positions = 0
+        self.fails = False
+
+    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
+        self.positions += len(x_TH)
+        if self.fails:
+            self.fails = False
+            raise KeyboardInterrupt
+        return super().forward(x_TH, batch, kv)
+
+
+def request(uid: int, prompt: tuple[int, ...], max_tokens: int = 40, **diffusion: Any) -> Request:
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=0.9,
+        seed=uid,
+        ignore_eos=True,
+        diffusion={"block_length": BLOCK, **diffusion},
+    )
+    return Request(uid, prompt, params)
+
+
+def alone(request: Request, chunk: int = 512) -> list[int]:
+    key = request.prompt, repr(request.params), chunk
+    if key not in _ALONE:
+        engine = toy_engine(ToyModel(block_causal=True), chunk=chunk)
+        _ALONE[key] = run(engine, [request])[request.uid]
+    return _ALONE[key]
+
+
+def positions(engine: Engine, requests: list[Request]) -> int:
+    """Run the requests, check their tokens, and return how many positions that took."""
+    assert isinstance(engine.model, CountingModel)
+    before = engine.model.positions
+    tokens = run(engine, requests)
+    for each in requests:
+        assert tokens[each.uid] == alone(each)
+    return engine.model.positions - before
+
+
+def pages_are_in_order(engine: Engine) -> None:
+    """Each page is free, idle, shared by those who hold its node, or one sequence's own."""
+    free = Counter(engine.kv._free)
+    for node in engine.kv.prefixes._idle:
+        assert node.stored and not node.holders
+        free.update(node.pages)
+    shared = {node for sequence in engine.running for node in sequence.nodes}
+    for node in shared:
+        free.update(node.pages)
+    for sequence in engine.running:
+        first = [page for node in sequence.nodes for page in node.pages]
+        assert sequence.pages[: len(first)] == first
+        free.update([*sequence.pages[len(first) :], *sequence.twin_pages])
+    assert free == Counter(range(1, engine.kv.num_pages))
+    assert engine.kv.num_free == len(engine.kv._free) + sum(
+        len(node.pages) for node in engine.kv.prefixes._idle
+    )
+
+
+@pytest.mark.parametrize("chunk", [32, 512])
+def test_a_beginning_is_run_once_for_all_who_come_later(chunk: int) -> None:
+    engine = toy_engine(CountingModel(), chunk=chunk)
+    first = positions(engine, [request(0, PROMPT)])
+    second = positions(engine, [request(1, PROMPT)])
+    assert first - second >= 6 * BLOCK - 3 * BLOCK, "tokens, and so steps, differ a little"
+    assert positions(engine, [request(0, PROMPT)]) == first - 6 * BLOCK
+    longer = request(3, PROMPT + prompt_of(30, seed=5))
+    _, update = last_update(engine, longer)
+    assert update.cached_tokens == 6 * BLOCK
+
+
+@pytest.mark.parametrize("chunk", [32, 512])
+def test_those_who_come_together_run_their_beginning_once(chunk: int) -> None:
+    prompts = [LONG, LONG, LONG + prompt_of(40, seed=1), LONG[:200]]
+    requests = [request(uid, prompt) for uid, prompt in enumerate(prompts)]
+    sharing = toy_engine(CountingModel(), chunk=chunk)
+    apart = toy_engine(CountingModel(), chunk=chunk)
+    apart.kv.prefixes.enabled = False
+    saved = positions(apart, requests) - positions(sharing, requests)
+    assert saved == (18 + 18 + 12) * BLOCK
+
+
+def test_forwards_are_no_more_when_others_store_the_same() -> None:
+    counts = []
+    for number in (1, 4):
+        engine = toy_engine(CountingModel(), chunk=32)
+        run(engine, [request(0, LONG)] * 1 + [request(0, LONG)] * (number - 1), steps=3)
+        counts.append(engine.forwards)
+    assert counts[0] == counts[1]
+
+
+def test_a_conversation_goes_on_from_what_was_written() -> None:
+    engine = toy_engine(CountingModel())
+    answer = run(engine, [request(0, PROMPT, max_tokens=60)])[0]
+    _, update = last_update(engine, request(1, PROMPT + tuple(answer) + prompt_of(9)))
+    # The last block of an answer is never stored as it ended.
+    assert update.cached_tokens == (100 + 60) // BLOCK * BLOCK - BLOCK
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"block_length": 8}, {"cache": {"kind": "none"}}, {"cfg_scale": 0.5}],
+    ids=["block_length", "no cache", "guided"],
+)
+def test_who_is_denoised_otherwise_shares_nothing(other: dict[str, Any]) -> None:
+    engine = toy_engine(CountingModel(), page_size=16)  # a page may hold two blocks of 8
+    for uid, diffusion in enumerate((other, {}, other)):
+        tokens, update = last_update(engine, request(uid, PROMPT, **diffusion))
+        assert tokens == alone(request(uid, PROMPT, **diffusion))
+        # The third may find the first's.
+        assert update.cached_tokens == (96 if uid == 2 and "block_length" in other else 0)
+    _, update = last_update(engine, request(0, PROMPT))
+    assert update.cached_tokens == 6 * BLOCK
+
+
+def test_of_two_who_write_the_same_one_is_kept() -> None:
+    engine = toy_engine(CountingModel())
+    twins = [Request(uid, PROMPT, request(0, PROMPT).params) for uid in range(2)]
+    tokens = run(engine, twins)
+    assert tokens[0] == tokens[1]
+    # Of 140 tokens all blocks but the last, in pages of 8.
+    assert engine.kv.prefixes.num_idle == 8 * BLOCK // 8
+    pages_are_in_order(engine)
+    assert len(set(engine.kv.allocate(engine.kv.num_free))) == 399
+
+
+def test_where_all_positions_see_each_other_nothing_is_kept() -> None:
+    engine = toy_engine(CountingModel(block_causal=False))
+    for _ in range(2):
+        _, update = last_update(engine, request(0, PROMPT))
+        assert update.cached_tokens == 0
+    assert engine.kv.prefixes.num_idle == 0
+
+
+def test_who_has_another_salt_shares_nothing() -> None:
+    engine = toy_engine(CountingModel())
+    found = []
+    for salt in ("", "a", "b", "a", ""):
+        _, update = last_update(engine, replace(request(0, PROMPT), cache_salt=salt))
+        found.append(update.cached_tokens)
+    assert found == [0, 0, 0, 6 * BLOCK, 6 * BLOCK]
+
+
+def test_blocks_that_are_no_whole_pages_share_what_is_both() -> None:
+    engine = toy_engine(CountingModel(), page_size=8)
+    run(engine, [request(0, PROMPT, block_length=12)])
+    tokens, update = last_update(engine, request(1, PROMPT, block_length=12))
+    assert update.cached_tokens == 96, "multiples of 24 before the block that begins at 96"
+    assert tokens == alone(request(1, PROMPT, block_length=12))
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_another_takes_over_when_who_stores_goes(after: int) -> None:
+    requests = [request(uid, LONG) for uid in range(3)]
+    took = []
+    for sharing in (True, False):
+        model = CountingModel()
+        engine = toy_engine(model, chunk=32)
+        engine.kv.prefixes.enabled = sharing
+        for each in requests:
+            engine.add(each)
+        for _ in range(after):
+            engine.step()
+        engine.cancel(0)
+        pages_are_in_order(engine)
+        tokens = drain(engine)
+        assert tokens == {uid: alone(requests[uid], chunk=32) for uid in (1, 2)}
+        took.append(model.positions)
+    # Of three who would have run two blocks at a time, one did.
+    assert took[1] - took[0] == 18 * BLOCK + after * 2 * BLOCK
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_who_shares_but_a_block_with_a_long_prompt_waits_for_no_more(steps: int) -> None:
+    forwards = []
+    for sharing in (True, False):
+        engine = toy_engine(CountingModel(), chunk=32)
+        engine.kv.prefixes.enabled = sharing
+        engine.add(request(0, LONG + LONG[:100]))
+        engine.add(request(1, LONG[:20]))
+        while not any(update.uid == 1 and update.ids for update in engine.step(steps)):
+            pass
+        forwards.append(engine.forwards)
+    assert forwards[0] == forwards[1]
+
+
+def test_those_who_wait_for_one_leave_quickly() -> None:
+    engine = toy_engine(CountingModel(), num_slots=64, num_pages=2000, chunk=16)
+    for uid in range(64):
+        engine.add(request(uid, prompt_of(460), max_tokens=16))
+    engine.step()
+    begin = time.process_time()
+    for uid in range(64):
+        engine.cancel(uid)
+    assert time.process_time() - begin < 0.5
+    pages_are_in_order(engine)
+    assert engine.kv.num_free == 1999
+
+
+@pytest.mark.parametrize("chunk", [32, 512])
+def test_what_an_interrupt_left_unstored_is_not_read(chunk: int) -> None:
+    model = CountingModel()
+    engine = toy_engine(model, chunk=chunk)
+    for uid in range(2):
+        engine.add(request(uid, LONG))
+    model.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.cancel(0)
+    pages_are_in_order(engine)
+    assert drain(engine) == {1: alone(request(1, LONG))}
+    _, update = last_update(engine, request(2, LONG))
+    assert update.cached_tokens == 18 * BLOCK
+
+
+def test_who_gave_way_finds_what_it_stored() -> None:
+    model = CountingModel()
+    engine = toy_engine(model)
+    engine.add(request(0, LONG, max_tokens=64))
+    updates: list[Update] = []
+    while not any(update.ids for update in updates):
+        updates += engine.step()
+    before = model.positions
+    engine.preempt(0)
+    updates += engine.step()
+    assert model.positions - before <= 2 * BLOCK, "instead of 300"
+    while not engine.idle:
+        updates += engine.step()
+    assert [token for update in updates for token in update.ids] == alone(
+        request(0, LONG, max_tokens=64)
+    )
+    assert updates[-1].cached_tokens == 0, "it was there because this request had stored it"
+
+
+def test_who_resumes_elsewhere_shares_too() -> None:
+    whole = request(0, PROMPT, max_tokens=64)
+    engine = toy_engine(CountingModel())
+    engine.add(whole)
+    heard: list[Update] = []
+    while sum(len(update.ids) for update in heard) < 30:
+        heard += engine.step()
+    resumed = Request(0, PROMPT, whole.params, resume=Resume.after(heard))
+    other = toy_engine(CountingModel())
+    run(other, [request(5, PROMPT)])
+    rest = run(other, [resumed])[0]
+    assert [token for update in heard for token in update.ids] + rest == alone(whole)
+
+
+def test_pages_are_taken_back_the_longest_unused_first_and_ends_before_beginnings() -> None:
+    # A request of 100 + 12 positions takes 14 pages; six blocks of it, 12 pages, stay.
+    engine = toy_engine(CountingModel(), num_pages=1 + 40)
+    others = [prompt_of(100, seed=seed) for seed in (1, 2, 3)]
+    for prompt in others:
+        run(engine, [request(0, prompt, max_tokens=12)])
+    assert engine.kv.prefixes.num_idle == 36
+    run(engine, [request(0, others[0], max_tokens=12)])  # now the second is the oldest
+    run(engine, [request(0, prompt_of(100, seed=4), max_tokens=12)])  # needs 14, and 4 are free
+
+    def found(prompt: tuple[int, ...]) -> int:
+        sequence = engine.check(request(0, prompt, max_tokens=12))
+        return len(engine.kv.prefixes.find(sequence))
+
+    assert [found(prompt) for prompt in others] == [6, 1, 6]
+    pages_are_in_order(engine)
+    assert engine.kv.num_free == 40
+
+
+def test_what_is_held_by_others_needs_no_pages() -> None:
+    """Two of 14 pages each run together in 16, as they share 12."""
+    engine = toy_engine(CountingModel(), num_pages=1 + 16)
+    for uid in range(2):
+        engine.add(request(uid, PROMPT, max_tokens=12))
+    engine.step()
+    assert len(engine.running) == 2
+    assert drain(engine) and engine.kv.num_free == 16
+
+
+FAMILY = [LONG[:40], LONG[:100], LONG[:170], LONG[:96] + prompt_of(50, 3), prompt_of(70, 4)]
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, len(FAMILY) - 1), st.sampled_from([BLOCK, 12])),
+    st.tuples(st.sampled_from(["cancel", "preempt"]), st.integers(0, 12), st.just(0)),
+    st.tuples(st.just("step"), st.integers(1, 4), st.just(0)),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    actions=st.lists(ACTIONS, min_size=6, max_size=24),
+    pages=st.sampled_from([30, 45, 200]),
+    chunk=st.sampled_from([32, 512]),
+)
+def test_whatever_happens_tokens_are_those_of_one_alone(
+    actions: list[tuple[str, int, int]], pages: int, chunk: int
+) -> None:
+    engine = toy_engine(ToyModel(block_causal=True), num_slots=4, num_pages=1 + pages, chunk=chunk)
+    asked: dict[int, Request] = {}
+    cancelled: set[int] = set()
+    tokens: dict[int, list[int]] = {}
+
+    def step(steps: int) -> None:
+        for update in engine.step(steps):
+            tokens.setdefault(update.uid, []).extend(update.ids)
+
+    for kind, number, block in actions:
+        if kind == "add":
+            uid = len(asked)
+            asked[uid] = request(uid, FAMILY[number], max_tokens=30, block_length=block)
+            engine.add(asked[uid])
+        elif kind == "cancel":
+            engine.cancel(number)
+            cancelled.add(number)
+        elif kind == "preempt":
+            engine.preempt(number)
+        else:
+            step(number)
+        pages_are_in_order(engine)
+    while not engine.idle:
+        step(2)
+        pages_are_in_order(engine)
+    for uid in asked.keys() - cancelled:
+        assert tokens[uid] == alone(asked[uid]), f"request {uid} of {len(asked)}"
+    assert engine.kv.num_free == pages
+
+
+def test_nothing_is_kept_where_it_is_switched_off() -> None:
+    params = SamplingParams(max_tokens=8)
+    prompt = list(range(1, 100))
+    for enabled, expected in ((None, 96), (True, 96), (False, 0)):
+        options = {"dtype": "float64", "enable_prefix_caching": enabled, **IDS}
+        with DiffusionLLM(FOLDER, **options) as llm:
+            first, second = (llm.generate(prompt, params)[0] for _ in range(2))
+        assert (first.cached_tokens, second.cached_tokens) == (0, expected)
+        assert first.outputs[0].token_ids == second.outputs[0].token_ids
+
+
+def test_it_is_refused_where_it_could_do_nothing() -> None:
+    with pytest.raises(ValueError, match="enable_prefix_caching needs block-causal attention"):
+        DiffusionLLM(str(GOLDEN / "llada"), enable_prefix_caching=True)
+
+
+def test_choices_of_one_prompt_share_it() -> None:
+    params = SamplingParams(max_tokens=8, n=3, temperature=1.0, seed=3)
+    with DiffusionLLM(FOLDER, dtype="float64", **IDS) as llm:
+        (output,) = llm.generate([list(range(1, 100))], params)
+    assert [choice.cached_tokens for choice in output.outputs] == [0, 96, 96]
+    assert output.cached_tokens == 0
+
+
+def test_every_page_of_a_shared_beginning_holds_what_one_alone_stores() -> None:
+    engine = toy_engine(CountingModel(), chunk=32)
+    for uid in range(2):
+        engine.add(request(uid, LONG))
+    while engine.running[-1:] == [] or any(s.step == 0 for s in engine.running):
+        engine.step()
+    single = toy_engine(CountingModel(), chunk=512)
+    single.add(request(0, LONG))
+    single.step()
+    kept = [(e.kv, e.running[-1].pages_P) for e in (engine, single)]
+    stored = []
+    for kv, pages_P in kept:
+        assert pages_P is not None
+        slots = (pages_P[:, None] * kv.page_size + torch.arange(kv.page_size)).flatten()
+        stored.append(kv.keys_LSGD[:, slots[: 18 * BLOCK]])
+    torch.testing.assert_close(*stored, rtol=1e-12, atol=1e-12)

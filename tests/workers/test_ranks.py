@@ -1,0 +1,122 @@
+"""An engine on several ranks, which are processes, finds what it finds on one."""
+
+import os
+import time
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import build_model
+from tests.helpers.paths import GOLDEN
+from tests.helpers.rank_cases import Case, Found, run_case, run_cases
+from tests.helpers.ranks import on_ranks
+from tests.helpers.tiny_checkpoints import LLADA, random_weights, save
+
+pytestmark = pytest.mark.slow
+
+DENSE = [str(GOLDEN / "llada")]
+SPARSE = [str(GOLDEN / "llada_moe"), str(GOLDEN / "llada2_moe"), "demo", "demo-llada2"]
+
+
+@cache
+def alone(model: str) -> Found:
+    return run_case(Mesh(), Case(model, False))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_find_what_one_finds(size: int, tmp_path: Path) -> None:
+    """Every decoder, cache and way of sampling in one batch of each model, and all logits."""
+    config = LLADA | {"vocab_size": 65, "n_kv_heads": 2}
+    uneven = str(save(tmp_path, config, random_weights(config)))
+    cases = [Case(model, False) for model in [*DENSE, uneven, *SPARSE]]
+    cases += [Case(model, True) for model in SPARSE]
+    half = Case("demo", True, "bfloat16")
+    ranks = on_ranks(size, partial(run_cases, cases=[*cases, half]))
+
+    for number, case in enumerate(cases):
+        whole, parts = alone(case.model), [found[number] for found, _ in ranks]
+        logits_TV = torch.cat([part.logits_TV for part in parts], dim=1)
+        torch.testing.assert_close(logits_TV, whole.logits_TV, rtol=0, atol=1e-9)
+        for part in parts:
+            assert part.agreed, case
+            assert part.tokens == whole.tokens, case
+            assert part.steps == whole.steps, case
+            assert part.cached == whole.cached == (16 if "llada2" in case.model else 0)
+            for uid, logprobs in whole.logprobs.items():
+                assert part.logprobs[uid] == pytest.approx(logprobs, abs=1e-6)
+    # In lower precision the sums of other parts may round to other tokens, but alike on all ranks.
+    for found, _ in ranks:
+        assert found[-1].agreed
+        assert found[-1].tokens == ranks[0][0][-1].tokens
+    position = 2 * 5 * 8 * 32 * 4 // size  # bytes: keys and values, layers, heads, size, float32
+    assert {pages for _, pages in ranks} == {(1 << 20) // (16 * position) + 1}
+
+
+def memory(key: str) -> int:
+    """Return what this process takes, in bytes: VmRSS now, VmHWM at most so far."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
+
+
+def load_half(_: Mesh, path: str) -> tuple[int, int]:
+    """Return how many bytes the second of two ranks holds, and how much loading took at most."""
+    load_model(GOLDEN / "llada", dtype="bfloat16", device="cpu")  # whatever is imported is now
+    before = memory("VmRSS")
+    model = load_model(path, dtype="bfloat16", device="cpu", mesh=Mesh(1, 2))
+    return sum(p.nbytes for p in model.parameters()), memory("VmHWM") - before
+
+
+def test_loading_a_shard_takes_the_memory_of_the_shard(tmp_path: Path) -> None:
+    config = LLADA | {
+        "d_model": 1024,
+        "n_layers": 8,
+        "mlp_hidden_size": 4096,
+        "vocab_size": 8192,
+    }
+    parts = build_model(config, Mesh(), torch.bfloat16).parts(set())
+    weights = {name: torch.zeros(part.shape, dtype=torch.bfloat16) for name, part in parts.items()}
+    path = save(tmp_path, config, weights)
+    file = path / "model.safetensors"
+    total = file.stat().st_size
+    assert total > 280e6
+    ((held, growth),) = on_ranks(1, partial(load_half, path=str(path)))
+    assert held < 0.51 * total
+    assert growth < 1.3 * held
+    file.unlink()
+
+
+def fail_late(mesh: Mesh) -> list[float]:
+    """Wait for a slow rank 1 as loading does, then as a collective does."""
+    if mesh.rank == 1:
+        time.sleep(4)
+    mesh.smallest("anything", mesh.rank)
+    seconds = time.monotonic()
+    if mesh.rank == 1:
+        time.sleep(8)
+        return []
+    with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+        mesh.all_reduce(torch.ones(3))
+    return [time.monotonic() - seconds]
+
+
+def test_loading_may_take_longer_than_a_collective() -> None:
+    (waited,), _ = on_ranks(2, fail_late, timeout=3)
+    assert 2 < waited < 7
+
+
+def lose_one(mesh: Mesh) -> float:
+    mesh.all_reduce(torch.ones(3))
+    if mesh.rank == 1:
+        os._exit(1)
+    seconds = time.monotonic()
+    with pytest.raises(RuntimeError):
+        mesh.all_reduce(torch.ones(3))
+    return time.monotonic() - seconds
+
+
+def test_a_dead_rank_is_noticed_at_once() -> None:
+    assert on_ranks(2, lose_one, listen_to=1)[0] < 5

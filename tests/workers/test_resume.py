@@ -1,0 +1,168 @@
+"""A request whose engine is lost goes on in another, from its updates alone, to the same text."""
+
+from collections.abc import Sequence as Items
+from dataclasses import fields, replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diffray.components.params import SamplingParams
+from diffray.workers.messages import Progress, Request, Resume, Update
+from tests.helpers.toy import EOS, ScriptedModel, ToyModel, certain, prompt_of, toy_engine
+from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
+
+Model = ToyModel | ScriptedModel
+
+
+def updates_of(
+    model: Model, requests: Items[Request], steps: int, rounds: int = 999
+) -> list[Update]:
+    """Run that many rounds in a new engine, if the requests take so many."""
+    engine = toy_engine(model)
+    for request in requests:
+        engine.add(request)
+    found: list[Update] = []
+    for _ in range(rounds):
+        if engine.idle:
+            break
+        found += engine.step(steps)
+    return found
+
+
+def cut_and_resume(
+    model: Model, requests: Items[Request], steps: int, cuts: Items[int]
+) -> list[Update]:
+    """Run the requests through one engine after another, each but the last lost after a while."""
+    found: list[Update] = []
+    for rounds in (*cuts, 999):
+        left = []
+        for request in requests:
+            mine = [update for update in found if update.uid == request.uid]
+            if not mine or not mine[-1].finish_reason:
+                left.append(replace(request, resume=Resume.after(mine)))
+        found += updates_of(model, left, steps, rounds)
+    return found
+
+
+def story(updates: Items[Update], uid: int) -> dict[str, object]:
+    """Return all that one request's updates say, however they are divided, but the work done."""
+    mine = [update for update in updates if update.uid == uid]
+    joined: dict[str, object] = {"finish": [u.finish_reason for u in mine if u.finish_reason]}
+    for name in ("ids", "steps", "logprobs", "top_logprobs"):
+        joined[name] = [each for update in mine for each in getattr(update, name)]
+    return joined | {"stop_id": mine[-1].stop_id}
+
+
+@cache
+def ranked_request(causal: bool, uid: int) -> tuple[Request, dict[str, object]]:
+    """Return a request of the mixture, with rankings, and its story where nothing is cut."""
+    request = mixed_requests(MIXED_CAUSAL if causal else MIXED)[uid]
+    ranked = {"logprobs": True, "top_logprobs": 3}
+    request = replace(request, params=request.params.model_copy(update=ranked))
+    return request, story(updates_of(CAUSAL if causal else BIDIRECTIONAL, [request], 1), uid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+@settings(max_examples=15)
+@given(
+    uid=st.integers(0, len(MIXED) - 1),
+    steps=st.integers(1, 4),
+    cuts=st.lists(st.integers(0, 30), min_size=1, max_size=2),
+)
+def test_any_cut_changes_nothing(causal: bool, uid: int, steps: int, cuts: list[int]) -> None:
+    request, whole = ranked_request(causal, uid)
+    found = cut_and_resume(CAUSAL if causal else BIDIRECTIONAL, [request], steps, cuts)
+    assert story(found, uid) == whole
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("early_stop", [False, True])
+@pytest.mark.parametrize("where", [3, 8, 15, 20])
+def test_end_token_is_reported_once(causal: bool, early_stop: bool, where: int) -> None:
+    """Also where the blocks after it are still to be denoised, and in the last place of all."""
+    script = {6 + where: EOS, 6 + where + 1: EOS, 6 + where + 9: EOS}
+    model = ScriptedModel(certain(script), block_causal=causal)
+    kind = "block_diffusion" if causal else "blockwise"
+    diffusion = {
+        "block_length": 8,
+        "iteration": {"kind": kind, "early_stop": early_stop},
+        "decoder": {"kind": "fixed", "steps": 16},
+    }
+    request = Request(0, prompt_of(6), SamplingParams(max_tokens=21, diffusion=diffusion))
+    whole = updates_of(model, [request], 1)
+    assert story(whole, 0)["stop_id"] == EOS
+    for cut in range(whole[-1].forwards):
+        found = cut_and_resume(model, [request], 1, [cut])
+        assert story(found, 0) == story(whole, 0)
+
+
+def test_only_the_current_block_is_done_again() -> None:
+    for model, policies in ((BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)):
+        (request,) = [r for r in mixed_requests(policies) if r.params.diffusion.block_length == 8]
+        whole = updates_of(model, [request], 1)
+        found = cut_and_resume(model, [request], 1, [13])
+        resumed = Resume.after(found[: len(updates_of(model, [request], 1, 13))])
+        assert resumed.progress.blocks > 0
+        assert whole[-1].forwards < found[-1].forwards <= whole[-1].forwards + 8
+
+
+@pytest.mark.slow
+def test_preemption_and_resumption_mix() -> None:
+    for model, policies in ((BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)):
+        requests = mixed_requests(policies)
+        engine = toy_engine(model)
+        for request in requests:
+            engine.add(request)
+        found = [u for _ in range(7) for u in engine.step()]
+        for request in requests:
+            engine.preempt(request.uid)
+        found += [u for _ in range(3) for u in engine.step()]
+        for request in requests:
+            mine = [u for u in found if u.uid == request.uid]
+            if mine and mine[-1].finish_reason:
+                continue
+            rest = [replace(request, resume=Resume.after(mine))]
+            both = [*mine, *updates_of(model, rest, 2)]
+            assert story(both, request.uid) == story(updates_of(model, [request], 2), request.uid)
+
+
+def test_nothing_to_resume_is_a_new_request() -> None:
+    assert Resume.after([]) == Resume()
+    request = mixed_requests(MIXED)[0]
+    begun = replace(request, resume=Resume())
+    assert updates_of(BIDIRECTIONAL, [begun], 1) == updates_of(BIDIRECTIONAL, [request], 1)
+
+
+@pytest.mark.parametrize(
+    ("resume", "message"),
+    [
+        (Resume((1,) * 20), "all tokens were reported"),
+        (Resume((1, EOS)), "the end token was reported"),
+        (Resume((1, EOS, 1)), "do not fit"),
+        (Resume((1,) * 7, Progress(1, 3)), "do not fit"),
+        (Resume((1,) * 9, Progress(2, 9)), "do not fit"),
+        (Resume((1,) * 9, Progress(1, 0)), "do not fit"),
+        (Resume((1,) * 9, Progress(0, 3)), "do not fit"),
+        (Resume((1,) * 9, Progress(-1, 3)), "do not fit"),
+        (Resume((1,) * 19, Progress(9, 9)), "do not fit"),
+        (Resume((1,) * 21), "do not fit"),
+        (Resume((64,)), "not in the vocabulary"),
+    ],
+)
+def test_what_cannot_have_been_is_refused(resume: Resume, message: str) -> None:
+    engine = toy_engine(BIDIRECTIONAL)
+    params = SamplingParams(max_tokens=20, diffusion={"block_length": 8})
+    with pytest.raises(ValueError, match=message):
+        engine.add(Request(0, prompt_of(5), params, resume=resume))
+    assert engine.idle
+
+
+def test_the_story_leaves_out_only_the_work() -> None:
+    told = {*story(updates_of(ScriptedModel(certain({})), [mixed_requests(MIXED)[0]], 1), 0)}
+    assert {f.name for f in fields(Update)} - told == {
+        "uid", "finish_reason", "forwards", "progress", "canvas", "cached_tokens",
+        "ran",
+    }  # fmt: skip

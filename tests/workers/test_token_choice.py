@@ -1,0 +1,234 @@
+"""Forbidden and allowed ids, and the most probable ids of each token, on one rank or several."""
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffray.components.mesh import Mesh
+from diffray.components.params import SamplingParams
+from diffray.workers.engine import Engine
+from diffray.workers.messages import Request, Update
+from tests.helpers.toy import (
+    EOS,
+    MASK,
+    VOCAB,
+    ScriptedModel,
+    ToyModel,
+    generate,
+    prompt_of,
+    run,
+    toy_engine,
+)
+from tests.kernels.test_logits import ThreadMesh
+from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
+
+BOTH = [
+    *((BIDIRECTIONAL, policy) for policy in MIXED),
+    *((CAUSAL, policy) for policy in MIXED_CAUSAL),
+]
+
+
+@pytest.mark.parametrize(("model", "policy"), BOTH)
+@pytest.mark.parametrize("temperature", [0, 5.0])
+def test_only_what_is_allowed_is_written(
+    model: ToyModel, policy: dict[str, Any], temperature: float
+) -> None:
+    def written(**choice: object) -> set[int]:
+        return set(
+            generate(
+                model, prompt_of(9), steps=3, max_tokens=40, ignore_eos=True, seed=3,
+                temperature=temperature, diffusion=policy, **choice,
+            )
+        )  # fmt: skip
+
+    free = written()
+    often = sorted(free)[: len(free) // 2]
+    assert often
+    assert written(bad_token_ids=often).isdisjoint(often)
+    assert written(allowed_token_ids=[4, 5, 61]) <= {4, 5, 61}
+    assert written(allowed_token_ids=[4, 5, 61], bad_token_ids=[5]) <= {4, 61}
+    assert written(allowed_token_ids=[MASK, 44]) == {44}
+    assert written(allowed_token_ids=range(VOCAB)) == free
+
+
+def test_end_tokens_stay_allowed_unless_they_come_too_early() -> None:
+    model = ScriptedModel(lambda position: {EOS: 20.0, 1: 10.0, 2: 5.0})
+    assert generate(model, prompt_of(6), max_tokens=9, allowed_token_ids=[2]) == [EOS]
+    late = generate(model, prompt_of(6), max_tokens=9, allowed_token_ids=[2], min_tokens=3)
+    assert late == [2, 2, 2, EOS]
+    assert generate(model, prompt_of(6), max_tokens=9, bad_token_ids=[EOS]) == [1] * 9
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"allowed_token_ids": [MASK]}, "leave no token to write"),
+        ({"allowed_token_ids": [EOS, MASK]}, "leave no token to write"),
+        ({"allowed_token_ids": [3, 4], "bad_token_ids": [4, 3]}, "leave no token to write"),
+        ({"bad_token_ids": range(EOS - 1)}, "leave no token to write"),
+        ({"bad_token_ids": [64]}, "not in the vocabulary"),
+        ({"allowed_token_ids": [-1]}, "not in the vocabulary"),
+    ],
+)
+def test_a_choice_of_nothing_is_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        toy_engine(BIDIRECTIONAL).add(Request(0, (1,), SamplingParams(**params)))
+    ending = SamplingParams(allowed_token_ids=[EOS], ignore_eos=True)
+    toy_engine(BIDIRECTIONAL).check(Request(0, (1,), ending))
+
+
+def updates_of(engine: Engine, requests: list[Request], steps: int) -> dict[int, list[Update]]:
+    found: dict[int, list[Update]] = {request.uid: [] for request in requests}
+    for request in requests:
+        engine.add(request)
+    while not engine.idle:
+        for update in engine.step(steps):
+            found[update.uid].append(update)
+    return found
+
+
+@pytest.mark.parametrize(("model", "policy"), BOTH)
+@pytest.mark.parametrize("steps", [1, 4])
+def test_rankings_begin_with_the_greedy_choice(
+    model: ToyModel, policy: dict[str, Any], steps: int
+) -> None:
+    params = SamplingParams(
+        max_tokens=30, ignore_eos=True, logprobs=True, top_logprobs=5, diffusion=policy
+    )
+    plain = params.model_copy(update={"top_logprobs": 0, "logprobs": False})
+    requests = [Request(0, prompt_of(9), params), Request(1, prompt_of(12), plain)]
+    found = updates_of(toy_engine(model), requests, steps)
+    assert all(update.top_logprobs == [] for update in found[1])
+    count = 0
+    for update in found[0]:
+        assert len(update.top_logprobs) == len(update.ids)
+        for token, logprob, top in zip(
+            update.ids, update.logprobs, update.top_logprobs, strict=True
+        ):
+            values = [value for _, value in top]
+            assert top[0][0] == token
+            assert values[0] == pytest.approx(logprob, abs=1e-6)
+            assert values == sorted(values, reverse=True)
+            assert len({token for token, _ in top}) == 5
+            assert MASK not in dict(top)
+            count += 1
+    assert count == 30
+
+
+def test_rankings_are_of_the_step_at_which_a_token_became_final() -> None:
+    """One position a step: at each, the model says another distribution."""
+    step = iter(range(100))
+
+    class Changing(ScriptedModel):
+        def head(self, hidden_RH: Tensor) -> Tensor:
+            shift = float(next(step))
+            self.script = lambda position: {1: 2.0 + shift, 2: 1.0, 3: 0.5, MASK: 1.5}
+            return super().head(hidden_RH)
+
+    params = SamplingParams(
+        max_tokens=4, logprobs=True, top_logprobs=2, diffusion={"decoder": {"kind": "fixed"}}
+    )
+    found = updates_of(toy_engine(Changing(lambda _: {})), [Request(0, (9,), params)], 2)[0]
+    tops = [top for update in found for top in update.top_logprobs]
+    at = [step for update in found for step in update.steps]
+    for when, top in zip(at, tops, strict=True):
+        logits = torch.zeros(VOCAB, dtype=torch.float64)
+        logits[[1, 2, 3, MASK]] = torch.tensor([2.0 + when, 1, 0.5, 1.5], dtype=torch.float64)
+        logprobs = logits.log_softmax(-1)
+        assert [token for token, _ in top] == [1, 2]
+        assert [value for _, value in top] == pytest.approx(logprobs[[1, 2]].tolist(), abs=1e-6)
+    assert len(set(at)) > 1
+
+
+def test_rankings_leave_out_what_is_forbidden() -> None:
+    params = SamplingParams(
+        max_tokens=6, logprobs=True, top_logprobs=20, allowed_token_ids=[3, 8, 9], ignore_eos=True
+    )
+    found = updates_of(toy_engine(BIDIRECTIONAL), [Request(0, prompt_of(9), params)], 1)[0]
+    tops = [top for update in found for top in update.top_logprobs]
+    assert [{token for token, _ in top} for top in tops] == [{3, 8, 9}] * 6
+
+
+class ShardedToy(ToyModel):
+    """The toy with a head that is cut over ranks."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        start, stop = mesh.shard(VOCAB, "vocabulary")
+        self.spec = replace(self.spec, vocab_start=start)
+        self.head_VH = self.head_VH[start:stop]
+
+
+def choosy_requests() -> list[Request]:
+    policies = [policy for policy in MIXED if "iteration" not in policy]
+    choices: list[dict[str, Any]] = [
+        {"bad_token_ids": range(20, 40)},
+        {"allowed_token_ids": [1, 17, 33, 34, 58]},
+        {"allowed_token_ids": range(32), "bad_token_ids": [0, 31]},
+        {},
+        {"allowed_token_ids": [63, 62, 61], "min_tokens": 9},
+    ]
+    return [
+        Request(
+            uid,
+            prompt_of(5 + uid, uid),
+            SamplingParams(
+                max_tokens=20, temperature=(0, 0.9)[uid % 2], seed=uid, logprobs=True,
+                top_logprobs=(20, 3, 0, 7, 1)[uid], diffusion=policy, **choice,
+            ),
+        )
+        for uid, (policy, choice) in enumerate(zip(policies, choices, strict=True))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_together_choose_and_rank_as_one(size: int) -> None:
+    whole = updates_of(toy_engine(BIDIRECTIONAL), choosy_requests(), 2)
+    barrier, desk = threading.Barrier(size, timeout=60), dict[int, Tensor]()
+    found: dict[int, tuple[dict[int, list[Update]], list[int]]] = {}
+
+    def work(rank: int) -> None:
+        mesh = ThreadMesh(rank=rank, size=size, barrier=barrier, desk=desk)
+        engine = toy_engine(ShardedToy(mesh))
+        engine.mesh = mesh
+        for request in choosy_requests():
+            engine.add(request)
+        updates: dict[int, list[Update]] = {request.uid: [] for request in choosy_requests()}
+        digests = []
+        while not engine.idle:
+            for update in engine.step(2):
+                updates[update.uid].append(update)
+            digests.append(engine.digest())
+        found[rank] = updates, digests
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    for rank in range(size):
+        updates, digests = found[rank]
+        assert digests == found[0][1]
+        assert len(set(digests)) == len(digests)
+        for uid, expected in whole.items():
+            for mine, theirs in zip(updates[uid], expected, strict=True):
+                assert (mine.ids, mine.steps) == (theirs.ids, theirs.steps)
+                assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-6)
+                for top, other in zip(mine.top_logprobs, theirs.top_logprobs, strict=True):
+                    assert [token for token, _ in top] == [token for token, _ in other]
+                    values = [value for _, value in top]
+                    assert values == pytest.approx([value for _, value in other], abs=1e-6)
+
+
+def test_who_does_not_ask_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("asked for by nobody")
+
+    monkeypatch.setattr("diffray.components.logits.Logits.top", refuse)
+    monkeypatch.setattr("diffray.components.logits.Logits.keep_only", refuse)
+    requests = [Request(0, prompt_of(9), SamplingParams(max_tokens=9, logprobs=True))]
+    assert run(toy_engine(BIDIRECTIONAL), requests)

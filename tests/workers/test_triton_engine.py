@@ -1,0 +1,146 @@
+"""The whole engine over Triton's kernels, in the interpreter: the same tokens as over torch's."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.triton_device import DEVICE  # isort: skip
+from benchmarks.golden import FAMILIES, GOLDEN, cases_of, diffusion_of
+from diffray import DiffusionLLM, SamplingParams
+from diffray.components.batch import Batch, Window
+from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.denoiser import Denoiser
+from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
+from tests.helpers.tiny_checkpoints import IDS, LLADA2_MOE, LLADA_MOE, kv_pool, random_weights, save
+
+CPU = torch.device("cpu")
+
+
+def engine(family: str) -> DiffusionLLM:
+    return DiffusionLLM(
+        str(GOLDEN / family),
+        dtype="float32",
+        device=str(DEVICE),
+        kernels="triton",
+        mask_token_id=510,
+        eos_token_id=511,
+        max_num_seqs=4,
+        max_model_len=128,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({*FAMILIES.values()}))  # layouts load alike
+def test_golden_tokens_come_out_of_triton_s_kernels(family: str) -> None:
+    """A short case of each family with a cache, and one of a decoder that needs the logits.
+
+    Their first blocks: in the interpreter a forward takes seconds.
+    """
+    cases = sorted(cases_of(family), key=lambda c: (c.get("forwards", 0), -len(c)))
+    cached = next(c for c in cases if c["cache"] != "none" and c.get("threshold", 1) <= 0.4)
+    written = [c for c in cases if c["decoder"] == "credit"]
+    llm = engine(family)
+    assert llm.engine.kv.kernels.name == "triton"
+    for case in (cached, *written[:1]):
+        params = SamplingParams(
+            max_tokens=case["gen_length"], ignore_eos=True, diffusion=diffusion_of(case)
+        )
+        found: list[int] = []
+        for delta in llm.stream(case["prompt"], params):
+            found += delta.token_ids
+            if len(found) >= case["block_length"]:
+                break
+        assert found == case["tokens"][: len(found)]
+        assert len(found) >= case["block_length"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [LLADA_MOE, LLADA2_MOE], ids=["softmax", "grouped"])
+def test_layers_compute_and_store_what_torch_s_do(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    """Two windows of one sequence, the second of which reads what the first has stored."""
+    folder = save(tmp_path, config, random_weights(config))
+    plain, fused = (
+        two_windows(load_model(folder, dtype="float32", device="cpu", kernels=kernels), IDS)
+        for kernels in ("torch", "triton")
+    )
+    for ours, theirs in zip(fused, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+@torch.inference_mode()
+def two_windows(model: Denoiser, ids: list[int]) -> tuple[Tensor, ...]:
+    """Return the last window's hidden states, what its rows choose, and the pool."""
+    block = 4 if model.spec.block_causal else 0
+    kv = kv_pool(model, model.dtype, len(ids))
+    kv.kernels = model.kernels
+    pages = torch.tensor(kv.allocate(kv.pages_for(len(ids))))
+    for start, stop in ((0, 8), (4, len(ids))):
+        window = Window(start, stop, stop, block, pages)
+        batch = Batch.pack([window], CPU, kv.page_size)
+        hidden = model.forward(model.embed(torch.tensor(ids[start:stop])), batch, kv)
+    return hidden, *model.confidence(hidden, 62, None), kv.keys_LSGD, kv.values_LSGD
+
+
+@pytest.mark.slow
+def test_sampled_tokens_are_those_of_torch() -> None:
+    """Temperature is drawn in the kernel; top-p makes the same request write its logits."""
+    prompts = [[5, 6, 7], [8, 9]]
+    found = []
+    for kernels in ("torch", "triton"):
+        with DiffusionLLM(
+            str(GOLDEN / "llada"), dtype="float32", device="cpu", kernels=kernels,
+            mask_token_id=510, eos_token_id=511, max_num_seqs=2, max_model_len=64,
+        ) as llm:  # fmt: skip
+            for top_p in (1.0, 0.8):
+                params = SamplingParams(
+                    max_tokens=12, temperature=0.7, top_p=top_p, seed=3, ignore_eos=True
+                )
+                found.append([out.outputs[0].token_ids for out in llm.generate(prompts, params)])
+    assert found[:2] == found[2:]
+    assert found[0] != found[1]
+
+
+def test_triton_on_a_cpu_is_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    assert choose_kernels("auto", CPU, torch.float32) is TORCH
+    assert choose_kernels("torch", CPU, torch.float32) is TORCH
+    monkeypatch.setattr(knobs.runtime, "interpret", True)
+    assert choose_kernels("triton", CPU, torch.float32).name == "triton"
+    assert choose_kernels("auto", CPU, torch.float32) is TORCH
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    with pytest.raises(ValueError, match=r"the device is cpu; choose cuda, or .* TRITON_INTERPRET"):
+        choose_kernels("triton", CPU, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("wish", "dtype", "told"),
+    [
+        (
+            "triton",
+            torch.float64,
+            "Triton's take no float64; choose a dtype of bfloat16, float16, float32",
+        ),
+        ("cuda", torch.float32, "kernels is 'cuda'; expected one of auto, torch, triton"),
+    ],
+)
+def test_kernels_that_cannot_be_are_refused(wish: str, dtype: torch.dtype, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        choose_kernels(wish, CPU, dtype)
+
+
+def test_without_triton_the_wish_for_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffray.kernels.choose.find_spec", lambda _name: None)
+    with pytest.raises(ValueError, match=r"is not installed; pip install 'diffray\[triton\]"):
+        choose_kernels("triton", CPU, torch.float32)
+    assert choose_kernels("auto", CPU, torch.float32) is TORCH
+
+
+def test_both_sets_have_the_same_functions() -> None:
+    assert {type(kernels) for kernels in (TORCH, triton_kernels())} == {Kernels}
+    different = [a is not b for a, b in zip(TORCH[1:], triton_kernels()[1:], strict=True)]
+    assert all(different)

@@ -1,0 +1,190 @@
+"""Rounds: some denoising steps of all running sequences each, without looking at what came out.
+
+Letters: B sequences that denoise, T packed tokens, R rows of the head, H hidden size.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray.components.backend import send
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder_groups import Team, recall, rewarded
+from diffray.components.kv_pool import KVPool
+from diffray.components.logits import Logits
+from diffray.components.mesh import Mesh
+from diffray.components.model import Model
+from diffray.components.propose import joined, propose, propose_plain
+from diffray.components.sequence import Sequence
+from diffray.kernels.confidence import Confidence
+from diffray.workers.batch_state import Blocks
+from diffray.workers.graphs import Graphs
+from diffray.workers.layout import Layout, Span
+from diffray.workers.outcome import Outcome
+from diffray.workers.request_rows import Asked, Softened, ask
+from diffray.workers.slots import Slots
+
+_SOFT_ROWS = 256  # whose probabilities over the vocabulary are there at a time
+
+
+class Chunk(NamedTuple):
+    """A part of a long prompt, to be stored before its sequence's first block."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+
+class Rounds:
+    """Plans once for all rounds in which the same sequences denoise the same blocks.
+
+    Every `denoise` is then device work of shapes known beforehand.
+    """
+
+    def __init__(
+        self,
+        sequences: Items[Sequence],
+        model: Model,
+        kv: KVPool,
+        slots: Slots,
+        mesh: Mesh,
+        graphs: Graphs | None = None,
+    ) -> None:
+        self.sequences = sequences
+        self.model, self.kv, self.slots, self.mesh = model, kv, slots, mesh
+        self.device = slots.device
+        self.length = max((s.stop - s.start for s in sequences), default=0)
+        self.soft = any(s.policy.iteration.soft for s in sequences)
+        # Soft embeddings are added to what a recording would look up by itself.
+        self.graphs = None if self.soft else graphs
+        self._windows: list[Span] = []
+        self._asked: Asked | None = None
+        self._blocks: Blocks | None = None  # unplanned yet
+
+    def denoise(self, step: int, chunks: Items[Chunk]) -> None:
+        """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
+        if step == 0:
+            self._asked = None  # fewer positions are masked by now
+        self._place(step, chunks)
+        hidden_TH = self._hidden()
+        # A device has only begun with that: what else there is to plan is planned meanwhile.
+        if not self.sequences:
+            return
+        if self._blocks is None:
+            self._blocks = Blocks(self.sequences, self.slots)
+        block = self._blocks.now(step)
+        self._blocks.accept(self._propose(hidden_TH, self._blocks, block, step), block)
+
+    def outcomes(self) -> list[Outcome]:
+        """Copy what happened to the host: the one place where a round waits for the device."""
+        assert self._blocks is not None, "nothing has been denoised"
+        return self._blocks.outcomes()
+
+    def keep(self) -> None:
+        """Hand over what the blocks that are not done need to know after another plan."""
+        if self._blocks is not None:
+            self._blocks.keep()
+
+    def _hidden(self) -> Tensor:
+        """Run the model on the canvases at the windows, or replay that."""
+        layout = self._layout
+        if layout.recorded is not None:
+            return layout.recorded.forward()
+        slots = self.slots
+        ids_T = slots.ids_SN.view(-1).index_select(0, layout.batch.cells_T)
+        if layout.blank_T is not None:
+            ids_T = ids_T.masked_fill(layout.blank_T, slots.mask_token_id)
+        x_TH = self.model.embed(ids_T)
+        if self.soft:
+            masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
+            x_TH = x_TH + slots.soft.read(layout.batch.cells_T, x_TH) * masked_T1
+        read_R = self._ask().read() if self.sequences else None
+        return self.model.forward(x_TH, replace(layout.batch, read_R=read_R), self.kv)
+
+    def _place(self, step: int, chunks: Items[Chunk]) -> None:
+        """Find this step's windows a place; in most steps they stand as in the one before."""
+        windows = [(s, *s.policy.cache.window(s, s.step + step), s.kv_stop) for s in self.sequences]
+        windows += [(chunk.sequence, chunk.start, chunk.stop, chunk.stop) for chunk in chunks]
+        if self._windows != windows:
+            self._windows = windows
+            self._layout = Layout.of(windows, self.slots, self.kv.page_size, self.graphs)
+            self._asked = None
+
+    def _ask(self) -> Asked:
+        """Return what is asked of the head, for as long as the windows stand."""
+        if self._asked is None:
+            self._asked = ask(self.sequences, self._layout, self.length, self.device)
+            if self._layout.recorded is not None:
+                self._layout.recorded.read(self._asked.tokens_R)
+        return self._asked
+
+    def _propose(self, hidden_TH: Tensor, blocks: Blocks, block: Block, step: int) -> Proposal:
+        """Choose tokens; the logits are written only where somebody wants more than the best."""
+        asked, mask_token_id = self._ask(), self.slots.mask_token_id
+        if asked.plain and (asked.rows.draws is None or not blocks.remembering):
+            found = self._confidence(hidden_TH, asked, blocks.teams, block)
+            return propose_plain(found, asked.rows, block)
+        logits = self._logits(hidden_TH, asked)
+        if asked.soft is not None:
+            self._soften(hidden_TH, logits, asked.soft, blocks.done_B, step)
+        return propose(logits, asked.rows, block, blocks.teams, mask_token_id)
+
+    def _confidence(
+        self, hidden_TH: Tensor, asked: Asked, teams: Items[Team], block: Block
+    ) -> Confidence:
+        """Find the best or the drawn token of each row, with what decoders add to logits."""
+        cells_R, mask_token_id = asked.rows.cells_R, self.slots.mask_token_id
+        draw, known_RK = asked.rows.draw(block), recall(teams, cells_R, block)
+        recorded = self._layout.recorded
+        if recorded is not None and draw is None and known_RK is None:
+            return joined(recorded.choose(len(asked.tokens_R)), self.mesh)
+        hidden_RH = hidden_TH.index_select(0, asked.tokens_R)
+        found = joined(self.model.confidence(hidden_RH, mask_token_id, draw, known_RK), self.mesh)
+        if known_RK is None:
+            return found
+        return rewarded(found, known_RK, teams, cells_R, block, mask_token_id)
+
+    def _logits(self, hidden_TH: Tensor, asked: Asked) -> Logits:
+        tokens_R = asked.tokens_R[: len(asked.rows.cells_R)]
+        values_RV = self.model.head(hidden_TH.index_select(0, tokens_R))
+        if asked.guided is not None:
+            rows_U, twins_U, scale_U = asked.guided
+            blind_UV = self.model.head(hidden_TH.index_select(0, twins_U))
+            scale_U1 = scale_U.unsqueeze(1).to(values_RV)
+            values_RV[rows_U] = blind_UV + (scale_U1 + 1) * (values_RV[rows_U] - blind_UV)
+        logits = Logits(values_RV, self.model.spec.vocab_start, self.mesh)
+        if asked.rows.edits is not None:
+            logits.add(*asked.rows.edits)
+        for rows, ids_K in asked.rows.only:
+            logits.keep_only(rows, ids_K)
+        return logits
+
+    def _soften(
+        self, hidden_TH: Tensor, logits: Logits, soft: Softened, done_B: Tensor, step: int
+    ) -> None:
+        """Store what the model expects at masked positions, weighted for this step."""
+        weights = [
+            s.policy.iteration.weight(s.steps_before + s.step + step) for s in self.sequences
+        ]
+        parts = self._expectations(hidden_TH, logits, soft)
+        expected_EH = torch.cat(list(parts))
+        cells_E, row_E = soft.cells_E, soft.sequences_E
+        weight_B = send(torch.tensor(weights, dtype=expected_EH.dtype), self.device)
+        active_E1 = ~done_B[row_E].unsqueeze(1)
+        self.slots.soft.write(cells_E, active_E1, expected_EH * weight_B[row_E].unsqueeze(1))
+
+    def _expectations(self, hidden_TH: Tensor, logits: Logits, soft: Softened) -> Iterator[Tensor]:
+        """Yield what the model expects, of some rows at a time: there may be a canvas of them."""
+        for rows in soft.rows_I.split(_SOFT_ROWS):
+            yield self._expectation(logits.values_RV.index_select(0, rows))
+        for tokens in soft.tokens_O.split(_SOFT_ROWS):
+            yield self._expectation(self.model.head(hidden_TH.index_select(0, tokens)))
+
+    def _expectation(self, values_EV: Tensor) -> Tensor:
+        logits = Logits(values_EV, self.model.spec.vocab_start, self.mesh)
+        logits.values_RV.sub_(logits.logsumexp().unsqueeze(1)).exp_()
+        return self.model.expected_embedding(logits.values_RV)

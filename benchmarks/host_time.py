@@ -23,7 +23,7 @@ import torch
 from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
 from benchmarks.gpu.shapes import TOY
 from diffray.kernels.choose import TORCH
-from diffray.workers.batch_plan import Rounds
+from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Graphs, buckets_for
 
@@ -94,8 +94,8 @@ class Watch:
     def __enter__(self) -> Self:
         for owner, name, during, then in (
             (Engine, "step", "before", ""),
-            (Rounds, "_hidden", "forward", "beside"),
-            (Rounds, "outcomes", "beside", "after"),
+            (BatchPlan, "_hidden", "forward", "beside"),
+            (BatchPlan, "outcomes", "beside", "after"),
         ):
             wrapped = self._wrapped(getattr(owner, name), during, then)
             self._patches.append(patch.object(owner, name, wrapped))

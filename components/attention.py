@@ -12,7 +12,7 @@ from diffray.components.dims import Dims
 from diffray.components.kv_pool import KVPool
 from diffray.components.layers import ColumnLinear, Cut, Part, Piece, RowLinear, empty
 from diffray.components.mesh import Mesh
-from diffray.kernels.attention import Turn
+from diffray.kernels.attention import QKRotary
 
 
 def key_heads(mesh: Mesh, num_kv_heads: int) -> tuple[int, int]:
@@ -65,7 +65,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return the output at these tokens, or at all; stores the windows' K/V in place."""
         heads_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))
-        turn = Turn(None if self.norm is None else self.norm.weight_ND, self.eps, *angles)
-        seen_TI = kv.attend(self.layer, heads_TND, turn, batch).flatten(1)
+        rotary = QKRotary(None if self.norm is None else self.norm.weight_ND, self.eps, *angles)
+        seen_TI = kv.attend(self.layer, heads_TND, rotary, batch).flatten(1)
         seen_RI = seen_TI if read_R is None else seen_TI.index_select(0, read_R)
         return self.out(seen_RI)  # type: ignore[no-any-return]

@@ -48,6 +48,6 @@ class Decoder(PolicyPart, ABC):
     def settle_steps(self) -> int:
         """Return how many steps may follow after a block's last mask is gone.
 
-        `Sequence.most_settled` bounds it, whatever a request asks for.
+        `Sequence.most_post_steps` bounds it, whatever a request asks for.
         """
         return 0

@@ -17,7 +17,7 @@ from diffray.kernels.confidence import Confidence
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class DecoderGroup:
     """The rows of a round that share a decoder."""
 
     decoder: Decoder
@@ -33,26 +33,26 @@ class Reward(NamedTuple):
     values_RK: Tensor
 
 
-def recall(teams: Items[Team], cells_R: Tensor, block: Block) -> Tensor | None:
+def recall(groups: Items[DecoderGroup], cells_R: Tensor, block: Block) -> Tensor | None:
     """Return the ids that are remembered of each head row; None where no decoder remembers."""
-    found = [(team.rows_G, team.memory.ids_BLK) for team in teams if team.memory is not None]
+    found = [(group.rows_G, group.memory.ids_BLK) for group in groups if group.memory is not None]
     return _at(found, cells_R, block, -1) if found else None
 
 
 def reward(
-    teams: Items[Team], cells_R: Tensor, block: Block, top_ids_R: Tensor, logprob_R: Tensor
+    groups: Items[DecoderGroup], cells_R: Tensor, block: Block, top_ids_R: Tensor, logprob_R: Tensor
 ) -> Reward:
     """Tell decoders what is on top of their rows, and return what they add for what they know."""
     top_BL = block.ids_BL.flatten().scatter(0, cells_R, top_ids_R).view_as(block.ids_BL)
     prob_BL = logprob_R.new_zeros(block.ids_BL.shape)
     prob_BL.view(-1)[cells_R] = logprob_R.exp()
     ids, values = [], []
-    for team in teams:
-        if team.memory is not None:
-            own = block.rows(team.rows_G), top_BL[team.rows_G], prob_BL[team.rows_G]
-            bonus = team.decoder.remember(team.memory, *own)
-            ids.append((team.rows_G, bonus.ids_BLK))
-            values.append((team.rows_G, bonus.values_BLK))
+    for group in groups:
+        if group.memory is not None:
+            own = block.rows(group.rows_G), top_BL[group.rows_G], prob_BL[group.rows_G]
+            bonus = group.decoder.remember(group.memory, *own)
+            ids.append((group.rows_G, bonus.ids_BLK))
+            values.append((group.rows_G, bonus.values_BLK))
     ids_RK = _at(ids, cells_R, block, -1)
     return Reward(ids_RK, _at(values, cells_R, block, 0).masked_fill_(ids_RK < 0, 0))
 
@@ -60,7 +60,7 @@ def reward(
 def rewarded(
     found: Confidence,
     known_RK: Tensor,
-    teams: Items[Team],
+    groups: Items[DecoderGroup],
     cells_R: Tensor,
     block: Block,
     mask_token_id: int,
@@ -75,7 +75,7 @@ def rewarded(
     # Of equals the lowest id is on top.
     is_mask_R = (mask_R > found.best_R) | ((mask_R == top_R) & (mask_token_id < found.ids_R))
     top_ids_R = found.ids_R.masked_fill(is_mask_R, mask_token_id)
-    ids_RK, values_RK = reward(teams, cells_R, block, top_ids_R, top_R - lse_R)
+    ids_RK, values_RK = reward(groups, cells_R, block, top_ids_R, top_R - lse_R)
     # What has only become known now is what is on top.
     logits_RK = logits_RK.where(ids_RK == known_RK, top_R.unsqueeze(1))
     logits_RK = logits_RK.masked_fill(ids_RK < 0, -torch.inf).to(values_RK)
@@ -102,7 +102,7 @@ def _exchanged(lse_R: Tensor, before_RK: Tensor, after_RK: Tensor) -> Tensor:
 
 
 def _at(parts: Items[tuple[Tensor, Tensor]], cells_R: Tensor, block: Block, other: int) -> Tensor:
-    """Return the head rows of what teams say of their rows; `other` for rows of other teams."""
+    """Return the head rows of what groups say of their rows; `other` for rows of other groups."""
     _, first_GLK = parts[0]
     all_BLK = first_GLK.new_full((len(block.ids_BL), *first_GLK.shape[1:]), other)
     for rows_G, part_GLK in parts:

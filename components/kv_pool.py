@@ -10,7 +10,7 @@ from torch import Tensor
 from diffray.components.backend import zeros
 from diffray.components.batch import Batch
 from diffray.components.prefixes import Prefixes
-from diffray.kernels.attention import Turn
+from diffray.kernels.attention import QKRotary
 from diffray.kernels.choose import TORCH, Kernels
 
 
@@ -61,10 +61,10 @@ class KVPool:
         """Take pages back; what they hold is void from now on."""
         self._free.extend(reversed(pages))
 
-    def attend(self, layer: int, heads_TND: Tensor, turn: Turn, batch: Batch) -> Tensor:
+    def attend(self, layer: int, heads_TND: Tensor, rotary: QKRotary, batch: Batch) -> Tensor:
         """Turn query and key heads, store K/V in place, then return what the queries read.
 
         Of each token the query heads stand first, then key heads, then value heads.
         """
         pool = self.keys_LSGD[layer], self.values_LSGD[layer]
-        return self.kernels.attend(heads_TND, turn, *pool, batch.slots_T, batch.windows)
+        return self.kernels.attend(heads_TND, rotary, *pool, batch.slots_T, batch.windows)

@@ -1,7 +1,8 @@
 """The ranks that hold one copy of the model: how they meet, which one this is, their collectives.
 
-A gang starts so: rank 0 opens a store and tells the others its port (`open_store`, `join_store`),
-all connect, each loads its shard at its own pace, and `smallest` is where they wait for each other.
+A worker group starts so: rank 0 opens a store and tells the others its port (`open_store`,
+`join_store`), all connect, each loads its shard at its own pace, and `smallest` is where they wait
+for each other.
 """
 
 import socket

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.block import Block, Proposal, Top
-from diffray.components.decoder_groups import Team, reward
+from diffray.components.decoder_groups import DecoderGroup, reward
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.kernels.confidence import Confidence, Draw
@@ -29,7 +29,7 @@ class Draws(NamedTuple):
     top_p_Q: Tensor | None
 
 
-class Edits(NamedTuple):
+class LogitBias(NamedTuple):
     """What is added to single logits: biases, and -inf for forbidden tokens."""
 
     rows_E: Tensor
@@ -43,9 +43,9 @@ class Rows:
 
     cells_R: Tensor  # flat index into [B, L]
     draws: Draws | None
-    edits: Edits | None
+    edits: LogitBias | None
     only: tuple[tuple[slice, Tensor], ...]  # rows that may take these ids and no others
-    doubted: Edits | None  # tokens without confidence, as -inf to add to their logits
+    doubted: LogitBias | None  # tokens without confidence, as -inf to add to their logits
     ranked: tuple[slice, ...]  # rows that ask for the most probable ids ...
     num_ranked: int  # ... and how many of them
 
@@ -72,13 +72,13 @@ class Rows:
 
 
 def propose(
-    logits: Logits, rows: Rows, block: Block, teams: Items[Team], mask_token_id: int
+    logits: Logits, rows: Rows, block: Block, groups: Items[DecoderGroup], mask_token_id: int
 ) -> Proposal:
     """Choose a token for every head row from its logits, which are changed in place."""
-    if any(team.memory is not None for team in teams):
+    if any(group.memory is not None for group in groups):
         top_R, top_ids_R = logits.best()
         logprob_R = top_R - logits.logsumexp()
-        ids_RK, values_RK = reward(teams, rows.cells_R, block, top_ids_R, logprob_R)
+        ids_RK, values_RK = reward(groups, rows.cells_R, block, top_ids_R, logprob_R)
         rows_RK = torch.arange(len(ids_RK), device=ids_RK.device).unsqueeze(1).expand_as(ids_RK)
         logits.add(rows_RK, ids_RK.clamp(min=0), values_RK)
     lse_R = logits.logsumexp()

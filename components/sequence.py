@@ -56,12 +56,14 @@ class Sequence:
     start: int = field(init=False)
     stop: int = field(init=False)
     kv_stop: int = field(init=False)  # the end of the positions that it sees
-    given: int = field(init=False)  # how many of its positions, from its start, are the prompt's
+    prompt_in_block: int = field(
+        init=False
+    )  # how many of its positions, from its start, are the prompt's
 
     # Progress. Finished blocks are in `final`; the current block lives in the engine's slots.
     index: int = 0  # blocks finished
     step: int = 0  # denoising steps of the current block
-    settled: int = 0  # of them, those after the last mask was gone
+    post_steps: int = 0  # of them, those after the last mask was gone
     steps_before: int = 0  # denoising steps of the blocks before it
     clean_end: int = 0
     cached: int = 0  # of its prompt, what it did not have to run itself
@@ -69,15 +71,18 @@ class Sequence:
     final: list[int] = field(default_factory=list)
     emitted: int = 0  # tokens reported so far
     end_id: int | None = None  # the end token that was reported; nothing after it will be
-    told: tuple[int, int] = (0, 0)  # finished blocks that were reported in full, and their steps
+    reported: tuple[int, int] = (
+        0,
+        0,
+    )  # finished blocks that were reported in full, and their steps
 
     # What the engine lent it.
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     pages_P: Tensor | None = None  # the same as a tensor
     nodes: "list[Node]" = field(default_factory=list)  # what the first pages may share with others
-    twin_pages: list[int] = field(default_factory=list)
-    twin_pages_P: Tensor | None = None
+    uncond_pages: list[int] = field(default_factory=list)
+    uncond_pages_P: Tensor | None = None
     memory: Memory | None = None  # of the decoder, for the current block
     masked_L: Tensor | None = None  # what is left of the current block; None where it is untouched
     top: tuple[Tensor, Tensor] | None = None  # most probable ids and log-probabilities of its final
@@ -104,7 +109,7 @@ class Sequence:
         return torch.arange(self.start, self.stop) >= self.prompt_len
 
     @property
-    def most_settled(self) -> int:
+    def most_post_steps(self) -> int:
         """How many steps may follow after the current block's last mask is gone.
 
         Every step before that fills a mask, so a block takes at most twice as many steps as it has
@@ -133,7 +138,7 @@ class Sequence:
 
     def finish_block(self, ids: list[int]) -> None:
         """Record the current block's tokens as final and move to the next block."""
-        self.final += ids[self.given :]
+        self.final += ids[self.prompt_in_block :]
         self.clean_end = self.start
         self.steps_before += self.step
         self._enter_block(self.index + 1)
@@ -151,10 +156,10 @@ class Sequence:
         self.clean_end = 0
         self._enter_block(self.index)
 
-    def resume(self, ids: Items[int], told: tuple[int, int], forwards: int) -> None:
+    def resume(self, ids: Items[int], reported: tuple[int, int], forwards: int) -> None:
         """Stand where another stood that had reported these tokens, as after a rewind there."""
-        self.told = told
-        index, self.steps_before = told
+        self.reported = reported
+        index, self.steps_before = reported
         self._enter_block(index)
         self.final = list(ids[: self.start - self.prompt_len]) if index else []
         self.emitted = len(ids)
@@ -168,6 +173,6 @@ class Sequence:
         self.start = self.anchor + (self.first_block + index) * block
         self.stop = min(self.start + block, self.blocks_stop)
         self.kv_stop = self.stop if self.block_causal else self.length
-        self.given = max(self.prompt_len - self.start, 0)
-        self.step = self.settled = 0
+        self.prompt_in_block = max(self.prompt_len - self.start, 0)
+        self.step = self.post_steps = 0
         self.memory = self.masked_L = self.top = None

@@ -15,7 +15,7 @@ from diffray.kernels.rope import rotate
 from diffray.kernels.windows import Group, PagedWindows, Windows
 
 
-class Turn(NamedTuple):
+class QKRotary(NamedTuple):
     """How query and key heads are normed and rotated before they meet."""
 
     norm_ND: Tensor | None  # a row for each query and key head; None leaves the norm out
@@ -26,7 +26,7 @@ class Turn(NamedTuple):
 
 def attend(
     heads_THD: Tensor,
-    turn: Turn,
+    rotary: QKRotary,
     keys_SGD: Tensor,
     values_SGD: Tensor,
     slots_T: Tensor,
@@ -36,20 +36,20 @@ def attend(
 
     Of each token the query heads stand first, then the key heads, then as many value heads.
     """
-    stored = _rotate_and_store(heads_THD, turn, keys_SGD, values_SGD, slots_T)
+    stored = _rotate_and_store(heads_THD, rotary, keys_SGD, values_SGD, slots_T)
     return window_attention(*stored, keys_SGD, values_SGD, windows.groups)
 
 
 def _rotate_and_store(
-    heads_THD: Tensor, turn: Turn, keys_SGD: Tensor, values_SGD: Tensor, slots_T: Tensor
+    heads_THD: Tensor, rotary: QKRotary, keys_SGD: Tensor, values_SGD: Tensor, slots_T: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values, normed and rotated; keys and values are stored in place."""
     num_keys = keys_SGD.shape[1]
     num_turned = heads_THD.shape[1] - num_keys
     qk_THD, v_TGD = heads_THD[:, :num_turned], heads_THD[:, num_turned:]
-    if turn.norm_ND is not None:
-        qk_THD = rms_norm(qk_THD, turn.norm_ND, turn.eps)
-    qk_THD = rotate(qk_THD, turn.cos_T1R, turn.sin_T1R)
+    if rotary.norm_ND is not None:
+        qk_THD = rms_norm(qk_THD, rotary.norm_ND, rotary.eps)
+    qk_THD = rotate(qk_THD, rotary.cos_T1R, rotary.sin_T1R)
     q_THD, k_TGD = qk_THD[:, :-num_keys], qk_THD[:, -num_keys:]
     keys_SGD.index_copy_(0, slots_T, k_TGD)
     values_SGD.index_copy_(0, slots_T, v_TGD)
@@ -88,7 +88,7 @@ def window_attention(
 
 def rotate_and_store(
     heads_TND: Tensor,
-    turn: Turn,
+    rotary: QKRotary,
     keys_SGD: Tensor,
     values_SGD: Tensor,
     slots_T: Tensor,
@@ -98,7 +98,7 @@ def rotate_and_store(
     N = H + 2G: query heads, key heads, value heads. No slot may be given twice, except for what
     nobody reads.
     """
-    return _rotate_and_store(heads_TND, turn, keys_SGD, values_SGD, slots_T)[0]
+    return _rotate_and_store(heads_TND, rotary, keys_SGD, values_SGD, slots_T)[0]
 
 
 def paged_attention(

@@ -1,4 +1,4 @@
-"""Rounds: some denoising steps of all running sequences each, without looking at what came out.
+"""BatchPlan: some denoising steps of all running sequences each, without looking at what came out.
 
 Letters: B sequences that denoise, T packed tokens, R rows of the head, H hidden size.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffray.components.backend import send
 from diffray.components.block import Block, Proposal
-from diffray.components.decoder_groups import Team, recall, rewarded
+from diffray.components.decoder_groups import DecoderGroup, recall, rewarded
 from diffray.components.kv_pool import KVPool
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
@@ -21,7 +21,7 @@ from diffray.components.model import Model
 from diffray.components.propose import joined, propose, propose_plain
 from diffray.components.sequence import Sequence
 from diffray.kernels.confidence import Confidence
-from diffray.workers.batch_state import Blocks
+from diffray.workers.batch_state import BatchState
 from diffray.workers.graphs import Graphs
 from diffray.workers.layout import Layout, Span
 from diffray.workers.outcome import Outcome
@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
     stop: int
 
 
-class Rounds:
+class BatchPlan:
     """Plans once for all rounds in which the same sequences denoise the same blocks.
 
     Every `denoise` is then device work of shapes known beforehand.
@@ -63,7 +63,7 @@ class Rounds:
         self.graphs = None if self.soft else graphs
         self._windows: list[Span] = []
         self._asked: Asked | None = None
-        self._blocks: Blocks | None = None  # unplanned yet
+        self._blocks: BatchState | None = None  # unplanned yet
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
@@ -75,7 +75,7 @@ class Rounds:
         if not self.sequences:
             return
         if self._blocks is None:
-            self._blocks = Blocks(self.sequences, self.slots)
+            self._blocks = BatchState(self.sequences, self.slots)
         block = self._blocks.now(step)
         self._blocks.accept(self._propose(hidden_TH, self._blocks, block, step), block)
 
@@ -96,8 +96,8 @@ class Rounds:
             return layout.recorded.forward()
         slots = self.slots
         ids_T = slots.ids_SN.view(-1).index_select(0, layout.batch.cells_T)
-        if layout.blank_T is not None:
-            ids_T = ids_T.masked_fill(layout.blank_T, slots.mask_token_id)
+        if layout.masked_prompt_T is not None:
+            ids_T = ids_T.masked_fill(layout.masked_prompt_T, slots.mask_token_id)
         x_TH = self.model.embed(ids_T)
         if self.soft:
             masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
@@ -122,23 +122,23 @@ class Rounds:
                 self._layout.recorded.read(self._asked.tokens_R)
         return self._asked
 
-    def _propose(self, hidden_TH: Tensor, blocks: Blocks, block: Block, step: int) -> Proposal:
+    def _propose(self, hidden_TH: Tensor, blocks: BatchState, block: Block, step: int) -> Proposal:
         """Choose tokens; the logits are written only where somebody wants more than the best."""
         asked, mask_token_id = self._ask(), self.slots.mask_token_id
         if asked.plain and (asked.rows.draws is None or not blocks.remembering):
-            found = self._confidence(hidden_TH, asked, blocks.teams, block)
+            found = self._confidence(hidden_TH, asked, blocks.groups, block)
             return propose_plain(found, asked.rows, block)
         logits = self._logits(hidden_TH, asked)
         if asked.soft is not None:
             self._soften(hidden_TH, logits, asked.soft, blocks.done_B, step)
-        return propose(logits, asked.rows, block, blocks.teams, mask_token_id)
+        return propose(logits, asked.rows, block, blocks.groups, mask_token_id)
 
     def _confidence(
-        self, hidden_TH: Tensor, asked: Asked, teams: Items[Team], block: Block
+        self, hidden_TH: Tensor, asked: Asked, groups: Items[DecoderGroup], block: Block
     ) -> Confidence:
         """Find the best or the drawn token of each row, with what decoders add to logits."""
         cells_R, mask_token_id = asked.rows.cells_R, self.slots.mask_token_id
-        draw, known_RK = asked.rows.draw(block), recall(teams, cells_R, block)
+        draw, known_RK = asked.rows.draw(block), recall(groups, cells_R, block)
         recorded = self._layout.recorded
         if recorded is not None and draw is None and known_RK is None:
             return joined(recorded.choose(len(asked.tokens_R)), self.mesh)
@@ -146,7 +146,7 @@ class Rounds:
         found = joined(self.model.confidence(hidden_RH, mask_token_id, draw, known_RK), self.mesh)
         if known_RK is None:
             return found
-        return rewarded(found, known_RK, teams, cells_R, block, mask_token_id)
+        return rewarded(found, known_RK, groups, cells_R, block, mask_token_id)
 
     def _logits(self, hidden_TH: Tensor, asked: Asked) -> Logits:
         tokens_R = asked.tokens_R[: len(asked.rows.cells_R)]

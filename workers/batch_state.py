@@ -12,14 +12,14 @@ from torch import Tensor
 from diffray.components.backend import send
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder, Memory
-from diffray.components.decoder_groups import Team
+from diffray.components.decoder_groups import DecoderGroup
 from diffray.components.sequence import Sequence
 from diffray.workers.outcome import Outcome, copy_outcomes
 from diffray.workers.slots import Slots
 from diffray.workers.top_tokens import TopTokens
 
 
-class Blocks:
+class BatchState:
     """A row for each sequence, from when its block is planned to when somebody's block changes."""
 
     def __init__(self, sequences: Items[Sequence], slots: Slots) -> None:
@@ -40,8 +40,8 @@ class Blocks:
                 s.step,
                 s.index,
                 s.num_blocks,
-                s.most_settled,
-                s.settled,
+                s.most_post_steps,
+                s.post_steps,
             )
             for s in sequences
         ]
@@ -61,13 +61,13 @@ class Blocks:
         self.steps_BL = self._cells(slots.steps_SN)
         self.logprobs_BL = self._cells(slots.logprobs_SN)
         self.done_B = torch.zeros_like(self.steps_B, dtype=torch.bool)
-        self.teams = self._plan_teams()
+        self.groups = self._plan_groups()
         self.top_tokens = TopTokens(sequences, self.length, self.device)
 
     @property
     def remembering(self) -> bool:
         """Whether some row's decoder remembers."""
-        return any(team.memory is not None for team in self.teams)
+        return any(group.memory is not None for group in self.groups)
 
     def now(self, step: int) -> Block:
         """Return what decoders see at the `step`-th step of a round."""
@@ -125,30 +125,30 @@ class Blocks:
         self._put(self.slots.steps_SN, self.steps_BL)
         self._put(self.slots.logprobs_SN, self.logprobs_BL)
         self.top_tokens.keep()
-        for team in self.teams:
-            if team.memory is None:
+        for group in self.groups:
+            if group.memory is None:
                 continue
-            for g, b in enumerate(team.members):
+            for g, b in enumerate(group.members):
                 sequence = self.sequences[b]
                 n = sequence.stop - sequence.start
-                sequence.memory = Memory(*(part[g, :n, :n].clone() for part in team.memory))
+                sequence.memory = Memory(*(part[g, :n, :n].clone() for part in group.memory))
 
     def _accept(self, proposal: Proposal, block: Block) -> Tensor:
-        """Ask each team's decoder about its rows."""
-        if len(self.teams) == 1:  # nothing to be picked apart
-            return self.teams[0].decoder.accept(proposal, block)
+        """Ask each group's decoder about its rows."""
+        if len(self.groups) == 1:  # nothing to be picked apart
+            return self.groups[0].decoder.accept(proposal, block)
         accepted_BL = torch.zeros_like(self.masked_BL)
-        for team in self.teams:
-            ours = proposal.rows(team.rows_G), block.rows(team.rows_G)
-            accepted_BL[team.rows_G] = team.decoder.accept(*ours)
+        for group in self.groups:
+            ours = proposal.rows(group.rows_G), block.rows(group.rows_G)
+            accepted_BL[group.rows_G] = group.decoder.accept(*ours)
         return accepted_BL
 
-    def _plan_teams(self) -> list[Team]:
+    def _plan_groups(self) -> list[DecoderGroup]:
         rows: dict[Decoder, list[int]] = defaultdict(list)
         for b, sequence in enumerate(self.sequences):
             rows[sequence.policy.decoder].append(b)
         return [
-            Team(
+            DecoderGroup(
                 decoder,
                 members,
                 send(torch.tensor(members), self.device),

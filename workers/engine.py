@@ -18,7 +18,7 @@ from diffray.components.model import Model
 from diffray.components.prefixes import num_held
 from diffray.components.sequence import Sequence
 from diffray.workers.admission import Limits, check
-from diffray.workers.batch_plan import Chunk, Rounds
+from diffray.workers.batch_plan import BatchPlan, Chunk
 from diffray.workers.graphs import Graphs
 from diffray.workers.messages import Request, Stats, Update
 from diffray.workers.outcome import Outcome
@@ -49,7 +49,7 @@ class Engine:
         self.most_threads = most_threads  # that a step uses; None: as many as torch has
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of their admission
-        self._rounds: Rounds | None = None  # the last ones, while their plan holds
+        self._rounds: BatchPlan | None = None  # the last ones, while their plan holds
         self.preemptions = self.forwards = self.tokens = 0  # since it began
 
     @property
@@ -158,7 +158,7 @@ class Engine:
         It costs a wait for the device, so it is for every so many rounds.
         """
         state = [
-            (s.uid, s.slot, s.index, s.step, s.clean_end, s.emitted, s.pages, s.twin_pages)
+            (s.uid, s.slot, s.index, s.step, s.clean_end, s.emitted, s.pages, s.uncond_pages)
             for s in self.running
         ]
         waiting = [s.uid for s in self.waiting]
@@ -168,10 +168,10 @@ class Engine:
 
     # What rounds share.
 
-    def _plan(self, denoising: list[Sequence]) -> Rounds:
+    def _plan(self, denoising: list[Sequence]) -> BatchPlan:
         if self._rounds is None or self._rounds.sequences != denoising:
             self._replan()
-            self._rounds = Rounds(
+            self._rounds = BatchPlan(
                 denoising, self.model, self.kv, self.slots, self.mesh, self.graphs
             )
         return self._rounds
@@ -213,12 +213,12 @@ class Engine:
         sequence.pages += self.kv.allocate(missing)
         sequence.pages_P = torch.tensor(sequence.pages)
         if sequence.guided:
-            sequence.twin_pages += self.kv.allocate(missing)
-            sequence.twin_pages_P = torch.tensor(sequence.twin_pages)
+            sequence.uncond_pages += self.kv.allocate(missing)
+            sequence.uncond_pages_P = torch.tensor(sequence.uncond_pages)
 
     def _grow(self, sequence: Sequence) -> None:
         """Make room for the next block; the latest arrivals give way, the sequence itself too."""
-        held = len(sequence.pages) + len(sequence.twin_pages)
+        held = len(sequence.pages) + len(sequence.uncond_pages)
         while self._pages(sequence, sequence.kv_stop) - held > self.kv.num_free:
             latest = self.running[-1]
             self.preempt(latest.uid)
@@ -231,9 +231,9 @@ class Engine:
         self.running.remove(sequence)
         self.slots.release(sequence)
         self.kv.free(self.kv.prefixes.release(sequence))
-        self.kv.free(sequence.twin_pages)
-        sequence.pages, sequence.twin_pages = [], []
-        sequence.pages_P = sequence.twin_pages_P = None
+        self.kv.free(sequence.uncond_pages)
+        sequence.pages, sequence.uncond_pages = [], []
+        sequence.pages_P = sequence.uncond_pages_P = None
 
     def _reach(self, sequence: Sequence, soon: Callable[[Sequence], int] | None = None) -> None:
         """Spare a sequence what others store."""
@@ -278,11 +278,11 @@ class Engine:
     def _settle(self, sequence: Sequence, outcome: Outcome) -> Update:
         """Take over what the round did: report final tokens, move to the next block, or finish."""
         sequence.step = outcome.step
-        sequence.settled = outcome.settled
+        sequence.post_steps = outcome.post_steps
         sequence.masked_L = outcome.masked
         if sequence.clean_end < sequence.start:  # the block's first step stored what was missing
             self.kv.prefixes.keep(sequence, sequence.start)
-        cap = sequence.stop - sequence.start + sequence.most_settled
+        cap = sequence.stop - sequence.start + sequence.most_post_steps
         assert sequence.step <= cap, "a block took more steps than it has positions"
         update = report(sequence, outcome)
         self.tokens += len(update.ids)

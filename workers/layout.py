@@ -21,20 +21,20 @@ Span = tuple[Sequence, int, int, int]  # a window of a sequence: start, stop, kv
 class Layout:
     """A packed batch, and which canvas cells its tokens are.
 
-    A guided sequence has a second window, its twin: the same positions of a canvas whose prompt and
-    suffix are masked, with K/V of its own.
+    A guided sequence has a second, unconditional window: the same positions of a canvas whose
+    prompt and suffix are masked, with K/V of its own.
     """
 
     windows: list[Span]  # in the order given
     batch: Batch
-    blank_T: Tensor | None  # given positions of twins, shown to the model as masks
+    masked_prompt_T: Tensor | None  # prompt positions of unconditional windows, shown as masks
     offsets: tuple[int, ...]  # where each sequence's window begins in T
-    twin_offsets: tuple[int, ...]  # the same for the twins; 0 where there is none
+    uncond_offsets: tuple[int, ...]  # the same for unconditional windows; 0 where there is none
     recorded: Recorded | None = None  # what to replay instead of running the batch
 
     @staticmethod
     def of(windows: list[Span], slots: Slots, page_size: int, graphs: Graphs | None) -> "Layout":
-        """Pack one window of each sequence, and of its twin; windows often stay for many rounds.
+        """Pack each sequence's windows; they often stay the same for many rounds.
 
         Where a recording fits them, they are laid out in its tensors.
         """
@@ -56,9 +56,9 @@ class Layout:
         return Layout(
             windows=windows,
             batch=recorded.batch,
-            blank_T=None,
+            masked_prompt_T=None,
             offsets=tuple(number * length for number in range(len(windows))),
-            twin_offsets=(0,) * len(windows),
+            uncond_offsets=(0,) * len(windows),
             recorded=recorded,
         )
 
@@ -66,32 +66,34 @@ class Layout:
     def _pack(windows: list[Span], slots: Slots, page_size: int) -> "Layout":
         parts = [(_window(span, slots), number, False) for number, span in enumerate(windows)]
         guided = [number for number, (sequence, *_) in enumerate(windows) if sequence.guided]
-        parts += [(_window(windows[number], slots, twin=True), number, True) for number in guided]
+        parts += [(_window(windows[number], slots, uncond=True), number, True) for number in guided]
         parts.sort(key=lambda part: part[0].shape)
 
-        offsets, twin_offsets, at = [0] * len(windows), [0] * len(windows), 0
-        for window, number, is_twin in parts:
-            (twin_offsets if is_twin else offsets)[number] = at
+        offsets, uncond_offsets, at = [0] * len(windows), [0] * len(windows), 0
+        for window, number, is_uncond in parts:
+            (uncond_offsets if is_uncond else offsets)[number] = at
             at += window.stop - window.start
-        blank_T = torch.zeros(at, dtype=torch.bool) if guided else None
+        masked_prompt_T = torch.zeros(at, dtype=torch.bool) if guided else None
         for number in guided:
             sequence, start, stop, _ = windows[number]
             positions = torch.arange(start, stop)
             given = (positions < sequence.prompt_len) | (positions >= sequence.blocks_stop)
-            assert blank_T is not None
-            blank_T[twin_offsets[number] : twin_offsets[number] + len(given)] = given
+            assert masked_prompt_T is not None
+            masked_prompt_T[uncond_offsets[number] : uncond_offsets[number] + len(given)] = given
         return Layout(
             windows=windows,
             batch=Batch.pack([window for window, _, _ in parts], slots.device, page_size),
-            blank_T=None if blank_T is None else send(blank_T, slots.device),
+            masked_prompt_T=None
+            if masked_prompt_T is None
+            else send(masked_prompt_T, slots.device),
             offsets=tuple(offsets),
-            twin_offsets=tuple(twin_offsets),
+            uncond_offsets=tuple(uncond_offsets),
         )
 
 
-def _window(span: Span, slots: Slots, *, twin: bool = False) -> Window:
+def _window(span: Span, slots: Slots, *, uncond: bool = False) -> Window:
     sequence, start, stop, kv_stop = span
-    pages_P = sequence.twin_pages_P if twin else sequence.pages_P
+    pages_P = sequence.uncond_pages_P if uncond else sequence.pages_P
     assert pages_P is not None
     canvas = sequence.slot * slots.length
     return Window(start, stop, kv_stop, sequence.causal_block, pages_P, canvas)

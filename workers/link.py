@@ -1,6 +1,6 @@
 """A rank's end of the control channel: length-prefixed msgpack frames over one TCP connection.
 
-Nothing in a frame can be executed, and the first one carries the secret of its gang.
+Nothing in a frame can be executed, and the first one carries the secret of its workers.
 """
 
 import socket

@@ -21,7 +21,7 @@ class Outcome(NamedTuple):
     steps: list[int]  # the step at which each token became final
     logprobs: list[float]
     step: int  # steps of the block so far, until it was done
-    settled: int  # of them, those after the last mask was gone
+    post_steps: int  # of them, those after the last mask was gone
     done: bool
     top: list[Ranking]  # the most probable ids at each position, where the request asks
 
@@ -32,7 +32,7 @@ def copy_outcomes(
     masked_BL: Tensor,
     steps_BL: Tensor,
     logprobs_BL: Tensor,
-    counts_B3: Tensor,  # step, settled, done
+    counts_B3: Tensor,  # step, post_steps, done
     rankings: dict[int, list[Ranking]],
 ) -> list[Outcome]:
     """Return the outcome of each sequence; waits for the device, once."""
@@ -60,9 +60,9 @@ def copy_outcomes(
             steps[:n],
             logprobs[:n],
             step,
-            settled,
+            post_steps,
             bool(done),
             rankings.get(b, []),
         )
-        for b, n, ids, masked_L, decided, steps, logprobs, (step, settled, done) in rows
+        for b, n, ids, masked_L, decided, steps, logprobs, (step, post_steps, done) in rows
     ]

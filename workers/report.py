@@ -23,7 +23,7 @@ def report(sequence: Sequence, outcome: Outcome) -> Update:
         sequence.end_id = ids[end]
     sequence.emitted += len(ids)
     if outcome.done and sequence.end_id is None:
-        sequence.told = sequence.index + 1, sequence.steps_before + sequence.step
+        sequence.reported = sequence.index + 1, sequence.steps_before + sequence.step
     last = first - skip + len(ids)
     return Update(
         uid=sequence.uid,
@@ -33,7 +33,7 @@ def report(sequence: Sequence, outcome: Outcome) -> Update:
         finish_reason=_finish_reason(sequence, outcome),
         stop_id=sequence.end_id,
         forwards=sequence.forwards,
-        progress=Progress(*sequence.told),
+        progress=Progress(*sequence.reported),
         top_logprobs=outcome.top[first - skip : last],
         cached_tokens=sequence.cached,
         canvas=_canvas(sequence, outcome) if sequence.watch else None,
@@ -53,6 +53,6 @@ def _canvas(sequence: Sequence, outcome: Outcome) -> list[int | None]:
     """Return all that is generated: finished blocks, the current one, and masks after it."""
     masked = outcome.masked.tolist()
     block = [None if hidden else token for token, hidden in zip(outcome.ids, masked, strict=True)]
-    canvas = [*sequence.final, *block[sequence.given :]]
+    canvas = [*sequence.final, *block[sequence.prompt_in_block :]]
     length = sequence.params.max_tokens
     return canvas[:length] + [None] * (length - len(canvas))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from diffray.components.backend import send
-from diffray.components.propose import Draws, Edits, Rows
+from diffray.components.propose import Draws, LogitBias, Rows
 from diffray.components.sequence import Sequence
 from diffray.workers.layout import Layout
 
@@ -121,7 +121,7 @@ class _Collector:
             rows = torch.arange(span.start, span.stop)
             self.doubted.append(_each(rows, list(ids), [-torch.inf] * len(ids)))
         if sequence.guided:
-            shift = layout.twin_offsets[number] - layout.offsets[number]
+            shift = layout.uncond_offsets[number] - layout.offsets[number]
             rows = torch.arange(span.start, span.stop)
             self.guided.append((rows, self.tokens[0][span] + shift, policy.cfg_scale))
         if policy.iteration.soft:
@@ -191,9 +191,11 @@ class _Collector:
         rows = Rows(
             cells_R=send(self.cells_R, device),
             draws=draws,
-            edits=Edits(*map(joined, zip(*self.edits, strict=True))) if self.edits else None,
+            edits=LogitBias(*map(joined, zip(*self.edits, strict=True))) if self.edits else None,
             only=tuple((span, send(ids, device)) for span, ids in self.only),
-            doubted=Edits(*map(joined, zip(*self.doubted, strict=True))) if self.doubted else None,
+            doubted=LogitBias(*map(joined, zip(*self.doubted, strict=True)))
+            if self.doubted
+            else None,
             ranked=tuple(self.ranked),
             num_ranked=self.num_ranked,
         )

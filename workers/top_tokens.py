@@ -17,7 +17,7 @@ Ranking = list[tuple[int, float]]
 
 
 class TopTokens:
-    """What `Rounds` keeps for requests with `top_logprobs`, from step to step."""
+    """What `BatchPlan` keeps for requests with `top_logprobs`, from step to step."""
 
     def __init__(self, sequences: Items[Sequence], length: int, device: torch.device) -> None:
         self.sequences = sequences

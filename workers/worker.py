@@ -18,7 +18,7 @@ from diffray.workers.process import Place, own_place
 
 @ray.remote
 class Worker:
-    """One rank of a gang: first `place` on all ranks, then `start`, then `run` until the end."""
+    """One rank of a worker group: `place` on all ranks, then `start`, then `run` until the end."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -1,9 +1,9 @@
 """Chaos between two nodes: `python -m benchmarks.chaos.cuts --faults 20 --streams 16 --seed 7`.
 
-A gang with a rank on each of two nodes answers streams whose tokens are known; its network is cut
-for a moment, or for longer than `heartbeat_timeout_s`, and ranks and the coordinator are killed,
-also while it is cut, as the seed says. It needs root, and ends with status 1 if an answer was lost,
-altered or doubled, or pages were not free afterwards.
+A worker group with a rank on each of two nodes answers streams whose tokens are known; its network
+is cut for a moment, or for longer than `heartbeat_timeout_s`, and ranks and the coordinator are
+killed, also while it is cut, as the seed says. It needs root, and ends with status 1 if an answer
+was lost, altered or doubled, or pages were not free afterwards.
 """
 
 import argparse

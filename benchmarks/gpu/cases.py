@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.windows import last_windows
-from diffray.kernels.attention import Turn
+from diffray.kernels.attention import QKRotary
 from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Draw
 from diffray.kernels.quantized import quantize_rows
@@ -94,15 +94,15 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         for table in rope_tables(work.context, shape.rotated, 5e5, torch.float32)
     )
 
-    turn = Turn(norm, EPS, cos, sin)
+    rotary = QKRotary(norm, EPS, cos, sin)
 
     def rotate(kernels: Kernels) -> tuple[Tensor, ...]:
         pools = keys.clone(), values.clone()
-        q = kernels.rotate_and_store(heads, turn, *pools, batch.slots_T)
+        q = kernels.rotate_and_store(heads, rotary, *pools, batch.slots_T)
         return (q, *pools)
 
     def rotate_in_place(kernels: Kernels) -> tuple[Tensor, ...]:
-        return (kernels.rotate_and_store(heads, turn, keys, values, batch.slots_T),)
+        return (kernels.rotate_and_store(heads, rotary, keys, values, batch.slots_T),)
 
     moved = 2 * heads.numel() * item + 2 * cos.numel() * cos.element_size()
     yield Case("rotate_and_store", rotate, moved)

@@ -25,7 +25,7 @@ from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.kernels import noise
-from diffray.workers.batch_plan import Rounds
+from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from diffray.workers.setup import Setup, build_rank
@@ -253,9 +253,9 @@ def check_waiting(family: str, device: torch.device) -> Found:
     engine = engine_of(family, Way("float32", "triton", None), device)
     requests = requests_of(family)
     answers(engine, requests[:4], 4)  # kernels are compiled
-    denoise, watched = Rounds.denoise, 0
+    denoise, watched = BatchPlan.denoise, 0
 
-    def strict(rounds: Rounds, step: int, chunks: Any) -> None:
+    def strict(rounds: BatchPlan, step: int, chunks: Any) -> None:
         nonlocal watched
         torch.cuda.set_sync_debug_mode("error" if step else "default")
         try:
@@ -264,7 +264,7 @@ def check_waiting(family: str, device: torch.device) -> Found:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    with patch.object(Rounds, "denoise", strict):
+    with patch.object(BatchPlan, "denoise", strict):
         answers(engine, requests, 4)
     return Found(watched > 0, f"{watched} steps watched")
 

@@ -16,7 +16,7 @@ from torch.nn.functional import embedding, linear, silu
 from benchmarks.gpu.cases import EPS, Work
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.windows import Batch, last_windows
-from diffray.kernels.attention import Turn
+from diffray.kernels.attention import QKRotary
 from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Confidence
 from diffray.kernels.quantized import quantize_rows
@@ -87,7 +87,7 @@ class Step:
             heads_TND = linear(normed_TH, layer.qkv).unflatten(1, (-1, self.shape.head_dim))
             q_TND = kernels.rotate_and_store(
                 heads_TND,
-                Turn(layer.head_norm_ND, EPS, self.cos_T1R, self.sin_T1R),
+                QKRotary(layer.head_norm_ND, EPS, self.cos_T1R, self.sin_T1R),
                 *pools,
                 self.batch.slots_T,
             )

@@ -16,7 +16,7 @@ Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ParamsBuilder:
     """What a server adds to a body to know what is asked for."""
 
     limits: Limits

@@ -22,7 +22,7 @@ from diffray.cluster.api.chat_prompt import chat_text
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, as_api_error, invalid, unsupported
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
-from diffray.cluster.api.params_builder import Wishes
+from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.parsed_request import Ask, Prompt, make_choices, refuse_too_many_logprobs
 from diffray.cluster.api.responses import Answer, ChatAnswer, CompletionAnswer, Json
 from diffray.cluster.api.run import Runner
@@ -265,7 +265,7 @@ class Service:
         if body.stop and self.tokenizer is None:
             raise invalid("stop strings need a tokenizer, and the checkpoint has none", "stop")
         limits, options = self.engine.limits, body.stream_options or StreamOptions()
-        wishes = Wishes(limits, self.tokenizer, self._diffusion, self._defaults)
+        wishes = ParamsBuilder(limits, self.tokenizer, self._diffusion, self._defaults)
         try:
             bad_ids = tuple(wishes.bad_ids(body.bad_words))
             params = []

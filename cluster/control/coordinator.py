@@ -28,18 +28,18 @@ from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind
 from diffray.cluster.control.heartbeat import Pulse, no_sign
 from diffray.cluster.control.restarts import WITHIN_S, Restarts, not_back
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.cluster.control.worker_group import Gang, GangLost, kill_here
+from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost, kill_here
 from diffray.workers.messages import Reply, Stats, Update, WireRequest
 from diffray.workers.process import Place, own_place
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1  # between looks at deadlines
-_LIVED_S = 30.0  # a gang that was idle for so long was of use too
+_LIVED_S = 30.0  # a worker group that was idle for so long was of use too
 
 
 class Coordinator:
-    """Supervises a gang of ranks, and feeds it; kills a replica that hangs."""
+    """Supervises a worker group of ranks, and feeds it; kills a replica that hangs."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class Coordinator:
         group: PlacementGroup,
         replica: Place | None = None,
         *,
-        make_gang: Callable[[str, EngineConfig, PlacementGroup], Gang] = Gang,
+        make_workers: Callable[[str, EngineConfig, PlacementGroup], WorkerGroup] = WorkerGroup,
     ) -> None:
         self.model, self.config, self.group = model, config, group
         self.replica = replica
-        self._make_gang = make_gang
-        self.gang: Gang | None = None
+        self._make_workers = make_workers
+        self.workers: WorkerGroup | None = None
         self.scheduler = Scheduler(config.max_num_seqs, 1, config.max_queued_requests)
         self.failure: str | None = None
         self.reply: Reply | None = None  # the last
@@ -77,9 +77,9 @@ class Coordinator:
         if self.replica is not None:
             self._tasks = [asyncio.create_task(self._end_hung(self.replica))]
         begin = time.monotonic()
-        self.gang = await self._new_gang()
+        self.workers = await self._new_workers()
         self.restarts.started(time.monotonic() - begin)
-        facts = self.gang.facts
+        facts = self.workers.facts
         self.scheduler = Scheduler(
             slots=facts["max_num_seqs"],
             pages=facts["num_pages"],
@@ -149,14 +149,14 @@ class Coordinator:
 
     async def pids(self) -> list[int]:
         """Return the ranks' processes."""
-        return [place["pid"] for place in self.gang.places] if self.gang else []
+        return [place["pid"] for place in self.workers.places] if self.workers else []
 
     async def stop(self, grace: float) -> None:
         """End the ranks."""
         for task in self._tasks:
             task.cancel()
-        if self.gang is not None:
-            await self.gang.close(grace)
+        if self.workers is not None:
+            await self.workers.close(grace)
 
     # The loop.
 
@@ -165,7 +165,7 @@ class Coordinator:
             while self.failure is None:
                 try:
                     await self._rounds()
-                except GangLost as lost:
+                except WorkersLost as lost:
                     await self._recover(str(lost))
         except Exception as error:
             log.exception("the coordinator's loop failed")
@@ -173,7 +173,7 @@ class Coordinator:
 
     async def _rounds(self) -> None:
         """Keep rounds in flight while there is work, and sleep while there is none."""
-        assert self.gang is not None
+        assert self.workers is not None
         flying, fresh = 0, True
         while True:
             while flying < self.config.rounds_in_flight:
@@ -181,14 +181,14 @@ class Coordinator:
                 if message is None:
                     break
                 message.fresh = fresh
-                self.gang.send(message)
+                self.workers.send(message)
                 self._note_admitted(message.add)
                 flying, fresh = flying + 1, False
             if not flying:
                 await self._wait_for_work()
                 fresh = True
                 continue
-            reply = await self.gang.receive()
+            reply = await self.workers.receive()
             flying -= 1
             self.rounds, self._useful = self.rounds + 1, True
             self.reply = reply
@@ -206,21 +206,21 @@ class Coordinator:
         self.tokens += tokens
         self.round_tokens[round_bucket(tokens)] += 1
         for update in updates:
-            ticket = self.scheduler.running.get(update.uid)
-            if ticket is not None and ticket.admitted is not None:
-                update.ran = time.monotonic() - ticket.admitted
-                ticket.admitted = None
+            queued = self.scheduler.running.get(update.uid)
+            if queued is not None and queued.admitted is not None:
+                update.ran = time.monotonic() - queued.admitted
+                queued.admitted = None
 
     async def _wait_for_work(self) -> None:
         """Sleep until there is work or a rank is lost, which must not wait for the next request."""
-        assert self.gang is not None
+        assert self.workers is not None
         self._work.clear()
         work = asyncio.create_task(self._work.wait())
-        word = asyncio.create_task(self.gang.word())
+        word = asyncio.create_task(self.workers.word())
         try:
             await asyncio.wait([work, word], return_when=asyncio.FIRST_COMPLETED)
             if word.done():
-                raise GangLost(await self.gang.reason(word.result()))
+                raise WorkersLost(await self.workers.reason(word.result()))
         finally:
             work.cancel()
             word.cancel()
@@ -239,21 +239,21 @@ class Coordinator:
 
     # Recovery.
 
-    async def _new_gang(self) -> Gang:
-        gang = self._make_gang(self.model, self.config, self.group)
+    async def _new_workers(self) -> WorkerGroup:
+        workers = self._make_workers(self.model, self.config, self.group)
         try:
-            await gang.start()
+            await workers.start()
         except BaseException:
-            await gang.close()
+            await workers.close()
             raise
         self._useful, self._born = False, time.monotonic()
-        return gang
+        return workers
 
     async def _recover(self, reason: str) -> None:
         """Start the ranks anew and let every request go on; give up where that is of no use."""
-        assert self.gang is not None
+        assert self.workers is not None
         log.error("the ranks are lost: %s", reason)
-        await self.gang.close()
+        await self.workers.close()
         useful = self._useful or time.monotonic() - self._born > _LIVED_S
         while True:
             pause = self.restarts.pause(time.monotonic(), useful=useful)
@@ -266,8 +266,8 @@ class Coordinator:
             await asyncio.sleep(pause)
             begin = time.monotonic()
             try:
-                self.gang = await self._new_gang()
-            except GangLost as lost:
+                self.workers = await self._new_workers()
+            except WorkersLost as lost:
                 reason, useful = str(lost), False
                 log.error("the ranks could not be started again: %s", reason)
                 continue
@@ -287,7 +287,7 @@ class Coordinator:
         await self._pulse.stops()
         name = f"the replica (process {replica['pid']})"
         log.error("%s; it is killed", no_sign(name, self.config.heartbeat_timeout_s))
-        kill_here([replica, *(self.gang.places if self.gang else [])])
+        kill_here([replica, *(self.workers.places if self.workers else [])])
         os._exit(1)
 
     def _give_up(self, reason: str) -> None:

@@ -25,14 +25,14 @@ _HELLO_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The end of a rank, and with it of the gang."""
+    """A rank has ended, which ends the worker group."""
 
     error: str
     dead: bool  # whether its process has ended
 
 
 class Hub:
-    """Listens for the ranks of one gang, sends to all of them and hears from each.
+    """Listens for the ranks of one worker group, sends to all of them and hears from each.
 
     What waits here is bounded: a rank says nothing but its answers to the rounds in flight, and
     strangers say little and are let in only while a rank is missing.

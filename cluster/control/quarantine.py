@@ -5,7 +5,7 @@ or on trial, is tried first the next time, while nothing else runs; if the ranks
 it fails, and the others go on without it. Who got no further between two losses is tried as well.
 """
 
-from diffray.cluster.control.queued_request import Ticket
+from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.workers.messages import WireRequest
 
 STRIKES = 2  # losses after which a request fails, if it ran alone at the last
@@ -17,35 +17,37 @@ REASON = (
 )
 
 
-class Suspects:
+class CrashQuarantine:
     """Those that may have caused the last loss, and the one on trial."""
 
     def __init__(self) -> None:
-        self.queue: list[Ticket] = []  # in the order of their trials
-        self.on_trial: Ticket | None = None
+        self.queue: list[QueuedRequest] = []  # in the order of their trials
+        self.on_trial: QueuedRequest | None = None
         self._guilty: dict[int, int] = {}  # what they asked, and the arrival that they were
 
     def __bool__(self) -> bool:
         return bool(self.queue) or self.on_trial is not None
 
-    def judge(self, running: list[Ticket], arrivals: int) -> tuple[list[Ticket], list[Ticket]]:
+    def judge(
+        self, running: list[QueuedRequest], arrivals: int
+    ) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
         """Take over who ran when the ranks were lost; return who has caused that, and who not."""
-        guilty: list[Ticket] = []
-        clear: list[Ticket] = []
-        for ticket in running:
-            new = ticket is self.on_trial or not ticket.answered
-            ticket.stuck = ticket.stood == len(ticket.ids)
-            ticket.strikes = ticket.strikes + 1 if new else 0
-            ticket.stood = len(ticket.ids)
-            if len(running) == 1 and ticket.strikes >= STRIKES:
-                guilty.append(ticket)
-                self._guilty[_content(ticket.request)] = arrivals
-            elif ticket.strikes or ticket.stuck:
-                self.queue.append(ticket)
+        guilty: list[QueuedRequest] = []
+        clear: list[QueuedRequest] = []
+        for queued in running:
+            new = queued is self.on_trial or not queued.answered
+            queued.stuck = queued.stood == len(queued.ids)
+            queued.strikes = queued.strikes + 1 if new else 0
+            queued.stood = len(queued.ids)
+            if len(running) == 1 and queued.strikes >= STRIKES:
+                guilty.append(queued)
+                self._guilty[_content(queued.request)] = arrivals
+            elif queued.strikes or queued.stuck:
+                self.queue.append(queued)
             else:
-                clear.append(ticket)
+                clear.append(queued)
         self.on_trial = None
-        self.queue.sort(key=lambda ticket: (-ticket.strikes, ticket.order))
+        self.queue.sort(key=lambda queued: (-queued.strikes, queued.order))
         return guilty, clear
 
     def is_known(self, request: WireRequest, arrivals: int) -> bool:
@@ -56,27 +58,27 @@ class Suspects:
         self._guilty = recent
         return _content(request) in recent
 
-    def try_next(self) -> Ticket:
+    def try_next(self) -> QueuedRequest:
         """Put the next one on trial."""
         self.on_trial = self.queue.pop(0)
         return self.on_trial
 
     def settle(self) -> None:
         """End a trial: with the round that admitted it, or where it got further than before."""
-        ticket = self.on_trial
-        if ticket is None or not ticket.answered:
+        queued = self.on_trial
+        if queued is None or not queued.answered:
             return
-        if ticket.stuck and len(ticket.ids) == ticket.stood:
+        if queued.stuck and len(queued.ids) == queued.stood:
             return
-        ticket.strikes = 0
+        queued.strikes = 0
         self.on_trial = None
 
-    def forget(self, ticket: Ticket) -> None:
+    def forget(self, queued: QueuedRequest) -> None:
         """The request has ended or left."""
-        if ticket is self.on_trial:
+        if queued is self.on_trial:
             self.on_trial = None
-        elif ticket in self.queue:
-            self.queue.remove(ticket)
+        elif queued in self.queue:
+            self.queue.remove(queued)
 
 
 def _content(request: WireRequest) -> int:

@@ -9,7 +9,7 @@ LATEST = 64  # ... but no more than so many
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class QueuedRequest:
     """A request, passed on as it came, and where it stands if it has to begin again elsewhere."""
 
     request: WireRequest

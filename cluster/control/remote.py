@@ -31,7 +31,7 @@ from diffray.cluster.control.engine_client import (
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import AGAIN, Event, Kind, Mailbox
 from diffray.cluster.control.heartbeat import answered
-from diffray.cluster.control.queued_request import Ticket
+from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.cluster.control.restarts import WITHIN_S, Restarts, not_back
 from diffray.cluster.control.worker_group import first_line, kill_here
 from diffray.components.model import ModelSpec
@@ -53,7 +53,7 @@ T = TypeVar("T")
 class _Open:
     """A request that is waited for."""
 
-    ticket: Ticket
+    queued: QueuedRequest
     news: Mailbox = field(default_factory=Mailbox)
 
 
@@ -123,13 +123,13 @@ class RemoteEngine:
         pages = self.limits.pages(sequence, sequence.kv_stop)
         most = self.limits.pages(sequence, sequence.length)
         end = None if deadline is None else asyncio.get_running_loop().time() + deadline
-        mine = _Open(Ticket(request.to_wire(), pages, priority, end, number=0, most=most))
+        mine = _Open(QueuedRequest(request.to_wire(), pages, priority, end, number=0, most=most))
         self._open[request.uid] = mine
         finished = False
         try:
             # The coordinator keeps to the deadline too: for who does not read, no clock runs here.
             async with asyncio.timeout_at(end):
-                await self._hand_over(mine.ticket)
+                await self._hand_over(mine.queued)
             while not finished:
                 async with asyncio.timeout_at(end):
                     event = await mine.news.get()
@@ -158,7 +158,7 @@ class RemoteEngine:
     @property
     def queued_tokens(self) -> int:
         """Tokens asked for and not yet there: what autoscaling looks at."""
-        return sum(mine.ticket.missing for mine in self._open.values())
+        return sum(mine.queued.missing for mine in self._open.values())
 
     async def pids(self) -> list[int]:
         """The ranks' processes, each on its own node."""
@@ -208,7 +208,7 @@ class RemoteEngine:
         kill_here(self._places)
 
     async def _begin(self) -> None:
-        """Start a coordinator, and its gang with it."""
+        """Start a coordinator, which starts its workers."""
         begin = time.monotonic()
         # The coordinator may kill a replica, which Serve replaces, but not a driver or a test.
         node = ray.get_runtime_context().get_node_id()
@@ -256,20 +256,20 @@ class RemoteEngine:
         finally:
             waiting.cancel()
 
-    async def _hand_over(self, ticket: Ticket) -> None:
+    async def _hand_over(self, queued: QueuedRequest) -> None:
         """Give the coordinator a request; it takes one that it has already only once."""
         while True:
             coordinator, deadline = self._coordinator, None
-            if ticket.deadline is not None:
-                deadline = ticket.deadline - asyncio.get_running_loop().time()
+            if queued.deadline is not None:
+                deadline = queued.deadline - asyncio.get_running_loop().time()
             try:
                 refusal: Refusal | None = await coordinator.submit.remote(
-                    ticket.request, (ticket.pages, ticket.most), ticket.priority, deadline
+                    queued.request, (queued.pages, queued.most), queued.priority, deadline
                 )
                 break
             except ActorUnavailableError:
                 await asyncio.sleep(_BLIP_S)
-                if ticket.forwards or coordinator is not self._coordinator:
+                if queued.forwards or coordinator is not self._coordinator:
                     return  # it was heard
             except RayActorError:
                 return  # whoever revives the coordinator hands over all that is open
@@ -306,7 +306,7 @@ class RemoteEngine:
             return
         if (mine := self._open.get(event.uid)) is not None:
             if event.update is not None:
-                mine.ticket.follow(event.update)
+                mine.queued.follow(event.update)
             mine.news.put(event)
             if event.ends:  # it may not be read yet, but nobody has to answer it any more
                 del self._open[event.uid]
@@ -335,9 +335,9 @@ class RemoteEngine:
         for uid, mine in list(self._open.items()):
             if uid not in self._open:
                 continue  # its client has left meanwhile
-            mine.ticket.again()
+            mine.queued.again()
             try:
-                await self._hand_over(mine.ticket)
+                await self._hand_over(mine.queued)
             except (EngineFailed, Overloaded) as error:
                 mine.news.put(Event(Kind.FAILED, uid, reason=str(error)))
 

@@ -26,11 +26,11 @@ _LOOK_S = 0.5  # between questions whether a rank that Ray could not reach is al
 _LOADING = 10  # times longer may ranks be silent that load: some of that holds Python's lock
 
 
-class GangLost(Exception):
-    """A rank died, hung or failed; the gang is of no more use."""
+class WorkersLost(Exception):
+    """A rank died, hung or failed, and the worker group with it."""
 
 
-class Gang:
+class WorkerGroup:
     """One worker in each bundle after the first, and a control channel to all of them."""
 
     def __init__(self, model: str, config: EngineConfig, group: PlacementGroup) -> None:
@@ -44,7 +44,7 @@ class Gang:
         self._placed = 0.0  # when all ranks had processes
 
     async def start(self) -> None:
-        """Place the ranks, let them load and connect; raises GangLost where one fails."""
+        """Place the ranks, let them load and connect; raises WorkersLost where one fails."""
         begin = time.monotonic()
         host = ray.util.get_node_ip_address()
         port = await self.hub.listen(host)
@@ -52,9 +52,9 @@ class Gang:
             async with asyncio.timeout(self.config.load_timeout_s):
                 await self._start(host, port)
         except RayError as error:
-            raise GangLost(f"a rank could not start: {first_line(error)}") from error
+            raise WorkersLost(f"a rank could not start: {first_line(error)}") from error
         except TimeoutError:
-            raise GangLost(
+            raise WorkersLost(
                 f"the ranks were not ready within {self.config.load_timeout_s:g} s; "
                 "raise load_timeout_s if the checkpoint is large or the disk slow"
             ) from None
@@ -92,7 +92,7 @@ class Gang:
             word.cancel()
             if word.done() and isinstance(failure := word.result(), Failure):
                 answers.cancel()
-                raise GangLost(failure.error)
+                raise WorkersLost(failure.error)
         return await answers
 
     def _setup(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Gang:
         ).remote(rank, self.size)
 
     async def _watch(self, rank: int, ref: Any) -> str:
-        """Wait for the end of a rank's loop, which is the end of the gang."""
+        """Wait for the end of a rank's loop, which ends the worker group."""
         dead = False
         try:
             await ref
@@ -150,17 +150,17 @@ class Gang:
         self.hub.broadcast(message)
 
     async def receive(self) -> Reply:
-        """Wait for rank 0's next reply; raises GangLost where none will come."""
+        """Wait for rank 0's next reply; raises WorkersLost where none will come."""
         try:
             async with asyncio.timeout(self.config.round_timeout_s):
                 message = await self.hub.messages.get()
         except TimeoutError:
-            raise GangLost(
+            raise WorkersLost(
                 f"the ranks have not answered for {self.config.round_timeout_s:g} s "
                 "(round_timeout_s) and are taken for hung"
             ) from None
         if not isinstance(message, Reply):
-            raise GangLost(await self.reason(message))
+            raise WorkersLost(await self.reason(message))
         return message
 
     async def word(self) -> Reply | Failure | None:
@@ -168,7 +168,7 @@ class Gang:
         return await self.hub.messages.get()
 
     async def reason(self, message: Reply | Failure | None) -> str:
-        """Return why the gang is lost: of all that ranks say now, the death of one of them."""
+        """Return why the worker group is lost; a rank's death counts before what survivors say."""
         reason = "a rank has closed its connection"
         try:
             async with asyncio.timeout(_OBITUARY_S):

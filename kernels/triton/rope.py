@@ -8,14 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffray.kernels.attention import Turn
+from diffray.kernels.attention import QKRotary
 
 _HEADS_AT_ONCE = 16
 
 
 def rotate_and_store(
     heads_TND: Tensor,
-    turn: Turn,
+    rotary: QKRotary,
     keys_SGD: Tensor,
     values_SGD: Tensor,
     slots_T: Tensor,
@@ -25,7 +25,7 @@ def rotate_and_store(
     N = Q + 2G: query heads, key heads, value heads. No slot may be given twice, except for what
     nobody reads.
     """
-    norm_ND, eps, cos_T1R, sin_T1R = turn
+    norm_ND, eps, cos_T1R, sin_T1R = rotary
     num_tokens, num_heads, head_dim = heads_TND.shape
     num_keys = keys_SGD.shape[1]
     num_queries = num_heads - 2 * num_keys

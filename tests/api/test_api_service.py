@@ -18,7 +18,7 @@ from diffray.cluster.api.defaults import GenerationDefaults, read_generation_def
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.http import parse_json
 from diffray.cluster.api.http_app import build_api
-from diffray.cluster.api.params_builder import Wishes
+from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import TokenTexts
@@ -180,7 +180,7 @@ def test_leaving_a_stream_closes_the_engine_s() -> None:
 
 
 def test_bad_words_are_single_tokens_with_and_without_a_space() -> None:
-    wishes = Wishes(LIMITS, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    wishes = ParamsBuilder(LIMITS, TOKENIZER, DiffusionParams(), GenerationDefaults())
     # A byte has one token; after a space it has the same, so one id is enough.
     expected = [*TOKENIZER.encode("x"), *TOKENIZER.encode(" ")]
     assert list(wishes.bad_ids(["x", " "])) == expected
@@ -196,7 +196,7 @@ def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) 
     """A block-causal canvas consists of whole blocks."""
     spec = replace(LIMITS.spec, block_causal=block_causal)
     limits = replace(LIMITS, spec=spec, context=100)
-    wishes = Wishes(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    wishes = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
     body = parse(ChatBody, HELLO)
     assert wishes.params(body, 30).max_tokens == room - 30
     with pytest.raises(ApiError, match=f"{room} tokens. However, you requested {room + 1} tokens"):
@@ -205,7 +205,7 @@ def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) 
 
 def test_a_default_length_never_asks_for_more_than_there_is() -> None:
     limits = replace(LIMITS, context=100)
-    wishes = Wishes(limits, TOKENIZER, DiffusionParams(), GenerationDefaults(max_tokens=90))
+    wishes = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults(max_tokens=90))
     chat, text = parse(ChatBody, HELLO), parse(CompletionBody, IDS)
     assert [wishes.params(body, 5).max_tokens for body in (chat, text)] == [90, 90]
     assert [wishes.params(body, 30).max_tokens for body in (chat, text)] == [70, 70]
@@ -215,7 +215,7 @@ def test_a_default_length_never_asks_for_more_than_there_is() -> None:
 
 def test_guidance_halves_the_pages() -> None:
     limits = replace(LIMITS, num_pages=10, page_size=8)
-    wishes = Wishes(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    wishes = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
     plain, guided = (DiffusionParams(cfg_scale=scale) for scale in (0, 1))
     assert (wishes.context(plain), wishes.context(guided)) == (80, 40)
 

@@ -31,7 +31,7 @@ from diffray.cluster.control.local import load_local
 from diffray.components.denoiser import Denoiser
 from diffray.components.experts import Experts
 from diffray.components.mesh import Mesh
-from diffray.workers.batch_plan import Rounds
+from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.messages import Request
 from diffray.workers.output import CompletionOutput, RequestOutput
 from tests.helpers.api_server import serve
@@ -168,13 +168,13 @@ class TestPhases:
             plain.add(request)
             watched.add(request)
         expected = drain(plain)
-        methods = Rounds.denoise, Rounds.outcomes
+        methods = BatchPlan.denoise, BatchPlan.outcomes
         with Phases(watched) as phases:
             assert drain(watched) == expected
         assert phases.forwards == plain.forwards > 0
         assert set(phases.seconds) == {MODEL, CACHE, DECODE, HOST}
         assert min(phases.seconds.values()) > 0
-        assert (Rounds.denoise, Rounds.outcomes) == methods
+        assert (BatchPlan.denoise, BatchPlan.outcomes) == methods
         assert not {"forward", "embed", "head"} & set(vars(watched.model))
 
     def test_time_belongs_to_the_innermost_phase(self, monkeypatch: pytest.MonkeyPatch) -> None:

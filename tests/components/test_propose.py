@@ -6,12 +6,12 @@ from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Memory
-from diffray.components.decoder_groups import Team, recall, rewarded
+from diffray.components.decoder_groups import DecoderGroup, recall, rewarded
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
-from diffray.components.propose import Draws, Edits, Rows, joined, propose, propose_plain
+from diffray.components.propose import Draws, LogitBias, Rows, joined, propose, propose_plain
 from diffray.kernels.confidence import confidence_of_logits
 from tests.kernels.test_logits import on_ranks
 
@@ -74,14 +74,14 @@ def test_what_is_kept_of_logits_is_enough(size: int, draws: Draws | None) -> Non
         torch.testing.assert_close(found, expected)
 
 
-def teams() -> list[Team]:
+def groups() -> list[DecoderGroup]:
     """Two rows that give credit, one that does not."""
     shape = 2, LENGTH, LENGTH
     memory = Memory(torch.full(shape, -1), torch.zeros(shape, dtype=torch.float64))
     credit = Credit(alpha=10.0, gamma=0.2)
     return [
-        Team(credit, [0, 1], torch.tensor([0, 1]), memory),
-        Team(Threshold(), [2], torch.tensor([2]), None),
+        DecoderGroup(credit, [0, 1], torch.tensor([0, 1]), memory),
+        DecoderGroup(Threshold(), [2], torch.tensor([2]), None),
     ]
 
 
@@ -98,7 +98,7 @@ def test_credit_needs_only_the_logits_of_what_it_remembers(size: int) -> None:
 
     def kept(mesh: Mesh) -> list[Tensor]:
         start, stop = mesh.shard(VOCAB, "vocabulary")
-        own, found = teams(), []
+        own, found = groups(), []
         for step in steps:
             known_RK = recall(own, CELLS, block())
             assert known_RK is not None
@@ -109,7 +109,7 @@ def test_credit_needs_only_the_logits_of_what_it_remembers(size: int) -> None:
             found.append(as_one(propose_plain(after, asked, block())))
         return [*found, *(own[0].memory or ())]
 
-    own = teams()
+    own = groups()
     expected = [
         as_one(propose(Logits(changing(step), 0, Mesh()), asked, block(), own, MASK))
         for step in steps
@@ -140,7 +140,7 @@ def doubting(ids: Tensor) -> Rows:
     """Give these tokens no confidence in any row."""
     rows_E = torch.arange(len(CELLS)).repeat_interleave(len(ids))
     minus = torch.full((len(rows_E),), -torch.inf)
-    return Rows(CELLS, None, None, (), Edits(rows_E, ids.repeat(len(CELLS)), minus), (), 0)
+    return Rows(CELLS, None, None, (), LogitBias(rows_E, ids.repeat(len(CELLS)), minus), (), 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

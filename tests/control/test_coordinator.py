@@ -14,7 +14,7 @@ from diffray.cluster.control.engine_client import EngineFailed, Poisonous, Refus
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.hub import Failure
-from diffray.cluster.control.worker_group import Gang, GangLost
+from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
 from diffray.workers.messages import Reply, Round
 from tests.control.test_scheduler import FakeRanks, Lost, asked, ids_of
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class FakeGang:
-    """Ranks in this process: each reply takes a moment, and some gangs die."""
+    """Ranks in this process: each reply takes a moment, and some worker groups die."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -36,7 +36,7 @@ class FakeGang:
         self.world.starts.append(time.monotonic())
         await asyncio.sleep(self.world.load_s)
         if self.world.broken:
-            raise GangLost("no device")
+            raise WorkersLost("no device")
 
     def send(self, order: Round | None) -> None:
         self._sent.append(order)
@@ -44,11 +44,11 @@ class FakeGang:
     async def receive(self) -> Reply:
         await asyncio.sleep(0.001)
         if self._dead.is_set():
-            raise GangLost("killed")
+            raise WorkersLost("killed")
         try:
             return self.ranks.step(self._sent.popleft())
         except Lost:
-            raise GangLost("it died of a request") from None
+            raise WorkersLost("it died of a request") from None
 
     async def word(self) -> None:
         await self._dead.wait()
@@ -64,7 +64,7 @@ class FakeGang:
 
 
 class World:
-    """What happens to gangs, and the news that came of it."""
+    """What happens to worker groups, and the news that came of it."""
 
     def __init__(self, **options: Any) -> None:
         self.starts: list[float] = []
@@ -73,15 +73,17 @@ class World:
         self.poison: dict[int, int] = {}
         self.news: list[Event] = []
         group: Any = None
-        self.coordinator = Coordinator("toy", EngineConfig(**options), group, make_gang=self._make)
+        self.coordinator = Coordinator(
+            "toy", EngineConfig(**options), group, make_workers=self._make
+        )
 
     def _make(self, *_: Any) -> Any:
         return FakeGang(self)
 
     @property
-    def gang(self) -> FakeGang:
-        assert isinstance(self.coordinator.gang, FakeGang)
-        return self.coordinator.gang
+    def workers(self) -> FakeGang:
+        assert isinstance(self.coordinator.workers, FakeGang)
+        return self.coordinator.workers
 
     async def ask(self, uid: int, max_tokens: int, deadline: float | None = None) -> None:
         assert await self.coordinator.submit(asked(uid, max_tokens), (1, 1), 0, deadline) is None
@@ -128,7 +130,7 @@ def test_losses_cost_no_token_and_no_backoff_while_the_ranks_work() -> None:
             await world.ask(uid, 60)
         for _ in range(4):
             await world.some_rounds()
-            world.gang.kill()
+            world.workers.kill()
         await world.until(finished(*range(6)))
         for uid in range(6):
             assert world.tokens(uid) == list(range(1, 61))
@@ -157,7 +159,7 @@ def test_an_idle_loss_is_mended_before_the_next_request_comes() -> None:
     async def story(world: World) -> None:
         await world.ask(0, 3)
         await world.until(finished(0))
-        world.gang.kill()
+        world.workers.kill()
         await asyncio.sleep(0.1)
         assert len(world.starts) == 2
         await world.ask(1, 3)
@@ -171,7 +173,7 @@ def test_deadlines_hold_while_the_ranks_are_being_started() -> None:
         await world.ask(0, 10_000, deadline=0.3)
         await world.some_rounds()
         world.load_s = 5.0
-        world.gang.kill()
+        world.workers.kill()
         begin = time.monotonic()
         await world.until(lambda news: Event(Kind.LATE, 0) in news)
         return time.monotonic() - begin
@@ -184,7 +186,7 @@ def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None
         await world.ask(0, 10_000)
         await world.some_rounds()
         world.broken = True
-        world.gang.kill()
+        world.workers.kill()
         await world.until(finished(0))
         ended = [event for event in world.news if event.update is None]
         assert [event.kind for event in ended] == [Kind.FAILED, Kind.ENDED]
@@ -205,7 +207,7 @@ def test_what_is_new_is_refused_while_a_restart_takes_too_long(
         await world.ask(0, 400)
         await world.some_rounds()
         world.load_s = 0.5
-        world.gang.kill()
+        world.workers.kill()
         await asyncio.sleep(0.1)
         await world.ask(1, 3)
         await asyncio.sleep(0.2)
@@ -226,13 +228,13 @@ def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> None:
     async def story() -> None:
         config, group = EngineConfig(), cast(Any, None)
         coordinator = Coordinator("toy", config, group)
-        coordinator.gang = gang = Gang("toy", config, group)
+        coordinator.workers = workers = WorkerGroup("toy", config, group)
         idle = asyncio.create_task(coordinator._wait_for_work())
         await asyncio.sleep(0.01)
-        gang.hub.messages.put_nowait(Failure("rank 0: no memory", dead=False))
+        workers.hub.messages.put_nowait(Failure("rank 0: no memory", dead=False))
         await asyncio.sleep(0.01)
         coordinator._work.set()
-        with pytest.raises(GangLost, match="rank 0: no memory"):
+        with pytest.raises(WorkersLost, match="rank 0: no memory"):
             await idle
 
     asyncio.run(story())

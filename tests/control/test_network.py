@@ -1,4 +1,4 @@
-"""A gang over two nodes whose network is cut: silently, as a switch does it, for a while."""
+"""A workers over two nodes whose network is cut: silently, as a switch does it, for a while."""
 
 import asyncio
 import os

@@ -446,4 +446,4 @@ def test_every_interleaving_answers_everybody_who_did_not_leave(
     for uid in wanted.keys() - innocent:
         assert heard[uid] == list(range(1, wanted[uid] + 1))
     assert scheduler.waiting == 0 and not scheduler.running and not ranks.running
-    assert not scheduler.suspects and not scheduler._waiting and not scheduler._leaving
+    assert not scheduler.quarantine and not scheduler._waiting and not scheduler._leaving

@@ -15,7 +15,7 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
-from diffray.kernels.attention import Turn
+from diffray.kernels.attention import QKRotary
 from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
@@ -85,7 +85,7 @@ class ToyModel(WritesLogits):
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
         x_TH = x_TH + self.places[batch.positions_T]
         ones_T1D = torch.ones(len(x_TH), 1, 8, dtype=torch.float64)
-        still = Turn(None, 0.0, ones_T1D, torch.zeros_like(ones_T1D))
+        still = QKRotary(None, 0.0, ones_T1D, torch.zeros_like(ones_T1D))
         for number, (query, key, value, out) in enumerate(self.layers):
             heads_TND = torch.cat([query, key, value], dim=1)
             heads_TND = (x_TH @ heads_TND).unflatten(-1, (6, 8))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from diffray.kernels import attention, norm
-from diffray.kernels.attention import Turn
+from diffray.kernels.attention import QKRotary
 from diffray.kernels.rope import rope_tables
 from diffray.kernels.triton.norm import add_norm, rms_norm
 from diffray.kernels.triton.rope import rotate_and_store
@@ -60,7 +60,7 @@ def test_heads_are_rotated_and_stored_as_in_the_reference(
     slots_T = torch.tensor([7, 8, 2, 11, 4], device=DEVICE)
     pools = [torch.randn(2, slots, keys, size, device=DEVICE) for _ in range(2)]
     pools[1].copy_(pools[0])
-    args = (heads, Turn(weight, 1e-5, cos, sin))
+    args = (heads, QKRotary(weight, 1e-5, cos, sin))
     got = rotate_and_store(*args, pools[0][0], pools[0][1], slots_T)
     expected = attention.rotate_and_store(*args, pools[1][0], pools[1][1], slots_T)
     torch.testing.assert_close(got, expected)

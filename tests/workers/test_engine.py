@@ -14,7 +14,7 @@ from torch import Tensor
 from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
 from diffray.components.sequence import Sequence
-from diffray.workers.batch_state import Blocks
+from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from diffray.workers.slots import Slots
@@ -580,13 +580,13 @@ def test_any_shape_fills_the_canvas(
 def test_blocks_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rounds they take; others' coming and going has them planned anew."""
     plans: list[list[int]] = []
-    plan = Blocks.__init__
+    plan = BatchState.__init__
 
-    def noted(blocks: Blocks, sequences: list[Sequence], slots: Slots) -> None:
+    def noted(blocks: BatchState, sequences: list[Sequence], slots: Slots) -> None:
         plans.append([s.uid for s in sequences])
         plan(blocks, sequences, slots)
 
-    monkeypatch.setattr(Blocks, "__init__", noted)
+    monkeypatch.setattr(BatchState, "__init__", noted)
     engine = toy_engine(BIDIRECTIONAL)
     policy = {"block_length": 8, "decoder": {"kind": "fixed", "steps": 12}}
     params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion=policy)

@@ -17,8 +17,8 @@ from benchmarks.golden import FAMILIES, GOLDEN, cases_of, diffusion_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.backend import Record, choose_recorder
 from diffray.components.sequence import Sequence
-from diffray.workers.batch_plan import Rounds
-from diffray.workers.batch_state import Blocks
+from diffray.workers.batch_plan import BatchPlan
+from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves, memory_for
 from diffray.workers.messages import Request
@@ -109,9 +109,9 @@ def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(owner, name, call)
 
-    noted(Rounds, "_ask")
-    noted(Blocks, "__init__")
-    noted(Blocks, "now")
+    noted(BatchPlan, "_ask")
+    noted(BatchState, "__init__")
+    noted(BatchState, "now")
     noted(Recorded, "forward")
     noted(Recorded, "fill")
     params = SamplingParams(max_tokens=16, diffusion={"block_length": 8})

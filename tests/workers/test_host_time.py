@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import host_time
 from benchmarks.host_time import host_seconds
-from diffray.workers.batch_plan import Chunk, Rounds
+from diffray.workers.batch_plan import BatchPlan, Chunk
 from diffray.workers.engine import Engine
 from tests.workers.test_graphs import replays
 
@@ -14,21 +14,21 @@ from tests.workers.test_graphs import replays
 @pytest.mark.parametrize("recorded", [False, True])
 def test_every_part_is_counted(recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is slow before the forward is the idle time's, what is slow in it is nobody's."""
-    methods = Engine.step, Rounds._hidden, Rounds.outcomes
+    methods = Engine.step, BatchPlan._hidden, BatchPlan.outcomes
     rounds, seconds = host_seconds(2, "exact", recorded, 32)
     assert rounds == 6  # of the two requests one takes 5 steps, the other 6
     assert all(0 < seconds[part] < 1 for part in ("before", "beside", "after"))
-    assert (Engine.step, Rounds._hidden, Rounds.outcomes) == methods
+    assert (Engine.step, BatchPlan._hidden, BatchPlan.outcomes) == methods
 
-    place = Rounds._place
+    place = BatchPlan._place
 
-    def slow(rounds: Rounds, step: int, chunks: list[Chunk]) -> None:
+    def slow(rounds: BatchPlan, step: int, chunks: list[Chunk]) -> None:
         until = time.thread_time() + 0.02
         while time.thread_time() < until:
             pass
         place(rounds, step, chunks)
 
-    monkeypatch.setattr(Rounds, "_place", slow)
+    monkeypatch.setattr(BatchPlan, "_place", slow)
     _, slowed = host_seconds(2, "exact", recorded, 32)
     assert slowed["before"] - seconds["before"] > 6 * 0.015
     assert slowed["beside"] < 6 * 0.015

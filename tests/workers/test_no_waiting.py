@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffray.components.params import SamplingParams
 from diffray.components.sequence import Sequence
-from diffray.workers.batch_plan import Rounds
+from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.messages import Request
 from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
 from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
@@ -34,7 +34,7 @@ class NoWaiting(TorchDispatchMode):
 def watched(denoise: Callable[..., None]) -> Callable[..., None]:
     """Let a round's first step plan, and watch the others."""
 
-    def step(plan: Rounds, number: int, chunks: Any) -> None:
+    def step(plan: BatchPlan, number: int, chunks: Any) -> None:
         if number == 0:
             return denoise(plan, number, chunks)
         with NoWaiting():
@@ -66,7 +66,7 @@ def test_no_step_but_the_first_waits(
     ]
     monkeypatch.setattr(Sequence, "steps_ahead", 4)  # else rounds would often have one step
     expected = run(toy_engine(model), requests, steps=4)
-    monkeypatch.setattr(Rounds, "denoise", watched(Rounds.denoise))
+    monkeypatch.setattr(BatchPlan, "denoise", watched(BatchPlan.denoise))
     assert run(toy_engine(model), requests, steps=4) == expected
 
 

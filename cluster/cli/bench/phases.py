@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol, Self
 import torch
 
 from diffray.components.mesh import Mesh
-from diffray.workers.batch_plan import Rounds
-from diffray.workers.batch_state import Blocks
+from diffray.workers.batch_plan import BatchPlan
+from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Recorded
 
@@ -97,11 +97,11 @@ class Phases:
             (engine.kv, "attend", CACHE),
             (Recorded, "forward", MODEL),  # what a graph reads of the cache is not told apart
             (Recorded, "choose", MODEL),
-            (Rounds, "denoise", DECODE),
-            (Rounds, "outcomes", DECODE),
-            (Rounds, "_place", HOST),
-            (Blocks, "__init__", HOST),
-            (Rounds, "_ask", HOST),
+            (BatchPlan, "denoise", DECODE),
+            (BatchPlan, "outcomes", DECODE),
+            (BatchPlan, "_place", HOST),
+            (BatchState, "__init__", HOST),
+            (BatchPlan, "_ask", HOST),
         ]
         if engine.mesh.size > 1:
             places += [(Mesh, name, COMMUNICATION) for name in ("all_reduce", "all_gather")]

@@ -11,7 +11,7 @@ import torch
 from diffray.cluster.cli.bench.phases import replaced
 from diffray.components.denoiser import Denoiser
 from diffray.components.experts import Experts
-from diffray.workers.batch_plan import Rounds
+from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.engine import Engine
 
 ARRAY: Final = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes: far more than any cache
@@ -72,7 +72,7 @@ class Reads:
         # A replay calls nothing that could be counted.
         self._engine.graphs = self._engine.slots.layout = None
         self._wrapped.enter_context(replaced(Experts, "forward", self._count_experts))
-        self._wrapped.enter_context(replaced(Rounds, "denoise", self._count_step))
+        self._wrapped.enter_context(replaced(BatchPlan, "denoise", self._count_step))
         return self
 
     def __exit__(
@@ -96,7 +96,7 @@ class Reads:
         return forward
 
     def _count_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        def denoise(plan: Rounds, step: int, chunks: Any) -> Any:
+        def denoise(plan: BatchPlan, step: int, chunks: Any) -> Any:
             self.forwards += 1
             self.weights += self._always
             for s in plan.sequences:

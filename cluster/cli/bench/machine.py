@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import diffray
 
 if TYPE_CHECKING:
-    from diffray.workers.llm import DiffusionLLM
+    from diffray.cluster.control.llm import DiffusionLLM
 
 
 def when_and_where() -> dict[str, str]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from diffray.cluster.cli.bench.phases import Phases
 from diffray.cluster.cli.bench.roofline import Reads
+from diffray.cluster.control.llm import DiffusionLLM
 from diffray.components.params import SamplingParams
-from diffray.workers.llm import DiffusionLLM
 from diffray.workers.output import RequestOutput
 
 

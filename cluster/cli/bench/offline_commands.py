@@ -37,7 +37,7 @@ def latency(
         from diffray.cluster.cli.bench.places import check_place
         from diffray.cluster.cli.bench.workload import facts_of, random_ids
         from diffray.cluster.cli.options import sampling_params
-        from diffray.workers.llm import DiffusionLLM
+        from diffray.cluster.control.llm import DiffusionLLM
 
         facts = when_and_where()
         check_place(result.output_json, "--output-json")
@@ -92,7 +92,7 @@ def throughput(
         from diffray.cluster.cli.bench.prompts import read_sets
         from diffray.cluster.cli.bench.workload import facts_of, tasks
         from diffray.cluster.cli.options import sampling_params
-        from diffray.workers.llm import DiffusionLLM
+        from diffray.cluster.control.llm import DiffusionLLM
 
         facts = when_and_where()
         check_place(result.output_json, "--output-json")

@@ -11,8 +11,8 @@ from diffray.cluster.cli.bench.offline import Looked, look_at, timed
 from diffray.cluster.cli.bench.output import PERCENTS, latency_lines, throughput_line
 from diffray.cluster.cli.bench.percentiles import Spread, as_word
 from diffray.cluster.cli.bench.roofline import memory_bandwidth
+from diffray.cluster.control.llm import DiffusionLLM
 from diffray.components.params import SamplingParams
-from diffray.workers.llm import DiffusionLLM
 
 Work = tuple[list[list[int]], list[SamplingParams]]
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from diffray.cluster.cli.bench.flags import Data
 from diffray.cluster.cli.bench.percentiles import span
 from diffray.cluster.cli.bench.prompts import RANDOM, Ask, by_task
+from diffray.cluster.control.llm import DiffusionLLM
 from diffray.components.params import SamplingParams
 from diffray.components.policy import Policy
-from diffray.workers.llm import DiffusionLLM
 
 
 def random_ids(

@@ -17,7 +17,7 @@ from diffray.cluster.control.hub import Failure
 from diffray.cluster.control.wire import decode_events
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
 from diffray.workers.messages import Footprint, Reply, Round
-from tests.control.test_scheduler import FakeRanks, Lost, asked, ids_of
+from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 
 T = TypeVar("T")
 

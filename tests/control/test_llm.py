@@ -12,8 +12,8 @@ import torch
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.denoiser import Denoiser
+from tests.helpers.byte_tokenizer import byte_tokenizer
 from tests.helpers.paths import GOLDEN
-from tests.workers.test_text import byte_tokenizer
 
 LLADA = GOLDEN / "llada"
 IDS = {"mask_token_id": 510, "eos_token_id": 511}

@@ -14,7 +14,7 @@ from benchmarks.chaos.cuts import questions, schedule, storm
 from benchmarks.chaos.report import as_text, sound
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.remote import RemoteEngine
-from tests.control.test_worker_group import LONG, answer, in_process, prompts, under_way, wish
+from tests.helpers.worker_groups import LONG, answer, in_process, prompts, under_way, wish
 
 pytestmark = [
     pytest.mark.slow,

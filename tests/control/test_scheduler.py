@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,61 +16,8 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.queued_request import LONG
 from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
-from diffray.workers.messages import Footprint, Reply, Round, Stats, Update, WireRequest
-
-
-def asked(
-    uid: int, max_tokens: int = 3, iteration: str | None = None, like: int | None = None
-) -> WireRequest:
-    """Return a request; one that is `like` another asks the same."""
-    kind = None if iteration is None else {"kind": iteration}
-    params = {"max_tokens": max_tokens, "diffusion": {"iteration": kind}}
-    return WireRequest(uid, (1, 2, uid if like is None else like), params)
-
-
-class Lost(Exception):
-    """The fake ranks have died."""
-
-
-@dataclass
-class FakeRanks:
-    """Runs what it is told, one token a round each; holds pages as an engine would."""
-
-    slots: int
-    pages: int
-    running: dict[int, dict[str, Any]] = field(default_factory=dict)
-    need: dict[int, int] = field(default_factory=dict)
-    poison: dict[int, int] = field(default_factory=dict)  # rounds that each is borne for
-    waiting: int = 0
-
-    def step(self, order: Round[Any]) -> Reply:
-        for uid in order.cancel:
-            self.running.pop(uid, None)
-        for request in order.add:
-            assert request.uid not in self.running, "admitted twice"
-            self.running[request.uid] = {
-                "written": len(request.resume.ids) if request.resume else 0,
-                "max": request.max_tokens,
-                "borne": self.poison.get(request.uid, -1),
-            }
-        assert len(self.running) <= self.slots
-        if any(state["borne"] == 0 for state in self.running.values()):
-            raise Lost
-        updates = []
-        for uid, state in list(self.running.items()):
-            state["borne"] -= 1
-            if uid in self.poison:
-                continue  # it reports nothing: its first block is not done
-            state["written"] += 1
-            done = state["written"] == state["max"]
-            reason = "length" if done else None
-            updates.append(Update(uid, [state["written"]], finish_reason=reason, forwards=1))
-            if done:
-                del self.running[uid]
-        free = self.pages - sum(self.need[uid] for uid in self.running)
-        assert free >= 0
-        stats = Stats(free_pages=free, waiting=self.waiting)
-        return Reply(order.number, 1, updates, [], stats)
+from diffray.workers.messages import Footprint, Reply, Stats, WireRequest
+from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 
 
 def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterator[Event]:
@@ -85,11 +31,6 @@ def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterato
             ranks.running.clear()
             yield from scheduler.restart()
     raise AssertionError("it does not end")
-
-
-def ids_of(uid: int, news: list[Event]) -> list[int]:
-    mine = [event.update for event in news if event.update and event.uid == uid]
-    return [token for update in mine for token in update.ids]
 
 
 def started(scheduler: Scheduler) -> list[int]:

@@ -20,7 +20,7 @@ from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, demo_path
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import ARCHITECTURES
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
-from tests.components.test_decoders import DECIDED, accepted
+from tests.helpers.decoding import DECIDED, accepted
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
 

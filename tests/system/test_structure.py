@@ -88,6 +88,18 @@ def test_imports_within_cluster_point_leftwards() -> None:
     assert wrong == []
 
 
+def test_no_test_imports_another() -> None:
+    """What several need is in tests/helpers."""
+    wrong = [
+        f"{file.relative_to(TESTS)}:{node.lineno} {node.module}"
+        for file in TESTS.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_bytes()))
+        if isinstance(node, ast.ImportFrom) and is_within(node.module or "", "tests")
+        if not is_within(node.module or "", "tests.helpers")
+    ]
+    assert wrong == []
+
+
 def test_rooms_are_never_imported_by_their_bare_names() -> None:
     assert {place: name for bare in ROOMS for place, name in importers(bare, *ROOMS).items()} == {}
 

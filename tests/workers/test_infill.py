@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED
 from tests.helpers.toy import (
     CPU,
     EOS,
@@ -19,7 +20,6 @@ from tests.helpers.toy import (
     run,
     toy_engine,
 )
-from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED
 
 SUFFIX = (7, EOS, MASK, 9, 11, 3, 2, 60, 1)
 

@@ -55,10 +55,11 @@ class Job:
         self.canvas = update.canvas
 
     def news(self) -> Delta | None:
-        """Return what became certain since the last call, if anything did."""
+        """Return what became final since the last call, or the canvas where it is watched."""
         choice, (text, ids) = self.choice, self._told
         self._told = len(choice.text), len(choice.token_ids)
-        if self._told == (text, ids) and not self.finished:
+        canvas, self.canvas = self.canvas, None
+        if self._told == (text, ids) and canvas is None and not self.finished:
             return None
         return Delta(
             index=choice.index,
@@ -69,4 +70,5 @@ class Job:
             logprobs=None if choice.logprobs is None else choice.logprobs[ids:],
             steps=None if choice.steps is None else choice.steps[ids:],
             top_logprobs=None if choice.top_logprobs is None else choice.top_logprobs[ids:],
+            canvas=canvas,
         )

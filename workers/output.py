@@ -64,9 +64,10 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one streamed choice: what became certain since the last.
+    """What became final in one streamed choice since the last delta.
 
     `logprobs`, `steps` and `top_logprobs` are a CompletionOutput's, of exactly these tokens.
+    `canvas` is all of it as it stands, None where masked, if the request is watched.
     """
 
     index: int
@@ -77,3 +78,4 @@ class Delta:
     logprobs: list[float] | None = None
     steps: list[int] | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
+    canvas: list[int | None] | None = None

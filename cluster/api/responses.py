@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from diffray.cluster.api.bodies import ChatBody, CompletionBody
 from diffray.cluster.api.parsed_request import Ask
-from diffray.cluster.api.run import Choice, Event
+from diffray.cluster.api.run import Choice
 from diffray.cluster.api.tokens import TokenTexts
 from diffray.workers.output import Delta
 from diffray.workers.text import Tokenizer
@@ -158,16 +158,15 @@ class CompletionAnswer:
         return made
 
 
-def canvas_view(event: Event, tokenizer: Tokenizer | None) -> Json:
+def canvas_view(index: int, canvas: list[int | None], tokenizer: Tokenizer | None) -> Json:
     """Return a choice's canvas as it is now: ids, null where masked, and the text with masks."""
-    canvas = event.canvas or []
     text = ""
     if tokenizer is not None:
         for masked, run in groupby(canvas, key=lambda token: token is None):
             ids = list(run)
             shown = [token for token in ids if token is not None]
             text += MASK * len(ids) if masked else tokenizer.decode(shown)
-    return {"index": event.choice.index, "canvas": canvas, "text": text}
+    return {"index": index, "canvas": canvas, "text": text}
 
 
 def _number(logprob: float) -> float:

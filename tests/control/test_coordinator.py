@@ -51,7 +51,7 @@ class FakeGang:
         except Lost:
             raise WorkersLost("it died of a request") from None
 
-    async def word(self) -> None:
+    async def next_failure(self) -> None:
         await self._dead.wait()
 
     async def reason(self, message: None) -> str:

@@ -102,7 +102,7 @@ def test_who_has_run_for_long_gives_way_to_those_that_wait_and_goes_on_later() -
     order = [event.uid for event in news]
     assert order == [0] * 4 + [1] * 3 + [0] * 26
     assert ids_of(0, news) == list(range(1, 31))
-    assert scheduler.gave_way == 1
+    assert scheduler.preemptions == 1
 
 
 def test_short_requests_hardly_wait_for_long_ones() -> None:
@@ -157,7 +157,7 @@ def test_of_equal_requests_none_gives_way() -> None:
     for uid in range(6):
         scheduler.submit(asked(uid, 100), Footprint(1))
     list(drain(scheduler, ranks))
-    assert scheduler.gave_way == 0
+    assert scheduler.preemptions == 0
 
 
 @pytest.mark.parametrize(("longs", "tokens"), [(16, 900), (40, 900), (16, 2500)])
@@ -206,7 +206,7 @@ def test_the_request_that_ends_the_ranks_fails_alone_after_two_losses() -> None:
     assert [event.uid for event in news if event.kind == Kind.POISON] == [3]
     for uid in {0, 1, 2, 4, 5}:
         assert ids_of(uid, news) == list(range(1, 31))
-    with pytest.raises(Poisonous, match="runs no more"):
+    with pytest.raises(Poisonous, match="quarantined"):
         scheduler.submit(asked(7, 30, like=3), Footprint(1))
     scheduler.submit(asked(6, 30), Footprint(1))
     assert started(scheduler) == [6]
@@ -387,7 +387,7 @@ def test_every_interleaving_answers_everybody_who_did_not_leave(
     for uid in wanted.keys() - innocent:
         assert heard[uid] == list(range(1, wanted[uid] + 1))
     assert scheduler.waiting == 0 and not scheduler.running and not ranks.running
-    assert not scheduler.quarantine and not scheduler._waiting and not scheduler._leaving
+    assert not scheduler.quarantine and not scheduler._waiting and not scheduler._preempting
 
 
 def test_pages_that_a_running_request_shares_are_counted_once() -> None:

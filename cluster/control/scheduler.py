@@ -236,9 +236,9 @@ class Scheduler:
             if skipped and queued.preempted:
                 continue  # it has just given way, so that one of those gets on
             if self._lacks_pages(queued, free):
-                if queued.skipped >= PASSES:
-                    return
                 skipped.append(queued)
+                if queued.skipped >= PASSES or len(skipped) > PASSES:
+                    return
                 continue
             for other in skipped:
                 other.skipped += 1
@@ -248,12 +248,14 @@ class Scheduler:
 
     def _in_order(self) -> Iterator[QueuedRequest]:
         """Yield the waiting requests in order; one of every FIRST_COME is the oldest."""
-        best = [queued for _, queued in self._waiting]
-        queues = iter(sorted(best, key=lambda queued: queued.number)), iter(best)
+        queue = [queued for _, queued in self._waiting]
+        best, oldest = iter(queue), None
         seen: set[int] = set()
-        for turn in range(self._admitted + 1, self._admitted + 1 + len(best)):
-            queue = queues[min(turn % FIRST_COME, 1)]
-            queued = next(queued for queued in queue if queued.uid not in seen)
+        for turn in range(self._admitted + 1, self._admitted + 1 + len(queue)):
+            if turn % FIRST_COME == 0 and oldest is None:  # seldom, as the queue may be long
+                oldest = iter(sorted(queue, key=lambda queued: queued.number))
+            candidates = best if turn % FIRST_COME or oldest is None else oldest
+            queued = next(queued for queued in candidates if queued.uid not in seen)
             seen.add(queued.uid)
             yield queued
 

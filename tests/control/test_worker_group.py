@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed, Overloaded
+from diffray.cluster.control.llm import DiffusionLLM
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
 from tests.helpers.local_ray import local_ray
@@ -186,3 +187,33 @@ def test_ranks_that_cannot_share_the_model_are_refused() -> None:
 
     with pytest.raises(EngineFailed, match="3 ranks"):
         asyncio.run(run())
+
+
+def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
+    """Room for one prompt and some blocks: without sharing, one request would run at a time."""
+    prompt = [1 + n % 200 for n in range(640)]
+    params = wish({"max_tokens": 64, "ignore_eos": True})
+
+    async def run(share: bool) -> int:
+        async with engine(
+            "demo-llada2", max_num_seqs=4, max_model_len=768, enable_prefix_caching=share,
+            kv_cache_memory=PAGES * page_bytes(),
+        ) as running:  # fmt: skip
+            asked = [asyncio.create_task(answer(running, uid, prompt, params)) for uid in range(4)]
+            most = 0
+            while not all(task.done() for task in asked):
+                most = max(most, (await running.load()).running)
+            answers = await asyncio.gather(*asked)
+        assert len({tuple(each.ids) for each in answers}) == 1
+        return most
+
+    assert (asyncio.run(run(True)), asyncio.run(run(False))) == (4, 1)
+
+
+PAGES = 64  # of 16 positions: 40 for the prompt, 4 for each answer
+
+
+def page_bytes() -> int:
+    with DiffusionLLM("demo-llada2", max_model_len=32) as llm:
+        keys = llm.engine.kv.keys_LSGD
+        return 2 * 16 * keys[:, 0].numel() * 8  # as float64

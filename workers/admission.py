@@ -80,7 +80,7 @@ class CheckedRequest:
     def footprint(self) -> Footprint:
         return self.limits.footprint(self.sequence)
 
-    def resumed(self, resume: Resume) -> "CheckedRequest":
+    def resumed(self, resume: Resume | None) -> "CheckedRequest":
         return check_request(replace(self.request, resume=resume), self.limits)
 
 

@@ -98,7 +98,7 @@ class WireRequest:
         params = {name: value for name, value in self.params.items() if name != "seed"}
         return hash((self.prompt, self.suffix, repr(params)))
 
-    def resumed(self, resume: Resume) -> Self:
+    def resumed(self, resume: Resume | None) -> Self:
         return replace(self, resume=resume)
 
     def to_request(self) -> Request:
@@ -143,8 +143,8 @@ class Schedulable(Protocol):
         """A checksum of what was asked, whoever asked it and with whatever seed."""
         ...
 
-    def resumed(self, resume: Resume) -> Self:
-        """Return the same request, to be continued from there."""
+    def resumed(self, resume: Resume | None) -> Self:
+        """Return the same request, untouched, to be run from there or from its start."""
         ...
 
 

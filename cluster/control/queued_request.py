@@ -93,6 +93,5 @@ class QueuedRequest:
 
     def again(self) -> None:
         """Have the request resumed from what it has reported."""
-        if self.ids:
-            resume = Resume(tuple(self.ids), self.progress, self.forwards)
-            self.request = self.request.resumed(resume)
+        resume = Resume(tuple(self.ids), self.progress, self.forwards) if self.ids else None
+        self.request = self.request.resumed(resume)

@@ -234,7 +234,8 @@ def test_a_long_request_gives_way_here_as_behind_a_coordinator(
     async def scenario() -> list[list[int]]:
         with LocalEngine(inner, EngineConfig(time_slice=time_slice)) as engine:
             first = asyncio.ensure_future(one(engine, long))
-            await asyncio.sleep(0)
+            while not (await engine.load()).rounds:
+                await asyncio.sleep(0)
             second = asyncio.ensure_future(one(engine, short))
             return [await first, await second]
 

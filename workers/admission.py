@@ -1,4 +1,4 @@
-"""Whether a request can run: refused with a reason before it takes any memory."""
+"""Checks whether a request can run, and refuses it with a reason before it takes any memory."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from diffray.workers.messages import Request, Resume
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine can hold and what its model is, for those who must judge without it."""
+    """An engine's capacity and its model's facts, for processes that have no engine."""
 
     spec: ModelSpec
     context: int  # positions of the longest canvas
@@ -85,7 +85,7 @@ def _check_ids(request: Request, limits: Limits) -> None:
 
 
 def _check_choice(sequence: Sequence, limits: Limits) -> None:
-    """Refuse a request that leaves no token to write a text with."""
+    """Refuse a request that leaves no token to choose from."""
     params, size = sequence.params, limits.spec.vocab_size
     never = {limits.mask_token_id, *sequence.end_ids, *params.bad_token_ids}
     left = len(set(params.allowed_token_ids) - never) if params.allowed_token_ids else size
@@ -97,7 +97,7 @@ def _check_choice(sequence: Sequence, limits: Limits) -> None:
 
 
 def _resume(sequence: Sequence, resume: Resume) -> None:
-    """Make a new sequence stand where another stood; refuses where none can have stood."""
+    """Move a new sequence to the state of a resumed request; refuse an impossible state."""
     ids, (blocks, steps) = resume.ids, resume.progress
     sequence.resume(ids, (blocks, steps), resume.forwards)
     if sequence.emitted == sequence.params.max_tokens and sequence.end_id is None:

@@ -1,7 +1,7 @@
-"""One rank at work: it hears of rounds, runs them, and rank 0 alone answers.
+"""The loop of one rank: it receives rounds and runs them; only rank 0 replies.
 
-All ranks are told the same things in the same order, so they do the same. No tensor leaves a rank
-but through the model's collectives.
+All ranks receive the same rounds in the same order, so they do the same. Tensors leave a rank only
+through the model's collectives.
 """
 
 import time
@@ -14,7 +14,7 @@ from diffray.workers.engine import Engine
 from diffray.workers.link import Link
 from diffray.workers.messages import Reply, Round
 
-_BUSY = 256  # sequences' rounds after which there may be memory to give back
+_BUSY = 256  # sequences times rounds after which freed memory is returned
 
 
 class Drift(RuntimeError):
@@ -26,11 +26,11 @@ class Rank:
 
     def __init__(self, engine: Engine, mesh: Mesh, link: Link) -> None:
         self.engine, self.mesh, self.link = engine, mesh, link
-        # Seconds in rounds, and between them while there was work: what the control channel costs.
+        # Seconds in rounds, and between rounds while there was work: the control channel's cost.
         self.worked = self.waited = 0.0
 
     def serve(self) -> None:
-        """Run rounds until the coordinator says that there are no more."""
+        """Run rounds until the coordinator ends them."""
         try:
             ready, busy = time.perf_counter(), 0
             while (message := self.link.receive()) is not None:
@@ -54,7 +54,7 @@ class Rank:
             raise
 
     def _round(self, order: Round) -> Reply:
-        """Cancel, admit and denoise as told; a request that cannot run is refused by all ranks."""
+        """Cancel, admit and denoise; all ranks refuse a request that cannot run."""
         refused = []
         for uid in order.cancel:
             self.engine.cancel(uid)

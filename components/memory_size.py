@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them: 4GiB, 512MB, or a number of bytes."""
+"""Memory sizes in readable form: 4GiB, 512MB, or a number of bytes."""
 
 import re
 
@@ -10,7 +10,7 @@ _UNITS = {"": 1} | {
 
 
 def in_bytes(given: int | str | None) -> int | None:
-    """Return the bytes that a text stands for; anything else stays as it is."""
+    """Return a text as bytes; return anything else unchanged."""
     if not isinstance(given, str):
         return given
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w*)", given.strip())

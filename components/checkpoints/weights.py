@@ -1,6 +1,6 @@
-"""The weight files of a checkpoint folder: what is in them, and any slice of it.
+"""The weight files of a checkpoint folder: their tensors, and slices of them.
 
-Opening reads headers alone; a slice is read when it is asked for.
+Opening reads only headers; slices are read on demand.
 """
 
 import json
@@ -27,11 +27,11 @@ _LARGEST_JSON = 256 << 20  # bytes; tokenizers of hundreds of thousands of token
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be loaded: which part of it, and what to do."""
+    """A checkpoint that cannot be loaded; the message says why and what to do."""
 
 
 class Stored(NamedTuple):
-    """A tensor as a header describes it; `dtype` is the name that safetensors uses."""
+    """A tensor as described in a header; `dtype` is safetensors' name."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -58,10 +58,10 @@ class WeightFile(Protocol):
 
 
 class SafetensorsFile:
-    """A safetensors file; reads no more than the slice that is asked for.
+    """A safetensors file; reads only the requested slice.
 
-    Slices are views of the mapped file. What has been mapped counts as this process's memory until
-    the file is closed, so it is opened anew now and then; the system keeps it cached all the same.
+    Slices are views of the mapped file. Mapped pages count as this process's memory until the file
+    is closed, so it is reopened from time to time; the system keeps it cached anyway.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,24 +84,22 @@ class SafetensorsFile:
         if self._mapped > _MAPPED:
             self._file, self._mapped = safe_open(self.path, framework="pt"), 0
         tensor: Tensor = self._slice(name)[index]
-        # Of a slice of columns the rows are mapped as a whole.
+        # A slice of columns maps whole rows.
         self._mapped += len(tensor) * self.tensors[name].row_bytes
         return tensor
 
-    def _slice(self, name: str) -> Any:  # safetensors has no types for its views
+    def _slice(self, name: str) -> Any:  # safetensors' views are untyped
         return self._file.get_slice(name)  # type: ignore[no-untyped-call]
 
 
 class TorchFile:
-    """A pickled state dict, mapped into memory; nothing in it is executed."""
+    """A pickled state dict, mapped into memory; its code is never executed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (
-            Exception
-        ) as error:  # torch's reader raises whatever a wrong file makes it stumble over
+        except Exception as error:  # torch's reader raises all kinds of errors for a damaged file
             raise CheckpointError(
                 f"{path} is truncated or no state dict that torch loads safely ({_why(error)}); "
                 "download it again, or save it as safetensors"
@@ -120,7 +118,7 @@ class TorchFile:
 
 
 def _is_plain(item: tuple[object, object]) -> bool:
-    """Return whether this is a named tensor whose numbers are in the file."""
+    """Return whether this is a named tensor with its data in the file."""
     name, tensor = item
     return (
         isinstance(name, str)
@@ -181,7 +179,7 @@ def _open_index(index: Path) -> list[WeightFile]:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object; refuses one in which a key stands twice with different values."""
+    """Read a JSON object; refuse duplicate keys with different values."""
     try:
         if path.stat().st_size > _LARGEST_JSON:
             raise CheckpointError(
@@ -212,7 +210,7 @@ def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _why(error: Exception) -> str:
-    """Return the first line of what a parser says, without what the file has put into it."""
+    """Return the first line of a parser's message, without content of the file."""
     line = next(iter(str(error).splitlines()), "") or type(error).__name__
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line[:200])
 

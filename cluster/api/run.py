@@ -1,4 +1,4 @@
-"""The choices of one HTTP request: each an engine request of its own, their news in one stream."""
+"""Runs the choices of one HTTP request as engine requests, and merges their events."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -13,7 +13,7 @@ from diffray.workers.job import Job
 from diffray.workers.messages import Request, Update
 from diffray.workers.output import CompletionOutput, Delta
 
-_PIECES = 64  # news of several choices that wait for a reader; more wait where they are joined
+_PIECES = 64  # events of several choices that wait for a reader; later ones are merged
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +21,7 @@ class Choice:
     """One choice in progress; `index` counts over all prompts of its HTTP request."""
 
     index: int
-    prompt: int  # which of the prompts
+    prompt: int  # index of the prompt
     leads: bool  # it is the first choice of its prompt
     request: Request
     job: Job
@@ -31,13 +31,13 @@ class Choice:
         return self.job.choice
 
     def apply(self, update: Update) -> Delta | None:
-        """Take over an update; return what became certain."""
+        """Apply an update; return what it added."""
         self.job.apply(update)
         return self.job.news()
 
 
 class Event(NamedTuple):
-    """News of one choice."""
+    """An event of one choice."""
 
     choice: Choice
     delta: Delta | None
@@ -53,13 +53,13 @@ class Runner:
     deadline: float | None = None  # seconds for each choice, from its submission
 
     async def events(self, choices: list[Choice], priority: int) -> AsyncGenerator[Event, None]:
-        """Yield news of all choices until each has a finish reason."""
+        """Yield events of all choices until each has a finish reason."""
         if len(choices) == 1:
             async with aclosing(self._one(choices[0], priority)) as events:
                 async for event in events:
                     yield event
             return
-        # A batch larger than the engine does not crowd its queue; each that ends lets one in.
+        # A batch larger than the engine does not fill its queue: one starts when one ends.
         gate = asyncio.Semaphore(self.engine.limits.max_num_seqs)
         news: asyncio.Queue[Event | Exception] = asyncio.Queue(_PIECES)
 
@@ -97,7 +97,7 @@ class Runner:
                     meter.heard(update, choice.output)
                     if delta is not None or update.canvas is not None:
                         yield Event(choice, delta, update.canvas)
-                    if choice.job.finished:  # at a stop string the engine would go on
+                    if choice.job.finished:  # at a stop string the engine would continue
                         return
             raise EngineFailed("the engine ended a request before its answer was complete")
         except BaseException as error:

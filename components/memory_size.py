@@ -16,5 +16,5 @@ def in_bytes(given: int | str | None) -> int | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w*)", given.strip())
     units = {name.lower(): size for name, size in _UNITS.items()}
     if found is None or found[2].lower() not in units:
-        raise ValueError(f"{given!r:.99} is no amount of memory; write bytes, or as 4GiB or 512MB")
+        raise ValueError(f"{given!r:.99} is not an amount of memory; write bytes, 4GiB or 512MB")
     return int(float(found[1]) * units[found[2].lower()])

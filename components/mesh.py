@@ -158,7 +158,7 @@ def _hear(store: Store, name: str, size: int) -> list[int]:
             values.append(int(store.get(f"{name}/{rank}")))
         except dist.DistError as error:
             raise TimeoutError(
-                f"rank {rank} of {size} did not come to {name!r} in time, or rank 0, at which the "
+                f"rank {rank} of {size} did not reach {name!r} in time, or rank 0, where the "
                 f"ranks meet, is gone; look for the reason in those ranks' logs ({error})"
             ) from error
     return values

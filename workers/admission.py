@@ -32,8 +32,8 @@ def check(request: Request, limits: Limits) -> Sequence:
         raise ValueError("the prompt is empty; give it at least one token")
     if request.suffix and spec.block_causal:
         raise ValueError(
-            "a suffix does not fit this model: its attention is block-causal, so what is written "
-            "cannot see what follows; use a model whose attention is bidirectional"
+            "a suffix does not fit this model: its attention is block-causal, so the text "
+            "cannot depend on what follows; use a model with bidirectional attention"
         )
     _check_ids(request, limits)
     end_ids = (*params.stop_token_ids, *(() if params.ignore_eos else limits.eos_token_ids))
@@ -91,7 +91,7 @@ def _check_choice(sequence: Sequence, limits: Limits) -> None:
     left = len(set(params.allowed_token_ids) - never) if params.allowed_token_ids else size
     if not left or len(never) == size:
         raise ValueError(
-            "allowed_token_ids and bad_token_ids leave no token to write but the mask and end "
+            "allowed_token_ids and bad_token_ids leave no token except the mask and end "
             "tokens; allow at least one more"
         )
 

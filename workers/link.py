@@ -35,7 +35,7 @@ def body_length(header: bytes) -> int:
     """Return how many bytes follow a header; refuse lengths that no diffray process sends."""
     length = int(HEADER.unpack(header)[0])
     if length > LARGEST:
-        raise ConnectionError(f"a control frame of {length} bytes; the other end is not diffray's")
+        raise ConnectionError(f"a control frame of {length} bytes; the peer is not diffray")
     return length
 
 

@@ -68,7 +68,7 @@ class Rank:
         if order.check and not self._agree():
             raise Drift(
                 "the ranks' canvases differ, so the ranks have drifted apart; "
-                "are they all of one kind of GPU, one driver and one version of diffray?"
+                "check that they have the same GPU type, driver and version of diffray"
             )
         return Reply(
             number=order.number,

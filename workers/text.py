@@ -34,7 +34,7 @@ class Tokenizer:
         except Exception as error:  # the parsers of these files raise all kinds of errors
             reason = ascii(" ".join(f"{type(error).__name__}: {error}".split())[:200])[1:-1]
             raise ValueError(
-                f"{path}: tokenizer.json and tokenizer_config.json make no tokenizer ({reason}); "
+                f"{path}: cannot load tokenizer.json and tokenizer_config.json ({reason}); "
                 "download them again"
             ) from error
 
@@ -83,7 +83,7 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"the text is no valid Unicode: {error.reason}") from None
+            raise ValueError(f"the text is not valid Unicode: {error.reason}") from None
         # Not verbose: it would warn about lengths, which the engine checks.
         return list(self.fast.encode(text, add_special_tokens=add_special_tokens, verbose=False))
 

@@ -52,7 +52,7 @@ def _as_biases(given: Any) -> dict[int, float]:
     biases = {}
     for token, bias in given.items():
         if not (str(token).isascii() and str(token).isdigit() and len(str(token)) < 19):
-            raise ValueError(f"{str(token)[:40]!r} is no token id")
+            raise ValueError(f"{str(token)[:40]!r} is not a token id")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
             raise ValueError(f"token {token}: a bias is a number from -100 to 100")
         biases[int(token)] = float(bias)

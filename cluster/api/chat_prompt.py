@@ -78,7 +78,7 @@ def _refuse_what_is_not_the_templates(given: Iterable[str], tokenizer: Tokenizer
     for name in given:
         if name in taken or name in ("messages", "conversations"):
             place = f"chat_template_kwargs.{name[:100]}"
-            raise invalid(f"{place} is not the template's to read", place)
+            raise invalid(f"{place} cannot be overridden", place)
 
 
 def _message(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _content(place: str, content: object) -> str:
     for part in content:
         if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind in _MEDIA:
             field = f"{place}.content"
-            raise invalid(f"{field}: {_MEDIA[kind]} are not supported; send text alone", field)
+            raise invalid(f"{field}: {_MEDIA[kind]} are not supported; send only text", field)
         if not isinstance(part, dict) or set(part) != {"type", "text"}:
             raise _no_text(place)
         if part["type"] != "text" or not isinstance(part["text"], str):

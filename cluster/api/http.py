@@ -96,12 +96,12 @@ def parse_json(text: str) -> object:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("half of a surrogate pair is no text") from None
+            raise ValueError("unpaired surrogate") from None
     return value
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -115,7 +115,7 @@ def _no_twins(pairs: list[tuple[str, object]]) -> Json:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise ValueError(f"the key {name[:100]!r} stands twice in one object")
+                raise ValueError(f"the key {name[:100]!r} occurs twice in one object")
             seen.add(name)
     return made
 

@@ -93,7 +93,7 @@ class ParamsBuilder:
             spaced = self.tokenizer.encode(f" {word}", add_special_tokens=False)
             if len(ids) != 1 or (len(spaced) > 1 and ids[0] not in spaced):
                 raise invalid(
-                    f"bad_words: {word[:100]!r} takes several tokens of this model's, and only "
+                    f"bad_words: {word[:100]!r} is not a single token of this model, and only "
                     "single ones can be forbidden",
                     "bad_words",
                 )

@@ -25,5 +25,5 @@ class ApiSettings(Config):
     def _digests(cls, given: Any) -> Any:
         """Run before pydantic's checks, whose errors would quote the keys."""
         if not isinstance(given, list | tuple) or not all(isinstance(key, str) for key in given):
-            raise ValueError("a list of texts is needed")
+            raise ValueError("expected a list of texts")
         return tuple(as_digest(key) for key in given)

@@ -26,7 +26,7 @@ def deployment(args: dict[str, Any]) -> Application:
     config = app_config(args)
     for name in ("api", "api_key_env"):
         if name in config.model_fields_set:
-            raise ValueError(f"args: {name} is for the endpoint, which a deployment has not")
+            raise ValueError(f"args: {name} is for the endpoint, which a deployment does not have")
     return _bound(Replica, on_this_cluster(config))
 
 

@@ -79,7 +79,7 @@ def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
     from diffray.cluster.serve.not_found import NOT_THERE, no_such_path
 
     unanswered = unavailable("No replica could answer; try again.")
-    invalid = ApiError(400, "This is no HTTP request.")
+    invalid = ApiError(400, "This is not an HTTP request.")
     slow = ApiError(408, "The request was not complete in time; send it faster.")
     defaults = [
         # Otherwise a client that sends a byte now and then keeps its connection forever.

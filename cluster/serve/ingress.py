@@ -46,7 +46,7 @@ class SecondTry:
             await self.app(asked, heard.from_the_start(), answer.send)
             if answer.started or heard.gone or not heard.complete:
                 break
-            log.warning("a replica was lost before it answered; another one is asked")
+            log.warning("a replica was lost before it answered; trying another one")
         if not answer.complete and not heard.gone:
             await answer.end()
 
@@ -112,8 +112,7 @@ class _Answer:
             await self._body(json.dumps(error.body).encode())
         elif self._streams:
             error = unavailable(
-                "The replica that wrote this answer is lost, so the answer is not complete; "
-                "it may be asked for again."
+                "The replica was lost, so this answer is incomplete; send the request again."
             )
             await self._body(b"data: " + json.dumps(error.body).encode() + b"\n\n")
 

@@ -162,7 +162,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
         raise CheckpointError(f"{path} is a file; give the checkpoint's folder")
     if not _HUB_ID.fullmatch(name := str(path_or_hub_id)):
         raise CheckpointError(
-            f"there is no folder {name!r}, and that is no Hub id (OWNER/NAME) either; give a "
+            f"there is no folder {name!r}, and it is not a Hub id (OWNER/NAME); give a "
             "checkpoint's folder or its Hub id"
         )
     from huggingface_hub import snapshot_download
@@ -175,7 +175,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = next(iter(str(error).split("\n")), "").strip()
         raise CheckpointError(
-            f"{name!r} is no local folder, and the Hugging Face Hub did not give it either "
+            f"{name!r} was not found as a local folder or on the Hugging Face Hub "
             f"({type(error).__name__}: {reason}); give a checkpoint's folder or its Hub id"
         ) from error
     return folder

@@ -67,7 +67,7 @@ def convert(
     files = open_weights(source)
     names = names_in(files)
     if any(_FUSED.search(name) for name in names):
-        raise CheckpointError(f"{source} is in the fused layout already; it loads as it is")
+        raise CheckpointError(f"{source} is already in the fused layout")
     account(model.parts(names), files, source)
     outputs = plan({name: file.tensors[name] for file in files for name in file.tensors}, names)
     if len(outputs) == len(names):

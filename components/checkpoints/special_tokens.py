@@ -26,12 +26,12 @@ def special_ids(
     for kind, found in (("mask", masks), ("eos", ends)):
         if not found:
             raise CheckpointError(
-                f"neither config.json, generation_config.json nor the tokenizer in {path} tells "
+                f"neither config.json, generation_config.json nor the tokenizer in {path} names "
                 f"the {kind} token; pass {kind}_token_id=..."
             )
     if len(masks) > 1 or masks[0] in ends:
         raise CheckpointError(
-            f"the mask token must be one, and end no text: mask {masks}, eos {ends}; "
+            f"there must be one mask token, which is not an end token: mask {masks}, eos {ends}; "
             f"pass mask_token_id=... or eos_token_id=..."
         )
     return masks[0], ends

@@ -77,7 +77,7 @@ class SafetensorsFile:
             }
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
             raise CheckpointError(
-                f"{path} is truncated or no safetensors file ({_why(error)}); download it again"
+                f"{path} is truncated or not a safetensors file ({_why(error)}); download it again"
             ) from error
 
     def read(self, name: str, index: Index) -> Tensor:
@@ -101,11 +101,11 @@ class TorchFile:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # torch's reader raises all kinds of errors for a damaged file
             raise CheckpointError(
-                f"{path} is truncated or no state dict that torch loads safely ({_why(error)}); "
+                f"{path} is truncated or not a state dict that torch loads safely ({_why(error)}); "
                 "download it again, or save it as safetensors"
             ) from error
         if not isinstance(state, dict) or not all(map(_is_plain, state.items())):
-            raise CheckpointError(f"{path} is no flat dict of tensors; save it as safetensors")
+            raise CheckpointError(f"{path} is not a flat dict of tensors; save it as safetensors")
         self._state: dict[str, Tensor] = state
         known = {dtype: name for name, dtype in FLOATS.items()}
         self.tensors = {
@@ -139,7 +139,7 @@ def open_weights(folder: Path) -> list[WeightFile]:
     loose = sorted(file.name for file in folder.glob("*.safetensors"))
     hint = f" (found {listed(loose)}, but no index)" if loose else ""
     looked = ", ".join(f"{single}, {single}.index.json" for single in _SINGLE)
-    raise CheckpointError(f"{folder} holds no weights{hint}; looked for {looked}")
+    raise CheckpointError(f"{folder} contains no weights{hint}; looked for {looked}")
 
 
 def _open(path: Path) -> WeightFile:
@@ -154,11 +154,11 @@ def _open_index(index: Path) -> list[WeightFile]:
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name:
             raise CheckpointError(
-                f"{index} names {shown(name)} for {shown(tensor)}, which is no file of its folder"
+                f"{index} names {shown(name)} for {shown(tensor)}, which is not in its folder"
             )
         if not name.endswith(suffix):
             raise CheckpointError(
-                f"{index} names {shown(name)} for {shown(tensor)}, which is no {suffix} file"
+                f"{index} names {shown(name)} for {shown(tensor)}, which is not a {suffix} file"
             )
     names = sorted(set(weight_map.values()))
     absent = [name for name in names if not (index.parent / name).is_file()]
@@ -172,7 +172,7 @@ def _open_index(index: Path) -> list[WeightFile]:
     lost = [name for name, file in weight_map.items() if home.get(name) != file]
     if lost:
         raise CheckpointError(
-            f"{index} promises tensors that are not in the file it names: {listed(lost)}; "
+            f"{index} lists tensors that are missing from their files: {listed(lost)}; "
             f"index and files do not belong together, download them again"
         )
     return files
@@ -183,7 +183,7 @@ def read_json(path: Path) -> dict[str, object]:
     try:
         if path.stat().st_size > _LARGEST_JSON:
             raise CheckpointError(
-                f"{path} has more than {_LARGEST_JSON >> 20} MiB; that is no JSON"
+                f"{path} has more than {_LARGEST_JSON >> 20} MiB, too much for JSON"
             )
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_twins)
     except OSError as error:
@@ -191,12 +191,12 @@ def read_json(path: Path) -> dict[str, object]:
     except CheckpointError:
         raise
     except RecursionError as error:
-        raise CheckpointError(f"{path} is nested too deep; download it again") from error
+        raise CheckpointError(f"{path} is nested too deeply; download it again") from error
     except ValueError as error:
         reason = _why(error)
         raise CheckpointError(f"{path} is not valid JSON ({reason}); download it again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
+        raise CheckpointError(f"{path} is not a JSON object")
     return value
 
 
@@ -205,7 +205,7 @@ def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(made) < len(pairs):
         for name, value in pairs:
             if made[name] != value:
-                raise ValueError(f"the key {shown(name)} stands twice with different values")
+                raise ValueError(f"the key {shown(name)} occurs twice with different values")
     return made
 
 

@@ -13,7 +13,7 @@ from diffray.workers.job import Job
 from diffray.workers.messages import Request, Update
 from diffray.workers.output import CompletionOutput, Delta
 
-_PIECES = 64  # news of several choices that wait for a reader; more wait where they are joined
+_PIECES = 64  # events of several choices that wait for a reader; later ones are merged
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +21,7 @@ class Choice:
     """One choice in progress; `index` counts over all prompts of its HTTP request."""
 
     index: int
-    prompt: int  # which of the prompts
+    prompt: int  # index of the prompt
     leads: bool  # it is the first choice of its prompt
     checked: CheckedRequest
     job: Job
@@ -57,7 +57,7 @@ class Runner:
                 async for delta in deltas:
                     yield choices[0], delta
             return
-        # A batch larger than the engine does not crowd its queue; each that ends lets one in.
+        # A batch larger than the engine does not fill its queue: one starts when one ends.
         gate = asyncio.Semaphore(self.engine.limits.max_num_seqs)
         news: asyncio.Queue[tuple[Choice, Delta] | Exception] = asyncio.Queue(_PIECES)
 

@@ -34,7 +34,7 @@ async def whole(runner: Runner, ask: Ask, answer: Answer) -> Json:
 async def stream(
     runner: Runner, ask: Ask, answer: Answer, tokenizer: Tokenizer | None
 ) -> AsyncGenerator[Json, None]:
-    """Yield the answer's chunks; closing the generator cancels what still runs."""
+    """Yield the answer's chunks; closing the generator cancels unfinished choices."""
     options = ask.body.stream_options or StreamOptions()
     told = dict.fromkeys(range(len(ask.choices)), 0)  # tokens, by choice
     opened: set[int] = set()

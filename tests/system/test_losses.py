@@ -140,7 +140,7 @@ def test_what_is_not_answered_yet_is_answered_by_another_replica(
         if end == "done":
             assert said == text
         else:
-            assert text.startswith(said) and "asked for again" in end
+            assert text.startswith(said) and "send the request again" in end
     seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
 
 

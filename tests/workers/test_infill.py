@@ -149,7 +149,7 @@ def test_end_token_in_the_gap_ends_the_text() -> None:
 
 def test_where_a_suffix_makes_no_sense_it_is_refused() -> None:
     params = SamplingParams(max_tokens=8)
-    with pytest.raises(ValueError, match="block-causal, so what is written cannot see"):
+    with pytest.raises(ValueError, match="block-causal, so the text cannot depend"):
         toy_engine(CAUSAL).add(Request(0, (1,), params, SUFFIX))
     with pytest.raises(ValueError, match=r"suffix \(505\) .* 514 positions"):
         toy_engine(BIDIRECTIONAL).add(Request(0, (1,), params, (1,) * 505))

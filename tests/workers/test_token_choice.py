@@ -65,10 +65,10 @@ def test_end_tokens_stay_allowed_unless_they_come_too_early() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"allowed_token_ids": [MASK]}, "leave no token to write"),
-        ({"allowed_token_ids": [EOS, MASK]}, "leave no token to write"),
-        ({"allowed_token_ids": [3, 4], "bad_token_ids": [4, 3]}, "leave no token to write"),
-        ({"bad_token_ids": range(EOS - 1)}, "leave no token to write"),
+        ({"allowed_token_ids": [MASK]}, "leave no token except"),
+        ({"allowed_token_ids": [EOS, MASK]}, "leave no token except"),
+        ({"allowed_token_ids": [3, 4], "bad_token_ids": [4, 3]}, "leave no token except"),
+        ({"bad_token_ids": range(EOS - 1)}, "leave no token except"),
         ({"bad_token_ids": [64]}, "not in the vocabulary"),
         ({"allowed_token_ids": [-1]}, "not in the vocabulary"),
     ],

@@ -17,8 +17,10 @@ ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], tim
 .DEFAULT_GOAL := test
 .PHONY: test test-long check fast format run clean chaos cuts first-contact
 
+# Tests without Ray run on two processes. Those with Ray share the machine badly: one after the other.
 test: check
-	$(BIN)/pytest -m "not long" --durations=20 --durations-min=5
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not long" --durations=10 --durations-min=5
+	$(BIN)/pytest -m "slow and not long" --durations=20 --durations-min=5
 
 # Tests that need minutes each.
 test-long: $(STAMP)
@@ -30,7 +32,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 fast: $(STAMP)
-	$(BIN)/pytest -m "not slow and not long and not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not long and not gpu"
 
 # Kills, stops and overloads a server while clients check every token; ten minutes and more.
 chaos: $(STAMP)

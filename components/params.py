@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from diffray.components.config import Config
+from diffray.components.config import Config, InvalidField
 from diffray.components.policy import IN_DIFFUSION, DiffusionParams
 
 COLDEST: Final = 1e-5  # temperature; below it all rows take their best token, as in vLLM
@@ -72,11 +72,12 @@ class SamplingParams(Config):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
+            raise InvalidField(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
+                "min_tokens",
             )
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs=True")
+            raise InvalidField("top_logprobs needs logprobs=True", "top_logprobs")
         if "" in self.stop:
-            raise ValueError("stop: an empty string would stop everything; leave it out")
+            raise InvalidField("stop: an empty string would stop everything; leave it out", "stop")
         return self

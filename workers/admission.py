@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from diffray.components.config import InvalidField
 from diffray.components.model import ModelSpec
 from diffray.components.policy import Policy
 from diffray.components.sequence import Sequence
@@ -29,11 +30,12 @@ def check(request: Request, limits: Limits) -> Sequence:
     """Return the request as a sequence, or refuse it with a reason."""
     spec, params = limits.spec, request.params
     if not request.prompt and not request.suffix:
-        raise ValueError("the prompt is empty; give it at least one token")
+        raise InvalidField("the prompt is empty; give it at least one token", "prompt")
     if request.suffix and spec.block_causal:
-        raise ValueError(
+        raise InvalidField(
             "a suffix does not fit this model: its attention is block-causal, so what is written "
-            "cannot see what follows; use a model whose attention is bidirectional"
+            "cannot see what follows; use a model whose attention is bidirectional",
+            "suffix",
         )
     _check_ids(request, limits)
     end_ids = (*params.stop_token_ids, *(() if params.ignore_eos else limits.eos_token_ids))
@@ -51,16 +53,18 @@ def check(request: Request, limits: Limits) -> Sequence:
     _check_choice(sequence, limits)
     if sequence.length > limits.context:
         suffix = f", suffix ({len(request.suffix)})" if request.suffix else ""
-        raise ValueError(
+        raise InvalidField(
             f"prompt ({len(request.prompt)} tokens){suffix} and max_tokens ({params.max_tokens}) "
             f"need {sequence.length} positions, but the context has {limits.context}; "
-            "shorten one of them"
+            "shorten one of them",
+            "max_tokens",
         )
     pages = limits.pages(sequence, sequence.length)
     if pages > limits.num_pages:
-        raise ValueError(
+        raise InvalidField(
             f"the request needs {pages} K/V pages, but the pool has {limits.num_pages}; "
-            "shorten it or give the engine more K/V memory"
+            "shorten it or give the engine more K/V memory",
+            "max_tokens",
         )
     if request.resume is not None:
         _resume(sequence, request.resume)
@@ -70,18 +74,21 @@ def check(request: Request, limits: Limits) -> Sequence:
 def _check_ids(request: Request, limits: Limits) -> None:
     params, size = request.params, limits.spec.vocab_size
     resumed = request.resume.ids if request.resume is not None else ()
-    for token_id in (
-        *request.prompt,
-        *request.suffix,
-        *resumed,
-        *params.stop_token_ids,
-        *params.logit_bias,
-        *params.bad_token_ids,
-        *params.allowed_token_ids,
-        *params.diffusion.zero_confidence_token_ids,
+    for name, ids in (
+        ("prompt", request.prompt),
+        ("suffix", request.suffix),
+        ("resume", resumed),
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", params.logit_bias),
+        ("bad_token_ids", params.bad_token_ids),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("diffusion.zero_confidence_token_ids", params.diffusion.zero_confidence_token_ids),
     ):
-        if not 0 <= token_id < size:
-            raise ValueError(f"token id {token_id} is not in the vocabulary (0 to {size - 1})")
+        for token_id in ids:
+            if not 0 <= token_id < size:
+                raise InvalidField(
+                    f"token id {token_id} is not in the vocabulary (0 to {size - 1})", name
+                )
 
 
 def _check_choice(sequence: Sequence, limits: Limits) -> None:
@@ -90,9 +97,10 @@ def _check_choice(sequence: Sequence, limits: Limits) -> None:
     never = {limits.mask_token_id, *sequence.end_ids, *params.bad_token_ids}
     left = len(set(params.allowed_token_ids) - never) if params.allowed_token_ids else size
     if not left or len(never) == size:
-        raise ValueError(
+        raise InvalidField(
             "allowed_token_ids and bad_token_ids leave no token to write but the mask and end "
-            "tokens; allow at least one more"
+            "tokens; allow at least one more",
+            "allowed_token_ids",
         )
 
 

@@ -59,7 +59,6 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     try:
         return GenerationDefaults.model_validate(said)
     except ValidationError as error:
-        reason = explain(error)
-        for theirs, ours in _READ.items():
-            reason = reason.replace(f"{ours}: ", f"{theirs}: ")
+        theirs_by_ours = {ours: theirs for theirs, ours in _READ.items()}
+        reason = explain(error, theirs_by_ours)
         raise ValueError(f"{file}: {reason}; correct it or remove it") from None

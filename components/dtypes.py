@@ -1,8 +1,9 @@
 """The names of dtypes, also for where torch is not."""
 
-from typing import Final
+from typing import Final, Literal, get_args
 
-DTYPE_NAMES: Final = ("float32", "float64", "bfloat16", "float16")
+DTypeName = Literal["float32", "float64", "bfloat16", "float16"]
+DTYPE_NAMES: Final[tuple[str, ...]] = get_args(DTypeName)
 
 # What vLLM and others call them.
 _OTHER_NAMES: Final = {

@@ -337,5 +337,5 @@ def test_every_dtype_of_the_engine_may_be_asked_for() -> None:
         assert EngineConfig(dtype=name).dtype == name
     for elsewhere, here in (("half", "float16"), ("bf16", "bfloat16"), ("float", "float32")):
         assert EngineConfig(dtype=elsewhere).dtype == here
-    with pytest.raises(ValueError, match=", ".join(DTYPES)):
+    with pytest.raises(ValueError, match="dtype: Input should be 'auto', 'float32', "):
         EngineConfig(dtype="float8")

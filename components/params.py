@@ -16,24 +16,56 @@ class SamplingParams(Config):
 
     elsewhere: ClassVar[Mapping[str, str]] = IN_DIFFUSION
 
-    n: int = Field(1, ge=1, le=128)
-    max_tokens: int = Field(128, ge=1)
-    min_tokens: int = Field(0, ge=0)
-    temperature: float = Field(0.0, ge=0, le=100)  # below COLDEST: 0
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)  # 0 and -1: all
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)  # None: another one each time
-    stop: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logit_bias: dict[int, float] = Field(default_factory=dict)
-    bad_token_ids: tuple[int, ...] = ()  # never written
-    allowed_token_ids: tuple[int, ...] = ()  # besides end tokens; none: all
-    logprobs: bool = False  # report each token's log-probability when it became final, and the step
-    top_logprobs: int = Field(0, ge=0, le=20)  # and those of so many most probable ids
-    skip_special_tokens: bool = True
-    diffusion: DiffusionParams = DiffusionParams()
+    n: int = Field(1, ge=1, le=128, description="How many answers to generate.")
+    max_tokens: int = Field(128, ge=1, description="The most tokens to generate.")
+    min_tokens: int = Field(0, ge=0, description="Tokens before which no end token is generated.")
+    # below COLDEST: 0
+    temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy.")
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Sample from the most probable tokens that add up to this probability.",
+    )
+    top_k: int = Field(
+        0, ge=-1, description="Sample from this many most probable tokens; 0 and -1: all."
+    )
+    seed: int | None = Field(
+        None,
+        ge=-(2**63),
+        lt=2**63,
+        description="The seed of sampling; default: another one each time.",
+    )
+    stop: tuple[str, ...] = Field((), description="Stop before any of these texts.")
+    include_stop_str_in_output: bool = Field(
+        False, description="Keep the text or token that stopped the answer."
+    )
+    stop_token_ids: tuple[int, ...] = Field(
+        (), description="Ids of further tokens that end the answer."
+    )
+    ignore_eos: bool = Field(False, description="Generate past the model's end tokens.")
+    logit_bias: dict[int, float] = Field(
+        default_factory=dict,
+        description="Token ids and what is added to their logits, from -100 to 100.",
+    )
+    bad_token_ids: tuple[int, ...] = Field((), description="Token ids that are never generated.")
+    allowed_token_ids: tuple[int, ...] = Field(
+        (), description="The only token ids that are generated, besides end tokens; default: all."
+    )
+    logprobs: bool = Field(
+        False,
+        description="Report each token's log-probability when it became final, and the step.",
+    )
+    top_logprobs: int = Field(
+        0,
+        ge=0,
+        le=20,
+        description="Report as many most probable tokens with theirs; needs logprobs.",
+    )
+    skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
+    diffusion: DiffusionParams = Field(
+        DiffusionParams(), description="How to denoise: decoder, cache and so on."
+    )
 
     if TYPE_CHECKING:  # dicts may stand for the parts of `diffusion`, a list for a tuple
 

@@ -53,14 +53,26 @@ class DiffusionParams(PolicyPart):
 
     elsewhere: ClassVar[Mapping[str, str]] = IN_DECODER
 
-    block_length: int = Field(32, ge=1)
-    iteration: AnyIteration | None = None
-    decoder: AnyDecoder = Threshold()
-    cache: AnyCache | None = None
-    cfg_scale: float = Field(0.0, ge=0)  # classifier-free guidance, as LLaDA's sampler defines it
+    block_length: int = Field(32, ge=1, description="Positions per block.")
+    iteration: AnyIteration | None = Field(
+        None,
+        description="How blocks are denoised; default: block_diffusion for block-causal models, "
+        "else blockwise.",
+    )
+    decoder: AnyDecoder = Field(Threshold(), description="What makes tokens final.")
+    cache: AnyCache | None = Field(
+        None,
+        description="Which positions a step computes; default: exact for block-causal models, else "
+        "dual.",
+    )
+    cfg_scale: float = Field(
+        0.0, ge=0, description="Classifier-free guidance, as LLaDA's sampler defines it."
+    )
     # These become final last: proposed, they have confidence 0, and the others' is computed as if
     # they could not be. With the ids of end tokens it is LLaDA's `confidence_eos_eot_inf`.
-    zero_confidence_token_ids: tuple[int, ...] = Field((), max_length=64)
+    zero_confidence_token_ids: tuple[int, ...] = Field(
+        (), max_length=64, description="Token ids that become final last, such as end tokens."
+    )
 
     def over(self, default: "DiffusionParams") -> "DiffusionParams":
         """Return these parameters, with what was not given taken from `default`."""

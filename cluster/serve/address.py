@@ -4,17 +4,23 @@ import contextlib
 import errno
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from pydantic import Field
+
+from diffray.components.config import Config
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Where to listen, and on which Ray."""
+class Server(Config):
+    """Where `diffray serve` listens, and on which Ray."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    address: str | None = None  # of a running Ray cluster
-    dashboard: bool = False
+    host: str = Field("127.0.0.1", description="The address to listen on.")
+    port: int = Field(8000, description="The port to listen on.")
+    address: str | None = Field(
+        None,
+        description="Join the Ray cluster at HOST:PORT (or auto) instead of starting one.",
+    )
+    haproxy: bool = Field(True, description="Use Ray Serve's faster proxy, if installed.")
+    dashboard: bool = Field(False, description="Start Ray's dashboard.")
 
 
 @contextlib.contextmanager

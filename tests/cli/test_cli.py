@@ -320,6 +320,15 @@ class TestInfoAndConvert:
         assert diffray_says(*flags, target).stdout == diffray_says(*flags, source).stdout
 
 
+def test_a_key_in_the_environment_is_refused_only_where_it_would_protect_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DIFFRAY_API_KEY", "secret")
+    assert "no such file" in complaint("batch", str(tmp_path / "a"), "b", "--model", "demo")
+    said = complaint("serve", "--config", "a.yaml", "--print-config")
+    assert "DIFFRAY_API_KEY has no effect with --config" in said and "secret" not in said
+
+
 def test_memory_can_be_given_with_a_unit() -> None:
     result = diffray_says("serve", "--kv-cache-memory", "1.5GiB", "--print-config")
     (found,) = yaml.safe_load(result.stdout)["applications"]
@@ -357,9 +366,9 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --replicas 2:x", "give N or MIN:MAX"),
         ("serve --replicas 3:2", "min_replicas"),
         ("serve --ep", "tensor_parallel_size of at least 2"),
-        ("serve --dtype float8 --print-config", "'float8' is none of auto, float32"),
-        ("serve --kernels tritn", "'tritn' is none of auto, torch, triton"),
-        ("serve -q int4", "'int4' is none of experts_int8, experts_fp8"),
+        ("serve --dtype float8 --print-config", "dtype: Input should be 'auto', 'float32', "),
+        ("serve --kernels tritn", "kernels: Input should be 'auto', 'torch' or 'triton' (given:"),
+        ("serve -q int4", "quantization: Input should be 'experts_int8' or 'experts_fp8'"),
         ("serve /no/such/model", "there is no folder '/no/such/model'"),
         ("serve --kv-cache-memory lots", "'lots' is no amount of memory"),
         ("serve --tp 3", "this model runs on 1, 2, 4, 8 ranks"),
@@ -368,7 +377,25 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --set temperature=1", "only the parts of diffusion"),
         ("serve --placement TIGHT", "STRICT_PACK"),
         ("serve --config /no/such.yaml", "there is no such file"),
-        ("serve --config pyproject.toml --tp 2", "leave the model and its flags out"),
+        ("serve --config a.yaml --tp 1", "--tensor-parallel-size has no effect with --config; dr"),
+        ("serve --config a.yaml --replicas 1", "--replicas has no effect with --config; drop it"),
+        ("serve --config a.yaml --placement PACK", "--placement has no effect with --config"),
+        ("serve --config a.yaml --decoder credit", "--decoder has no effect with --config"),
+        ("serve --config a.yaml --vllm-metric-names", "--vllm-metric-names has no effect with"),
+        ("serve demo --config a.yaml", "MODEL has no effect with --config; drop it"),
+        ("serve --print-config --port 8000", "--port has no effect with --print-config; drop it"),
+        ("serve --print-config --address a:1", "--address has no effect with --print-config"),
+        ("serve --address a:1 --dashboard", "--dashboard has no effect with --address; drop it"),
+        ("serve --address a:1 --no-haproxy", "--haproxy has no effect with --address; drop it"),
+        ("batch a b --base-url http://x --dtype no", "--dtype has no effect with --base-url; drop"),
+        ("batch a b --base-url http://x -q no", "--quantization has no effect with --base-url"),
+        ("batch a b --base-url http://x --max-num-seqs 16", "--max-num-seqs has no effect with"),
+        ("batch a b --base-url http://x --no-cuda-graphs", "--cuda-graphs has no effect with --b"),
+        ("batch a b --base-url http://x --timeout 0", "--timeout must be above 0 (given: 0)"),
+        ("batch a b --model demo --timeout -1", "--timeout has no effect without --base-url; drop"),
+        ("batch a b --model demo --api-key x", "--api-key has no effect without --base-url; drop"),
+        ("batch a b --model demo --max-num-seqs 0", "max_num_seqs: Input should be greater than"),
+        ("batch nothere.jsonl out.jsonl --model demo", "no such file: nothere.jsonl"),
         ("serve --decoder nothing", "threshold"),
         ("batch in.jsonl out.jsonl", "give --base-url"),
         ("batch in.jsonl out.jsonl --base-url x", "no address"),

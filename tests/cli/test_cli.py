@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 import diffray
 from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.cli.batch_run import Summary
 from diffray.cluster.cli.main import app
 from diffray.cluster.cli.measured import Measured
 from diffray.cluster.cli.options import sampling_params
@@ -312,6 +313,10 @@ class TestInfoAndConvert:
         assert "LLaDA2" in table
         assert f"{facts['parameters']:,}" in table
 
+    def test_info_cuts_nothing(self, tmp_path: Path) -> None:
+        folder = tmp_path / ("long" * 30)
+        assert tiny_checkpoint(folder, "llada2_moe") in diffray_says("info", str(folder)).stdout
+
     def test_converted_checkpoint_writes_the_same(self, tmp_path: Path) -> None:
         source = tiny_checkpoint(tmp_path / "single", "llada_moe")
         target = str(tmp_path / "fused")
@@ -327,6 +332,11 @@ def test_a_key_in_the_environment_is_refused_only_where_it_would_protect_nothing
     assert "no such file" in complaint("batch", str(tmp_path / "a"), "b", "--model", "demo")
     said = complaint("serve", "--config", "a.yaml", "--print-config")
     assert "DIFFRAY_API_KEY has no effect with --config" in said and "secret" not in said
+
+
+def test_a_batch_of_one_is_one_request() -> None:
+    assert str(Summary(1, answered=1)).startswith("1 request: 1 answered")
+    assert str(Summary(2)).startswith("2 requests: 0 answered")
 
 
 def test_memory_can_be_given_with_a_unit() -> None:
@@ -375,6 +385,13 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --enable-prefix-caching", "enable_prefix_caching needs block-causal attention"),
         ("generate --enable-prefix-caching x", "in this model all positions see each other"),
         ("serve --set temperature=1", "only the parts of diffusion"),
+        ("serve demmo", "there is no folder or demo model 'demmo', did you mean 'demo'?"),
+        (
+            "info demo-llada",
+            "demo model 'demo-llada', did you mean 'demo-llada2'?",
+        ),
+        ("generate --model /no/such", "there is no folder '/no/such'"),
+        ("generate --model demmo", "did you mean 'demo'?"),
         ("serve --placement TIGHT", "STRICT_PACK"),
         ("serve --config /no/such.yaml", "there is no such file"),
         ("serve --config a.yaml --tp 1", "--tensor-parallel-size has no effect with --config; dr"),

@@ -1,13 +1,14 @@
 """YAML files that describe one model or several, each an application with a path of its own."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from diffray.cluster.serve.app_config import AppConfig, app_config
-from diffray.cluster.serve.strict_yaml import MOST_CHARACTERS, parse_yaml
 
 BUILDER = "diffray.cluster.app:build"
 
@@ -24,8 +25,7 @@ class Application:
 def read_applications(path: Path) -> tuple[Application, ...]:
     """Read a file for `diffray serve --config`."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MOST_CHARACTERS + 1)
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
     except OSError as error:
@@ -33,6 +33,33 @@ def read_applications(path: Path) -> tuple[Application, ...]:
     except UnicodeDecodeError:
         raise ValueError(f"{path}: the file is no text") from None
     return applications(parse_yaml(text, str(path)), str(path))
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader lets the last of two equal keys win; this one refuses the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, where: str) -> object:
+    """Return the values of a YAML text, or say in one sentence where it is wrong."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{where}: {line}{error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2024-13-45
+        raise ValueError(f"{where}: {' '.join(str(error).split())}") from None
 
 
 def applications(given: object, where: str) -> tuple[Application, ...]:

@@ -1,7 +1,5 @@
 """The endpoint's edges, by plain HTTP: what is refused and how, keys, limits, streams' bytes."""
 
-import base64
-import hashlib
 import json
 import re
 import socket
@@ -758,10 +756,7 @@ def test_the_page_of_the_docs_needs_nothing_from_elsewhere(http: httpx2.Client) 
     text = answer.text
     assert "<script" not in text and "http://" not in text and "https://" not in text
     assert "POST /v1/chat/completions" in text and "continue_final_message" in text
-    assert "diffusion.decoder" in text and "low_threshold" in text and "edit_threshold" in text
-    (style,) = re.findall(r"<style>(.*)</style>", text)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
+    assert "Hierarchy" in text and "low_threshold" in text and "edit_threshold" in text
 
 
 def test_docs_can_be_left_out(served: Served) -> None:

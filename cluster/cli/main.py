@@ -63,8 +63,8 @@ def generate(
     """
     with one_sentence():
         text = _read_prompt(prompt, model)
-        from diffray.cluster.cli.options import sampling_params
         from diffray.cluster.cli.print_answer import as_prompt, print_answer
+        from diffray.cluster.cli.request_options import sampling_params
         from diffray.workers.llm import DiffusionLLM
 
         typed = flags.typed_request(

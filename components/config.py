@@ -27,7 +27,11 @@ class Config(BaseModel):
     """A frozen configuration; unknown keys and values out of range are errors."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        defer_build=True,
     )
     # What to write instead of names that others use, or that belong to a part.
     elsewhere: ClassVar[Mapping[str, str]] = {}

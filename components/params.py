@@ -18,7 +18,9 @@ class SamplingParams(Config):
 
     n: int = Field(1, ge=1, le=128, description="How many answers to generate.")
     max_tokens: int = Field(128, ge=1, description="The most tokens to generate.")
-    min_tokens: int = Field(0, ge=0, description="Tokens before which no end token is generated.")
+    min_tokens: int = Field(
+        0, ge=0, description="The fewest tokens to generate before an end token."
+    )
     # below COLDEST: 0
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy.")
     top_p: float = Field(
@@ -60,7 +62,7 @@ class SamplingParams(Config):
         0,
         ge=0,
         le=20,
-        description="Report as many most probable tokens with theirs; needs logprobs.",
+        description="The most probable tokens to report at each position; needs logprobs.",
     )
     skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
     diffusion: DiffusionParams = Field(

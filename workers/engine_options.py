@@ -72,7 +72,7 @@ class EngineOptions(Config):
         description="The most tokens of a prompt with its answer; default: the model's context.",
     )
     max_num_seqs: int = Field(
-        16, ge=1, description="The most sequences to run at once, per replica."
+        16, ge=1, description="The most sequences to run at once; on a cluster in each replica."
     )
     kv_cache_memory: int | None = Field(
         None,

@@ -15,8 +15,8 @@ class ApiSettings(Config):
     api_keys: tuple[str, ...] = Field(
         (),
         repr=False,
-        description="Keys of which requests must show one, as they are or as sha256:...; none: "
-        "all may ask.",
+        description="API keys, of which a request must send one; as they are or as sha256:DIGEST. "
+        "Default: no key is needed.",
     )
     max_body_bytes: int = Field(8 * 2**20, ge=1, description="The largest body of a request.")
     body_timeout_s: float = Field(

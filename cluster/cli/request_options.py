@@ -32,7 +32,9 @@ def request_options(typed: Mapping[str, object], settings: Iterable[str] = ()) -
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not name or not equals:
-            raise ValueError(f"--set {setting!r} is no NAME=VALUE, as decoder.threshold=0.8")
+            raise ValueError(
+                f"--set needs NAME=VALUE, such as decoder.threshold=0.8 (given: {setting!r})"
+            )
         _put(body, name, _value(text))
     return body
 

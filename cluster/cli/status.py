@@ -70,7 +70,7 @@ def _name(user: int) -> str:
 def _check_reachable(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdecimal():
-        raise ValueError(f"{address!r} is no address of a Ray cluster; give HOST:PORT, or auto")
+        raise ValueError(f"expected HOST:PORT of a Ray cluster, or auto (given: {address!r})")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:

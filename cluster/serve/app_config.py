@@ -55,7 +55,7 @@ class AppConfig(Config):
     @classmethod
     def _known_to_ray(cls, given: str | None) -> str | None:
         if given is not None and given not in (known := accelerator_types()):
-            raise ValueError(f"no {given!r}; allowed: {', '.join(sorted(known))}")
+            raise ValueError(f"unknown type {given!r}; Ray knows {', '.join(sorted(known))}")
         return given
 
     @model_validator(mode="after")
@@ -105,7 +105,7 @@ def app_config(given: object, where: str = "args") -> AppConfig:
     """Return the configuration, or say in one sentence where in `where` it is wrong."""
     if not isinstance(given, dict):
         raise ValueError(
-            f"{where}: options are needed, as model_loading_config (given: {given!r:.100})"
+            f"{where}: expected a mapping with model_loading_config (given: {given!r:.100})"
         )
     try:
         return AppConfig.model_validate(_as_options(given, where))

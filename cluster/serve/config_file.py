@@ -31,7 +31,7 @@ def read_applications(path: Path) -> tuple[Application, ...]:
     except OSError as error:
         raise ValueError(f"{path}: the file cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: the file is no text") from None
+        raise ValueError(f"{path}: the file is not UTF-8 text") from None
     return applications(parse_yaml(text, str(path)), str(path))
 
 
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.MarkedYAMLError(
-                        problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                        problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -103,7 +103,7 @@ def _models(given: object, where: str) -> list[object]:
             return [given]
         given = given["llm_configs"]
     if not isinstance(given, list) or not given:
-        raise ValueError(f"{where}: a model's options or a list of them are needed")
+        raise ValueError(f"{where}: expected the options of a model, or a list of them")
     return given
 
 
@@ -114,8 +114,8 @@ def _split_prefix(model: object, where: str) -> tuple[str | None, object]:
     prefix = model["route_prefix"]
     if not isinstance(prefix, str) or not _is_path(prefix):
         raise ValueError(
-            f"{where}: route_prefix: {prefix!r} is no path; give one as '/llada', "
-            "without a slash at its end"
+            f"{where}: route_prefix: expected a path such as '/llada', "
+            f"without a slash at its end (given: {prefix!r})"
         )
     return prefix, {key: value for key, value in model.items() if key != "route_prefix"}
 
@@ -132,7 +132,7 @@ def _refuse_twins(found: list[Application], where: str) -> None:
         ("the route_prefix", [each.route_prefix for each in found]),
     ):
         for name in _twice(names):
-            raise ValueError(f"{where}: {what} {name!r} stands twice; each model needs its own")
+            raise ValueError(f"{where}: {what} {name!r} is given twice; each model needs its own")
 
 
 def _twice(names: list[str]) -> Iterator[str]:

@@ -46,10 +46,10 @@ class Autoscaling(Config):
         None, ge=0, description="Seconds before the last replica is removed."
     )
     upscaling_factor: float | None = Field(
-        None, gt=0, description="Multiplies each step up, as Serve does."
+        None, gt=0, description="Scales each decision to add replicas, as in Ray Serve."
     )
     downscaling_factor: float | None = Field(
-        None, gt=0, description="Multiplies each step down, as Serve does."
+        None, gt=0, description="Scales each decision to remove replicas, as in Ray Serve."
     )
     look_back_period_s: float = Field(
         15.0,

@@ -422,7 +422,7 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("batch nothere.jsonl out.jsonl --model demo", "no such file: nothere.jsonl"),
         ("serve --decoder nothing", "threshold"),
         ("batch in.jsonl out.jsonl", "give --base-url"),
-        ("batch in.jsonl out.jsonl --base-url x", "no address"),
+        ("batch in.jsonl out.jsonl --base-url x", "expected a URL such as"),
         ("chat --base-url http://127.0.0.1:1", "nothing answers"),
     ],
 )

@@ -81,9 +81,9 @@ class TestFile:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("", ("a model's options",)),
-            ("[]", ("a model's options",)),
-            ("- 1", ("options are needed", "1")),
+            ("", ("expected the options of a model",)),
+            ("[]", ("expected the options of a model",)),
+            ("- 1", ("expected a mapping", "1")),
             ("llm_configs: 3", ("a list",)),
             ("applications: []", ("Serve's own format", "serve run")),
             ("a: [", ("line 1",)),
@@ -283,7 +283,11 @@ def test_a_few_aliases_are_fine() -> None:
 
 def test_what_is_no_file_of_text_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"a: \xe9")
-    for name, words in ((".", "cannot be read"), ("latin", "no text"), ("none", "no such file")):
+    for name, words in (
+        (".", "cannot be read"),
+        ("latin", "not UTF-8 text"),
+        ("none", "no such file"),
+    ):
         with pytest.raises(ValueError, match=words):
             read_applications(tmp_path / name)
 

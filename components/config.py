@@ -2,19 +2,36 @@
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, ClassVar, Final, get_args
+from typing import Any, ClassVar, Final, LiteralString, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-LARGEST: Final = 2**31 - 1  # limit of a policy's numbers: products of two of them fit 64 bits
+LARGEST: Final = 2**31 - 1  # number of a policy: products of two of them still fit 64 bits
+# Fields that hold one of several models: pydantic names the kind after the field, we do not.
+UNIONS: Final = ("iteration", "decoder", "cache")
+
+
+class InvalidField(ValueError):
+    """A value that cannot be used: a sentence for people, and the field's dotted name for programs.
+
+    The name is None where no single field is to blame.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class Config(BaseModel):
     """A frozen configuration; unknown keys and values out of range are errors."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        defer_build=True,
     )
     # What to write instead of names of other projects, or of a part's fields.
     elsewhere: ClassVar[Mapping[str, str]] = {}
@@ -23,7 +40,7 @@ class Config(BaseModel):
         try:
             super().__init__(**given)
         except ValidationError as error:
-            raise ValueError(explain(error)) from None
+            raise InvalidField(explain(error), field_of(error)) from None
 
     # Hence pydantic builds nested parts without the above: only the whole knows their place.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # as BaseModel's own has
@@ -34,21 +51,26 @@ class Config(BaseModel):
         if isinstance(given, dict):
             for name, value in given.items():
                 if name not in cls.model_fields:
-                    if name in cls.elsewhere:
-                        raise ValueError(f"unknown option {name!r}; {cls.elsewhere[name]}")
-                    allowed = ", ".join(cls.model_fields)
-                    near = did_you_mean(str(name), cls.model_fields)
-                    raise ValueError(
-                        f"unknown option {name!r}{near} Allowed: {allowed}"
-                        if near
-                        else f"unknown option {name!r}; allowed: {allowed}"
-                    )
+                    raise cls._mistake("unknown_option", str(name), value, cls._unknown(str(name)))
                 if sentence := _without_kind(value, cls.model_fields[name].annotation):
-                    mistake = PydanticCustomError("no_kind", "{sentence}", {"sentence": sentence})
-                    raise ValidationError.from_exception_data(
-                        cls.__name__, [InitErrorDetails(type=mistake, loc=(name,), input=value)]
-                    )
+                    raise cls._mistake("no_kind", name, value, sentence)
         return given
+
+    @classmethod
+    def _unknown(cls, name: str) -> str:
+        if name in cls.elsewhere:
+            return f"unknown option {name!r}; {cls.elsewhere[name]}"
+        allowed, near = ", ".join(cls.model_fields), did_you_mean(name, cls.model_fields)
+        return f"unknown option {name!r}" + (
+            f"{near} Allowed: {allowed}" if near else f"; allowed: {allowed}"
+        )
+
+    @classmethod
+    def _mistake(cls, kind: LiteralString, name: str, value: Any, sentence: str) -> ValidationError:
+        mistake = PydanticCustomError(kind, "{sentence}", {"sentence": sentence})
+        return ValidationError.from_exception_data(
+            cls.__name__, [InitErrorDetails(type=mistake, loc=(name,), input=value)]
+        )
 
 
 class PolicyPart(Config):
@@ -98,31 +120,66 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
-def explain(error: ValidationError) -> str:
-    """Return one sentence per mistake: where, what is allowed, what was given."""
-    return "; ".join(_sentence(dict(mistake)) for mistake in error.errors())
+def explain(error: ValidationError, names: Mapping[str, str] | None = None) -> str:
+    """Return one sentence per mistake: where, what is allowed, what was given.
+
+    `names` are the names to tell instead of ours, for those who wrote others.
+    """
+    return "; ".join(sentence(mistake, names or {}) for mistake in error.errors(include_url=False))
 
 
-def _sentence(mistake: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in mistake["loc"])
-    prefix = f"{where}: " if where else ""
-    match mistake["type"]:
+def sentence(mistake: ErrorDetails, names: Mapping[str, str] | None = None) -> str:
+    """Return the sentence for one mistake, the same whoever made it."""
+    kind, loc = mistake["type"], mistake["loc"]
+    where = dotted(loc[:-1] if kind == "unknown_option" else loc)
+    prefix = f"{(names or {}).get(where, where)}: " if where else ""
+    match kind:
         case "union_tag_invalid":
-            return prefix + wrong_kind(mistake["ctx"])
-        case "value_error" | "no_kind":
-            return prefix + str(mistake["msg"]).removeprefix("Value error, ")
+            return prefix + _wrong_kind(mistake["ctx"])
+        case "value_error" | "no_kind" | "unknown_option":
+            return prefix + mistake["msg"].removeprefix("Value error, ")
         case _:
-            return f"{prefix}{mistake['msg']} (given: {_shown(mistake['input'])})"
+            return f"{prefix}{mistake['msg']}{_shown(mistake['input'])}"
 
 
-def wrong_kind(context: Mapping[str, Any]) -> str:
-    """Translate pydantic's "union_tag_invalid"."""
+def field_of(error: ValidationError) -> str | None:
+    """Return the dotted name of the first field that is wrong."""
+    mistake = error.errors(include_url=False)[0]
+    loc = mistake["loc"]
+    cause = mistake.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidField) and cause.field is not None:
+        loc = (*loc, cause.field)
+    elif not loc:
+        return None
+    whole = next((at for at, part in enumerate(loc) if isinstance(part, int)), len(loc))
+    return dotted(loc[:whole])  # a list's name, not the number of its item
+
+
+def dotted(loc: tuple[int | str, ...]) -> str:
+    """Return where a mistake is, as users write it: without the kind of a part."""
+    return ".".join(
+        str(part) for at, part in enumerate(loc) if at == 0 or loc[at - 1] not in UNIONS
+    )
+
+
+def _wrong_kind(context: Mapping[str, Any]) -> str:
+    """Return what pydantic means by "union_tag_invalid"."""
     tag, allowed = str(context["tag"]), str(context["expected_tags"])
     near = did_you_mean(tag, (kind.strip("'") for kind in allowed.split(", ")))
     allowed = f"{near} Allowed: {allowed}" if near else f"; allowed: {allowed}"
-    return f"no kind {_shown(tag)}{allowed}"
+    return f"no kind {shortened(repr(tag))}{allowed}"
 
 
 def _shown(given: object) -> str:
-    text = repr(given)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    """Return what was given where it is short by nature; an object of megabytes never is."""
+    if not isinstance(given, str | int | float | None):
+        return ""
+    return f" (given: {shortened(repr(given))})"
+
+
+def shortened(text: str, most: int = 100) -> str:
+    """Return a text whose middle was left out if it is long."""
+    if len(text) <= most:
+        return text
+    half = (most - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"

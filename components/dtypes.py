@@ -1,8 +1,9 @@
 """The names of dtypes, without importing torch."""
 
-from typing import Final
+from typing import Final, Literal, get_args
 
-DTYPE_NAMES: Final = ("float32", "float64", "bfloat16", "float16")
+DTypeName = Literal["float32", "float64", "bfloat16", "float16"]
+DTYPE_NAMES: Final[tuple[str, ...]] = get_args(DTypeName)
 
 # The names in vLLM and others.
 _OTHER_NAMES: Final = {

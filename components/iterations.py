@@ -18,7 +18,7 @@ class Iteration(PolicyPart):
     block_causal: ClassVar[bool] = True  # valid for block-causal attention
     soft: ClassVar[bool] = False  # masked positions carry soft embeddings
 
-    early_stop: bool = True
+    early_stop: bool = Field(True, description="End the generation at its first end token.")
 
     def weight(self, step: int) -> float:
         """Return the weight of the soft embedding at this step."""
@@ -62,10 +62,14 @@ class Soft(Iteration):
     soft: ClassVar[bool] = True
 
     kind: Literal["soft"] = "soft"
-    cont_weight_init: float = Field(0.15, ge=0)
-    cont_weight_growth: float = Field(0.02, ge=0)
-    cont_weight: float = Field(0.3, ge=0)
-    threshold_decay: float = Field(0.02, ge=0)
+    cont_weight_init: float = Field(
+        0.15, ge=0, description="The weight of the expected embedding at the first step."
+    )
+    cont_weight_growth: float = Field(0.02, ge=0, description="What each step adds to that weight.")
+    cont_weight: float = Field(0.3, ge=0, description="The largest weight.")
+    threshold_decay: float = Field(
+        0.02, ge=0, description="How far the threshold comes down from 1 at each step."
+    )
 
     def weight(self, step: int) -> float:
         return min(self.cont_weight_init + self.cont_weight_growth * step, self.cont_weight)

@@ -15,7 +15,7 @@ from diffray.components.caches.exact import Exact
 from diffray.components.caches.none import NoCache
 from diffray.components.caches.prefix import Prefix
 from diffray.components.caches.vicinity import Vicinity
-from diffray.components.config import PolicyPart
+from diffray.components.config import InvalidField, PolicyPart
 from diffray.components.decoder import Decoder
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.edit import Edit
@@ -53,14 +53,26 @@ class DiffusionParams(PolicyPart):
 
     elsewhere: ClassVar[Mapping[str, str]] = IN_DECODER
 
-    block_length: int = Field(32, ge=1)
-    iteration: AnyIteration | None = None
-    decoder: AnyDecoder = Threshold()
-    cache: AnyCache | None = None
-    cfg_scale: float = Field(0.0, ge=0)  # classifier-free guidance, as LLaDA's sampler defines it
+    block_length: int = Field(32, ge=1, description="Positions per block.")
+    iteration: AnyIteration | None = Field(
+        None,
+        description="How blocks are denoised; default: block_diffusion for block-causal models, "
+        "else blockwise.",
+    )
+    decoder: AnyDecoder = Field(Threshold(), description="What makes tokens final.")
+    cache: AnyCache | None = Field(
+        None,
+        description="Which positions a step computes; default: exact for block-causal models, else "
+        "dual.",
+    )
+    cfg_scale: float = Field(
+        0.0, ge=0, description="Classifier-free guidance, as LLaDA's sampler defines it."
+    )
     # These become final last: proposed, they have confidence 0, and the others' is computed as if
     # they could not be. With the ids of end tokens it is LLaDA's `confidence_eos_eot_inf`.
-    zero_confidence_token_ids: tuple[int, ...] = Field((), max_length=64)
+    zero_confidence_token_ids: tuple[int, ...] = Field(
+        (), max_length=64, description="Token ids that become final last, such as end tokens."
+    )
 
     def over(self, default: "DiffusionParams") -> "DiffusionParams":
         """Return these parameters, with what was not given taken from `default`."""
@@ -92,16 +104,17 @@ class Policy:
         decoder = params.decoder
         plain = "block_diffusion" if causal else "blockwise"
         if not (iteration.block_causal if causal else iteration.bidirectional):
-            raise ValueError(
+            raise InvalidField(
                 f"iteration {iteration.kind!r} does not fit this model: its attention is "
                 + (
                     "block-causal; use 'block_diffusion'"
                     if causal
                     else "bidirectional; use 'blockwise'"
-                )
+                ),
+                "diffusion.iteration",
             )
         if not (cache.block_causal if causal else cache.bidirectional):
-            raise ValueError(
+            raise InvalidField(
                 f"cache {cache.kind!r} does not fit this model: "
                 + (
                     "its attention is block-causal, so finished blocks never change; "
@@ -109,19 +122,24 @@ class Policy:
                     if causal
                     else "its attention is bidirectional, so no K/V is ever exact; "
                     "use 'dual', 'vicinity', 'prefix' or 'none'"
-                )
+                ),
+                "diffusion.cache",
             )
         if decoder.remembers and params.block_length > LONGEST_REMEMBERED:
-            raise ValueError(
+            raise InvalidField(
                 f"block_length is {params.block_length}, and decoder {decoder.kind!r} takes blocks "
                 f"of at most {LONGEST_REMEMBERED}: at each position it remembers as many ids as a "
-                "block is long"
+                "block is long",
+                "diffusion.block_length",
             )
         if iteration.soft and not decoder.has_threshold:
-            raise ValueError(
+            raise InvalidField(
                 f"iteration 'soft' lowers a threshold step by step, and decoder {decoder.kind!r} "
-                "has none; use 'threshold', 'hierarchy', 'credit' or 'edit'"
+                "has none; use 'threshold', 'hierarchy', 'credit' or 'edit'",
+                "diffusion.iteration",
             )
         if iteration.soft and params.cfg_scale > 0:
-            raise ValueError(f"cfg_scale does not go with iteration 'soft'; use {plain!r}")
+            raise InvalidField(
+                f"cfg_scale does not go with iteration 'soft'; use {plain!r}", "diffusion.cfg_scale"
+            )
         return Policy(params.block_length, iteration, decoder, cache, params.cfg_scale)

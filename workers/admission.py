@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from diffray.components.config import InvalidField
 from diffray.components.model import ModelSpec
 from diffray.components.policy import Policy
 from diffray.components.sequence import Sequence
@@ -109,27 +110,30 @@ def check(request: Request, limits: Limits) -> Sequence:
     """Return the request as a sequence, or refuse it with a reason."""
     spec, params = limits.spec, request.params
     if not request.prompt and not request.suffix:
-        raise ValueError("the prompt is empty; give it at least one token")
+        raise InvalidField("the prompt is empty; give it at least one token", "prompt")
     if request.suffix and spec.block_causal:
-        raise ValueError(
+        raise InvalidField(
             "a suffix does not fit this model: its attention is block-causal, so the text "
-            "cannot depend on what follows; use a model with bidirectional attention"
+            "cannot depend on what follows; use a model with bidirectional attention",
+            "suffix",
         )
     _check_ids(request, limits)
     sequence = _sequence(request, limits)
     _check_choice(sequence, limits)
     if sequence.length > limits.context:
         suffix = f", suffix ({len(request.suffix)})" if request.suffix else ""
-        raise ValueError(
+        raise InvalidField(
             f"prompt ({len(request.prompt)} tokens){suffix} and max_tokens ({params.max_tokens}) "
             f"need {sequence.length} positions, but the context has {limits.context}; "
-            "shorten one of them"
+            "shorten one of them",
+            "max_tokens",
         )
     pages = limits.pages(sequence, sequence.length)
     if pages > limits.num_pages:
-        raise ValueError(
+        raise InvalidField(
             f"the request needs {pages} K/V pages, but the pool has {limits.num_pages}; "
-            "shorten it or give the engine more K/V memory"
+            "shorten it or give the engine more K/V memory",
+            "max_tokens",
         )
     if request.resume is not None:
         _resume(sequence, request.resume)
@@ -155,18 +159,21 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
 def _check_ids(request: Request, limits: Limits) -> None:
     params, size = request.params, limits.spec.vocab_size
     resumed = request.resume.ids if request.resume is not None else ()
-    for token_id in (
-        *request.prompt,
-        *request.suffix,
-        *resumed,
-        *params.stop_token_ids,
-        *params.logit_bias,
-        *params.bad_token_ids,
-        *params.allowed_token_ids,
-        *params.diffusion.zero_confidence_token_ids,
+    for name, ids in (
+        ("prompt", request.prompt),
+        ("suffix", request.suffix),
+        ("resume", resumed),
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", params.logit_bias),
+        ("bad_token_ids", params.bad_token_ids),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("diffusion.zero_confidence_token_ids", params.diffusion.zero_confidence_token_ids),
     ):
-        if not 0 <= token_id < size:
-            raise ValueError(f"token id {token_id} is not in the vocabulary (0 to {size - 1})")
+        for token_id in ids:
+            if not 0 <= token_id < size:
+                raise InvalidField(
+                    f"token id {token_id} is not in the vocabulary (0 to {size - 1})", name
+                )
 
 
 def _check_choice(sequence: Sequence, limits: Limits) -> None:
@@ -175,9 +182,10 @@ def _check_choice(sequence: Sequence, limits: Limits) -> None:
     never = {limits.mask_token_id, *sequence.end_ids, *params.bad_token_ids}
     left = len(set(params.allowed_token_ids) - never) if params.allowed_token_ids else size
     if not left or len(never) == size:
-        raise ValueError(
+        raise InvalidField(
             "allowed_token_ids and bad_token_ids leave no token except the mask and end "
-            "tokens; allow at least one more"
+            "tokens; allow at least one more",
+            "allowed_token_ids",
         )
 
 

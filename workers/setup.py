@@ -1,7 +1,6 @@
 """From a checkpoint to an engine that is ready: weights, tokenizer, K/V memory."""
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 
 from diffray.components.backend import (
     choose_device,
@@ -21,6 +20,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.models.registry import check_prefix_caching
 from diffray.kernels.choose import TORCH, choose_kernels
 from diffray.workers.engine import Engine
+from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.slots import Slots
 from diffray.workers.text import Tokenizer
@@ -29,44 +29,11 @@ from diffray.workers.tune import tune
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """How an engine is laid out; the checkpoint says the rest."""
-
-    dtype: str = "auto"
-    device: str = "auto"
-    mask_token_id: int | None = None
-    eos_token_id: int | Items[int] | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int = 16
-    kv_cache_memory: int | None = None
-    page_size: int = 16
-    chunk: int = 512
-    kernels: str = "auto"
-    quantization: str | None = None  # experts_int8 | experts_fp8; None: as the dtype says
-    cuda_graphs: bool | None = None  # None: where they are known to work
-    graph_block_length: int = 32  # of most requests: steps of one and of two blocks are recorded
-    tune_kernels: bool = False  # find the fastest tiles for this model first
-    enable_prefix_caching: bool | None = None  # None: where attention is block-causal
-    cpu_threads: int | None = None  # None: as many as torch has, but few for a small model
-
-    def __post_init__(self) -> None:
-        for name in (
-            "max_model_len",
-            "max_num_seqs",
-            "kv_cache_memory",
-            "page_size",
-            "chunk",
-            "graph_block_length",
-            "cpu_threads",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 (given: {value})")
+Setup = EngineOptions  # the name under which other modules import it
 
 
 def build_engine(
-    model: str, setup: Setup, mesh: Mesh | None = None
+    model: str, setup: EngineOptions, mesh: Mesh | None = None
 ) -> tuple[Engine, Tokenizer | None]:
     """Load a checkpoint and return its engine, with its tokenizer if it has one."""
     use_threads(setup.cpu_threads)
@@ -74,7 +41,7 @@ def build_engine(
     return engine, Tokenizer.load(resolve(model), engine.slots.mask_token_id)
 
 
-def build_rank(model: str, setup: Setup, mesh: Mesh) -> Engine:
+def build_rank(model: str, setup: EngineOptions, mesh: Mesh) -> Engine:
     """Load a rank's share of a checkpoint and return its engine.
 
     All ranks of a mesh do so, each at its pace, and then agree on the number of K/V pages.
@@ -123,7 +90,7 @@ def build_rank(model: str, setup: Setup, mesh: Mesh) -> Engine:
 
 def engine_of(
     loaded: Denoiser,
-    setup: Setup,
+    setup: EngineOptions,
     mask_token_id: int,
     eos_token_ids: Items[int],
     mesh: Mesh,
@@ -174,14 +141,16 @@ def engine_of(
     )
 
 
-def _most_threads(model: Denoiser, setup: Setup) -> int | None:
+def _most_threads(model: Denoiser, setup: EngineOptions) -> int | None:
     """Return how many threads a step may use; None: all there are, as the user said how many."""
     if setup.cpu_threads is not None:
         return None
     return threads_for(sum(weight.numel() for weight in model.parameters()))
 
 
-def _num_pages(model: Denoiser, setup: Setup, length: int, mesh: Mesh, reserved: int) -> int:
+def _num_pages(
+    model: Denoiser, setup: EngineOptions, length: int, mesh: Mesh, reserved: int
+) -> int:
     """Return how many pages this rank can make: enough for every slot, if the memory allows.
 
     `reserved` bytes are for recordings that are still to be made.

@@ -31,12 +31,23 @@ _NOT_HONOURED: Final = {"repetition_penalty": 1.0, "min_p": 0.0, "no_repeat_ngra
 
 
 class GenerationDefaults(Config):
-    """None: not set."""
+    """What a server fills in for requests; before them goes what the request says."""
 
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="The most tokens to generate; default: the checkpoint's, else 16 for "
+        "completions and up to 512 for chats.",
+    )
+    temperature: float | None = Field(
+        None, ge=0, le=100, description="The temperature; default: the checkpoint's, else 0."
+    )
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="top_p; default: the checkpoint's, else 1."
+    )
+    top_k: int | None = Field(
+        None, ge=-1, description="top_k; default: the checkpoint's, else 0, which is all."
+    )
 
     def over(self, other: Self) -> Self:
         """Return these, with missing ones taken from `other`."""
@@ -59,7 +70,6 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     try:
         return GenerationDefaults.model_validate(said)
     except ValidationError as error:
-        reason = explain(error)
-        for theirs, ours in _READ.items():
-            reason = reason.replace(f"{ours}: ", f"{theirs}: ")
+        theirs_by_ours = {ours: theirs for theirs, ours in _READ.items()}
+        reason = explain(error, theirs_by_ours)
         raise ValueError(f"{file}: {reason}; correct it or remove it") from None

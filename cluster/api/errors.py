@@ -1,7 +1,6 @@
 """Errors for clients, in OpenAI's shape."""
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,14 +12,12 @@ from diffray.cluster.control.engine_client import (
     Overloaded,
     Poisonous,
 )
-from diffray.components.config import wrong_kind
+from diffray.components.config import InvalidField, field_of, sentence, shortened
 
-_LONGEST: Final = 600  # characters of a message; the input may be megabytes
-_LONGEST_NAME: Final = 200  # and of the field's name, which the client may have invented
-_LONGEST_VALUE: Final = 100
-_RETRY_LOST: Final = 2.0  # seconds, about the time to detect a lost replica or proxy
-_RETRY_FAILED: Final = 5.0  # seconds, about the time to restart an engine's ranks
-_KINDS: Final = ("iteration", "decoder", "cache")  # for these a place includes the kind
+_LONGEST: Final = 600  # characters of a message; what was given may be megabytes
+_LONGEST_NAME: Final = 200  # and of the field's name, which may be the client's invention
+_RETRY_LOST: Final = 2.0  # seconds, about what it takes to find out that a replica or proxy is lost
+_RETRY_FAILED: Final = 5.0  # seconds, about what it takes to start an engine's ranks anew
 
 
 class ApiError(Exception):
@@ -75,14 +72,6 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
-def shortened(text: str, most: int) -> str:
-    """Return a text, without its middle if it is long."""
-    if len(text) <= most:
-        return text
-    half = (most - 5) // 2
-    return f"{text[:half]} ... {text[-half:]}"
-
-
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """Return the error for an invalid request."""
     return ApiError(400, message, param=param, code=code)
@@ -131,42 +120,15 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(504, str(error), kind="server_error", code="deadline_exceeded")
         case ValidationError():
             return of_validation(error)
+        case InvalidField():
+            return invalid(str(error), error.field)
         case ValueError():
-            return invalid(str(error), _first_word(str(error)))
+            return invalid(str(error))
         case _:
             raise error
 
 
 def of_validation(error: ValidationError) -> ApiError:
-    """Return the error for an invalid body, naming the first wrong field."""
-    mistake = error.errors(include_url=False)[0]
-    param = _place(mistake["loc"])
-    if mistake["type"] == "union_tag_invalid":
-        return invalid(f"{param}: {wrong_kind(mistake['ctx'])}", param, "invalid_value")
-    message = mistake["msg"].removeprefix("Value error, ")
-    if unknown := re.match(r"unknown option '([^']*)'", message):
-        param = f"{param}.{unknown[1]}"
-    given = mistake["input"]
-    shown = ""
-    if isinstance(given, str | int | float | None):
-        shown = f" (given: {shortened(repr(given), _LONGEST_VALUE)})"
-    return invalid(f"{param}: {message}{shown}", param, "invalid_value")
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    """Return the dotted name of a field, without pydantic's names of unions."""
-    first, *rest = (str(part) for part in loc)
-    if first not in ("diffusion", "stream_options"):
-        return first
-    if rest and rest[0] in _KINDS:
-        del rest[1:2]
-    return ".".join([first, *rest])
-
-
-def _first_word(message: str) -> str | None:
-    """Return the field at the start of a message, as in `min_tokens (5) must not exceed`."""
-    found = re.match(r"(?:an? |the )?([a-z]+(?:_[a-z]+)+|stop|cache|iteration|suffix)\b", message)
-    if found is None:
-        return None
-    name = found[1]
-    return f"diffusion.{name}" if name in (*_KINDS, "cfg_scale", "block_length") else name
+    """Return the refusal of a body, naming the first field that is wrong."""
+    (first, *_) = error.errors(include_url=False)
+    return invalid(sentence(first), field_of(error), "invalid_value")

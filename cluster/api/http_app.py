@@ -12,12 +12,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, Response
 
 import diffray
-from diffray.cluster.api.docs import HEADERS, page
 from diffray.cluster.api.errors import ApiError, as_api_error, bug
 from diffray.cluster.api.gate import Gate, RequestIds
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
-from diffray.cluster.api.openapi import GENERATING, describe, describe_body, refusals
+from diffray.cluster.api.openapi import GENERATING, describe, describe_body, page, refusals
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import EngineFailed
@@ -157,7 +156,7 @@ def _docs(app: FastAPI) -> APIRouter:
 
     @router.get("/docs")
     async def docs() -> Response:
-        return Response(page(app.openapi()), media_type="text/html", headers=HEADERS)
+        return Response(page(app.openapi()), media_type="text/html")
 
     return router
 

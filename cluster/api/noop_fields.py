@@ -52,7 +52,7 @@ def refuse_unless_neutral(
 ) -> None:
     """Accept a known field if its value is neutral; refuse unknown fields."""
     if name == "best_of":
-        if value != body.get("n", 1):
+        if not _same(value, body.get("n", 1)):
             raise unsupported(name, "send n, or leave it out")
         return
     if name not in _NEUTRAL:
@@ -61,6 +61,11 @@ def refuse_unless_neutral(
             raise invalid(f"{what}; {IN_DIFFUSION[name]}", name)
         raise invalid(f"{what}{did_you_mean(name, known)}", name[:100])
     allowed = _NEUTRAL[name]
-    if value not in allowed:
+    if not any(_same(value, neutral) for neutral in allowed):
         instead = f" or send {json.dumps(allowed[0])}" if allowed else ""
         raise unsupported(name, f"leave it out{instead}")
+
+
+def _same(given: Any, neutral: Any) -> bool:
+    """Return whether two values are equal in JSON, where true is not 1."""
+    return given == neutral and isinstance(given, bool) == isinstance(neutral, bool)

@@ -1,5 +1,11 @@
-"""The OpenAPI description of bodies and errors that the endpoints handle themselves."""
+"""The OpenAPI description of what the endpoints read and refuse, and the page at /docs.
 
+FastAPI's own page loads scripts from elsewhere, which the content security policy forbids.
+"""
+
+import json
+from collections.abc import Mapping
+from html import escape
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -110,3 +116,39 @@ def describe_body(path: str, *statuses: int) -> dict[str, Any]:
         }
     body = {"requestBody": {"required": True, "content": content}}
     return {"openapi_extra": body, "responses": responses}
+
+
+def page(schema: Mapping[str, Any]) -> str:
+    """Return the description as plain HTML: the paths with an example each, then all objects."""
+    info = schema["info"]
+    title, summary = escape(info["title"]), escape(info.get("summary", ""))
+    parts = [
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
+        f"<h1>{title} {escape(info['version'])}</h1>",
+        f'<p>{summary} See also <a href="openapi.json">openapi.json</a>.</p>',
+    ]
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            parts.append(f"<h2>{method.upper()} {escape(path)}</h2>")
+            for media in operation.get("requestBody", {}).get("content", {}).values():
+                parts.append(f"<p>{escape(_type(media['schema']))}, such as</p>")
+                parts.append(f"<pre>{escape(json.dumps(media['example'], indent=1))}</pre>")
+    for name, about in schema["components"]["schemas"].items():
+        parts.append(f"<h2>{escape(name)}</h2><p>{escape(about.get('description', ''))}</p><dl>")
+        for field, what in about.get("properties", {}).items():
+            default = f", default {what['default']!r}" if what.get("default") is not None else ""
+            parts.append(f"<dt><code>{escape(field)}</code>: {escape(_type(what) + default)}</dt>")
+            parts.append(f"<dd>{escape(what.get('description', ''))}</dd>")
+        parts.append("</dl>")
+    return "\n".join(parts) + "\n"
+
+
+def _type(what: Mapping[str, Any]) -> str:
+    """Return a field's type in a few words; null stands for a default and goes without saying."""
+    if choices := [*what.get("anyOf", []), *what.get("oneOf", [])]:
+        return " or ".join(_type(each) for each in choices if each.get("type") != "null")
+    if "$ref" in what:
+        return str(what["$ref"].rpartition("/")[2])
+    if what.get("type") == "array":
+        return f"list of {_type(what.get('items', {}))}"
+    return str(what.get("const", what.get("type", "anything")))

@@ -88,7 +88,9 @@ class ParamsBuilder:
         """Return the ids of words, at the start of a text and after a space."""
         for word in words:
             if self.tokenizer is None:
-                raise invalid("bad_words need a tokenizer, and the checkpoint has none")
+                raise invalid(
+                    "bad_words need a tokenizer, and the checkpoint has none", "bad_words"
+                )
             ids = self.tokenizer.encode(word, add_special_tokens=False)
             spaced = self.tokenizer.encode(f" {word}", add_special_tokens=False)
             if len(ids) != 1 or (len(spaced) > 1 and ids[0] not in spaced):

@@ -283,7 +283,10 @@ class Service:
                 cache_salt=body.cache_salt,
             )
         except ValueError as error:
-            raise as_api_error(error) from None
+            told = as_api_error(error)
+            if told.param == "prompt" and isinstance(body, ChatBody):
+                told.param = "messages"
+            raise told from None
         ends = frozenset(limits.eos_token_ids) - frozenset(body.stop_token_ids)
         name = f"{kind}-{body.request_id or uuid4().hex}"
         return Ask(body, model, prompts, choices, ends, name)

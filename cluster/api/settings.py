@@ -11,14 +11,24 @@ from diffray.components.config import Config
 class ApiSettings(Config):
     """By default the endpoint is open, but not to browsers on other origins."""
 
-    # Any of them is accepted; empty: no key is needed. Plain text becomes sha256:..., so that logs,
-    # replicas and dashboards never contain a key.
-    api_keys: tuple[str, ...] = Field((), repr=False)
-    max_body_bytes: int = Field(8 * 2**20, ge=1)
-    body_timeout_s: float = Field(60.0, gt=0)  # from a request's headers to the end of its body
-    cors_origins: tuple[str, ...] = ()  # allowed origins of browsers; "*": all
-    vllm_metric_names: bool = False  # every metric also under vLLM's name
-    docs: bool = True  # /docs and /openapi.json
+    # Held as digests: what is logged, sent to replicas or shown on a dashboard holds no key.
+    api_keys: tuple[str, ...] = Field(
+        (),
+        repr=False,
+        description="API keys, of which a request must send one; as they are or as sha256:DIGEST. "
+        "Default: no key is needed.",
+    )
+    max_body_bytes: int = Field(8 * 2**20, ge=1, description="The largest body of a request.")
+    body_timeout_s: float = Field(
+        60.0, gt=0, description="Seconds from a request's headers to the end of its body."
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (),
+        description="Origins that browsers may send requests from, such as "
+        "https://chat.example.com, or * for all.",
+    )
+    vllm_metric_names: bool = Field(False, description="Show every metric under vLLM's name too.")
+    docs: bool = Field(True, description="Serve /docs and /openapi.json.")
 
     @field_validator("api_keys", mode="before")
     @classmethod

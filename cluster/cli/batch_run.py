@@ -62,7 +62,8 @@ class Summary:
         return self.requests - self.before - self.answered - self.failed
 
     def __str__(self) -> str:
-        text = f"{self.requests} requests: {self.answered} answered, {self.failed} failed"
+        noun = "request" if self.requests == 1 else "requests"
+        text = f"{self.requests} {noun}: {self.answered} answered, {self.failed} failed"
         if self.before:
             text += f", {self.before} done before"
         if self.left:

@@ -1,13 +1,14 @@
 """`diffray chat`, `diffray batch` and `diffray status`: for those who have a server."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.failures import one_sentence
-from diffray.cluster.cli.flag_records import spread
+from diffray.cluster.cli.flag_records import Flag, Options, names_of, refuse_flags, spread
+from diffray.workers.engine_options import EngineOptions
 
 _LOCAL = "http://127.0.0.1:8000"
 
@@ -49,8 +50,17 @@ def chat(
         talk(Endpoint.at(base_url, api_key), model=model, options=options, system=system)
 
 
+class Room(Options):
+    """How many requests an engine of this process takes."""
+
+    model = EngineOptions
+    panel = "Model"
+    flags: ClassVar = {"max_num_seqs": Flag()}
+
+
 @spread
 def batch(
+    context: typer.Context,
     source: Annotated[
         Path, typer.Argument(help="Requests, in OpenAI's batch format (JSON lines).")
     ],
@@ -71,9 +81,7 @@ def batch(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a server's answer.")] = 600.0,
     *,
     engine: flags.Engine,
-    max_num_seqs: Annotated[
-        int, typer.Option(help="Sequences to run at once, without --base-url.")
-    ] = 16,
+    room: Room,
 ) -> None:
     """Answer a file of requests, with a server or a model loaded here."""
     with one_sentence():
@@ -83,13 +91,16 @@ def batch(
         if base_url is not None:
             from diffray.cluster.cli.endpoint import Endpoint
 
-            answering = endpoint_answers(
-                Endpoint.at(base_url, api_key), model=model, timeout=timeout
-            )
+            refuse_flags(context, "with --base-url", names_of(flags.Engine, Room))
+            if not timeout > 0:
+                raise ValueError(f"--timeout must be above 0 (given: {timeout:g})")
+            endpoint = Endpoint.at(base_url, api_key)
+            answering = endpoint_answers(endpoint, model=model, timeout=timeout)
         elif model is not None:
             from diffray.cluster.control.engine_config import EngineConfig
 
-            config = EngineConfig(max_num_seqs=max_num_seqs, **engine.typed())
+            refuse_flags(context, "without --base-url", ("api_key", "timeout"))
+            config = EngineConfig(**engine.typed(), **room.typed())
             answering = engine_answers(model, config)
         else:
             raise ValueError("give --base-url URL of a server, or --model for an engine of its own")

@@ -26,7 +26,7 @@ class Endpoint:
         except ValueError:
             known = False
         if not known:
-            raise ValueError(f"{base_url!r} is no address; give one as http://127.0.0.1:8000")
+            raise ValueError(f"expected a URL such as http://127.0.0.1:8000 (given: {base_url!r})")
         if parts.query or parts.fragment:
             raise ValueError(f"{base_url!r}: leave out what follows the path")
         return Endpoint(base_url.rstrip("/").removesuffix("/v1"), api_key)

@@ -3,8 +3,6 @@
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
 from diffray.components.checkpoints.info import Info
 
 
@@ -13,13 +11,13 @@ def as_values(info: Info) -> dict[str, Any]:
     return asdict(info) | {"path": str(info.path)}
 
 
-def as_table(info: Info) -> Table:
-    """Return the facts in two columns."""
-    table = Table(show_header=False, box=None)
-    for name, value in as_values(info).items():
-        if value not in ({}, (), None):
-            table.add_row(name.replace("_", " "), _said(name, value))
-    return table
+def as_lines(info: Info) -> str:
+    """Return the facts in two columns; nothing is cut, however long a path is."""
+    told = {name: value for name, value in as_values(info).items() if value not in ({}, (), None)}
+    width = max(map(len, told))
+    return "\n".join(
+        f"{name.replace('_', ' '):<{width}}  {_said(name, value)}" for name, value in told.items()
+    )
 
 
 def _said(name: str, value: object) -> str:

@@ -13,6 +13,8 @@ def one_sentence() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
+    except FileNotFoundError as error:
+        _fail(f"no such file: {error.filename}" if error.filename else error)
     except (ValueError, OSError) as error:
         _fail(error)
     except RuntimeError as error:
@@ -23,6 +25,6 @@ def one_sentence() -> Iterator[None]:
         _fail(error)
 
 
-def _fail(error: Exception) -> None:
+def _fail(error: Exception | str) -> None:
     typer.echo(f"diffray: {error}", err=True)
     raise typer.Exit(1) from None

@@ -1,77 +1,26 @@
 """What the commands' flags are: their types, what help says about them, and which go together."""
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 import typer
 
+from diffray.cluster.cli.flag_records import Flag, Options
 from diffray.components.checkpoints.demos import DEMOS
+from diffray.workers.engine_options import EngineOptions
 
 _REQUEST, _DIFFUSION, _MODEL, _OUTPUT = "Request", "Diffusion", "Model", "Output"
-_CHECKPOINT = f"A checkpoint's folder, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
-_UNKNOWN = "if the checkpoint does not say"
+CHECKPOINT = f"A checkpoint's folder, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
 
-Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT)]
+Checkpoint = Annotated[str, typer.Argument(help=CHECKPOINT)]
 Prompt = Annotated[
     str | None,
     typer.Argument(help="The prompt; - reads it from stdin. The demo models have an example."),
 ]
 
 Model = Annotated[
-    str, typer.Option("--model", "-m", help=_CHECKPOINT, rich_help_panel=_MODEL, metavar="MODEL")
+    str, typer.Option("--model", "-m", help=CHECKPOINT, rich_help_panel=_MODEL, metavar="MODEL")
 ]
-Dtype = Annotated[
-    str,
-    typer.Option(help="auto, float32, float64, bfloat16 or float16.", rich_help_panel=_MODEL),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MODEL)]
-Kernels = Annotated[
-    str,
-    typer.Option(
-        help="torch, triton, or auto: triton where the GPU supports it.", rich_help_panel=_MODEL
-    ),
-]
-Quantization = Annotated[
-    str | None,
-    typer.Option(
-        "--quantization",
-        "-q",
-        help="Store the routed experts in one byte per weight: experts_int8 or experts_fp8.",
-        rich_help_panel=_MODEL,
-    ),
-]
-CudaGraphs = Annotated[
-    bool | None,
-    typer.Option(
-        "--cuda-graphs/--no-cuda-graphs",
-        help="Record CUDA graphs at startup; default: on one GPU with triton kernels.",
-        rich_help_panel=_MODEL,
-    ),
-]
-TuneKernels = Annotated[
-    bool,
-    typer.Option(
-        "--tune-kernels",
-        help="Find the fastest kernel tiles for this model and GPU at startup; they are cached.",
-        rich_help_panel=_MODEL,
-    ),
-]
-PrefixCaching = Annotated[
-    bool | None,
-    typer.Option(
-        "--enable-prefix-caching/--no-enable-prefix-caching",
-        help="Share the K/V of common prefixes; needs block-causal attention.",
-        rich_help_panel=_MODEL,
-    ),
-]
-MaskTokenId = Annotated[
-    int | None, typer.Option(help=f"The mask token, {_UNKNOWN}.", rich_help_panel=_MODEL)
-]
-EosTokenId = Annotated[
-    list[int] | None,
-    typer.Option(help=f"The end token, {_UNKNOWN}; repeatable.", rich_help_panel=_MODEL),
-]
-
 MaxTokens = Annotated[
     int | None, typer.Option(help="The most tokens to generate.", rich_help_panel=_REQUEST)
 ]
@@ -86,13 +35,18 @@ TopP = Annotated[
 TopK = Annotated[
     int | None,
     typer.Option(
-        help="Sample from this many most probable tokens; 0: all.", rich_help_panel=_REQUEST
+        help="Sample from this many most probable tokens; 0 and -1: all.", rich_help_panel=_REQUEST
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="The seed of sampling.", rich_help_panel=_REQUEST)]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="The seed of sampling; default: another one each time.", rich_help_panel=_REQUEST
+    ),
+]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(help="Stop before this text; repeatable.", rich_help_panel=_REQUEST),
+    typer.Option(help="Stop before any of these texts; repeatable.", rich_help_panel=_REQUEST),
 ]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Do not apply the chat template.", rich_help_panel=_REQUEST)
@@ -150,24 +104,22 @@ Stats = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Options):
     """What a model runs on; what it does not say the checkpoint does."""
 
-    dtype: Dtype = "auto"
-    device: Device = "auto"
-    kernels: Kernels = "auto"
-    quantization: Quantization = None
-    cuda_graphs: CudaGraphs = None
-    tune_kernels: TuneKernels = False
-    enable_prefix_caching: PrefixCaching = None
-    mask_token_id: MaskTokenId = None
-    eos_token_id: EosTokenId = None
-
-    def typed(self) -> dict[str, Any]:
-        """Return the options of `DiffusionLLM`, which `EngineConfig` has too."""
-        ids = tuple(self.eos_token_id) if self.eos_token_id else None
-        return asdict(self) | {"eos_token_id": ids}
+    model = EngineOptions
+    panel = _MODEL
+    flags: ClassVar = {
+        "dtype": Flag(),
+        "device": Flag(),
+        "kernels": Flag(),
+        "quantization": Flag(("--quantization", "-q")),
+        "cuda_graphs": Flag(),
+        "tune_kernels": Flag(),
+        "enable_prefix_caching": Flag(),
+        "mask_token_id": Flag(),
+        "eos_token_id": Flag(),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from diffray.cluster.cli.failures import one_sentence
 from diffray.cluster.cli.flag_records import spread
 from diffray.cluster.cli.help import Command, command_line, examples
 from diffray.cluster.cli.serve import serve
-from diffray.components.checkpoints.demos import DEMOS, EXAMPLE
+from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, HUB_ID
 
 app = command_line()
 
@@ -63,8 +63,8 @@ def generate(
     """
     with one_sentence():
         text = _read_prompt(prompt, model)
-        from diffray.cluster.cli.options import sampling_params
         from diffray.cluster.cli.print_answer import as_prompt, print_answer
+        from diffray.cluster.cli.request_options import sampling_params
         from diffray.cluster.control.llm import DiffusionLLM
 
         typed = flags.typed_request(
@@ -97,16 +97,11 @@ def convert(
 def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
     """Show a checkpoint's size, memory and possible rank counts."""
     with one_sentence():
-        from diffray.cluster.cli.facts import as_table, as_values
+        from diffray.cluster.cli.facts import as_lines, as_values
         from diffray.components.checkpoints.info import describe
 
         found = describe(model)
-        if as_json:
-            typer.echo(json.dumps(as_values(found), indent=2))
-            return
-        from rich.console import Console
-
-        Console().print(as_table(found))
+        typer.echo(json.dumps(as_values(found), indent=2) if as_json else as_lines(found))
 
 
 _DENSE, _SPARSE = "GSAI-ML/LLaDA-8B-Instruct", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct"
@@ -149,6 +144,10 @@ def _read_prompt(prompt: str | None, model: str) -> str:
             raise ValueError("the prompt is empty; give a text")
         return text
     if model not in DEMOS:
+        if "/" not in model or not HUB_ID.fullmatch(model):
+            from diffray.components.checkpoints.checkpoint import resolve
+
+            resolve(model)  # a wrong path is the first thing to mend; nothing is downloaded for it
         raise typer.BadParameter("give a prompt, or - to read it from stdin", param_hint="PROMPT")
     typer.echo(EXAMPLE, err=True)
     return EXAMPLE

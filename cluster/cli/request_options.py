@@ -1,8 +1,13 @@
-"""From what was typed to the body of a request; it is the server that judges it."""
+"""From what was typed to the body of a request, or to the parameters of an engine here."""
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from diffray.components.config import UNIONS
+
+if TYPE_CHECKING:
+    from diffray.components.params import SamplingParams
 
 # What a request says under `diffusion`.
 DIFFUSION = (
@@ -27,9 +32,37 @@ def request_options(typed: Mapping[str, object], settings: Iterable[str] = ()) -
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not name or not equals:
-            raise ValueError(f"--set {setting!r} is no NAME=VALUE, as decoder.threshold=0.8")
+            raise ValueError(
+                f"--set needs NAME=VALUE, such as decoder.threshold=0.8 (given: {setting!r})"
+            )
         _put(body, name, _value(text))
     return body
+
+
+def sampling_params(typed: Mapping[str, object], settings: Iterable[str]) -> "SamplingParams":
+    """Return the parameters of one answer, from the same input."""
+    from diffray.components.params import SamplingParams
+
+    given = request_options(typed, settings)
+    for part in UNIONS:
+        _add_kind(given.get("diffusion", {}), part)
+    params = SamplingParams(**given)
+    if params.n != 1:
+        raise ValueError(f"n is {params.n}, but the command line prints one answer; leave n out")
+    return params
+
+
+def _add_kind(diffusion: dict[str, Any], part: str) -> None:
+    """Add a part's kind where only its settings were given; only the decoder's has a default."""
+    settings = diffusion.get(part)
+    if not isinstance(settings, dict) or "kind" in settings:
+        return
+    if part != "decoder":
+        first = next(iter(settings))
+        raise ValueError(f"--set {part}.{first} needs --{part} KIND: the default is the model's")
+    from diffray.components.policy import DiffusionParams
+
+    settings["kind"] = DiffusionParams().decoder.kind
 
 
 def _put(body: dict[str, Any], name: str, value: object) -> None:

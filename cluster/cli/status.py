@@ -8,8 +8,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
+from diffray.cluster.serve.address import reachable_url
 from diffray.cluster.serve.environment import prepare
 from diffray.cluster.serve.local_clusters import clusters
 
@@ -70,7 +70,7 @@ def _name(user: int) -> str:
 def _check_reachable(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdecimal():
-        raise ValueError(f"{address!r} is no address of a Ray cluster; give HOST:PORT, or auto")
+        raise ValueError(f"expected HOST:PORT of a Ray cluster, or auto (given: {address!r})")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:
@@ -94,29 +94,24 @@ def _look(address: str) -> Iterator[str]:
 
 
 def _applications() -> Iterator[str]:
+    import ray
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ApplicationStatus
 
     client = _get_global_client(raise_if_no_controller_running=False)
     found = client.get_serve_details() if client is not None else {"applications": {}}
+    url = reachable_url(found, ray.get_runtime_context().get_node_id())
     for name, each in sorted(found["applications"].items()):
         status, message = ApplicationStatus(each["status"]).value, each["message"]
-        yield f"{name}: {status}{_url(found, each)}" + (f" ({message})" if message else "")
+        prefix = each["route_prefix"]
+        where = f" at {url}{prefix.rstrip('/')}/v1" if url and prefix is not None else ""
+        yield f"{name}: {status}{where}" + (f" ({message})" if message else "")
         for deployment in each["deployments"].values():
             states = Counter(replica["state"] for replica in deployment["replicas"])
             told = ", ".join(f"{count} {state.lower()}" for state, count in states.items())
             yield f"  replicas: {told or 'none'}"
     if not found["applications"]:
         yield "no applications"
-
-
-def _url(found: dict[str, Any], application: dict[str, Any]) -> str:
-    """Return where an application is asked; nothing where Serve listens to nobody."""
-    prefix, options = application["route_prefix"], found.get("http_options") or {}
-    if prefix is None or not options.get("port"):
-        return ""
-    host = options["host"] if options["host"] not in ("0.0.0.0", "::") else "127.0.0.1"
-    return f" at http://{host}:{options['port']}{prefix.rstrip('/')}/v1"
 
 
 if __name__ == "__main__":

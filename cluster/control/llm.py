@@ -4,22 +4,21 @@ import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from functools import partial
+from inspect import Parameter, signature
 from itertools import count
 from types import TracebackType
-from typing import Any, NamedTuple, Never, Self
+from typing import Any, NamedTuple, Never, Self, Unpack
 
-import torch
 from tqdm.auto import tqdm
 
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.local import run_here
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.components.dtypes import dtype_name
-from diffray.components.memory_size import in_bytes
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.admission import CheckedRequest, check_choices
 from diffray.workers.engine import Engine
+from diffray.workers.engine_options import EngineKeywords, EngineOptions
 from diffray.workers.job import Job
 from diffray.workers.messages import Request
 from diffray.workers.output import Delta, RequestOutput
@@ -32,7 +31,7 @@ from diffray.workers.prompts import (
     one_each,
     refuse_unknown,
 )
-from diffray.workers.setup import Setup, build_engine
+from diffray.workers.setup import build_engine
 from diffray.workers.text import Messages, Tokenizer
 
 
@@ -46,69 +45,27 @@ class _Given(NamedTuple):
 class DiffusionLLM:
     """A diffusion language model, batched, in this process.
 
-    `model` is a folder or a Hugging Face hub id. `mask_token_id` and `eos_token_id` are needed only
-    where the checkpoint does not tell them. `diffusion` holds the defaults of all requests. At most
-    `max_num_seqs` requests run together, each with at most `max_model_len` positions;
-    `kv_cache_memory` (bytes, or as "4GiB") bounds their K/V. At most `steps_per_round` denoising
-    steps run without looking at their result. `kernels` are "torch", "triton", or the fastest that
-    the device has; `quantization` keeps the weights of routed experts in a byte each,
-    "experts_int8" or "experts_fp8"; `cuda_graphs` says whether cheap steps are recorded, by default
-    where they can be. With `tune_kernels` the fastest tiles for this model's shapes are found at
-    the start, and kept on disk for all later engines on such a GPU. Where attention is
-    block-causal, requests that begin alike share the K/V of that, unless `enable_prefix_caching`
-    is false. On a CPU torch's own number of threads holds, but a small model uses few, unless
-    `cpu_threads` says how many.
+    `model` is a folder, a Hugging Face Hub id or a demo's name. `diffusion` holds the defaults of
+    all requests. The other options are those of `EngineOptions`:
     """
 
     def __init__(
         self,
         model: str,
         *,
-        dtype: str | torch.dtype = "auto",
-        device: str | torch.device = "auto",
-        mask_token_id: int | None = None,
-        eos_token_id: int | Items[int] | None = None,
         diffusion: DiffusionParams | dict[str, Any] | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int = 16,
-        kv_cache_memory: int | str | None = None,
-        page_size: int = 16,
-        chunk: int = 512,
-        steps_per_round: int = 1,
-        kernels: str = "auto",
-        quantization: str | None = None,
-        cuda_graphs: bool | None = None,
-        tune_kernels: bool = False,
-        enable_prefix_caching: bool | None = None,
-        cpu_threads: int | None = None,
+        **options: Unpack[EngineKeywords],
     ) -> None:
-        if steps_per_round < 1:
-            raise ValueError(f"steps_per_round must be at least 1 (given: {steps_per_round})")
         self._default = _diffusion(diffusion)
-        setup = Setup(
-            dtype=dtype_name(dtype),
-            device=str(device),
-            mask_token_id=mask_token_id,
-            eos_token_id=eos_token_id,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            kv_cache_memory=in_bytes(kv_cache_memory),
-            page_size=page_size,
-            chunk=chunk,
-            kernels=kernels,
-            quantization=quantization,
-            cuda_graphs=cuda_graphs,
-            tune_kernels=tune_kernels,
-            enable_prefix_caching=enable_prefix_caching,
-            cpu_threads=cpu_threads,
-            graph_block_length=self._default.block_length,
-        )
+        # CUDA graphs are recorded for the blocks that requests have unless they say otherwise.
+        given: dict[str, Any] = {"graph_block_length": self._default.block_length, **options}
+        setup = EngineOptions(**given)
         self._engine: Engine | None
         self._engine, self.tokenizer = build_engine(model, setup)
         self._limits = self._engine.limits
         # One caller cannot be unfair to itself, so its requests are not interrupted for others.
         scheduler = Scheduler.of(self._limits, max_waiting=sys.maxsize)
-        self._driver = Driver(scheduler, steps_per_round)
+        self._driver = Driver(scheduler, setup.steps_per_round)
         self.model = model
         self._jobs: dict[int, Job] = {}  # by the uid of their engine request
         self._uids = count()
@@ -344,3 +301,19 @@ def _diffusion(given: DiffusionParams | dict[str, Any] | None) -> DiffusionParam
     if isinstance(given, DiffusionParams):
         return given
     return DiffusionParams(**(given or {}))
+
+
+def _document(made: type[DiffusionLLM]) -> None:
+    """Have `help()` and notebooks list every option with its type, default and meaning."""
+    fields, plain = EngineOptions.model_fields, signature(made)
+    own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
+        for name, field in fields.items()
+    ]
+    made.__signature__ = plain.replace(parameters=own + options)  # type: ignore[attr-defined]
+    listed = "".join(f"\n    {name}: {field.description}" for name, field in fields.items())
+    made.__doc__ = f"{made.__doc__}{listed}\n    "
+
+
+_document(DiffusionLLM)

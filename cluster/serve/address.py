@@ -3,18 +3,27 @@
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pydantic import Field
+
+from diffray.components.config import Config
+
+EVERYWHERE: Final = ("0.0.0.0", "::")
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """The address to listen on, and the Ray cluster to use."""
+class Server(Config):
+    """Where `diffray serve` listens, and on which Ray."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    address: str | None = None  # of a running Ray cluster
-    dashboard: bool = False
+    host: str = Field("127.0.0.1", description="The address to listen on.")
+    port: int = Field(8000, description="The port to listen on.")
+    address: str | None = Field(
+        None,
+        description="Join the Ray cluster at HOST:PORT (or auto) instead of starting one.",
+    )
+    haproxy: bool = Field(True, description="Use Ray Serve's faster proxy, if installed.")
+    dashboard: bool = Field(False, description="Start Ray's dashboard.")
 
 
 @contextlib.contextmanager
@@ -35,6 +44,36 @@ def reserved(server: Server) -> Iterator[None]:
             raise ValueError(in_use(server)) from None
         check_free(server)
         yield
+
+
+def joined(server: Server, host: str | None, port: int) -> Server:
+    """Return where a Serve that runs already listens; Ray would ignore what was asked for."""
+    if host is None:
+        raise ValueError("the cluster's Serve has no HTTP proxy; start it with one")
+    listens: dict[str, Any] = {"host": host, "port": port}
+    for name, value in listens.items():
+        if name in server.model_fields_set and getattr(server, name) != value:
+            raise ValueError(
+                f"the cluster's Serve listens on {name} {value} already; give --{name} {value}, "
+                "or leave it out"
+            )
+    return server.model_copy(update=listens)
+
+
+def reachable_url(serve_details: Mapping[str, Any], here: str) -> str | None:
+    """Return a URL that reaches Serve; None where it has no HTTP proxy.
+
+    Where it listens on all addresses, that is a proxy's node: this one (`here`) if it has one.
+    """
+    options = serve_details.get("http_options") or {}
+    host, port = options.get("host"), options.get("port")
+    if not host or not port:
+        return None
+    if host in EVERYWHERE:
+        proxies = serve_details.get("proxies") or {}
+        proxy: dict[str, Any] = proxies.get(here) or next(iter(proxies.values()), {})
+        host = proxy.get("node_ip") or "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def in_use(server: Server) -> str:

@@ -36,8 +36,7 @@ def pending_reasons(nodes: ClusterNodes) -> list[str]:
 
     groups: dict[str, dict[str, Any]] = placement_group_table()
     waiting = [g for g in groups.values() if g["state"] in ("PENDING", "PREPARED", "RESCHEDULING")]
-    reasons = (shortage(list(g["bundles"].values()), g["strategy"], nodes) for g in waiting)
-    return [reason for reason in reasons if reason]
+    return [shortage(list(g["bundles"].values()), g["strategy"], nodes) for g in waiting]
 
 
 class Shortages:
@@ -57,57 +56,24 @@ class Shortages:
                 self._told.add(reason)
 
 
-def shortage(bundles: Sequence[Resources], strategy: str, nodes: ClusterNodes) -> str | None:
-    """Return why these bundles do not fit now, or None if they fit."""
-    if fits(bundles, strategy, nodes.free):
-        return None
-    names, count = _names(bundles), len(nodes.total)
-    wish = f"a replica needs {in_words(names, bundles)}"
-    if fits(bundles, strategy, nodes.total):
-        return f"{wish}; the cluster has that, but other work holds it, so this one waits"
-    if strategy == "STRICT_PACK":
-        # GPUs come first in the names, because the scarcest resource decides which node is largest.
-        best = max(nodes.total, key=lambda node: [_of(node, name) for name in names], default={})
-        text = f"{wish} on one node, and the largest node has {in_words(names, [best])}"
-        if fits(bundles, "PACK", nodes.total):
-            return (
-                f"{text}; add a larger node, or let the replica span nodes with "
-                "placement_group_config: {strategy: PACK}"
-            )
-        return f"{text}; add a node that is large enough"
-    has = f"the cluster has {in_words(names, nodes.total)} on {count} node{'s' * (count != 1)}"
-    if strategy == "STRICT_SPREAD" and len(bundles) > count:
-        return f"{wish} on {len(bundles)} nodes (STRICT_SPREAD), and {has}; add nodes"
-    return f"{wish} ({strategy}), and {has}; add nodes"
-
-
-def fits(bundles: Sequence[Resources], strategy: str, nodes: Iterable[Resources]) -> bool:
-    """Return whether first-fit places the bundles, largest first."""
-    rooms = [dict(node) for node in nodes]
-    if strategy == "STRICT_PACK":
-        whole = {name: sum(_of(b, name) for b in bundles) for name in _names(bundles)}
-        return any(_has(room, whole) for room in rooms)
-    for bundle in sorted(bundles, key=lambda b: sorted(b.items(), reverse=True), reverse=True):
-        room = next((room for room in rooms if _has(room, bundle)), None)
-        if room is None:
-            return False
-        if strategy == "STRICT_SPREAD":
-            rooms.remove(room)
-        for name, amount in bundle.items():
-            room[name] = _of(room, name) - amount
-    return True
-
-
-def _names(bundles: Sequence[Resources]) -> list[str]:
-    return sorted({name for bundle in bundles for name in bundle}, key=lambda n: (n != "GPU", n))
+def shortage(bundles: Sequence[Resources], strategy: str, nodes: ClusterNodes) -> str:
+    """Return what bundles that wait for a place need, and what the cluster has."""
+    # GPUs come first: what is scarce decides which node is the largest.
+    names = sorted({name for bundle in bundles for name in bundle}, key=lambda n: (n != "GPU", n))
+    count = len(nodes.total)
+    needs = f"a replica needs {in_words(names, bundles)}"
+    has = (
+        f"the cluster has {in_words(names, nodes.total)} on {count} node{'s' * (count != 1)}, "
+        f"of which {in_words(names, nodes.free)} free"
+    )
+    if strategy != "STRICT_PACK":
+        return f"{needs} ({strategy}), and {has}"
+    largest = max(nodes.total, key=lambda node: [_of(node, name) for name in names], default={})
+    return f"{needs} on one node; the largest node has {in_words(names, [largest])}, and {has}"
 
 
 def _of(resources: Resources, name: str) -> float:
     return resources.get(name, 0.0)
-
-
-def _has(room: Resources, bundle: Resources) -> bool:
-    return all(_of(room, name) + 1e-6 >= amount for name, amount in bundle.items())
 
 
 def in_words(names: Iterable[str], parts: Sequence[Resources]) -> str:

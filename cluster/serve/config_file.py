@@ -1,13 +1,14 @@
 """YAML files with one or several models, each an application with its own path."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from diffray.cluster.serve.app_config import AppConfig, app_config
-from diffray.cluster.serve.strict_yaml import MOST_CHARACTERS, parse_yaml
 
 BUILDER = "diffray.cluster.app:build"
 
@@ -24,15 +25,41 @@ class Application:
 def read_applications(path: Path) -> tuple[Application, ...]:
     """Read a file for `diffray serve --config`."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MOST_CHARACTERS + 1)
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
     except OSError as error:
         raise ValueError(f"{path}: the file cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: the file is no text") from None
+        raise ValueError(f"{path}: the file is not UTF-8 text") from None
     return applications(parse_yaml(text, str(path)), str(path))
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader lets the last of two equal keys win; this one refuses the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, where: str) -> object:
+    """Return the values of a YAML text, or say in one sentence where it is wrong."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{where}: {line}{error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2024-13-45
+        raise ValueError(f"{where}: {' '.join(str(error).split())}") from None
 
 
 def applications(given: object, where: str) -> tuple[Application, ...]:
@@ -76,7 +103,7 @@ def _models(given: object, where: str) -> list[object]:
             return [given]
         given = given["llm_configs"]
     if not isinstance(given, list) or not given:
-        raise ValueError(f"{where}: a model's options or a list of them are needed")
+        raise ValueError(f"{where}: expected the options of a model, or a list of them")
     return given
 
 
@@ -87,8 +114,8 @@ def _split_prefix(model: object, where: str) -> tuple[str | None, object]:
     prefix = model["route_prefix"]
     if not isinstance(prefix, str) or not _is_path(prefix):
         raise ValueError(
-            f"{where}: route_prefix: {prefix!r} is no path; give one as '/llada', "
-            "without a slash at its end"
+            f"{where}: route_prefix: expected a path such as '/llada', "
+            f"without a slash at its end (given: {prefix!r})"
         )
     return prefix, {key: value for key, value in model.items() if key != "route_prefix"}
 
@@ -105,7 +132,7 @@ def _refuse_twins(found: list[Application], where: str) -> None:
         ("the route_prefix", [each.route_prefix for each in found]),
     ):
         for name in _twice(names):
-            raise ValueError(f"{where}: {what} {name!r} stands twice; each model needs its own")
+            raise ValueError(f"{where}: {what} {name!r} is given twice; each model needs its own")
 
 
 def _twice(names: list[str]) -> Iterator[str]:

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from diffray.cluster.serve.app_config import AppConfig, Autoscaling
+from diffray.cluster.serve.app_config import AppConfig
+from diffray.cluster.serve.deployment_options import Autoscaling
 
 REPLICA_BUNDLE = {"CPU": 1.0}  # the replica and its coordinator
 REPLICA_CPUS = 0.5

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ray
@@ -20,7 +20,14 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from diffray.cluster.control.worker_group import first_line
-from diffray.cluster.serve.address import Server, check_free, reserved
+from diffray.cluster.serve.address import (
+    EVERYWHERE,
+    Server,
+    check_free,
+    joined,
+    reachable_url,
+    reserved,
+)
 from diffray.cluster.serve.app import application, on_this_cluster
 from diffray.cluster.serve.capacity import ClusterNodes, Shortages, in_words, pending_reasons
 from diffray.cluster.serve.config_file import Application
@@ -53,13 +60,14 @@ def run_server(
         if server.address is None
         else contextlib.nullcontext(),
     ):
-        start_serve(server)
+        server = start_serve(server)
         with interruptible(ending.stopped):
             try:
                 with contextlib.suppress(Interrupted):
                     deploy(applications, say, ending.stopped)
+                    url = reachable_url(_client().get_serve_details(), here())
                     for each in applications:
-                        say(ready_line(each, server))
+                        say(ready_line(each, server, url or f"port {server.port}"))
                     ending.stopped.wait()
                     say("Finishing what is running; a second Ctrl-C or SIGTERM ends it at once.")
             finally:
@@ -163,11 +171,14 @@ def cpus_needed(applications: tuple[Application, ...]) -> int:
     return int(cores + 0.999)
 
 
-def start_serve(server: Server) -> None:
-    """Start Serve, or use the cluster's; raise ValueError if it cannot listen."""
-    found = _get_global_client(raise_if_no_controller_running=False)
-    if found is not None and (port := found.http_config.port) != server.port:
-        raise ValueError(f"the cluster's Serve listens on port {port} already; give --port {port}")
+def start_serve(server: Server) -> Server:
+    """Start Serve, or find it where the cluster has one; returns where it really listens.
+
+    Raises ValueError if it cannot listen, or does so elsewhere than was asked for.
+    """
+    found = _client()
+    if found is not None:
+        server = joined(server, found.http_config.host, found.http_config.port)
     options = {"host": server.host, "port": server.port}
     try:
         serve.start(http_options=options, logging_config=_QUIET_LOG)
@@ -175,6 +186,16 @@ def start_serve(server: Server) -> None:
         if found is None:
             check_free(server)
         raise ValueError(f"Ray Serve could not be started: {first_line(error)}") from None
+    return server
+
+
+def _client() -> Any:
+    return _get_global_client(raise_if_no_controller_running=False)
+
+
+def here() -> str:
+    """Return the name of this process's node."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def deploy(
@@ -182,6 +203,7 @@ def deploy(
 ) -> None:
     """Start the applications and wait until each answers; raise ValueError if one fails."""
     begin = time.monotonic()
+    check_paths(applications, _client().get_serve_details()["applications"])
     targets = [
         serve.RunTarget(
             target=application(each.config),
@@ -198,7 +220,7 @@ def deploy(
             wait_for_applications_running=False,
         )
     except RayError as error:
-        raise ValueError(f"Ray Serve does not take it: {_unlike_others(error)}") from None
+        raise ValueError(f"Ray Serve does not take it: {first_line(error)}") from None
     say(where_ray_is())
     for each in applications:
         say(f"Loading {each.config.model_id} from {each.config.model_source} ...")
@@ -212,11 +234,16 @@ def deploy(
         time.sleep(_POLL_S)
 
 
-def _unlike_others(error: RayError) -> str:
-    text = first_line(error)
-    if "is being used by application" in text:
-        text += " Give it a route_prefix of its own in a --config file."
-    return text
+def check_paths(applications: tuple[Application, ...], others: Mapping[str, Any]) -> None:
+    """Refuse a path that another application of the same Serve has."""
+    owners = {each["route_prefix"]: name for name, each in others.items()}
+    for each in applications:
+        owner = owners.get(each.route_prefix)
+        if owner not in (None, each.name):
+            raise ValueError(
+                f"the path {each.route_prefix} is used by application {owner!r}; give the model "
+                "another route_prefix in a --config file"
+            )
 
 
 def remove(applications: tuple[Application, ...]) -> None:
@@ -275,13 +302,14 @@ def failure_of(state: Any) -> str:
     return ""
 
 
-def ready_line(each: Application, server: Server) -> str:
-    """Return the line with the URL and an example request."""
-    host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
-    url = f"http://{host}:{server.port}{each.route_prefix.rstrip('/')}"
+def ready_line(each: Application, server: Server, url: str) -> str:
+    """Return the line that says where to ask, and how; `url` reaches the server."""
+    url += each.route_prefix.rstrip("/")
+    everywhere = f" (listening on {server.host})" if server.host in EVERYWHERE else ""
     key = ' -H "Authorization: Bearer KEY"' if each.config.api_settings().api_keys else ""
     return (
-        f"{each.config.model_id} is ready at {url}/v1 ; try: curl {url}/v1/chat/completions{key} "
+        f"{each.config.model_id} is ready at {url}/v1{everywhere} ; "
+        f"try: curl {url}/v1/chat/completions{key} "
         "-H 'Content-Type: application/json' "
         f"""-d '{{"messages": [{{"role": "user", "content": "{EXAMPLE}"}}]}}'"""
         + (f"\n{each.config.model_id} {TOY}." if each.config.model_source in DEMOS else "")

@@ -12,7 +12,11 @@ class Dual(CachePolicy):
     """A block's first step runs everything, the others run only the block."""
 
     kind: Literal["dual"] = "dual"
-    refresh: int | None = Field(None, ge=1)
+    refresh: int | None = Field(
+        None,
+        ge=1,
+        description="Run everything again after so many steps of a block; default: never.",
+    )
 
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
         if refreshes(step, self.refresh):

@@ -12,7 +12,11 @@ class Prefix(CachePolicy):
     """A block's first step runs everything, the others run from the block's start on."""
 
     kind: Literal["prefix"] = "prefix"
-    refresh: int | None = Field(None, ge=1)
+    refresh: int | None = Field(
+        None,
+        ge=1,
+        description="Run everything again after so many steps of a block; default: never.",
+    )
 
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
         if refreshes(step, self.refresh):

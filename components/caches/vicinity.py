@@ -18,10 +18,14 @@ class Vicinity(CachePolicy):
     """
 
     kind: Literal["vicinity"] = "vicinity"
-    before: int = Field(16, ge=0)
-    after: int = Field(16, ge=0)
-    warmup: int = Field(4, ge=0)
-    refresh: int | None = Field(None, ge=1)  # see `refreshes`
+    before: int = Field(16, ge=0, description="Positions before the block that are run with it.")
+    after: int = Field(16, ge=0, description="Positions after the block that are run with it.")
+    warmup: int = Field(4, ge=0, description="Steps at the start that run everything.")
+    refresh: int | None = Field(
+        None,
+        ge=1,
+        description="Run everything again after so many steps of a block; default: never.",
+    )
 
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
         warming = sequence.steps_before + step <= self.warmup

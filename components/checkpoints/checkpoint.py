@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from diffray.components.backend import choose_device, choose_dtype, choose_quantization
-from diffray.components.checkpoints.demos import demo_path
+from diffray.components.checkpoints.demos import DEMOS, HUB_ID, demo_path
 from diffray.components.checkpoints.weights import (
     FLOATS,
     CheckpointError,
@@ -21,6 +21,7 @@ from diffray.components.checkpoints.weights import (
     open_weights,
     read_json,
 )
+from diffray.components.config import did_you_mean
 from diffray.components.denoiser import Denoiser
 from diffray.components.layers import Part, Parts, Piece
 from diffray.components.mesh import Mesh
@@ -30,7 +31,6 @@ from diffray.kernels.choose import choose_kernels
 
 # Buffers that some checkpoints contain and that are computed here.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
-_HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 _BAND = 32 << 20  # bytes
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
@@ -160,7 +160,10 @@ def resolve(path_or_hub_id: str | Path) -> Path:
         return path
     if path.exists():
         raise CheckpointError(f"{path} is a file; give the checkpoint's folder")
-    if not _HUB_ID.fullmatch(name := str(path_or_hub_id)):
+    name = str(path_or_hub_id)
+    if "/" not in name and (near := did_you_mean(name, DEMOS)):
+        raise CheckpointError(f"there is no folder or demo model {name!r}{near}")
+    if not HUB_ID.fullmatch(name):
         raise CheckpointError(
             f"there is no folder {name!r}, and it is not a Hub id (OWNER/NAME); give a "
             "checkpoint's folder or its Hub id"
@@ -175,8 +178,8 @@ def resolve(path_or_hub_id: str | Path) -> Path:
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = next(iter(str(error).split("\n")), "").strip()
         raise CheckpointError(
-            f"{name!r} was not found as a local folder or on the Hugging Face Hub "
-            f"({type(error).__name__}: {reason}); give a checkpoint's folder or its Hub id"
+            f"{name!r} was not found locally or on the Hugging Face Hub ({type(error).__name__}: "
+            f"{reason}); give a checkpoint's folder, its Hub id, or one of: {', '.join(DEMOS)}"
         ) from error
     return folder
 

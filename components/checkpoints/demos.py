@@ -1,5 +1,6 @@
 """The bundled checkpoints: small models trained by the project."""
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -8,6 +9,7 @@ TOY = (
     "is a toy that knows three kinds of questions: word problems, short Python functions, and "
     "facts of a sentence as JSON"
 )
+HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 EXAMPLE = (
     "Lily can run 5 kilometers per hour for 4 hours. After that, she runs 3 kilometers per hour. "
     "How many kilometers can she run in 7 hours?"

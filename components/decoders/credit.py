@@ -26,10 +26,14 @@ class Credit(Decoder):
     remembers: ClassVar[bool] = True
 
     kind: Literal["credit"] = "credit"
-    threshold: float = Field(0.9, ge=0, le=1)
-    alpha: float = Field(0.7, ge=0)
-    gamma: float = Field(0.2, ge=0)
-    decay: float = Field(0.8, ge=0, le=1)
+    threshold: float = Field(
+        0.9, ge=0, le=1, description="The confidence that makes a position final."
+    )
+    alpha: float = Field(0.7, ge=0, description="The weight of the credit in the logits.")
+    gamma: float = Field(
+        0.2, ge=0, description="The power of the probability that is added to the credit."
+    )
+    decay: float = Field(0.8, ge=0, le=1, description="What each step multiplies the credit by.")
 
     def remember(self, memory: Memory, block: Block, top_BL: Tensor, prob_BL: Tensor) -> Bonus:
         """Update the memory, in place, and return what to add to which logits."""

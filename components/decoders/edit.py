@@ -21,9 +21,15 @@ class Edit(Decoder):
     has_threshold: ClassVar[bool] = True
 
     kind: Literal["edit"] = "edit"
-    threshold: float = Field(0.5, ge=0, le=1)
-    edit_threshold: float = Field(0.0, ge=0, le=1)
-    max_post_edit_steps: int = Field(16, ge=0)
+    threshold: float = Field(
+        0.5, ge=0, le=1, description="The confidence above which a mask becomes a token."
+    )
+    edit_threshold: float = Field(
+        0.0, ge=0, le=1, description="The confidence above which a token becomes another."
+    )
+    max_post_edit_steps: int = Field(
+        16, ge=0, description="The most steps that edit once no mask is left."
+    )
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         confidence_BL = proposal.confidence_BL

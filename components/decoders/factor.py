@@ -18,7 +18,9 @@ class Factor(Decoder):
     """
 
     kind: Literal["factor"] = "factor"
-    factor: float = Field(1.0, gt=0)
+    factor: float = Field(
+        1.0, gt=0, description="The larger, the more positions become final at a step."
+    )
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         confidence_BL = proposal.confidence_BL.masked_fill(~block.masked_BL, -torch.inf)

@@ -19,8 +19,12 @@ class Fixed(Decoder):
     """
 
     kind: Literal["fixed"] = "fixed"
-    steps: int = Field(64, ge=1)
-    remasking: Literal["low_confidence", "random"] = "low_confidence"
+    steps: int = Field(
+        64, ge=1, description="Steps of the whole generation, spread evenly over its blocks."
+    )
+    remasking: Literal["low_confidence", "random"] = Field(
+        "low_confidence", description="Accept the most confident positions, or random ones."
+    )
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         before_B = self.steps * block.index_B // block.count_B

@@ -19,8 +19,15 @@ class Hierarchy(Decoder):
     has_threshold: ClassVar[bool] = True
 
     kind: Literal["hierarchy"] = "hierarchy"
-    threshold: float = Field(0.92, ge=0, le=1)
-    low_threshold: float = Field(0.62, ge=0, le=1)
+    threshold: float = Field(
+        0.92, ge=0, le=1, description="The confidence above which every position becomes final."
+    )
+    low_threshold: float = Field(
+        0.62,
+        ge=0,
+        le=1,
+        description="The confidence above which the best position of a run of masks does.",
+    )
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         masked_BL = block.masked_BL

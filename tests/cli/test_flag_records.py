@@ -1,13 +1,21 @@
 """Records of flags: each field is a flag of the command, and the command gets the record."""
 
+import json
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, Literal
 
+import pytest
 import typer
+from pydantic import Field
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from diffray.cluster.cli.flag_records import spread
+from diffray.cluster.cli import flags, main, serve_options
+from diffray.cluster.cli.flag_records import Flag, Options, refuse_flags, spread
+from diffray.components.config import Config
+from diffray.components.params import SamplingParams
+from diffray.components.policy import DiffusionParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,9 @@ def says(*arguments: str) -> str:
 
 
 def test_fields_stand_where_their_record_stood() -> None:
-    assert list(signature(paint).parameters) == ["where", "width", "height", "twice", "colour"]
+    *names, context = signature(paint).parameters
+    assert names == ["where", "width", "height", "twice", "colour"]
+    assert context == "typer_context"
 
 
 def test_what_is_typed_arrives_in_the_records() -> None:
@@ -70,3 +80,109 @@ def test_help_says_what_the_fields_say() -> None:
     said = says("--help")
     for text in ("Paint something.", "How wide.", "How high."):
         assert text in said
+
+
+class Brush(Config):
+    """A model with a field of each type that flags are made from."""
+
+    hairs: int = Field(40, ge=1, description="How many hairs.")
+    soft: bool = Field(False, description="Whether it is soft.")
+    wet: bool | None = Field(None, description="Whether it is wet; default: it depends.")
+    shape: Literal["flat", "round"] = Field("flat", description="The shape.")
+    owners: tuple[str, ...] = Field((), description="Who may use it.")
+    length: int | None = Field(None, description="The length.")
+
+
+class BrushFlags(Options):
+    """All of them, one under other names, one as a text."""
+
+    model = Brush
+    panel = "Brush"
+    flags: ClassVar = {
+        "hairs": Flag(("--hairs", "-H")),
+        "soft": Flag(),
+        "wet": Flag(),
+        "shape": Flag(("--form",)),
+        "owners": Flag(("--owner",)),
+        "length": Flag(type=str, metavar="LENGTH"),
+    }
+
+
+@spread
+def sweep(
+    context: typer.Context, *, brush: BrushFlags, dry: Annotated[bool, typer.Option()] = False
+) -> None:
+    """Use a brush."""
+    if dry:
+        refuse_flags(context, "with --dry", ("hairs", "wet", "length"))
+    typer.echo(json.dumps(brush.typed()))
+
+
+def sweeps(*arguments: str) -> Any:
+    app = typer.Typer()
+    app.command()(sweep)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_only_what_was_typed_arrives() -> None:
+    assert json.loads(sweeps().stdout) == {}
+    assert json.loads(sweeps("--hairs", "40", "--no-wet", "--length", "4m").stdout) == {
+        "hairs": 40,
+        "wet": False,
+        "length": "4m",
+    }
+    typed = sweeps("-H", "9", "--soft", "--form", "round", "--owner", "a", "--owner", "b").stdout
+    brush = Brush(**json.loads(typed))
+    assert brush == Brush(hairs=9, soft=True, shape="round", owners=("a", "b"))
+
+
+def test_flags_say_what_their_fields_say() -> None:
+    made: Any = get_command(_app(sweep))
+    found = {each.name: each for each in made.params}
+    for name, field in Brush.model_fields.items():
+        text = str(found[name].help)
+        assert text.removesuffix("; repeatable.") in str(field.description)
+        assert (found[name].default or None) == (field.default or None)
+    assert found["shape"].metavar == "flat|round"
+    assert found["owners"].multiple and "repeatable" in str(found["owners"].help)
+    assert found["wet"].secondary_opts == ["--no-wet"]
+
+
+def test_a_typed_default_is_refused_too_where_it_has_no_effect() -> None:
+    assert sweeps("--dry").exit_code == 0
+    for words, flag in ((["--hairs", "40"], "--hairs"), (["--no-wet"], "--wet")):
+        done = sweeps("--dry", *words)
+        assert str(done.exception) == f"{flag} has no effect with --dry; drop it"
+
+
+@pytest.mark.parametrize("record", [flags.Engine, serve_options.Layout, serve_options.Api])
+def test_serve_has_every_flag_of_its_records(record: type[Options]) -> None:
+    found = options_of("serve")
+    for name in record.flags:
+        field = record.model.model_fields[name]
+        assert found[name].help.removesuffix("; repeatable.") in str(field.description)
+        assert (found[name].default or None) == (field.default or None)
+
+
+def test_flags_of_a_request_agree_with_its_parameters() -> None:
+    """Their models import torch, which help must not; so the two are compared."""
+    found, fields = (
+        options_of("generate"),
+        SamplingParams.model_fields | DiffusionParams.model_fields,
+    )
+    common = {*found} & {*fields} - {"decoder", "cache", "iteration"}
+    assert common == {"max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "block_length"}
+    for name in common:
+        assert found[name].help.removesuffix("; repeatable.") in str(fields[name].description)
+        assert found[name].default is None
+
+
+def options_of(command: str) -> dict[str, Any]:
+    group: Any = get_command(main.app)
+    return {each.name: each for each in group.commands[command].params}
+
+
+def _app(command: Any) -> typer.Typer:
+    app = typer.Typer()
+    app.command()(command)
+    return app

@@ -30,7 +30,7 @@ def raylet(address: str) -> Iterator[None]:
     [
         ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1 "),
         ("127.0.0.1:99999", "no Ray cluster answers at 127.0.0.1:99999 "),
-        ("nowhere", "'nowhere' is no address of a Ray cluster; give HOST:PORT, or auto"),
+        ("nowhere", "expected HOST:PORT of a Ray cluster, or auto .given: 'nowhere'."),
     ],
 )
 def test_no_cluster_is_told_at_once(address: str, words: str) -> None:

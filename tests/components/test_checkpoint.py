@@ -290,7 +290,7 @@ def test_a_tensor_in_two_files_is_an_error(dense: Path) -> None:
 
 def test_what_is_no_folder_is_sought_on_the_hub_and_the_error_says_so(dense: Path) -> None:
     assert resolve(dense) == resolve(str(dense)) == dense
-    with pytest.raises(CheckpointError, match="not found as a local folder or on the"):
+    with pytest.raises(CheckpointError, match="was not found locally or on the Hugging Face Hub"):
         resolve("nobody/no-such-model")
     with pytest.raises(CheckpointError, match="is a file; give the checkpoint's folder"):
         resolve(dense / "config.json")

@@ -1,12 +1,13 @@
 """What a request may ask for, and how a mistake is explained: one sentence that says what to do."""
 
+import pickle
 from collections.abc import Callable
 
 import pytest
 from pydantic import Field, field_validator
 
 from diffray import SamplingParams
-from diffray.components.config import Config
+from diffray.components.config import UNIONS, Config, InvalidField
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.policy import DiffusionParams, Policy
 from tests.helpers.toy import toy_spec
@@ -44,7 +45,7 @@ from tests.helpers.toy import toy_spec
         ),
         (
             {"diffusion": {"decoder": {"kind": "threshold", "treshold": 0.9}}},
-            r"^diffusion.decoder.threshold: unknown option 'treshold', did you mean 'threshold'\? "
+            r"^diffusion.decoder: unknown option 'treshold', did you mean 'threshold'\? "
             r"Allowed: kind, threshold, steps_per_block$",
         ),
         (
@@ -94,12 +95,11 @@ def test_a_mistake_is_one_sentence(given: dict[str, object], message: str) -> No
         (lambda: DiffusionParams(decoder="credit"), 'decoder: write {"kind": "credit"}'),  # type: ignore[arg-type]
         (
             lambda: DiffusionParams(decoder={"kind": "threshold", "threshold": 4}),  # type: ignore[arg-type]
-            "decoder.threshold.threshold: Input should be less than or equal to 1 (given: 4)",
+            "decoder.threshold: Input should be less than or equal to 1 (given: 4)",
         ),
         (
             lambda: SamplingParams(diffusion={"decoder": {"kind": "threshold", "threshold": 4}}),
-            "diffusion.decoder.threshold.threshold: "
-            "Input should be less than or equal to 1 (given: 4)",
+            "diffusion.decoder.threshold: Input should be less than or equal to 1 (given: 4)",
         ),
         (lambda: Outer(size=3), "size: inner: Input should be less than or equal to 2 (given: 3)"),
     ],
@@ -110,6 +110,34 @@ def test_every_configuration_explains_itself_once(
     with pytest.raises(ValueError) as caught:
         build()
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"temprature": 1}, "temprature"),
+        ({"min_tokens": 9, "max_tokens": 4}, "min_tokens"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"stop": ""}, "stop"),
+        ({"stop_token_ids": [1, "x"]}, "stop_token_ids"),
+        ({"diffusion": {"steps": 3}}, "diffusion.steps"),
+        ({"diffusion": {"decoder": {"kind": "x"}}}, "diffusion.decoder"),
+        (
+            {"diffusion": {"decoder": {"kind": "edit", "threshold": 7}}},
+            "diffusion.decoder.threshold",
+        ),
+    ],
+)
+def test_a_mistake_carries_the_name_of_its_field(given: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        SamplingParams(**given)
+    assert caught.value.field == field
+    assert pickle.loads(pickle.dumps(caught.value)).field == field
+
+
+def test_every_field_with_several_kinds_is_known_to_messages() -> None:
+    fields = DiffusionParams.model_fields
+    assert tuple(n for n, field in fields.items() if "kind" in str(field)) == UNIONS
 
 
 class Inner(Config):

@@ -292,8 +292,10 @@ def test_without_a_tokenizer_only_ids_are_understood() -> None:
     ("options", "message"),
     [
         ({"max_model_len": 4096}, "exceeds what the model was made for"),
-        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
-        ({"steps_per_round": 0}, "steps_per_round must be at least 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs: Input should be greater than or equal to 1"),
+        ({"steps_per_round": 0}, "steps_per_round: Input should be greater than or equal to 1"),
+        ({"kernels": "tritn"}, "kernels: Input should be 'auto', 'torch' or 'triton'"),
+        ({"max_num_seq": 1}, "unknown option 'max_num_seq', did you mean 'max_num_seqs'"),
         ({"kv_cache_memory": 10}, "raise kv_cache_memory"),
         ({"mask_token_id": 5000}, "mask token id 5000 is not in the vocabulary"),
         ({"diffusion": {"decoder": {"kind": "x"}}}, "no kind 'x'; allowed"),

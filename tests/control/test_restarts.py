@@ -46,9 +46,10 @@ LOADS = """
 import sys
 from diffray.components.mesh import Mesh
 from diffray.workers.rank import Rank
-from diffray.workers.setup import Setup, build_rank
+from diffray.workers.engine_options import EngineOptions
+from diffray.workers.setup import build_rank
 
-build_rank("demo", Setup(device="cpu"), Mesh())
+build_rank("demo", EngineOptions(device="cpu"), Mesh())
 print(*{"ray", "sympy", "transformers"} & set(sys.modules))
 """
 

@@ -15,8 +15,9 @@ from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.kernels.checksum import checksum
+from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
-from diffray.workers.setup import Setup, build_engine
+from diffray.workers.setup import build_engine
 from tests.helpers.tiny_checkpoints import full_forward
 
 BIDIRECTIONAL: list[dict[str, Any]] = [
@@ -81,7 +82,7 @@ class Found:
 def run_cases(mesh: Mesh, cases: Items[Case]) -> tuple[list[Found], int]:
     """Do all cases as one of the ranks; return also how many K/V pages the ranks agreed on."""
     found = [run_case(mesh, case) for case in cases]
-    setup = Setup(device="cpu", kv_cache_memory=(1 + mesh.rank) << 20)
+    setup = EngineOptions(device="cpu", kv_cache_memory=(1 + mesh.rank) << 20)
     engine, _ = build_engine("demo", setup, mesh)
     return found, engine.kv.num_pages
 
@@ -89,9 +90,11 @@ def run_cases(mesh: Mesh, cases: Items[Case]) -> tuple[list[Found], int]:
 def run_case(mesh: Mesh, case: Case) -> Found:
     """Build the engine of one case and run its batch."""
     mesh = replace(mesh, expert_parallel=case.expert_parallel)
-    setup = Setup(dtype=case.dtype, device="cpu", max_num_seqs=6, max_model_len=64, page_size=8)
+    setup = EngineOptions(
+        dtype=case.dtype, device="cpu", max_num_seqs=6, max_model_len=64, page_size=8
+    )
     if "golden" in case.model:
-        setup = replace(setup, mask_token_id=510, eos_token_id=511)
+        setup = setup.model_copy(update={"mask_token_id": 510, "eos_token_id": 511})
     engine, _ = build_engine(case.model, setup, mesh)
     spec = engine.model.spec
     logits_TV = full_forward(engine.model, list(range(20, 32)), 4 if spec.block_causal else 0)

@@ -68,9 +68,10 @@ async def under_way(running: RemoteEngine) -> None:
 
 def in_process(model: str, prompts: list[list[int]], params: list[SamplingParams]) -> list[Answer]:
     """What the engine in this process answers; requests carry derived seeds, as a server's do."""
-    from diffray.workers.setup import Setup, build_engine
+    from diffray.workers.engine_options import EngineOptions
+    from diffray.workers.setup import build_engine
 
-    engine, _ = build_engine(model, Setup(dtype="float64"))
+    engine, _ = build_engine(model, EngineOptions(dtype="float64"))
     answers = [Answer() for _ in prompts]
     for uid, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
         engine.add(Request(uid, tuple(prompt), each))

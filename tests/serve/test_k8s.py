@@ -19,11 +19,10 @@ from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from diffray.cluster.serve.app_config import AppConfig, app_config
-from diffray.cluster.serve.config_file import BUILDER
+from diffray.cluster.serve.config_file import BUILDER, parse_yaml
 from diffray.cluster.serve.deployment import gpus, placement_bundles
 from diffray.cluster.serve.environment import SETTINGS
 from diffray.cluster.serve.haproxy import CLIENT_S
-from diffray.cluster.serve.strict_yaml import parse_yaml
 from tests.helpers.paths import ROOT
 
 MANIFESTS = sorted((ROOT / "k8s").glob("*.yaml"))

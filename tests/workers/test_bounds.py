@@ -125,5 +125,5 @@ def test_editing_settles_for_as_many_steps_as_were_asked_for() -> None:
 def test_numbers_that_tensors_cannot_hold_are_refused(value: float) -> None:
     fixed = {"decoder": {"kind": "fixed", "steps": value}}
     for part in ({"cfg_scale": value}, {"block_length": value}, fixed):
-        with pytest.raises(ValueError, match=r"(cfg_scale|block_length|fixed\.steps): .*given: "):
+        with pytest.raises(ValueError, match=r"(cfg_scale|block_length|decoder\.steps): .*given: "):
             SamplingParams(diffusion=part)

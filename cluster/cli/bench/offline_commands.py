@@ -36,7 +36,7 @@ def latency(
         from diffray.cluster.cli.bench.percentiles import counts
         from diffray.cluster.cli.bench.places import check_place
         from diffray.cluster.cli.bench.workload import facts_of, random_ids
-        from diffray.cluster.cli.options import sampling_params
+        from diffray.cluster.cli.request_options import sampling_params
         from diffray.cluster.control.llm import DiffusionLLM
 
         facts = when_and_where()
@@ -91,7 +91,7 @@ def throughput(
         from diffray.cluster.cli.bench.places import check_place
         from diffray.cluster.cli.bench.prompts import read_sets
         from diffray.cluster.cli.bench.workload import facts_of, tasks
-        from diffray.cluster.cli.options import sampling_params
+        from diffray.cluster.cli.request_options import sampling_params
         from diffray.cluster.control.llm import DiffusionLLM
 
         facts = when_and_where()

@@ -1,0 +1,75 @@
+"""Where a server is said to be is where it is."""
+
+from typing import Any
+
+import pytest
+
+from diffray.cluster.serve.address import Server, joined, reachable_url
+from diffray.cluster.serve.app_config import app_config
+from diffray.cluster.serve.config_file import Application
+
+PROXIES = {"a": {"node_ip": "10.0.0.1"}, "b": {"node_ip": "10.0.0.2"}}
+
+
+def details(host: str | None, **more: Any) -> dict[str, Any]:
+    return {"http_options": {"host": host, "port": 8000}, **more}
+
+
+@pytest.mark.parametrize(
+    ("found", "here", "url"),
+    [
+        (details("127.0.0.1"), "a", "http://127.0.0.1:8000"),
+        (details("::1"), "a", "http://[::1]:8000"),
+        (details("0.0.0.0", proxies=PROXIES), "b", "http://10.0.0.2:8000"),
+        (details("::", proxies=PROXIES), "c", "http://10.0.0.1:8000"),
+        (details("0.0.0.0"), "a", "http://127.0.0.1:8000"),
+        (details(None), "a", None),
+        ({"applications": {}}, "a", None),
+    ],
+)
+def test_a_url_leads_to_a_proxy(found: dict[str, Any], here: str, url: str | None) -> None:
+    assert reachable_url(found, here) == url
+
+
+@pytest.mark.parametrize("asked", [{}, {"port": 9000}, {"host": "0.0.0.0"}])
+def test_a_running_serve_says_where_it_listens(asked: dict[str, Any]) -> None:
+    server = joined(Server(address="auto", **asked), "0.0.0.0", 9000)
+    assert (server.host, server.port, server.address) == ("0.0.0.0", 9000, "auto")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"port": 8000}, "listens on port 9000 already; give --port 9000, or leave it out"),
+        ({"host": "127.0.0.1"}, "listens on host 0.0.0.0 already; give --host 0.0.0.0, or leave"),
+    ],
+)
+def test_another_address_than_that_of_a_running_serve_is_refused(
+    asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        joined(Server(address="auto", **asked), "0.0.0.0", 9000)
+
+
+def test_a_serve_without_a_proxy_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no HTTP proxy"):
+        joined(Server(address="auto"), None, 8000)
+
+
+def test_the_ready_line_tells_who_can_reach_it() -> None:
+    from diffray.cluster.serve.server import ready_line
+
+    config = app_config({"model_loading_config": {"model_id": "demo"}})
+    application = Application("demo", "/demo", config)
+    for host, told in (("127.0.0.1", "/demo/v1 ; try"), ("0.0.0.0", "/v1 (listening on 0.0.0.0)")):
+        assert told in ready_line(application, Server(host=host), "http://127.0.0.1:8000")
+
+
+def test_a_path_of_another_application_is_refused() -> None:
+    from diffray.cluster.serve.server import check_paths
+
+    config = app_config({"model_loading_config": {"model_id": "demo"}})
+    others = {"demo": {"route_prefix": "/a"}, "other": {"route_prefix": "/b"}}
+    check_paths((Application("demo", "/a", config), Application("new", "/c", config)), others)
+    with pytest.raises(ValueError, match="/b is used by application 'other'; give the model"):
+        check_paths((Application("demo", "/b", config),), others)

@@ -1,0 +1,89 @@
+"""An engine option is declared once; what Python, ranks and editors see of it is the same."""
+
+import inspect
+import pickle
+import subprocess
+import sys
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+from diffray import DiffusionLLM
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.components.dtypes import DTYPE_NAMES
+from diffray.components.policy import DiffusionParams
+from diffray.workers.engine_options import EngineKeywords, EngineOptions
+
+FIELDS = EngineOptions.model_fields
+
+
+def kinds(annotation: Any) -> set[Any]:
+    """Return the plain types among which an annotation chooses, a list for any sequence."""
+    if get_origin(annotation) in (types.UnionType, Union):
+        return {kind for part in get_args(annotation) for kind in kinds(part)}
+    if get_origin(annotation) is Literal:
+        return {str}
+    origin = get_origin(annotation) or annotation
+    return {list if issubclass(origin, tuple) or origin.__name__ == "Sequence" else origin}
+
+
+def test_editors_know_every_option_and_no_other() -> None:
+    known = get_type_hints(EngineKeywords, localns={"torch": torch})
+    assert list(known) == list(FIELDS)
+    for name, field in FIELDS.items():
+        assert kinds(field.annotation) <= kinds(known[name]), name
+
+
+def test_help_lists_every_option_with_its_default_and_meaning() -> None:
+    parameters = inspect.signature(DiffusionLLM).parameters
+    assert list(parameters) == ["model", "diffusion", *FIELDS]
+    for name, field in FIELDS.items():
+        assert parameters[name].default == field.default
+        assert field.description and f"\n    {name}: {field.description}" in (
+            DiffusionLLM.__doc__ or ""
+        )
+
+
+def test_every_option_says_what_it_means_in_a_sentence() -> None:
+    for name, field in EngineConfig.model_fields.items():
+        text = field.description
+        assert text and text.isascii() and text.endswith("."), name
+
+
+def test_a_rank_gets_all_of_its_options() -> None:
+    given = {"device": "cpu", "dtype": "half", "max_num_seqs": 3, "eos_token_id": [1, 2]}
+    config = EngineConfig(tensor_parallel_size=2, **given)
+    assert EngineOptions(**pickle.loads(pickle.dumps(config.setup()))) == EngineOptions(**given)
+
+
+def test_values_may_be_torch_s_and_sizes_texts() -> None:
+    options = EngineOptions(
+        dtype=torch.bfloat16, device=torch.device("cpu"), kv_cache_memory="4GiB"
+    )
+    assert (options.dtype, options.device) == ("bfloat16", "cpu")
+    assert options.kv_cache_memory == 4 << 30
+    assert set(DTYPE_NAMES) | {"auto"} == set(get_args(FIELDS["dtype"].annotation))
+
+
+def test_options_are_read_without_torch() -> None:
+    code = "import sys, diffray.cluster.control.engine_config; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("length", [8, 64])
+def test_graphs_are_for_the_blocks_of_the_default_policy(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[EngineOptions] = []
+
+    def build(model: str, options: EngineOptions) -> tuple[None, None]:
+        built.append(options)
+        return None, None
+
+    monkeypatch.setattr("diffray.cluster.control.llm.build_engine", build)
+    DiffusionLLM("demo", diffusion=DiffusionParams(block_length=length))
+    DiffusionLLM("demo", diffusion={"block_length": length}, graph_block_length=16)
+    assert [options.graph_block_length for options in built] == [length, 16]

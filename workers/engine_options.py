@@ -1,0 +1,141 @@
+"""The options of one engine, each declared once: its type, default, bounds and meaning.
+
+`DiffusionLLM` takes them as keywords and every rank of a cluster as a mapping; the command line's
+flags and docs/configuration.md are generated from here. Without torch: the coordinator and the
+command line's help read it too.
+"""
+
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from pydantic import Field, field_validator
+
+from diffray.components.config import Config
+from diffray.components.dtypes import DTypeName, dtype_name
+from diffray.components.memory_size import in_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+DType = Literal["auto", DTypeName]
+Kernels = Literal["auto", "torch", "triton"]
+Quantization = Literal["experts_int8", "experts_fp8"]
+
+
+class EngineOptions(Config):
+    """How an engine runs a model on one device; the checkpoint says the rest."""
+
+    dtype: DType = Field(
+        "auto",
+        description="The dtype of weights and activations; auto is bfloat16 where the device is "
+        "fast at it, else float32. Also bf16, fp16, half, fp32 and float.",
+    )
+    device: str = Field(
+        "auto",
+        description="cpu, cuda, cuda:N (in one process only), or auto: a GPU if there is one.",
+    )
+    kernels: Kernels = Field(
+        "auto", description="The kernels; auto is triton where the GPU supports it."
+    )
+    quantization: Quantization | None = Field(
+        None, description="Store the routed experts in one byte per weight; default: as dtype says."
+    )
+    cuda_graphs: bool | None = Field(
+        None,
+        description="Record CUDA graphs at startup; default: on one GPU with triton kernels.",
+    )
+    graph_block_length: int = Field(
+        32,
+        ge=1,
+        description="The block length that CUDA graphs are recorded for. DiffusionLLM takes it "
+        "from its diffusion argument.",
+    )
+    tune_kernels: bool = Field(
+        False,
+        description="Find the fastest kernel tiles for this model and GPU at startup; they are "
+        "cached on disk.",
+    )
+    enable_prefix_caching: bool | None = Field(
+        None,
+        description="Share the K/V of common prefixes; default: where attention is block-causal, "
+        "which it needs.",
+    )
+    mask_token_id: int | None = Field(
+        None, description="The mask token's id, if the checkpoint does not say."
+    )
+    eos_token_id: int | tuple[int, ...] | None = Field(
+        None, description="The ids of the tokens that end a text, if the checkpoint does not say."
+    )
+    max_model_len: int | None = Field(
+        None,
+        ge=1,
+        description="The most tokens of a prompt with its answer; default: the model's context.",
+    )
+    max_num_seqs: int = Field(
+        16, ge=1, description="The most sequences to run at once; on a cluster in each replica."
+    )
+    kv_cache_memory: int | None = Field(
+        None,
+        ge=1,
+        description="Memory for the K/V cache of each rank, in bytes or such as 4GiB; default: "
+        "half of what is free once the weights are loaded.",
+    )
+    page_size: int = Field(16, ge=1, description="Positions per page of the K/V cache.")
+    chunk: int = Field(
+        512,
+        ge=1,
+        description="The most prompt positions to store in one forward, where attention is "
+        "block-causal.",
+    )
+    steps_per_round: int = Field(
+        1, ge=1, description="The most denoising steps to run before looking at the result."
+    )
+    cpu_threads: int | None = Field(
+        None,
+        ge=1,
+        description="Threads per rank on CPU; default: OMP_NUM_THREADS, and few for a small model.",
+    )
+
+    if TYPE_CHECKING:  # other names of dtypes and sizes with a unit are accepted too
+
+        def __init__(self, **given: Any) -> None: ...
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _by_its_name_here(cls, given: object) -> str:
+        return dtype_name(given)
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _by_its_name(cls, given: object) -> str:
+        return str(given)  # a torch.device's name is what it is called here
+
+    @field_validator("kv_cache_memory", mode="before")
+    @classmethod
+    def _bytes(cls, given: Any) -> Any:
+        return in_bytes(given)
+
+
+class EngineKeywords(TypedDict, total=False):
+    """The same options for type checkers and editors, as wide as what is accepted.
+
+    A test compares the two.
+    """
+
+    dtype: "DType | str | torch.dtype"
+    device: "str | torch.device"
+    kernels: Kernels | str
+    quantization: Quantization | str | None
+    cuda_graphs: bool | None
+    graph_block_length: int
+    tune_kernels: bool
+    enable_prefix_caching: bool | None
+    mask_token_id: int | None
+    eos_token_id: int | Items[int] | None
+    max_model_len: int | None
+    max_num_seqs: int
+    kv_cache_memory: int | str | None
+    page_size: int
+    chunk: int
+    steps_per_round: int
+    cpu_threads: int | None

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.demo.tasks import held_out_items
-from benchmarks.demo.words import Item
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.batch import Batch, Window
 from diffray.components.kv_pool import KVPool
+from examples.train_demo.tasks import held_out_items
+from examples.train_demo.words import Item
 
 
 class Output(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import mean
 
-from diffray.cluster.cli.bench.percentiles import percentile
+from diffray.cluster.cli.bench.output import percentile
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.workers.messages import Reply, Round, Stats, Update, WireRequest
 

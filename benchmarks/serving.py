@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 def bodies(count: int, max_tokens: int) -> list[Json]:
     """Return chats of the kind that the demo models know."""
-    from benchmarks.demo.tasks import held_out_items
+    from examples.train_demo.tasks import held_out_items
 
     return [
         {

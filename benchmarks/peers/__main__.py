@@ -71,9 +71,9 @@ def serve_and_compare(
 def compare_pipeline(args: argparse.Namespace, environment: Environment) -> None:
     import torch
 
-    from benchmarks.demo.tasks import held_out_items
     from benchmarks.peers import offline
     from diffray import DiffusionLLM
+    from examples.train_demo.tasks import held_out_items
 
     code = checkpoint.code_folder(args.llada2_code, checkpoint.LLADA2_CODE)
     folder = args.folder.resolve() / f"{Path(args.llada2).name}-with-code"

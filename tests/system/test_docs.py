@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from benchmarks.demo.documented import ANSWERS
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli import main as cli
 from diffray.cluster.serve import server as serve
@@ -20,13 +19,16 @@ from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, demo_path
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import ARCHITECTURES
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
+from examples.train_demo.documented import ANSWERS
 from tests.components.test_decoders import DECIDED, accepted
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
 
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-FOLDERS = ("kernels", "components", "workers", "cluster", "tests", "benchmarks", "docs")
+FOLDERS = (
+    *("kernels", "components", "workers", "cluster", "tests", "benchmarks", "examples", "docs"),
+)
 
 # Where a prompt stands in a document: in a body, behind a command, in Python.
 PROMPT = re.compile(

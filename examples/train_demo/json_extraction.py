@@ -3,7 +3,7 @@
 import json
 import random
 
-from benchmarks.demo.words import CITIES, FIRST, SURNAMES, THINGS, Item
+from examples.train_demo.words import CITIES, FIRST, SURNAMES, THINGS, Item
 
 JOBS = "nurse teacher baker pilot farmer lawyer painter driver chef engineer doctor writer".split()
 

@@ -1,4 +1,4 @@
-"""Train a demo model: `python -m benchmarks.demo.train llada_moe --out DIR`.
+"""Train a demo model: `python -m examples.train_demo.train llada_moe --out DIR`.
 
 Masked diffusion on the answer, Muon and AdamW, a schedule keyed to the wall clock. DIR holds
 state.pt, from which the same command resumes, and export/, which is a checkpoint folder.
@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.demo.batches import Batch, Batches
-from benchmarks.demo.model import DemoModel, block_causal, to_checkpoint
-from benchmarks.demo.muon import Muon
-from benchmarks.demo.sampler import BLOCK, generate
-from benchmarks.demo.tasks import held_out_items
-from benchmarks.demo.tokenizer import load_tokenizer
+from examples.train_demo.batches import Batch, Batches
+from examples.train_demo.model import DemoModel, block_causal, to_checkpoint
+from examples.train_demo.muon import Muon
+from examples.train_demo.sampler import BLOCK, generate
+from examples.train_demo.tasks import held_out_items
+from examples.train_demo.tokenizer import load_tokenizer
 
 HIDDEN, LAYERS, HEADS, HEAD_DIM, EXPERTS = 128, 5, 8, 32, 16
 SHARED: dict[str, Any] = {

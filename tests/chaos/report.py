@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.run import Outcome
-from diffray.cluster.cli.bench.percentiles import percentile
+from diffray.cluster.cli.bench.output import percentile
+from tests.chaos.run import Outcome
 
 Row = tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Does what a newcomer does: `python -m benchmarks.first_contact`.
+"""Does what a newcomer does: `python -m tests.first_contact`.
 
 It clones what is committed here into a fresh folder, installs it as README says, runs the commands
 of README and docs/deploy.md, and ends servers in every way. A line for each check; the status is 1
@@ -19,15 +19,15 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.demo.documented import ANSWERS, EXAMPLE, SUM
-from benchmarks.first_contact.endings import ENDINGS, Terminal, end, server
-from benchmarks.first_contact.install import (
+from examples.train_demo.documented import ANSWERS, EXAMPLE, SUM
+from tests.first_contact.endings import ENDINGS, Terminal, end, server
+from tests.first_contact.install import (
     Place,
     clone,
     install_as_readme_says,
     install_over,
 )
-from benchmarks.first_contact.report import Report
+from tests.first_contact.report import Report
 
 PYTHON = "from diffray import DiffusionLLM; print(DiffusionLLM)"
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.fuzz.values import SPECIAL, anything, text, value_of
 from diffray.cluster.api.openapi import BODIES
+from tests.fuzz.values import SPECIAL, anything, text, value_of
 
 PATHS: Final = tuple(BODIES)
 FIELDS: Final = {path: sorted(body.model_fields) for path, body in BODIES.items()}

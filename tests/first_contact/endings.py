@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.first_contact.install import Place
+from tests.first_contact.install import Place
 from tests.helpers.serve_process import ServeProcess, free_port
 
 READY_S = 300.0

@@ -1,4 +1,4 @@
-"""Hours in minutes: `python -m benchmarks.chaos.soak --minutes 20 --report soak.html`.
+"""Hours in minutes: `python -m tests.chaos.soak --minutes 20 --report soak.json`.
 
 The same checked clients as under chaos, and no faults: the memory of each part must be flat within
 2 % after the warm-up, latency must not drift, and all pages must be back at the end. Ends with
@@ -7,17 +7,17 @@ status 1 where that does not hold.
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.chaos.run import Outcome, clients, pages_held
-from benchmarks.chaos.system import Layout, System, leftovers, running, shared_now
-from benchmarks.chaos.workload import Question, questions
-from diffray.cluster.cli.bench.charts import Line, curve
-from diffray.cluster.cli.bench.percentiles import percentile
+from diffray.cluster.cli.bench.output import percentile
+from tests.chaos.run import Outcome, clients, pages_held
+from tests.chaos.system import Layout, System, leftovers, running, shared_now
+from tests.chaos.workload import Question, questions
 
 _EACH_S = 5.0  # between samples of the memory
 WARM = 0.25  # of the time until the memory counts
@@ -92,18 +92,10 @@ def as_text(found: Soak) -> str:
     return "\n".join([*lines, *found.complaints(), "FAILED" if found.complaints() else "passed"])
 
 
-def as_page(found: Soak) -> str:
-    """Return a page with the memory and the latencies over time."""
-    memory = [
-        Line(part, [(at, size / 2**20, "") for at, size in sizes])
-        for part, sizes in found.memory.items()
-    ]
-    took = [((at - found.begin) / 60, s, "") for at, s in found.outcome.tally.latencies]
-    return (
-        f"<!doctype html><meta charset=utf-8><title>Soak</title><pre>{as_text(found)}</pre>"
-        f"{curve(memory, 'minutes', 'MiB')}"
-        f"{curve([Line('latency', took)], 'minutes', 'seconds of an answer')}\n"
-    )
+def samples(found: Soak) -> str:
+    """Return the memory and the latencies over time, as JSON."""
+    took = [[(at - found.begin) / 60, s] for at, s in found.outcome.tally.latencies]
+    return json.dumps({"minutes and bytes": found.memory, "minutes and seconds": took})
 
 
 def main() -> None:
@@ -114,7 +106,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--report", type=Path, help="an .html file with plots, else text")
+    parser.add_argument("--report", type=Path, help="a .json file: all samples; else text")
     given = parser.parse_args()
     room = -(-given.streams // given.replicas)
     layout = Layout(given.model, given.replicas, slots=room, queue=room)
@@ -127,8 +119,8 @@ def main() -> None:
     )
     print(as_text(found))
     if given.report is not None:
-        page = given.report.suffix == ".html"
-        given.report.write_text(as_page(found) if page else as_text(found) + "\n")
+        text = samples(found) if given.report.suffix == ".json" else as_text(found)
+        given.report.write_text(text + "\n")
     sys.exit(1 if found.complaints() else 0)
 
 

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from schemathesis.generation import GenerationMode
 
-from benchmarks.fuzz.cases import Case
-from benchmarks.fuzz.judge import Findings
-from benchmarks.fuzz.run import Prober
+from tests.fuzz.cases import Case
+from tests.fuzz.judge import Findings
+from tests.fuzz.run import Prober
 
 
 def probe_from_schema(

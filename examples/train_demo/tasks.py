@@ -1,7 +1,7 @@
 """Three small tasks with exact answers: word problems, Python functions and JSON extraction.
 
 A question belongs to the held-out split when its hash says so, hence the splits are disjoint.
-`python -m benchmarks.demo.tasks` checks the generators: every equation and every function is run.
+`python -m examples.train_demo.tasks` checks the generators: it runs every equation and function.
 """
 
 import hashlib
@@ -10,10 +10,10 @@ import random
 import re
 from collections.abc import Callable
 
-from benchmarks.demo.json_extraction import json_extraction
-from benchmarks.demo.python_functions import python_function
-from benchmarks.demo.word_problems import word_problem
-from benchmarks.demo.words import Item
+from examples.train_demo.json_extraction import json_extraction
+from examples.train_demo.python_functions import python_function
+from examples.train_demo.word_problems import word_problem
+from examples.train_demo.words import Item
 
 
 def is_held_out(question: str) -> bool:

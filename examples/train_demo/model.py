@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.demo.vocabulary import Vocabulary
+from examples.train_demo.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How soon a loss is found, and an answer goes on: `python -m benchmarks.chaos.detection`.
+"""How soon a loss is found, and an answer goes on: `python -m tests.chaos.detection`.
 
 One stream at a time, over an engine on a cluster of two nodes on this machine; the last rank has a
 node to itself. "Found" is when the count of restarts rises, which the endpoint shows in its
@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from diffray.cluster.cli.bench.percentiles import percentile
+from diffray.cluster.cli.bench.output import percentile
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams

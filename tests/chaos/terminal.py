@@ -20,10 +20,10 @@ from pathlib import Path
 
 import httpx2
 
-from benchmarks.chaos.report import LIMIT_S
-from benchmarks.chaos.system import Layout, System, running, shared_now
-from benchmarks.chaos.workload import Client, Question, Tally, questions
 from diffray.workers.process import started
+from tests.chaos.report import LIMIT_S
+from tests.chaos.system import Layout, System, running, shared_now
+from tests.chaos.workload import Client, Question, Tally, questions
 
 KINDS = ("kill raylet", "kill gcs", "kill parent", "hang up", "fill disk")
 _STREAMS = 6

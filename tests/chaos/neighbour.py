@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import httpx2
 
-from benchmarks.chaos.workload import Question, Tally, questions
 from diffray.cluster.cli.endpoint import json_of
+from tests.chaos.workload import Question, Tally, questions
 from tests.helpers.serve_process import serve_process
 
 MODEL = "demo-llada2"

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.demo.sampler import BLOCK
-from benchmarks.demo.tasks import GENERATORS, draw
-from benchmarks.demo.word_problems import LIMIT, factors
+from examples.train_demo.sampler import BLOCK
+from examples.train_demo.tasks import GENERATORS, draw
+from examples.train_demo.word_problems import LIMIT, factors
 
 DRILL_LENGTH = 96
 FIRST_TASKS = {"math": 1.0, "code": 0.6, "json": 1.4}

@@ -2,7 +2,7 @@
 
 import random
 
-from benchmarks.demo.words import Item
+from examples.train_demo.words import Item
 
 
 def _filter(rng: random.Random) -> tuple[str, str, str]:

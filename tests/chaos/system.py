@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.chaos.faults import Fault
+from tests.chaos.faults import Fault
 from tests.helpers.serve_process import ServeProcess, serve_process
 
 # Ray's log monitor keeps the logs of the dead open, up to 200.

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from benchmarks.demo.words import FIRST, SHE, THINGS, Item
+from examples.train_demo.words import FIRST, SHE, THINGS, Item
 
 LIMIT = 80
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.demo.tasks import GENERATORS, draw
+from examples.train_demo.tasks import GENERATORS, draw
 
 MASK, EOS = "<|mask|>", "<|endoftext|>"
 SPECIAL = (

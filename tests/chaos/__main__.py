@@ -1,4 +1,4 @@
-"""Chaos under a checked workload: `python -m benchmarks.chaos --faults 100 --streams 64 --seed 7`.
+"""Chaos under a checked workload: `python -m tests.chaos --faults 100 --streams 64 --seed 7`.
 
 It serves a demo model with some replicas, asks questions whose answers it knows, and meanwhile
 kills, stops, hangs and overloads what it can, one fault after the other, as the seed says. A second
@@ -17,13 +17,13 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.chaos.faults import schedule
-from benchmarks.chaos.neighbour import next_door
-from benchmarks.chaos.report import as_text, passed, write
-from benchmarks.chaos.run import Outcome, storm
-from benchmarks.chaos.system import Layout, leftovers, running, shared_now
-from benchmarks.chaos.terminal import terminal
-from benchmarks.chaos.workload import questions
+from tests.chaos.faults import schedule
+from tests.chaos.neighbour import next_door
+from tests.chaos.report import as_text, passed, write
+from tests.chaos.run import Outcome, storm
+from tests.chaos.system import Layout, leftovers, running, shared_now
+from tests.chaos.terminal import terminal
+from tests.chaos.workload import questions
 
 
 def chaos(
@@ -81,7 +81,7 @@ def main() -> None:
         minutes=given.minutes,
         alone=given.alone,
     )
-    command = "python -m benchmarks.chaos " + " ".join(sys.argv[1:])
+    command = "python -m tests.chaos " + " ".join(sys.argv[1:])
     print(as_text(outcome, command))
     if given.report is not None:
         write(outcome, command, given.report)

@@ -1,4 +1,4 @@
-"""Measure a demo checkpoint through the public engine: `python -m benchmarks.demo.evaluate FOLDER`.
+"""Measure a demo checkpoint: `python -m examples.train_demo.evaluate FOLDER`.
 
 Writes metrics.json into the folder. `--table` prints decoders by caches instead.
 """
@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo.tasks import held_out_items
-from benchmarks.demo.words import Item
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
+from examples.train_demo.tasks import held_out_items
+from examples.train_demo.words import Item
 
 DECODERS: dict[str, dict[str, Any]] = {
     "threshold 0.9": {"kind": "threshold", "threshold": 0.9},
@@ -92,7 +92,7 @@ def main() -> None:
     # An absolute path would tell a reader on another machine nothing.
     words = [Path(w).name if w.startswith("/") else w for w in sys.argv[1:]]
     metrics = before | {
-        "command": " ".join(["python -m benchmarks.demo.evaluate", *words]),
+        "command": " ".join(["python -m examples.train_demo.evaluate", *words]),
         "date": datetime.now(UTC).date().isoformat(),
         "decoder": THRESHOLD | {"block_length": 32, "cache": "none", "temperature": 0},
         "max_tokens": arguments.max_tokens,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.demo.model import DemoModel, block_causal
+from examples.train_demo.model import DemoModel, block_causal
 
 BLOCK = 32
 

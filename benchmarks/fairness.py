@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import mean
+from typing import Any
 
 from diffray.cluster.cli.bench.output import percentile
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.workers.messages import Reply, Round, Stats, Update, WireRequest
+from diffray.workers.messages import Footprint, Reply, Round, Stats, Update, WireRequest
 
 PAGE, CHUNK, BLOCK = 16, 512, 32
 
@@ -47,7 +48,7 @@ class Engine:
     running: list[Running] = field(default_factory=list)
     waiting: deque[Running] = field(default_factory=deque)
 
-    def step(self, order: Round) -> Reply:
+    def step(self, order: Round[Any]) -> Reply:
         for uid in order.cancel:
             self.running = [each for each in self.running if each.uid != uid]
             self.waiting = deque(each for each in self.waiting if each.uid != uid)
@@ -118,7 +119,7 @@ def simulate(
             each = queue.popleft()
             request = WireRequest(each.uid, (0,) * each.prompt, {"max_tokens": each.tokens})
             first, last = (-(-(each.prompt + n) // PAGE) for n in (32, each.tokens))
-            scheduler.submit(request, first, most=last)
+            scheduler.submit(request, Footprint(first, last))
         step += 1
         if (order := scheduler.plan(steps=1)) is not None:
             for event in scheduler.settle(engine.step(order)):

@@ -222,6 +222,7 @@ async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
     """Return what a round costs between the coordinator and one rank."""
     from diffray.cluster.control.remote import RemoteEngine
     from diffray.components.params import SamplingParams
+    from diffray.workers.admission import check_request
     from diffray.workers.messages import Request
 
     config = EngineConfig(
@@ -232,7 +233,9 @@ async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
     wish = SamplingParams(max_tokens=96, ignore_eos=True, diffusion={"decoder": decoder})
 
     async def one(uid: int) -> None:
-        async for _ in engine.submit(Request(uid, tuple(range(10, 40)), wish)):
+        async for _ in engine.submit(
+            check_request(Request(uid, tuple(range(10, 40)), wish), engine.limits)
+        ):
             pass
 
     try:
@@ -259,6 +262,7 @@ async def hops(model: str, url: str) -> Json:
     """Return the milliseconds of each hop of a request that one round answers: medians of 50."""
     from diffray.cluster.control.remote import RemoteEngine
     from diffray.components.params import SamplingParams
+    from diffray.workers.admission import check_request
     from diffray.workers.messages import Request
 
     async def median_ms(act: Callable[[], Coroutine[Any, Any, object]]) -> float:
@@ -279,7 +283,9 @@ async def hops(model: str, url: str) -> Json:
     uids = iter(range(10**6))
 
     async def one() -> None:
-        async for _ in engine.submit(Request(next(uids), tuple(range(10, 40)), wish)):
+        async for _ in engine.submit(
+            check_request(Request(next(uids), tuple(range(10, 40)), wish), engine.limits)
+        ):
             pass
 
     try:

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from diffray.cluster.control.llm import DiffusionLLM
     from diffray.components.params import SamplingParams
-    from diffray.workers.llm import DiffusionLLM
     from diffray.workers.output import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
@@ -26,7 +26,7 @@ if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
 
 _HOMES = {
     "CompletionOutput": "diffray.workers.output",
-    "DiffusionLLM": "diffray.workers.llm",
+    "DiffusionLLM": "diffray.cluster.control.llm",
     "RequestOutput": "diffray.workers.output",
     "SamplingParams": "diffray.components.params",
 }

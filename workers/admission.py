@@ -1,11 +1,14 @@
 """Whether a request can run: refused with a reason before it takes any memory."""
 
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from diffray.components.model import ModelSpec
 from diffray.components.policy import Policy
 from diffray.components.sequence import Sequence
-from diffray.workers.messages import Request, Resume
+from diffray.kernels.noise import derived_seed
+from diffray.workers.messages import Footprint, Request, Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +22,87 @@ class Limits:
     page_size: int
     eos_token_ids: tuple[int, ...]
     mask_token_id: int
+    shares_prefixes: bool = False
+
+    def footprint(self, sequence: Sequence) -> Footprint:
+        return Footprint(
+            pages=self.pages(sequence, sequence.kv_stop),
+            most=self.pages(sequence, sequence.length),
+            block=sequence.policy.block_length if self._may_share(sequence) else 0,
+        )
+
+    def _may_share(self, sequence: Sequence) -> bool:
+        return self.shares_prefixes and sequence.policy.cache.keeps_prefix and not sequence.guided
 
     def pages(self, sequence: Sequence, stop: int) -> int:
         """Return how many K/V pages the first `stop` positions take; a guided one needs two."""
         return -(-stop // self.page_size) * (2 if sequence.guided else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request that can run, and what was found out about it; ready for a scheduler."""
+
+    request: Request
+    sequence: Sequence
+    limits: Limits
+
+    @property
+    def uid(self) -> int:
+        return self.request.uid
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.request.prompt
+
+    @property
+    def cache_salt(self) -> str:
+        return self.request.cache_salt
+
+    @property
+    def resume(self) -> Resume | None:
+        return self.request.resume
+
+    @property
+    def max_tokens(self) -> int:
+        return self.request.params.max_tokens
+
+    @property
+    def restarts(self) -> bool:
+        return self.sequence.policy.iteration.soft
+
+    @property
+    def content(self) -> int:
+        params = self.request.params.model_dump_json(exclude={"seed"})
+        return hash((self.prompt, self.request.suffix, params))
+
+    @property
+    def footprint(self) -> Footprint:
+        return self.limits.footprint(self.sequence)
+
+    def resumed(self, resume: Resume) -> "CheckedRequest":
+        return check_request(replace(self.request, resume=resume), self.limits)
+
+
+def check_request(request: Request, limits: Limits) -> CheckedRequest:
+    """Check a request once, where it arrives; raises ValueError with a reason."""
+    return CheckedRequest(request, check(request, limits), limits)
+
+
+def check_choices(request: Request, limits: Limits, uid: Callable[[], int]) -> list[CheckedRequest]:
+    """Return an engine request for each of the `n` choices, with seeds of their own.
+
+    They differ in their uid and seed alone, so one check is enough.
+    """
+    params = request.params
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    choices: list[CheckedRequest] = []
+    for index in range(params.n):
+        own = params.model_copy(update={"seed": derived_seed(seed, index)})
+        each = replace(request, uid=uid(), params=own)
+        sequence = _sequence(each, limits) if choices else check(each, limits)
+        choices.append(CheckedRequest(each, sequence, limits))
+    return choices
 
 
 def check(request: Request, limits: Limits) -> Sequence:
@@ -36,18 +116,7 @@ def check(request: Request, limits: Limits) -> Sequence:
             "cannot see what follows; use a model whose attention is bidirectional"
         )
     _check_ids(request, limits)
-    end_ids = (*params.stop_token_ids, *(() if params.ignore_eos else limits.eos_token_ids))
-    sequence = Sequence(
-        uid=request.uid,
-        prompt=request.prompt,
-        params=params,
-        policy=Policy.resolve(params.diffusion, spec),
-        block_causal=spec.block_causal,
-        end_ids=frozenset(end_ids),
-        suffix=request.suffix,
-        watch=request.watch,
-        cache_salt=request.cache_salt,
-    )
+    sequence = _sequence(request, limits)
     _check_choice(sequence, limits)
     if sequence.length > limits.context:
         suffix = f", suffix ({len(request.suffix)})" if request.suffix else ""
@@ -65,6 +134,22 @@ def check(request: Request, limits: Limits) -> Sequence:
     if request.resume is not None:
         _resume(sequence, request.resume)
     return sequence
+
+
+def _sequence(request: Request, limits: Limits) -> Sequence:
+    spec, params = limits.spec, request.params
+    end_ids = (*params.stop_token_ids, *(() if params.ignore_eos else limits.eos_token_ids))
+    return Sequence(
+        uid=request.uid,
+        prompt=request.prompt,
+        params=params,
+        policy=Policy.resolve(params.diffusion, spec),
+        block_causal=spec.block_causal,
+        end_ids=frozenset(end_ids),
+        suffix=request.suffix,
+        watch=request.watch,
+        cache_salt=request.cache_salt,
+    )
 
 
 def _check_ids(request: Request, limits: Limits) -> None:

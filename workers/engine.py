@@ -20,7 +20,7 @@ from diffray.components.sequence import Sequence
 from diffray.workers.admission import Limits, check
 from diffray.workers.batch_plan import BatchPlan, Chunk
 from diffray.workers.graphs import Graphs
-from diffray.workers.messages import Request, Stats, Update
+from diffray.workers.messages import R, Reply, Request, Round, Stats, Update
 from diffray.workers.outcome import Outcome
 from diffray.workers.report import report
 from diffray.workers.slots import Slots
@@ -67,6 +67,7 @@ class Engine:
             page_size=self.kv.page_size,
             eos_token_ids=self.eos_token_ids,
             mask_token_id=self.slots.mask_token_id,
+            shares_prefixes=self.kv.prefixes.enabled,
         )
 
     def check(self, request: Request) -> Sequence:
@@ -75,7 +76,10 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request; refuses at once what could never run."""
-        self.waiting.append(self.check(request))
+        self.enqueue(self.check(request))
+
+    def enqueue(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
 
     def cancel(self, uid: int) -> None:
         """Forget a request and free what it holds; it may have ended already."""
@@ -139,6 +143,20 @@ class Engine:
             if sequence.slot >= 0:  # else it just gave way to another's next block
                 updates.append(self._settle(sequence, outcome))
         return [u for u in updates if u.ids or u.finish_reason or u.canvas is not None]
+
+    def run(self, order: Round[R], as_sequence: Callable[[R], Sequence]) -> Reply:
+        """Cancel, admit and denoise as ordered; a request that cannot run is refused."""
+        refused = []
+        for uid in order.cancel:
+            self.cancel(uid)
+        for request in order.add:
+            try:
+                self.enqueue(as_sequence(request))
+            except ValueError as error:
+                refused.append((request.uid, str(error)))
+        before = self.forwards
+        updates = self.step(order.steps)
+        return Reply(order.number, self.forwards - before, updates, refused, self.stats())
 
     def stats(self) -> Stats:
         """Return how the engine is doing; counts host integers alone."""

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from msgspec import msgpack
 
-from diffray.workers.messages import Hello, Reply, Round
+from diffray.workers.messages import Hello, Reply, Round, WireRequest
 
 HEADER = struct.Struct("!I")
 LARGEST = 1 << 28  # bytes of a frame
@@ -21,11 +21,11 @@ FromRank = Reply | str | None  # str: why it ends; None: a heartbeat
 
 hello_decoder: Final = msgpack.Decoder(Hello)
 rank_decoder: Final = msgpack.Decoder(FromRank)
-_round_decoder: Final = msgpack.Decoder(Round | None)
+_round_decoder: Final = msgpack.Decoder(Round[WireRequest] | None)
 _encode: Final = msgpack.Encoder().encode
 
 
-def encode(message: Hello | FromRank | Round) -> bytes:
+def encode(message: Hello | FromRank | Round[WireRequest]) -> bytes:
     """Return a message as a frame."""
     body = _encode(message)
     return HEADER.pack(len(body)) + body
@@ -65,9 +65,9 @@ class Link:
         """Send a heartbeat every so many seconds from a thread, however long a round takes."""
         threading.Thread(target=self._beat, args=[every], name="heartbeat", daemon=True).start()
 
-    def receive(self) -> Round | None:
+    def receive(self) -> Round[WireRequest] | None:
         """Wait for the next round; None: there are no more."""
-        order: Round | None = _round_decoder.decode(
+        order: Round[WireRequest] | None = _round_decoder.decode(
             self._read(body_length(self._read(HEADER.size)))
         )
         return order

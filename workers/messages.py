@@ -4,8 +4,8 @@ They are dataclasses of plain values, which msgspec and pickle carry as they are
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
@@ -89,10 +89,17 @@ class WireRequest:
         return int(self.params["max_tokens"])
 
     @property
-    def is_soft(self) -> bool:
-        """Return whether it begins anew whenever it goes on elsewhere."""
+    def restarts(self) -> bool:
         iteration = self.params.get("diffusion", {}).get("iteration") or {}
         return bool(iteration.get("kind") == "soft")
+
+    @property
+    def content(self) -> int:
+        params = {name: value for name, value in self.params.items() if name != "seed"}
+        return hash((self.prompt, self.suffix, repr(params)))
+
+    def resumed(self, resume: Resume) -> Self:
+        return replace(self, resume=resume)
 
     def to_request(self) -> Request:
         from diffray.components.params import SamplingParams  # imports torch
@@ -106,6 +113,50 @@ class WireRequest:
             resume=self.resume,
             cache_salt=self.cache_salt,
         )
+
+
+class Schedulable(Protocol):
+    """What the scheduler must know of a request, whatever else it carries."""
+
+    @property
+    def uid(self) -> int: ...
+
+    @property
+    def prompt(self) -> tuple[int, ...]: ...
+
+    @property
+    def cache_salt(self) -> str: ...
+
+    @property
+    def resume(self) -> Resume | None: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a resumed run starts over, as soft generations do."""
+        ...
+
+    @property
+    def content(self) -> int:
+        """A checksum of what was asked, whoever asked it and with whatever seed."""
+        ...
+
+    def resumed(self, resume: Resume) -> Self:
+        """Return the same request, to be continued from there."""
+        ...
+
+
+R = TypeVar("R", bound=Schedulable)
+
+
+class Footprint(NamedTuple):
+    """The K/V pages a request takes."""
+
+    pages: int  # that its first block needs
+    most: int = 0  # that its last block needs
+    block: int = 0  # block length of requests that may share a prefix; 0: this one shares none
 
 
 @dataclass(slots=True)
@@ -160,12 +211,12 @@ class Hello:
 
 
 @dataclass(slots=True)
-class Round:
-    """What all ranks do next."""
+class Round(Generic[R]):
+    """What an engine does next: the same on all ranks."""
 
     number: int
     cancel: list[int]
-    add: list[WireRequest]
+    add: list[R]
     steps: int  # of denoising, at most
     check: bool = False  # whether the ranks compare their canvases
     fresh: bool = False  # whether no round was in flight before it

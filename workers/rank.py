@@ -10,9 +10,10 @@ import torch
 
 from diffray.components.backend import give_back_memory
 from diffray.components.mesh import Mesh
+from diffray.components.sequence import Sequence
 from diffray.workers.engine import Engine
 from diffray.workers.link import Link
-from diffray.workers.messages import Reply, Round
+from diffray.workers.messages import Reply, Round, WireRequest
 
 _BUSY = 256  # sequences' rounds after which there may be memory to give back
 
@@ -53,32 +54,18 @@ class Rank:
             self.link.send(text)
             raise
 
-    def _round(self, order: Round) -> Reply:
-        """Cancel, admit and denoise as told; a request that cannot run is refused by all ranks."""
-        refused = []
-        for uid in order.cancel:
-            self.engine.cancel(uid)
-        for request in order.add:
-            try:
-                self.engine.add(request.to_request())
-            except ValueError as error:
-                refused.append((request.uid, str(error)))
-        before = self.engine.forwards
-        updates = self.engine.step(order.steps)
+    def _round(self, order: Round[WireRequest]) -> Reply:
+        reply = self.engine.run(order, self._sequence)
         if order.check and not self._agree():
             raise Drift(
                 "the ranks' canvases differ, so the ranks have drifted apart; "
                 "are they all of one kind of GPU, one driver and one version of diffray?"
             )
-        return Reply(
-            number=order.number,
-            steps=self.engine.forwards - before,
-            updates=updates,
-            refused=refused,
-            stats=self.engine.stats(),
-            worked=self.worked,
-            waited=self.waited,
-        )
+        reply.worked, reply.waited = self.worked, self.waited
+        return reply
+
+    def _sequence(self, request: WireRequest) -> Sequence:
+        return self.engine.check(request.to_request())
 
     def _agree(self) -> bool:
         """Whether all ranks hold the same canvases; this waits for the device."""

@@ -12,8 +12,7 @@ from diffray.cluster.api.bodies import ChatBody, CompletionBody
 from diffray.cluster.api.errors import invalid
 from diffray.cluster.api.run import Choice
 from diffray.components.params import SamplingParams
-from diffray.kernels.noise import derived_seed
-from diffray.workers.admission import Limits, check
+from diffray.workers.admission import Limits, check_choices
 from diffray.workers.job import Job
 from diffray.workers.messages import Request
 from diffray.workers.text import Tokenizer
@@ -90,21 +89,17 @@ async def make_choices(
     """Return every choice of every prompt, or refuse all with a reason."""
     choices: list[Choice] = []
     for number, (prompt, wish) in enumerate(zip(prompts, params, strict=True)):
-        seed = secrets.randbits(63) if wish.seed is None else wish.seed
-        for index in range(wish.n):
-            own = wish.model_copy(update={"seed": derived_seed(seed, index)})
-            # Engines outlive this process's counters, so uids are drawn.
-            uid = secrets.randbits(53)
-            request = Request(
-                uid, prompt.ids, own, suffix=suffix, watch=watch, cache_salt=cache_salt
-            )
-            if index == 0:
-                check(request, limits)  # the others differ in their seed alone
-                await asyncio.sleep(0)  # there may be a thousand prompts
-            choices.append(
-                Choice(len(choices), number, index == 0, request, Job(index, own, tokenizer))
-            )
+        request = Request(0, prompt.ids, wish, suffix=suffix, watch=watch, cache_salt=cache_salt)
+        # Engines outlive this process's counters, so uids are drawn.
+        for index, checked in enumerate(check_choices(request, limits, _drawn_uid)):
+            job = Job(index, checked.request.params, tokenizer)
+            choices.append(Choice(len(choices), number, index == 0, checked, job))
+        await asyncio.sleep(0)  # there may be a thousand prompts
     return choices
+
+
+def _drawn_uid() -> int:
+    return secrets.randbits(53)
 
 
 def refuse_too_many_logprobs(params: Sequence[SamplingParams]) -> None:

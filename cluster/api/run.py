@@ -9,6 +9,7 @@ from typing import NamedTuple
 from diffray.cluster.api.meter import REFUSED, Meter
 from diffray.cluster.api.metrics import Metrics
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Overloaded
+from diffray.workers.admission import CheckedRequest
 from diffray.workers.job import Job
 from diffray.workers.messages import Request, Update
 from diffray.workers.output import CompletionOutput, Delta
@@ -23,8 +24,12 @@ class Choice:
     index: int
     prompt: int  # which of the prompts
     leads: bool  # it is the first choice of its prompt
-    request: Request
+    checked: CheckedRequest
     job: Job
+
+    @property
+    def request(self) -> Request:
+        return self.checked.request
 
     @property
     def output(self) -> CompletionOutput:
@@ -90,7 +95,7 @@ class Runner:
     async def _one(self, choice: Choice, priority: int) -> AsyncGenerator[Event, None]:
         meter, failure = Meter(self.metrics, choice.request, leads=choice.leads), None
         try:
-            updates = self.engine.submit(choice.request, priority=priority, deadline=self.deadline)
+            updates = self.engine.submit(choice.checked, priority=priority, deadline=self.deadline)
             async with aclosing(updates):
                 async for update in updates:
                     delta = choice.apply(update)

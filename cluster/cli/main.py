@@ -65,7 +65,7 @@ def generate(
         text = _read_prompt(prompt, model)
         from diffray.cluster.cli.options import sampling_params
         from diffray.cluster.cli.print_answer import as_prompt, print_answer
-        from diffray.workers.llm import DiffusionLLM
+        from diffray.cluster.control.llm import DiffusionLLM
 
         typed = flags.typed_request(
             sampling, diffusion, max_tokens=max_tokens, seed=seed, stop=stop

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from diffray.cluster.cli.measured import Measured
 from diffray.cluster.cli.watch import animate
+from diffray.cluster.control.llm import DiffusionLLM
 from diffray.components.params import SamplingParams
-from diffray.workers.llm import DiffusionLLM
 from diffray.workers.text import Messages
 
 

@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.text import Text
 
 from diffray.cluster.cli.measured import Measured
+from diffray.cluster.control.llm import DiffusionLLM
 from diffray.components.params import SamplingParams
-from diffray.workers.llm import DiffusionLLM
 from diffray.workers.text import Messages, TextStream, Tokenizer
 
 Canvas = Items[int | None]

@@ -1,4 +1,4 @@
-"""The actor that runs one replica's diffusion loop: it queues, plans rounds, passes on news.
+"""The actor that runs one replica's diffusion loop over its worker group.
 
 It holds integers only and imports no torch. Its event loop never waits for the ranks: a round is in
 flight while the next one is planned.
@@ -14,22 +14,22 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
+from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import (
-    NO_ROUNDS,
     EngineFailed,
     Load,
     Overloaded,
     Poisonous,
     Refusal,
-    round_bucket,
 )
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind
 from diffray.cluster.control.heartbeat import Pulse, no_sign
 from diffray.cluster.control.restarts import WITHIN_S, Restarts, not_back
 from diffray.cluster.control.scheduler import Scheduler
+from diffray.cluster.control.wire import encode_events
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost, kill_here
-from diffray.workers.messages import Reply, Stats, Update, WireRequest
+from diffray.workers.messages import Footprint, WireRequest
 from diffray.workers.process import Place, own_place
 
 log = logging.getLogger(__name__)
@@ -54,17 +54,14 @@ class Coordinator:
         self.replica = replica
         self._make_workers = make_workers
         self.workers: WorkerGroup | None = None
-        self.scheduler = Scheduler(config.max_num_seqs, 1, config.max_queued_requests)
+        self.driver = self._new_driver({"max_num_seqs": config.max_num_seqs, "num_pages": 1})
         self.failure: str | None = None
-        self.reply: Reply | None = None  # the last
-        self.rounds = self.tokens = 0
-        self.round_tokens = list(NO_ROUNDS)
         self.bulletin = Bulletin()
         self.restarts = Restarts(config.max_restarts)
         self._useful = False  # whether these ranks have answered anything
         self._born = 0.0
         self._pulse = Pulse("the replica", config.heartbeat_timeout_s)
-        self._work = asyncio.Event()  # somebody asked for something
+        self._work = asyncio.Event()  # a request arrived or left
         self._tasks: list[asyncio.Task[None]] = []
 
     # What the replica calls.
@@ -80,33 +77,41 @@ class Coordinator:
         self.workers = await self._new_workers()
         self.restarts.started(time.monotonic() - begin)
         facts = self.workers.facts
-        self.scheduler = Scheduler(
+        self.driver = self._new_driver(facts)
+        self._tasks += [asyncio.create_task(self._drive()), asyncio.create_task(self._expire())]
+        return facts
+
+    def _new_driver(self, facts: dict[str, Any]) -> Driver:
+        scheduler = Scheduler(
             slots=facts["max_num_seqs"],
             pages=facts["num_pages"],
             max_waiting=self.config.max_queued_requests,
             check_every=self.config.check_every,
             time_slice=self.config.time_slice,
+            page_size=self.config.page_size,
         )
-        self._tasks += [asyncio.create_task(self._drive()), asyncio.create_task(self._expire())]
-        return facts
+        return Driver(scheduler, self.config.steps_per_round, self.config.rounds_in_flight)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.driver.scheduler
 
     async def submit(
         self,
         request: WireRequest,
-        pages: tuple[int, int],
+        footprint: Footprint,
         priority: int,
         deadline: float | None,
     ) -> Refusal | None:
-        """Queue a request, which takes so many pages first and last."""
+        """Queue a request, or say why not; `deadline` is in seconds from now."""
         if self.failure:
             return Refusal(EngineFailed, self.failure)
         away = self.restarts.overdue(time.monotonic())
         if away and not self.scheduler.knows(request.uid):
             return Refusal(EngineFailed, not_back("the ranks", away))
         end = None if deadline is None else time.monotonic() + deadline
-        first, most = pages
         try:
-            self.scheduler.submit(request, first, priority, end, most)
+            self.scheduler.submit(request, footprint, priority, end)
         except (Overloaded, Poisonous) as error:
             return Refusal(type(error), str(error))
         self._work.set()
@@ -116,28 +121,14 @@ class Coordinator:
         self.scheduler.cancel(uid)
         self._work.set()
 
-    async def listen(self, after: int, patience: float) -> tuple[int, list[Event]]:
-        """Return what happened after the news of this number, all requests' together."""
-        return await self.bulletin.after(after, patience)
+    async def listen(self, after: int, patience: float) -> tuple[int, bytes]:
+        """Return the events that follow the issue of this number, encoded in one piece."""
+        number, events = await self.bulletin.after(after, patience)
+        return number, encode_events(events)
 
     async def load(self) -> Load:
         """Say how busy the engine is; answers at once, whatever the ranks do."""
-        scheduler, reply = self.scheduler, self.reply
-        stats = reply.stats if reply else Stats(free_pages=scheduler.pages)
-        return Load(
-            running=len(scheduler.running),
-            waiting=scheduler.waiting,
-            free_pages=stats.free_pages,
-            num_pages=scheduler.pages,
-            preemptions=stats.preemptions,
-            forwards=stats.forwards,
-            worked=reply.worked if reply else 0.0,
-            waited=reply.waited if reply else 0.0,
-            rounds=self.rounds,
-            tokens=self.tokens,
-            round_tokens=tuple(self.round_tokens),
-            restarts=self.restarts.total,
-        )
+        return self.driver.load(self.restarts.total)
 
     async def place(self) -> Place:
         """Say where this process runs."""
@@ -174,42 +165,15 @@ class Coordinator:
     async def _rounds(self) -> None:
         """Keep rounds in flight while there is work, and sleep while there is none."""
         assert self.workers is not None
-        flying, fresh = 0, True
         while True:
-            while flying < self.config.rounds_in_flight:
-                message = self.scheduler.plan(self.config.steps_per_round)
-                if message is None:
-                    break
-                message.fresh = fresh
-                self.workers.send(message)
-                self._note_admitted(message.add)
-                flying, fresh = flying + 1, False
-            if not flying:
+            while (order := self.driver.next()) is not None:
+                self.workers.send(order)
+            if not self.driver.flying:
                 await self._wait_for_work()
-                fresh = True
                 continue
             reply = await self.workers.receive()
-            flying -= 1
-            self.rounds, self._useful = self.rounds + 1, True
-            self.reply = reply
-            self._note_round(reply.updates)
-            self._tell(self.scheduler.settle(reply))
-
-    def _note_admitted(self, requests: list[WireRequest]) -> None:
-        now = time.monotonic()
-        for request in requests:
-            self.scheduler.running[request.uid].admitted = now
-
-    def _note_round(self, updates: list[Update]) -> None:
-        """Count a round's tokens, and say with a request's first news how long it has run."""
-        tokens = sum(len(update.ids) for update in updates)
-        self.tokens += tokens
-        self.round_tokens[round_bucket(tokens)] += 1
-        for update in updates:
-            queued = self.scheduler.running.get(update.uid)
-            if queued is not None and queued.admitted is not None:
-                update.ran = time.monotonic() - queued.admitted
-                queued.admitted = None
+            self._useful = True
+            self._tell(self.driver.take(reply))
 
     async def _wait_for_work(self) -> None:
         """Sleep until there is work or a rank is lost, which must not wait for the next request."""
@@ -233,8 +197,8 @@ class Coordinator:
                 self._tell(late)
                 self._work.set()
 
-    def _tell(self, news: list[Event]) -> None:
-        for event in news:
+    def _tell(self, events: list[Event]) -> None:
+        for event in events:
             self.bulletin.put(event)
 
     # Recovery.
@@ -272,11 +236,11 @@ class Coordinator:
                 log.error("the ranks could not be started again: %s", reason)
                 continue
             self.restarts.started(time.monotonic() - begin)
-            news = self.scheduler.restart()
-            for event in news:
+            events = self.driver.lost()
+            for event in events:
                 if event.kind == Kind.POISON:
                     log.error("request %d ended the ranks twice and has failed", event.uid)
-            self._tell(news)
+            self._tell(events)
             return
 
     async def _end_hung(self, replica: Place) -> None:

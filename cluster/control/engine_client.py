@@ -4,10 +4,13 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from diffray.workers.messages import Request, Update
+from diffray.workers.messages import Update
 
 if TYPE_CHECKING:
-    from diffray.workers.admission import Limits  # with torch, which the coordinator does without
+    from diffray.workers.admission import (  # with torch, which the coordinator does without
+        CheckedRequest,
+        Limits,
+    )
 
 
 class Overloaded(Exception):
@@ -68,13 +71,13 @@ class EngineClient(Protocol):
 
     @property
     def limits(self) -> "Limits":
-        """What `admission.check` judges a request by, before it is submitted."""
+        """What `admission.check_request` checks a request against, before it is submitted."""
         ...
 
     def submit(
-        self, request: Request, *, priority: int = 0, deadline: float | None = None
+        self, request: "CheckedRequest", *, priority: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Update, None]:
-        """Yield a request's news until one has a finish reason; closing the generator cancels.
+        """Yield a request's updates until one has a finish reason; closing the generator cancels.
 
         `request.uid` must be unused. A lower `priority` runs first; `deadline` is in seconds from
         now. Raises Overloaded, EngineFailed or DeadlineExceeded.

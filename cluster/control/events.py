@@ -1,23 +1,22 @@
-"""Events on their way from the ranks to who asked: bounded, and none lost if an answer is.
+"""Events on their way from an engine to its clients: bounded in memory, none lost.
 
-A reader that does not take its updates gets several in one: the tokens of all, the canvas of the
-last.
+A slow reader gets several updates merged into one: the tokens of all, the canvas of the last.
 """
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed, Poisonous
 from diffray.workers.messages import Update
 
-AGAIN = "the replica is of no more use, and another one may be asked again"
+AGAIN = "this replica is shutting down; retry, and another one will answer"
 
 PIECES = 32  # updates of one request that wait one by one
 
 
 class Kind(StrEnum):
-    """What has happened."""
-
     UPDATE = "update"
     FAILED = "failed"
     LATE = "late"
@@ -27,7 +26,7 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class Event:
-    """News of a request; of none if the engine has ended."""
+    """What happened to a request, or to the engine where the uid is NOBODY."""
 
     kind: Kind
     uid: int
@@ -40,11 +39,11 @@ class Event:
         return self.update is None or self.update.finish_reason is not None
 
 
-NOBODY = -1  # the uid of an event that concerns all
+NOBODY = -1
 
 
 def pile(pieces: list[Event], event: Event) -> None:
-    """Add an event of a request to those that nobody has taken yet; the last may become longer."""
+    """Add an event to those of its request that are unread, or merge it into the last."""
     last = pieces[-1].update if pieces else None
     if last is None or len(pieces) < PIECES or event.update is None:
         pieces.append(event)
@@ -69,6 +68,35 @@ class Mailbox:
         if not self._pieces:
             self._there.clear()
         return event
+
+
+async def updates_from(
+    mailbox: Mailbox, deadline: float | None, end: float | None
+) -> AsyncGenerator[Update, None]:
+    """Yield a request's updates, until `end` on the loop's clock; raises what made it fail.
+
+    Whoever drives the scheduler watches the deadline too: no clock runs here for a client that does
+    not read.
+    """
+    try:
+        while True:
+            async with asyncio.timeout_at(end):
+                event = await mailbox.get()
+            if event.update is not None:
+                yield event.update
+                if event.ends:
+                    return
+            elif event.kind == Kind.LATE:
+                raise TimeoutError
+            else:
+                failed = Poisonous if event.kind == Kind.POISON else EngineFailed
+                raise failed(event.reason)
+    except TimeoutError:
+        raise too_late(deadline) from None
+
+
+def too_late(deadline: float | None) -> DeadlineExceeded:
+    return DeadlineExceeded(f"the answer was not complete after {deadline:g} s")
 
 
 class Bulletin:

@@ -17,7 +17,7 @@ from diffray.workers.link import (
     hello_decoder,
     rank_decoder,
 )
-from diffray.workers.messages import Hello, Reply, Round
+from diffray.workers.messages import Hello, Reply, Round, WireRequest
 
 _HELLO_S = 10.0  # for a stranger to say who it is
 _HELLO_BYTES = 256
@@ -55,7 +55,7 @@ class Hub:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    def broadcast(self, message: Round | None) -> None:
+    def broadcast(self, message: Round[WireRequest] | None) -> None:
         """Send to every rank; small messages, so nobody waits for the wire."""
         frame = encode(message)
         for writer in self._writers.values():

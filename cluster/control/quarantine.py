@@ -6,7 +6,7 @@ it fails, and the others go on without it. Who got no further between two losses
 """
 
 from diffray.cluster.control.queued_request import QueuedRequest
-from diffray.workers.messages import WireRequest
+from diffray.workers.messages import Schedulable
 
 STRIKES = 2  # losses after which a request fails, if it ran alone at the last
 _REMEMBERED = 1000  # arrivals for which a request that has failed so is refused, if it comes again
@@ -41,7 +41,7 @@ class CrashQuarantine:
             queued.stood = len(queued.ids)
             if len(running) == 1 and queued.strikes >= STRIKES:
                 guilty.append(queued)
-                self._guilty[_content(queued.request)] = arrivals
+                self._guilty[queued.request.content] = arrivals
             elif queued.strikes or queued.stuck:
                 self.queue.append(queued)
             else:
@@ -50,13 +50,13 @@ class CrashQuarantine:
         self.queue.sort(key=lambda queued: (-queued.strikes, queued.order))
         return guilty, clear
 
-    def is_known(self, request: WireRequest, arrivals: int) -> bool:
+    def is_known(self, request: Schedulable, arrivals: int) -> bool:
         """Whether a request like this one has ended the ranks not long ago."""
         if not self._guilty:
             return False
         recent = {c: at for c, at in self._guilty.items() if arrivals - at < _REMEMBERED}
         self._guilty = recent
-        return _content(request) in recent
+        return request.content in recent
 
     def try_next(self) -> QueuedRequest:
         """Put the next one on trial."""
@@ -79,9 +79,3 @@ class CrashQuarantine:
             self.on_trial = None
         elif queued in self.queue:
             self.queue.remove(queued)
-
-
-def _content(request: WireRequest) -> int:
-    """Return a checksum of what was asked, whoever asked it and with whatever seed."""
-    params = {name: value for name, value in request.params.items() if name != "seed"}
-    return hash((request.prompt, request.suffix, repr(params)))

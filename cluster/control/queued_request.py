@@ -1,8 +1,15 @@
-"""A request in the coordinator's books: what was asked, how far it has come, what it is owed."""
+"""A request in the scheduler's queue: what was asked, and how far it has come."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from diffray.workers.messages import BEGINNING, Progress, Resume, Update, WireRequest
+from diffray.workers.messages import (
+    BEGINNING,
+    Footprint,
+    Progress,
+    Resume,
+    Schedulable,
+    Update,
+)
 
 LONG = 16  # tokens; for each so many of its own a request lets one later arrival run first ...
 LATEST = 64  # ... but no more than so many
@@ -10,21 +17,21 @@ LATEST = 64  # ... but no more than so many
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request, passed on as it came, and where it stands if it has to begin again elsewhere."""
+    """A request as it was submitted, and what it takes to resume it elsewhere."""
 
-    request: WireRequest
-    pages: int  # of K/V that its first block needs
+    request: Schedulable
+    footprint: Footprint
     priority: int
-    deadline: float | None  # on the coordinator's clock
+    deadline: float | None  # on the clock of whoever drives the scheduler
     number: int  # of its arrival
-    most: int = 0  # pages that its last block needs
     ids: list[int] = field(default_factory=list)
     progress: Progress = BEGINNING
     forwards: int = 0
     # Since it was last admitted.
     began: int = 0  # steps that all rounds had made until then
-    admitted: float | None = None  # on the coordinator's clock, until its first news
+    admitted: float | None = None  # when; until its first update
     answered: bool = False  # the ranks have survived the round that admitted it
+    taken: int = 0  # pages that its admission was expected to take
     # Fairness.
     turns: int = 0  # how often it has given way
     passed: int = 0  # how many have run before it because it found no pages
@@ -53,14 +60,31 @@ class QueuedRequest:
 
     @property
     def growth(self) -> int:
-        """How many time slices its next turn has; soft generations begin anew after each."""
-        return 1 << self.turns if self.request.is_soft else 1 + self.turns
+        """How many time slices its next turn has; twice as many where it has to start over."""
+        return 1 << self.turns if self.request.restarts else 1 + self.turns
 
     @property
     def needs(self) -> int:
-        """About how many pages it takes on admission: more, the further it had come elsewhere."""
-        growth = max(self.most - self.pages, 0)
-        return self.pages + -(-growth * len(self.ids) // self.request.max_tokens)
+        """Estimate the pages its admission takes: more, the further it had come elsewhere."""
+        pages, most, _ = self.footprint
+        growth = max(most - pages, 0)
+        return pages + -(-growth * len(self.ids) // self.request.max_tokens)
+
+    def shared_tokens(self, other: "QueuedRequest", unit: int) -> int:
+        """Return how many of its first tokens, in whole units, have the same K/V as the other's."""
+        mine, its = self.request, other.request
+        if mine.cache_salt != its.cache_salt or self.footprint.block != other.footprint.block:
+            return 0
+        end = min(len(mine.prompt), len(its.prompt)) // unit * unit
+        same, step = 0, unit
+        while same < end and step:  # steps double as long as all is equal, and then shrink again
+            stop = min(same + step, end)
+            if mine.prompt[same:stop] == its.prompt[same:stop]:
+                same, step = stop, 2 * step
+            else:
+                end = stop - unit
+                step = (end - same) // (2 * unit) * unit or min(unit, end - same)
+        return same
 
     def follow(self, update: Update) -> None:
         """Remember an update."""
@@ -68,7 +92,7 @@ class QueuedRequest:
         self.forwards, self.progress = update.forwards, update.progress
 
     def again(self) -> None:
-        """Let the request go on from what it has reported."""
+        """Have the request resumed from what it has reported."""
         if self.ids:
             resume = Resume(tuple(self.ids), self.progress, self.forwards)
-            self.request = replace(self.request, resume=resume)
+            self.request = self.request.resumed(resume)

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -21,22 +21,28 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from diffray.cluster.control.actor_names import actor_name
 from diffray.cluster.control.coordinator import CoordinatorActor
 from diffray.cluster.control.engine_client import (
-    DeadlineExceeded,
     EngineFailed,
     Load,
     Overloaded,
-    Poisonous,
     Refusal,
 )
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import AGAIN, Event, Kind, Mailbox
+from diffray.cluster.control.events import (
+    AGAIN,
+    Event,
+    Kind,
+    Mailbox,
+    too_late,
+    updates_from,
+)
 from diffray.cluster.control.heartbeat import answered
 from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.cluster.control.restarts import WITHIN_S, Restarts, not_back
+from diffray.cluster.control.wire import decode_events
 from diffray.cluster.control.worker_group import first_line, kill_here
 from diffray.components.model import ModelSpec
-from diffray.workers.admission import Limits, check
-from diffray.workers.messages import Request, Update
+from diffray.workers.admission import CheckedRequest, Limits
+from diffray.workers.messages import Update
 from diffray.workers.process import Place, own_place
 
 log = logging.getLogger(__name__)
@@ -54,7 +60,7 @@ class _Open:
     """A request that is waited for."""
 
     queued: QueuedRequest
-    news: Mailbox = field(default_factory=Mailbox)
+    mailbox: Mailbox = field(default_factory=Mailbox)
 
 
 class RemoteEngine:
@@ -106,9 +112,9 @@ class RemoteEngine:
         return self._limits
 
     async def submit(
-        self, request: Request, *, priority: int = 0, deadline: float | None = None
+        self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Update, None]:
-        """Yield the request's news; see EngineClient."""
+        """Yield a request's updates; see EngineClient."""
         if self.failure:
             raise EngineFailed(self.failure)
         if away := self.revivals.overdue(time.monotonic()):
@@ -119,33 +125,21 @@ class RemoteEngine:
                 f"the queue is full ({len(self._open)} requests are running or waiting); "
                 "try again later"
             )
-        sequence = check(request, self.limits)
-        pages = self.limits.pages(sequence, sequence.kv_stop)
-        most = self.limits.pages(sequence, sequence.length)
-        end = None if deadline is None else asyncio.get_running_loop().time() + deadline
-        mine = _Open(QueuedRequest(request.to_wire(), pages, priority, end, number=0, most=most))
+        wire, loop = request.request.to_wire(), asyncio.get_running_loop()
+        end = None if deadline is None else loop.time() + deadline
+        mine = _Open(QueuedRequest(wire, request.footprint, priority, end, number=0))
         self._open[request.uid] = mine
-        finished = False
         try:
-            # The coordinator keeps to the deadline too: for who does not read, no clock runs here.
-            async with asyncio.timeout_at(end):
-                await self._hand_over(mine.queued)
-            while not finished:
+            try:
                 async with asyncio.timeout_at(end):
-                    event = await mine.news.get()
-                finished = event.ends
-                if event.update is not None:
-                    yield event.update
-                elif event.kind == Kind.LATE:
-                    raise TimeoutError
-                else:
-                    failed = Poisonous if event.kind == Kind.POISON else EngineFailed
-                    raise failed(event.reason)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the answer was not complete after {deadline:g} s") from None
+                    await self._hand_over(mine.queued)
+            except TimeoutError:
+                raise too_late(deadline) from None
+            async with aclosing(updates_from(mine.mailbox, deadline, end)) as updates:
+                async for update in updates:
+                    yield update
         finally:
-            self._open.pop(request.uid, None)
-            if not finished:
+            if self._open.pop(request.uid, None) is not None:  # it has not ended
                 self._coordinator.cancel.remote(request.uid)
 
     async def load(self) -> Load:
@@ -264,7 +258,7 @@ class RemoteEngine:
                 deadline = queued.deadline - asyncio.get_running_loop().time()
             try:
                 refusal: Refusal | None = await coordinator.submit.remote(
-                    queued.request, (queued.pages, queued.most), queued.priority, deadline
+                    queued.request, queued.footprint, queued.priority, deadline
                 )
                 break
             except ActorUnavailableError:
@@ -282,9 +276,9 @@ class RemoteEngine:
         while self.failure is None:
             try:
                 call = self._coordinator.listen.remote(number, self.config.heartbeat_s)
-                number, news = await answered(call, self.config.heartbeat_timeout_s)
+                number, events = await answered(call, self.config.heartbeat_timeout_s)
                 heard = time.monotonic()
-                for event in news:
+                for event in decode_events(events):
                     self._take(event)
                 continue
             except ActorUnavailableError as error:
@@ -307,7 +301,7 @@ class RemoteEngine:
         if (mine := self._open.get(event.uid)) is not None:
             if event.update is not None:
                 mine.queued.follow(event.update)
-            mine.news.put(event)
+            mine.mailbox.put(event)
             if event.ends:  # it may not be read yet, but nobody has to answer it any more
                 del self._open[event.uid]
         elif not event.ends:  # its client has left, and the word of that may not have arrived
@@ -339,9 +333,9 @@ class RemoteEngine:
             try:
                 await self._hand_over(mine.queued)
             except (EngineFailed, Overloaded) as error:
-                mine.news.put(Event(Kind.FAILED, uid, reason=str(error)))
+                mine.mailbox.put(Event(Kind.FAILED, uid, reason=str(error)))
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
         for uid, mine in self._open.items():
-            mine.news.put(Event(Kind.FAILED, uid, reason=reason))
+            mine.mailbox.put(Event(Kind.FAILED, uid, reason=reason))

@@ -1,19 +1,24 @@
-"""Who runs next: the queue, admission by slots and pages, and what each round is told.
+"""Who runs next: the queue, admission by slots and pages, and the orders of each round.
 
-Integers only. It has no clock, no network and no torch: the coordinator asks it for rounds and
-tells it what came of them.
+Integers only. It has no clock, no network and no torch: a driver asks it for rounds and hands it
+their replies.
 """
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import lcm
+from typing import TYPE_CHECKING, Any
 
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.quarantine import REASON, CrashQuarantine
 from diffray.cluster.control.queued_request import QueuedRequest
-from diffray.workers.messages import Reply, Round, WireRequest
+from diffray.workers.messages import Footprint, Reply, Round, Schedulable
+
+if TYPE_CHECKING:
+    from diffray.workers.admission import Limits
 
 PASSES = 16  # how many may run before a request that finds no pages
 FIRST_COME = 8  # of so many that begin, one is the one that came first, whoever else waits
@@ -30,7 +35,7 @@ class _Flight:
 
     @property
     def pages(self) -> int:
-        return sum(queued.needs for queued in self.admitted)
+        return sum(queued.taken for queued in self.admitted)
 
 
 class Scheduler:
@@ -48,8 +53,9 @@ class Scheduler:
         max_waiting: int,
         check_every: int = 0,
         time_slice: int = 0,
+        page_size: int = 1,
     ) -> None:
-        self.slots, self.pages = slots, pages
+        self.slots, self.pages, self.page_size = slots, pages, page_size
         self.max_waiting, self.check_every = max_waiting, check_every
         self.time_slice = time_slice
         self.running: dict[int, QueuedRequest] = {}
@@ -63,17 +69,24 @@ class Scheduler:
         self._arrivals = self._admitted = self._rounds = self._steps = 0
         self.gave_way = 0
 
+    @classmethod
+    def of(
+        cls, limits: "Limits", max_waiting: int, check_every: int = 0, time_slice: int = 0
+    ) -> "Scheduler":
+        """Return the scheduler of an engine with these limits."""
+        slots, pages, page_size = limits.max_num_seqs, limits.num_pages, limits.page_size
+        return cls(slots, pages, max_waiting, check_every, time_slice, page_size)
+
     @property
     def waiting(self) -> int:
         return len(self._open) - len(self.running)
 
     def submit(
         self,
-        request: WireRequest,
-        pages: int,
+        request: Schedulable,
+        footprint: Footprint,
         priority: int = 0,
         deadline: float | None = None,
-        most: int = 0,
     ) -> None:
         """Queue a request, or raise Overloaded; one that is known already is not queued twice.
 
@@ -88,7 +101,7 @@ class Scheduler:
                 f"the queue is full ({self.waiting} requests are waiting, "
                 f"{len(self.running)} are running); try again later"
             )
-        queued = QueuedRequest(request, pages, priority, deadline, self._arrivals, most)
+        queued = QueuedRequest(request, footprint, priority, deadline, self._arrivals)
         if (resume := request.resume) is not None:  # it has come from another coordinator
             queued.ids = list(resume.ids)
             queued.progress, queued.forwards = resume.progress, resume.forwards
@@ -113,8 +126,8 @@ class Scheduler:
             if at < len(self._waiting) and self._waiting[at][1] is queued:
                 del self._waiting[at]
 
-    def plan(self, steps: int) -> Round | None:
-        """Return what the ranks are told next, or None where there is nothing to do."""
+    def plan(self, steps: int) -> Round[Any] | None:
+        """Return the next round, or None where there is nothing to do."""
         admitted: list[QueuedRequest] = []
         self._admit(admitted)
         leaving = self._make_way()
@@ -202,7 +215,7 @@ class Scheduler:
     def _admit(self, admitted: list[QueuedRequest]) -> None:
         """Let requests run that may: after a loss one by one the suspects, then the others."""
         free = self._free - sum(flight.pages for flight in self._flying)
-        free -= sum(queued.needs for queued in admitted)
+        free -= sum(queued.taken for queued in admitted)
         for queued in self._next_suspect(free) if self.quarantine else self._next(free):
             self._admitted += 1
             queued.began, queued.answered = self._steps, False
@@ -229,7 +242,7 @@ class Scheduler:
             for other in passed:
                 other.passed += 1
             del self._waiting[bisect_left(self._waiting, (queued.order,))]
-            free -= queued.needs
+            free -= queued.taken
             yield queued
 
     def _in_order(self) -> Iterator[QueuedRequest]:
@@ -255,7 +268,20 @@ class Scheduler:
 
     def _lacks_pages(self, queued: QueuedRequest, free: int) -> bool:
         """Whether a request has to wait for pages; alone it always has enough of them."""
-        return bool(self.running) and (self._held_back > 0 or queued.needs > free)
+        queued.taken = queued.needs
+        if not self.running:
+            return False
+        if queued.taken > free:
+            queued.taken -= self._shared_pages(queued)
+        return self._held_back > 0 or queued.taken > free
+
+    def _shared_pages(self, queued: QueuedRequest) -> int:
+        """Return how many of its pages a running request holds already."""
+        if not queued.footprint.block:
+            return 0
+        unit = lcm(queued.footprint.block, self.page_size)
+        shared = (queued.shared_tokens(other, unit) for other in self.running.values())
+        return max(shared, default=0) // self.page_size
 
     def _make_way(self) -> list[QueuedRequest]:
         """Choose who gives way to those that have found no room: the one that ran longest."""

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from diffray.cluster.control.actor_names import actor_name
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.hub import Failure, Hub
-from diffray.workers.messages import Reply, Round
+from diffray.workers.messages import Reply, Round, WireRequest
 from diffray.workers.process import Place, kill
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class WorkerGroup:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    def send(self, message: Round | None) -> None:
+    def send(self, message: Round[WireRequest] | None) -> None:
         self.hub.broadcast(message)
 
     async def receive(self) -> Reply:

@@ -25,7 +25,7 @@ from diffray.cluster.api.tokens import TokenTexts
 from diffray.cluster.control.engine_client import DeadlineExceeded, EngineClient, Load
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
-from diffray.workers.admission import Limits
+from diffray.workers.admission import CheckedRequest, Limits
 from diffray.workers.messages import Request, Update
 from tests.helpers.toy import EOS, ToyModel, toy_engine
 from tests.workers.test_text import TOKENIZER
@@ -45,9 +45,9 @@ class Recorder:
         self.requests: list[tuple[Request, int, float | None]] = []
 
     async def submit(
-        self, request: Request, *, priority: int = 0, deadline: float | None = None
+        self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Update, None]:
-        self.requests.append((request, priority, deadline))
+        self.requests.append((request.request, priority, deadline))
         if deadline is not None:
             raise DeadlineExceeded("too slow")
         cached = len(request.prompt)
@@ -156,7 +156,7 @@ def test_leaving_a_stream_closes_the_engine_s() -> None:
 
     class Endless(Recorder):
         async def submit(
-            self, request: Request, *, priority: int = 0, deadline: float | None = None
+            self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
         ) -> AsyncGenerator[Update, None]:
             try:
                 while True:
@@ -289,7 +289,7 @@ def test_the_app_lives_below_a_prefix_and_knows_its_open_paths_there() -> None:
 def test_the_end_token_is_no_stop_reason_unless_asked_for() -> None:
     class Ending(Recorder):
         async def submit(
-            self, request: Request, *, priority: int = 0, deadline: float | None = None
+            self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
         ) -> AsyncGenerator[Update, None]:
             yield Update(request.uid, [EOS], [0], [0.0], "stop", EOS, 1)
 
@@ -304,7 +304,7 @@ class Endless(Recorder):
     told = 0
 
     async def submit(
-        self, request: Request, *, priority: int = 0, deadline: float | None = None
+        self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Update, None]:
         for number in range(100_000):
             self.told += 1

@@ -22,6 +22,7 @@ from itertools import count
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams
+from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
 from diffray.workers.setup import Setup, build_engine
 from tests.chaos.cable import Cable, two_nodes
@@ -103,7 +104,7 @@ class Client:
 
     async def _ask(self, question: Question) -> None:
         request = Request(next(self.uids), question.prompt, question.params)
-        async for update in self.engine.submit(request):
+        async for update in self.engine.submit(check_request(request, self.engine.limits)):
             if update.ids:
                 self.heard = time.monotonic()
                 self.outcome.tally.check(self.number, self.ids, update.ids, question.ids)

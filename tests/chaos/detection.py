@@ -22,6 +22,7 @@ from diffray.cluster.cli.bench.output import percentile
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams
+from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
 from tests.helpers.local_ray import MEMORY, ray_environment
 
@@ -76,7 +77,9 @@ class Stream:
         self.heard: list[float] = []
 
     async def run(self, engine: RemoteEngine, uid: int) -> None:
-        async for _ in engine.submit(Request(uid, PROMPT, SamplingParams(**LONG))):
+        async for _ in engine.submit(
+            check_request(Request(uid, PROMPT, SamplingParams(**LONG)), engine.limits)
+        ):
             self.heard.append(time.monotonic())
 
     async def after(self, moment: float) -> float:

@@ -13,7 +13,7 @@ import httpx2
 
 from diffray import SamplingParams
 from diffray.cluster.cli.endpoint import json_of, retry_after
-from diffray.workers.llm import DiffusionLLM
+from diffray.cluster.control.llm import DiffusionLLM
 
 Json = dict[str, Any]
 

@@ -109,7 +109,7 @@ def test_a_small_model_uses_one_thread_unless_told(
     ("module", "said", "spins"),
     [
         ("diffray.workers.worker", {}, "10000"),
-        ("diffray.workers.llm", {"GOMP_SPINCOUNT": "77"}, "77"),
+        ("diffray.cluster.control.llm", {"GOMP_SPINCOUNT": "77"}, "77"),
         ("diffray.cluster.cli.main", {"OMP_WAIT_POLICY": "passive"}, "0"),
     ],
 )

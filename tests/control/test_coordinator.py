@@ -14,8 +14,9 @@ from diffray.cluster.control.engine_client import EngineFailed, Poisonous, Refus
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.hub import Failure
+from diffray.cluster.control.wire import decode_events
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
-from diffray.workers.messages import Reply, Round
+from diffray.workers.messages import Footprint, Reply, Round
 from tests.control.test_scheduler import FakeRanks, Lost, asked, ids_of
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class FakeGang:
         if self.world.broken:
             raise WorkersLost("no device")
 
-    def send(self, order: Round | None) -> None:
+    def send(self, order: Round[Any] | None) -> None:
         self._sent.append(order)
 
     async def receive(self) -> Reply:
@@ -86,20 +87,23 @@ class World:
         return self.coordinator.workers
 
     async def ask(self, uid: int, max_tokens: int, deadline: float | None = None) -> None:
-        assert await self.coordinator.submit(asked(uid, max_tokens), (1, 1), 0, deadline) is None
+        assert (
+            await self.coordinator.submit(asked(uid, max_tokens), Footprint(1, 1), 0, deadline)
+            is None
+        )
 
     async def some_rounds(self) -> None:
         """Wait until these ranks have answered a few rounds."""
-        enough = self.coordinator.rounds + 8
-        while self.coordinator.rounds < enough:
+        enough = self.coordinator.driver.rounds + 8
+        while self.coordinator.driver.rounds < enough:
             await asyncio.sleep(0.001)
 
     async def until(self, enough: Callable[[list[Event]], bool]) -> None:
         number = 0
         async with asyncio.timeout(20):
             while not enough(self.news):
-                number, news = await self.coordinator.listen(number, 0.1)
-                self.news += news
+                number, events = await self.coordinator.listen(number, 0.1)
+                self.news += decode_events(events)
 
     def tokens(self, uid: int) -> list[int]:
         return ids_of(uid, self.news)
@@ -149,7 +153,7 @@ def test_the_request_that_ends_the_ranks_fails_and_the_others_do_not() -> None:
         assert [event.uid for event in world.news if event.kind == Kind.POISON] == [2]
         for uid in {0, 1, 3, 4}:
             assert world.tokens(uid) == list(range(1, 61))
-        refusal = await world.coordinator.submit(asked(9, 60, like=2), (1, 1), 0, None)
+        refusal = await world.coordinator.submit(asked(9, 60, like=2), Footprint(1, 1), 0, None)
         assert refusal is not None and refusal.error is Poisonous
 
     run(story)
@@ -192,7 +196,7 @@ def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None
         assert [event.kind for event in ended] == [Kind.FAILED, Kind.ENDED]
         reason = ended[0].reason
         assert "3 times" in reason and "no device" in reason
-        refusal = await world.coordinator.submit(asked(1), (1, 1), 0, None)
+        refusal = await world.coordinator.submit(asked(1), Footprint(1, 1), 0, None)
         assert refusal == Refusal(EngineFailed, reason)
 
     run(story, max_restarts=2)
@@ -211,7 +215,7 @@ def test_what_is_new_is_refused_while_a_restart_takes_too_long(
         await asyncio.sleep(0.1)
         await world.ask(1, 3)
         await asyncio.sleep(0.2)
-        refusal = await world.coordinator.submit(asked(2), (1, 1), 0, None)
+        refusal = await world.coordinator.submit(asked(2), Footprint(1, 1), 0, None)
         assert refusal is not None and refusal.error is EngineFailed
         assert "not be started" in refusal.reason
         await world.ask(1, 3)  # it is known already

@@ -8,7 +8,7 @@ import pytest
 from diffray.cluster.control.heartbeat import Pulse, answered
 from diffray.cluster.control.hub import Failure, Hub
 from diffray.workers.link import HEADER, Link, encode
-from diffray.workers.messages import Hello, Reply, Round, Stats
+from diffray.workers.messages import Hello, Reply, Round, Stats, WireRequest
 
 SECRET = b"s" * 32
 
@@ -48,7 +48,8 @@ def test_the_door_is_shut_once_all_ranks_are_there() -> None:
         await asyncio.wait_for(hub.complete.wait(), 5)
         with pytest.raises(ConnectionError):
             await asyncio.open_connection("127.0.0.1", port)
-        hub.broadcast(order := Round(1, [], [], 4))
+        order: Round[WireRequest] = Round(1, [], [], 4)
+        hub.broadcast(order)
         reply = Reply(1, 4, [], [], Stats())
         for reader, writer in ranks:
             assert await reader.readexactly(4) == HEADER.pack(len(encode(order)) - 4)

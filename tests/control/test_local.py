@@ -12,8 +12,9 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import PIECES
 from diffray.cluster.control.local import LocalEngine, load_local
 from diffray.components.params import SamplingParams
+from diffray.workers.admission import check_request
 from diffray.workers.messages import Request, Update
-from tests.helpers.toy import ToyModel, toy_engine
+from tests.helpers.toy import ToyModel, drain, toy_engine
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, diffusion={"block_length": 8})
 SHORT = SamplingParams(max_tokens=16, ignore_eos=True, diffusion={"block_length": 8})
@@ -22,12 +23,15 @@ SHORT = SamplingParams(max_tokens=16, ignore_eos=True, diffusion={"block_length"
 @pytest.fixture
 def engine() -> Iterator[LocalEngine]:
     inner = toy_engine(ToyModel(), num_slots=2)
-    with LocalEngine(inner, steps_per_round=2, max_queued_requests=3) as engine:
+    config = EngineConfig(steps_per_round=2, max_queued_requests=3)
+    with LocalEngine(inner, config) as engine:
         yield engine
 
 
 async def finish(engine: LocalEngine, request: Request, priority: int = 0) -> list[Update]:
-    async with aclosing(engine.submit(request, priority=priority)) as updates:
+    async with aclosing(
+        engine.submit(check_request(request, engine.limits), priority=priority)
+    ) as updates:
         return [update async for update in updates]
 
 
@@ -63,7 +67,10 @@ def test_tokens_are_the_engines_own(engine: LocalEngine) -> None:
 
 def test_a_full_queue_refuses(engine: LocalEngine) -> None:
     async def scenario() -> None:
-        streams = [engine.submit(Request(uid, (1, 2), LONG)) for uid in range(5)]
+        streams = [
+            engine.submit(check_request(Request(uid, (1, 2), LONG), engine.limits))
+            for uid in range(5)
+        ]
         first = [asyncio.ensure_future(anext(stream)) for stream in streams]
         await asyncio.sleep(0)  # two run, three wait
         with pytest.raises(Overloaded):
@@ -79,7 +86,9 @@ def test_a_full_queue_refuses(engine: LocalEngine) -> None:
 
 def test_who_does_not_read_gets_few_pieces_and_every_token(engine: LocalEngine) -> None:
     async def scenario() -> None:
-        async with aclosing(engine.submit(Request(1, (1, 2), LONG))) as stream:
+        async with aclosing(
+            engine.submit(check_request(Request(1, (1, 2), LONG), engine.limits))
+        ) as stream:
             found = [await anext(stream)]
             await until(lambda: all_free(engine))
             found += [update async for update in stream]
@@ -95,7 +104,7 @@ def test_who_does_not_read_gets_few_pieces_and_every_token(engine: LocalEngine) 
 
 def test_closing_a_stream_frees_its_pages(engine: LocalEngine) -> None:
     async def scenario() -> None:
-        stream = engine.submit(Request(1, (1, 2), LONG))
+        stream = engine.submit(check_request(Request(1, (1, 2), LONG), engine.limits))
         await anext(stream)
         load = await engine.load()
         assert load.running == 1 and load.free_pages < load.num_pages
@@ -128,7 +137,9 @@ def test_lower_priority_numbers_run_first(engine: LocalEngine) -> None:
 
 def test_a_deadline_ends_a_request(engine: LocalEngine) -> None:
     async def scenario() -> None:
-        stream = engine.submit(Request(1, (1, 2), LONG), deadline=0.01)
+        stream = engine.submit(
+            check_request(Request(1, (1, 2), LONG), engine.limits), deadline=0.01
+        )
         with pytest.raises(DeadlineExceeded):
             async for _ in stream:
                 pass
@@ -142,7 +153,7 @@ def test_what_cannot_run_is_refused_and_the_rest_goes_on(engine: LocalEngine) ->
         with pytest.raises(ValueError, match="empty"):
             await finish(engine, Request(1, (), SHORT))
         twice = Request(2, (1,), LONG)
-        stream = engine.submit(twice)
+        stream = engine.submit(check_request(twice, engine.limits))
         await anext(stream)
         with pytest.raises(ValueError, match="another uid"):
             await finish(engine, twice)
@@ -179,7 +190,7 @@ def test_a_broken_engine_tells_everyone() -> None:
 
 def test_close_ends_streams(engine: LocalEngine) -> None:
     async def scenario() -> None:
-        stream = engine.submit(Request(1, (1, 2), LONG))
+        stream = engine.submit(check_request(Request(1, (1, 2), LONG), engine.limits))
         await anext(stream)
         await asyncio.to_thread(engine.close)
         with pytest.raises(EngineFailed, match="closed"):
@@ -192,3 +203,56 @@ def test_close_ends_streams(engine: LocalEngine) -> None:
 def test_more_ranks_need_a_cluster() -> None:
     with pytest.raises(ValueError, match="needs a cluster"):
         load_local("demo", EngineConfig(tensor_parallel_size=2))
+
+
+def test_a_long_request_gives_way_here_as_behind_a_coordinator() -> None:
+    long, short = Request(1, (1, 2), LONG), Request(2, (3, 4), SHORT)
+    inner = toy_engine(ToyModel(), num_slots=1)
+    alone = toy_engine(ToyModel())
+    alone.add(long)
+    expected = drain(alone)[1]
+    ended: list[int] = []
+
+    async def one(engine: LocalEngine, request: Request) -> list[int]:
+        updates = await finish(engine, request)
+        ended.append(request.uid)
+        return [token for update in updates for token in update.ids]
+
+    async def scenario() -> list[list[int]]:
+        with LocalEngine(inner, EngineConfig(time_slice=8)) as engine:
+            first = asyncio.ensure_future(one(engine, long))
+            await asyncio.sleep(0)
+            second = asyncio.ensure_future(one(engine, short))
+            return [await first, await second]
+
+    tokens = asyncio.run(scenario())
+    assert ended == [2, 1]
+    assert tokens[0] == expected
+
+
+@pytest.mark.parametrize(("same", "together"), [(True, 4), (False, 1)])
+def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: int) -> None:
+    """25 pages: 20 of the prompt, and one for each request's own block."""
+    inner = toy_engine(ToyModel(block_causal=True), num_slots=8, num_pages=26)
+    params = SamplingParams(max_tokens=8, ignore_eos=True, diffusion={"block_length": 8})
+    prompts = [(1 + (0 if same else uid),) * 160 for uid in range(4)]
+    most = 0
+    step = inner.step
+
+    def counted(steps: int = 1) -> list[Update]:
+        nonlocal most
+        updates = step(steps)
+        most = max(most, len(inner.running) + sum(bool(u.finish_reason) for u in updates))
+        return updates
+
+    inner.step = counted  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        with LocalEngine(inner) as engine:
+            await asyncio.gather(
+                *(finish(engine, Request(uid, prompts[uid], params)) for uid in range(4))
+            )
+            assert await all_free(engine)
+
+    asyncio.run(scenario())
+    assert most == together

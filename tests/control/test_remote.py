@@ -17,8 +17,9 @@ from diffray.cluster.control.engine_client import (
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind
 from diffray.cluster.control.remote import RemoteEngine
+from diffray.cluster.control.wire import encode_events
 from diffray.components.params import SamplingParams
-from diffray.workers.admission import Limits
+from diffray.workers.admission import Limits, check_request
 from diffray.workers.messages import Request, Update, WireRequest
 from tests.helpers.toy import EOS, MASK, toy_spec
 
@@ -58,8 +59,12 @@ class FakeCoordinator:
         self.bulletin = Bulletin()
         self.asked: deque[int] = deque()
         self.cancelled: list[int] = []
-        self.submit, self.listen = Method(self._submit), Method(self.bulletin.after)
+        self.submit, self.listen = Method(self._submit), Method(self._listen)
         self.cancel = Method(self._cancel)
+
+    async def _listen(self, after: int, patience: float) -> tuple[int, bytes]:
+        number, events = await self.bulletin.after(after, patience)
+        return number, encode_events(events)
 
     async def _submit(self, request: WireRequest, *_: Any) -> None:
         if request.uid not in self.asked:
@@ -85,7 +90,7 @@ def engine(coordinator: FakeCoordinator, **options: Any) -> RemoteEngine:
 async def tokens(asked: RemoteEngine, uid: int, deadline: float | None = None) -> list[int]:
     found: list[int] = []
     request = Request(uid, (1, 2), SamplingParams(max_tokens=8))
-    async for update in asked.submit(request, deadline=deadline):
+    async for update in asked.submit(check_request(request, asked.limits), deadline=deadline):
         found += update.ids
     return found
 
@@ -150,7 +155,10 @@ def test_who_does_not_read_its_end_holds_no_place() -> None:
         coordinator = FakeCoordinator()
         asked = engine(coordinator, max_queued_requests=0)
         wish = SamplingParams(max_tokens=8)
-        streams = [asked.submit(Request(uid, (1, 2), wish)) for uid in range(4)]
+        streams = [
+            asked.submit(check_request(Request(uid, (1, 2), wish), asked.limits))
+            for uid in range(4)
+        ]
         for uid, stream in enumerate(streams):
             first = asyncio.ensure_future(anext(stream))
             await asyncio.sleep(0.01)

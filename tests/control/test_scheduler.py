@@ -17,7 +17,7 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.queued_request import LONG
 from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
-from diffray.workers.messages import Reply, Round, Stats, Update, WireRequest
+from diffray.workers.messages import Footprint, Reply, Round, Stats, Update, WireRequest
 
 
 def asked(
@@ -44,7 +44,7 @@ class FakeRanks:
     poison: dict[int, int] = field(default_factory=dict)  # rounds that each is borne for
     waiting: int = 0
 
-    def step(self, order: Round) -> Reply:
+    def step(self, order: Round[Any]) -> Reply:
         for uid in order.cancel:
             self.running.pop(uid, None)
         for request in order.add:
@@ -109,7 +109,7 @@ def test_the_coordinator_and_whoever_creates_workers_need_no_torch() -> None:
 def test_the_queue_is_first_come_first_served_within_a_priority() -> None:
     scheduler = Scheduler(slots=4, pages=100, max_waiting=10)
     for uid, priority in enumerate([1, 0, 1, 0]):
-        scheduler.submit(asked(uid), pages=1, priority=priority)
+        scheduler.submit(asked(uid), Footprint(1), priority=priority)
     assert started(scheduler) == [1, 3, 0, 2]
 
 
@@ -117,14 +117,14 @@ def test_a_request_without_pages_is_passed_by_some_but_does_not_starve() -> None
     scheduler = Scheduler(slots=4, pages=10, max_waiting=100)
     ranks = FakeRanks(slots=4, pages=10)
     ranks.need = {0: 6, 1: 8} | {uid: 1 for uid in range(2, 100)}
-    scheduler.submit(asked(0, 50), pages=6)
+    scheduler.submit(asked(0, 50), Footprint(6))
     message = scheduler.plan(steps=1)
     assert message is not None
     scheduler.settle(ranks.step(message))
-    scheduler.submit(asked(1), pages=8)
+    scheduler.submit(asked(1), Footprint(8))
     order: list[int] = []
     for uid in range(2, 100):
-        scheduler.submit(asked(uid), pages=1)
+        scheduler.submit(asked(uid), Footprint(1))
         message = scheduler.plan(steps=1)
         assert message is not None
         order += [request.uid for request in message.add]
@@ -136,10 +136,10 @@ def test_a_request_without_pages_is_passed_by_some_but_does_not_starve() -> None
 
 def test_a_long_request_lets_a_few_later_ones_begin_first() -> None:
     scheduler = Scheduler(slots=1, pages=100, max_waiting=100)
-    scheduler.submit(asked(0, 3 * LONG), pages=1)
-    scheduler.submit(asked(1, 3 * LONG), pages=1)
+    scheduler.submit(asked(0, 3 * LONG), Footprint(1))
+    scheduler.submit(asked(1, 3 * LONG), Footprint(1))
     for uid in range(2, 8):
-        scheduler.submit(asked(uid), pages=1)
+        scheduler.submit(asked(uid), Footprint(1))
     order = [at for _ in range(8) for at in one_by_one(scheduler)]
     assert order == [2, 0, 3, 1, 4, 5, 6, 7]
 
@@ -155,8 +155,8 @@ def one_by_one(scheduler: Scheduler) -> list[int]:
 def test_who_has_run_for_long_gives_way_to_those_that_wait_and_goes_on_later() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=10, time_slice=4)
     ranks = FakeRanks(slots=1, pages=10, need={0: 1, 1: 1})
-    scheduler.submit(asked(0, 30), pages=1)
-    scheduler.submit(asked(1, 3), pages=1)
+    scheduler.submit(asked(0, 30), Footprint(1))
+    scheduler.submit(asked(1, 3), Footprint(1))
     news = list(drain(scheduler, ranks))
     order = [event.uid for event in news]
     assert order == [0] * 4 + [1] * 3 + [0] * 26
@@ -168,10 +168,10 @@ def test_short_requests_hardly_wait_for_long_ones() -> None:
     scheduler = Scheduler(slots=4, pages=100, max_waiting=100, time_slice=32)
     ranks = FakeRanks(slots=4, pages=100, need={uid: 1 for uid in range(100)})
     for uid in range(6):
-        scheduler.submit(asked(uid, 1000), pages=1)
+        scheduler.submit(asked(uid, 1000), Footprint(1))
     waited: list[int] = []
     for uid in range(10, 40):
-        scheduler.submit(asked(uid, 4), pages=1)
+        scheduler.submit(asked(uid, 4), Footprint(1))
         for rounds in range(1, 2000):
             message = scheduler.plan(steps=1)
             assert message is not None
@@ -191,10 +191,10 @@ def test_turns_become_longer_so_that_what_must_begin_anew_ends(iteration: str | 
     """A soft generation loses what it had: turns that double make that twice its length at most."""
     scheduler = Scheduler(slots=1, pages=10, max_waiting=1000, time_slice=2)
     ranks = FakeRanks(slots=1, pages=10, need={uid: 1 for uid in range(1000)})
-    scheduler.submit(asked(0, 100, iteration), pages=1)
+    scheduler.submit(asked(0, 100, iteration), Footprint(1))
     turns, length = [0], 0
     for uid in range(1, 1000):
-        scheduler.submit(asked(uid, 1), pages=1)  # somebody always waits
+        scheduler.submit(asked(uid, 1), Footprint(1))  # somebody always waits
         message = scheduler.plan(steps=1)
         assert message is not None
         news = scheduler.settle(ranks.step(message))
@@ -214,7 +214,7 @@ def test_of_equal_requests_none_gives_way() -> None:
     scheduler = Scheduler(slots=2, pages=10, max_waiting=10, time_slice=8)
     ranks = FakeRanks(slots=2, pages=10, need={uid: 1 for uid in range(6)})
     for uid in range(6):
-        scheduler.submit(asked(uid, 100), pages=1)
+        scheduler.submit(asked(uid, 100), Footprint(1))
     list(drain(scheduler, ranks))
     assert scheduler.gave_way == 0
 
@@ -241,11 +241,11 @@ def test_a_priority_starves_nobody() -> None:
     scheduler = Scheduler(slots=2, pages=100, max_waiting=100)
     ranks = FakeRanks(slots=2, pages=100, need={uid: 1 for uid in range(10_000)})
     for uid in range(4):
-        scheduler.submit(asked(uid), pages=1, priority=2**31 - 1)
+        scheduler.submit(asked(uid), Footprint(1), priority=2**31 - 1)
     began: list[int] = []
     for uid in range(10, 400, 2):  # two more important ones come each round
-        scheduler.submit(asked(uid), pages=1, priority=-1)
-        scheduler.submit(asked(uid + 1), pages=1, priority=-1)
+        scheduler.submit(asked(uid), Footprint(1), priority=-1)
+        scheduler.submit(asked(uid + 1), Footprint(1), priority=-1)
         message = scheduler.plan(steps=1)
         assert message is not None
         began += [request.uid for request in message.add]
@@ -260,14 +260,14 @@ def test_the_request_that_ends_the_ranks_fails_alone_after_two_losses() -> None:
     scheduler = Scheduler(slots=8, pages=20, max_waiting=10)
     ranks = FakeRanks(slots=8, pages=20, need={uid: 1 for uid in range(7)}, poison={3: 0})
     for uid in range(6):
-        scheduler.submit(asked(uid, 30), pages=1)
+        scheduler.submit(asked(uid, 30), Footprint(1))
     news = list(drain(scheduler, ranks))
     assert [event.uid for event in news if event.kind == Kind.POISON] == [3]
     for uid in {0, 1, 2, 4, 5}:
         assert ids_of(uid, news) == list(range(1, 31))
     with pytest.raises(Poisonous, match="runs no more"):
-        scheduler.submit(asked(7, 30, like=3), pages=1)
-    scheduler.submit(asked(6, 30), pages=1)
+        scheduler.submit(asked(7, 30, like=3), Footprint(1))
+    scheduler.submit(asked(6, 30), Footprint(1))
     assert started(scheduler) == [6]
 
 
@@ -276,7 +276,7 @@ def test_a_request_that_ends_the_ranks_later_is_found_too(borne: int) -> None:
     scheduler = Scheduler(slots=8, pages=20, max_waiting=10)
     ranks = FakeRanks(slots=8, pages=20, need={uid: 1 for uid in range(6)}, poison={3: borne})
     for uid in range(6):
-        scheduler.submit(asked(uid, 300), pages=1)
+        scheduler.submit(asked(uid, 300), Footprint(1))
     news = list(drain(scheduler, ranks))
     assert [event.uid for event in news if event.kind == Kind.POISON] == [3]
     assert sum(event.kind == Kind.UPDATE for event in news) == 5 * 300
@@ -286,7 +286,7 @@ def test_losses_that_are_nobody_s_fault_fail_nobody() -> None:
     scheduler = Scheduler(slots=4, pages=20, max_waiting=10)
     ranks = FakeRanks(slots=4, pages=20, need={uid: 1 for uid in range(4)})
     for uid in range(4):
-        scheduler.submit(asked(uid, 40), pages=1)
+        scheduler.submit(asked(uid, 40), Footprint(1))
     losses = 0
     while scheduler.waiting + len(scheduler.running):
         for _ in range(6):
@@ -302,24 +302,24 @@ def test_losses_that_are_nobody_s_fault_fail_nobody() -> None:
 def test_a_full_queue_refuses_and_says_how_full_it_is() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=2)
     for uid in range(3):
-        scheduler.submit(asked(uid), pages=1)
+        scheduler.submit(asked(uid), Footprint(1))
     with pytest.raises(Overloaded, match="3 requests are waiting"):
-        scheduler.submit(asked(3), pages=1)
+        scheduler.submit(asked(3), Footprint(1))
 
 
 def test_a_request_that_is_handed_over_twice_runs_once() -> None:
     scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
-    scheduler.submit(asked(0), pages=1)
+    scheduler.submit(asked(0), Footprint(1))
     assert started(scheduler) == [0]
-    scheduler.submit(asked(0), pages=1)
+    scheduler.submit(asked(0), Footprint(1))
     assert started(scheduler) == []
     assert scheduler.waiting == 0
 
 
 def test_a_late_request_is_cancelled_and_told() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=2)
-    scheduler.submit(asked(0), pages=1, deadline=5.0)
-    scheduler.submit(asked(1), pages=1, deadline=6.0)
+    scheduler.submit(asked(0), Footprint(1), deadline=5.0)
+    scheduler.submit(asked(1), Footprint(1), deadline=6.0)
     assert started(scheduler) == [0]
     assert scheduler.expire(4.9) == []
     assert scheduler.expire(6.0) == [Event(Kind.LATE, 0), Event(Kind.LATE, 1)]
@@ -329,8 +329,8 @@ def test_a_late_request_is_cancelled_and_told() -> None:
 
 def test_what_ranks_refuse_fails_alone() -> None:
     scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
-    scheduler.submit(asked(0), pages=1)
-    scheduler.submit(asked(1), pages=1)
+    scheduler.submit(asked(0), Footprint(1))
+    scheduler.submit(asked(1), Footprint(1))
     scheduler.plan(steps=1)
     news = scheduler.settle(Reply(1, 1, [], [(0, "no")], Stats(free_pages=9)))
     assert news == [Event(Kind.FAILED, 0, reason="no")]
@@ -339,10 +339,10 @@ def test_what_ranks_refuse_fails_alone() -> None:
 
 def test_requests_that_are_cancelled_while_they_wait_take_no_room() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=5)
-    scheduler.submit(asked(0), pages=1)
+    scheduler.submit(asked(0), Footprint(1))
     scheduler.plan(steps=1)
     for uid in range(1, 5000):
-        scheduler.submit(asked(uid), pages=1)
+        scheduler.submit(asked(uid), Footprint(1))
         scheduler.cancel(uid)
     assert scheduler.waiting == 0
     assert len(scheduler._waiting) < 100
@@ -351,7 +351,7 @@ def test_requests_that_are_cancelled_while_they_wait_take_no_room() -> None:
 def test_giving_up_tells_everybody() -> None:
     scheduler = Scheduler(slots=1, pages=10, max_waiting=5)
     for uid in range(3):
-        scheduler.submit(asked(uid), pages=1)
+        scheduler.submit(asked(uid), Footprint(1))
     scheduler.plan(steps=1)
     assert scheduler.fail_all("gone") == [
         Event(Kind.FAILED, uid, reason="gone") for uid in range(3)
@@ -414,10 +414,10 @@ def test_every_interleaving_answers_everybody_who_did_not_leave(
                 heard[uid], ranks.need[uid] = [], size
                 if action[0] == "poison":
                     ranks.poison[uid] = number
-                    scheduler.submit(asked(uid, 9), size, priority)
+                    scheduler.submit(asked(uid, 9), Footprint(size), priority)
                 else:
                     wanted[uid] = number
-                    scheduler.submit(asked(uid, number), size, priority)
+                    scheduler.submit(asked(uid, number), Footprint(size), priority)
             case "cancel", uid:
                 scheduler.cancel(uid)
                 if uid not in failed:
@@ -447,3 +447,24 @@ def test_every_interleaving_answers_everybody_who_did_not_leave(
         assert heard[uid] == list(range(1, wanted[uid] + 1))
     assert scheduler.waiting == 0 and not scheduler.running and not ranks.running
     assert not scheduler.quarantine and not scheduler._waiting and not scheduler._leaving
+
+
+def test_pages_that_a_running_request_shares_are_counted_once() -> None:
+    """Requests of one salt and block length share whole blocks in whole pages."""
+
+    def asks(uid: int, prompt: tuple[int, ...], salt: str = "") -> WireRequest:
+        return WireRequest(uid, prompt, {"max_tokens": 8}, cache_salt=salt)
+
+    prefix = tuple(range(64))
+    cases = {
+        "the same prompt": (asks(1, (*prefix, 1)), 8, True),
+        "half of it": (asks(1, (*prefix[:32], *prefix[:33])), 8, False),
+        "another salt": (asks(1, (*prefix, 1), "mine"), 8, False),
+        "another block length": (asks(1, (*prefix, 1)), 4, False),
+        "a request that shares nothing": (asks(1, (*prefix, 1)), 0, False),
+    }
+    for name, (second, block, runs) in cases.items():
+        scheduler = Scheduler(slots=4, pages=12, max_waiting=4, page_size=8)
+        scheduler.submit(asks(0, (*prefix, 0)), Footprint(9, 10, 8))
+        scheduler.submit(second, Footprint(9, 10, block))
+        assert started(scheduler) == ([0, 1] if runs else [0]), name

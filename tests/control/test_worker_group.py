@@ -12,9 +12,10 @@ import pytest
 
 from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed, Overloaded
 from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams
-from diffray.workers.llm import DiffusionLLM
+from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
 from tests.helpers.local_ray import local_ray
 
@@ -70,7 +71,9 @@ async def answer(
     engine: RemoteEngine, uid: int, prompt: list[int], params: SamplingParams
 ) -> Answer:
     result = Answer()
-    async for update in engine.submit(Request(uid, tuple(prompt), params)):
+    async for update in engine.submit(
+        check_request(Request(uid, tuple(prompt), params), engine.limits)
+    ):
         result.ids += update.ids
         result.logprobs += update.logprobs
         result.finish_reason, result.forwards = update.finish_reason, update.forwards
@@ -215,7 +218,9 @@ def test_leaving_frees_pages_queues_are_bounded_and_deadlines_hold() -> None:
 
     async def run() -> None:
         async with engine(max_num_seqs=1, max_queued_requests=1) as running:
-            leaving = running.submit(Request(0, tuple(prompt), wish(LONG)))
+            leaving = running.submit(
+                check_request(Request(0, tuple(prompt), wish(LONG)), running.limits)
+            )
             await anext(leaving)
             waiting = asyncio.create_task(answer(running, 1, prompt, wish({"max_tokens": 8})))
             await asyncio.sleep(0.1)
@@ -225,7 +230,10 @@ def test_leaving_frees_pages_queues_are_bounded_and_deadlines_hold() -> None:
             await leaving.aclose()
             assert (await waiting).finish_reason is not None
             with pytest.raises(DeadlineExceeded):
-                async for _ in running.submit(Request(3, tuple(prompt), wish(LONG)), deadline=0.05):
+                async for _ in running.submit(
+                    check_request(Request(3, tuple(prompt), wish(LONG)), running.limits),
+                    deadline=0.05,
+                ):
                     pass
             await answer(running, 4, prompt, wish({"max_tokens": 1}))
             load = await running.load()

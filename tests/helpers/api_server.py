@@ -13,8 +13,8 @@ from diffray.cluster.api.http_app import build_api
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.control.local import LocalEngine, load_local
-from diffray.workers.llm import DiffusionLLM
 
 DTYPE = "float64"  # in which an answer does not depend on who else is running
 

@@ -16,8 +16,8 @@ from ray import serve
 
 from diffray import SamplingParams
 from diffray.cluster.api.errors import ApiError
+from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.serve.server import remove
-from diffray.workers.llm import DiffusionLLM
 from tests.helpers.local_ray import local_cluster
 from tests.helpers.paths import ROOT
 from tests.helpers.serve_process import free_port

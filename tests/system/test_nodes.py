@@ -15,9 +15,9 @@ from ray import serve
 from ray._private.state import actors
 
 from diffray import SamplingParams
+from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.serve.config_file import Application, applications
 from diffray.cluster.serve.server import Interrupted, deploy, remove
-from diffray.workers.llm import DiffusionLLM
 from tests.helpers.local_ray import local_cluster
 from tests.helpers.serve_process import free_port
 

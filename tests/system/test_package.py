@@ -157,7 +157,7 @@ def test_editable_install_works_in_the_checkout_and_beside_it(source: Path, tmp_
     code = """
 import diffray
 from diffray.components.checkpoints.demos import demo_path
-assert diffray.DiffusionLLM.__module__ == "diffray.workers.llm"
+assert diffray.DiffusionLLM.__module__ == "diffray.cluster.control.llm"
 print(diffray.__file__)
 print(demo_path("demo"))
 """

@@ -25,7 +25,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from diffray import SamplingParams
-from diffray.workers.llm import DiffusionLLM
+from diffray.cluster.control.llm import DiffusionLLM
 from tests.helpers.npm_client import npm_project, npm_told
 from tests.helpers.serve_process import ServeProcess, environment, serve_command, serve_process
 

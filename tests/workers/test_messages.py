@@ -63,7 +63,7 @@ def test_a_request_arrives_as_it_was(
     request = Request(2**53 + 1, (1, 2), params, tuple(ids), watch, resume, "salt")
     wire = travelled(request.to_wire(), how)
     assert (wire.uid, wire.prompt, wire.max_tokens) == (2**53 + 1, (1, 2), 128)
-    assert wire.is_soft == (policy.get("iteration") == {"kind": "soft"})
+    assert wire.restarts == (policy.get("iteration") == {"kind": "soft"})
     arrived = wire.to_request()
     assert arrived == request
     assert hash(arrived.resume) == hash(resume)

@@ -23,8 +23,8 @@ from diffray.cluster.cli.flag_records import spread
 
 if TYPE_CHECKING:
     from diffray.cluster.cli.bench.prompts import Work
+    from diffray.cluster.control.llm import DiffusionLLM
     from diffray.components.params import SamplingParams
-    from diffray.workers.llm import DiffusionLLM
     from diffray.workers.output import RequestOutput
 
 MOST_AT_ONCE = 64
@@ -213,7 +213,7 @@ def latency(
     with one_sentence():
         from diffray.cluster.cli.bench.roofline import memory_bandwidth
         from diffray.cluster.cli.options import sampling_params
-        from diffray.workers.llm import DiffusionLLM
+        from diffray.cluster.control.llm import DiffusionLLM
 
         facts = when_and_where()
         result.check()
@@ -263,7 +263,7 @@ def throughput(
     with one_sentence():
         from diffray.cluster.cli.bench.roofline import memory_bandwidth
         from diffray.cluster.cli.options import sampling_params
-        from diffray.workers.llm import DiffusionLLM
+        from diffray.cluster.control.llm import DiffusionLLM
 
         facts = when_and_where()
         result.check()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from diffray.cluster.cli.bench.flags import Data
 
 if TYPE_CHECKING:  # serve needs neither
+    from diffray.cluster.control.llm import DiffusionLLM
     from diffray.components.params import SamplingParams
-    from diffray.workers.llm import DiffusionLLM
 
     Work = tuple[list[list[int]], list[SamplingParams]]
 

@@ -1,19 +1,24 @@
 """The whole engine in this process: from prompts to text, offline or streamed."""
 
-import secrets
+import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any, NamedTuple, Never, Self
 
 import torch
 from tqdm.auto import tqdm
 
+from diffray.cluster.control.driver import Driver
+from diffray.cluster.control.local import run_here
+from diffray.cluster.control.scheduler import Scheduler
 from diffray.components.dtypes import dtype_name
 from diffray.components.memory_size import in_bytes
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
-from diffray.kernels.noise import derived_seed
+from diffray.workers.admission import CheckedRequest, check_choices
 from diffray.workers.engine import Engine
 from diffray.workers.job import Job
 from diffray.workers.messages import Request
@@ -100,10 +105,13 @@ class DiffusionLLM:
         )
         self._engine: Engine | None
         self._engine, self.tokenizer = build_engine(model, setup)
+        self._limits = self._engine.limits
+        # One caller cannot be unfair to itself, so its requests are not interrupted for others.
+        scheduler = Scheduler.of(self._limits, max_waiting=sys.maxsize)
+        self._driver = Driver(scheduler, steps_per_round)
         self.model = model
         self._jobs: dict[int, Job] = {}  # by the uid of their engine request
-        self._steps = steps_per_round
-        self._next_uid = 0
+        self._uids = count()
 
     def __repr__(self) -> str:
         if self._engine is None:
@@ -198,10 +206,10 @@ class DiffusionLLM:
         """Yield the answer to one prompt or conversation as it becomes final."""
         refuse_unknown("stream", unknown)
         wish = one_each(sampling_params, 1)[0]
-        jobs = self._submit(self._encode_any(prompt), wish)
+        jobs = self._submit(self._requests(self._encode_any(prompt), wish))
         try:
             while jobs:
-                self._advance(self._steps)
+                self._advance()
                 for uid, job in list(jobs.items()):
                     delta = job.news()
                     if job.finished:
@@ -222,7 +230,7 @@ class DiffusionLLM:
         wish = one_each(sampling_params, 1)[0]
         if wish.n != 1:
             raise ValueError(f"watch shows one answer; leave n out (given: {wish.n})")
-        jobs = self._submit(self._encode_any(prompt), wish, watch=True)
+        jobs = self._submit(self._requests(self._encode_any(prompt), wish, watch=True))
         (job,) = jobs.values()
         try:
             while not job.finished:
@@ -244,12 +252,12 @@ class DiffusionLLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         each = one_each(params, len(encoded))
-        for given, wish in zip(encoded, each, strict=True):
-            self._requests(given, wish)  # refuse one, and none has begun
+        # All are checked before any begins.
+        checked = [self._requests(*both) for both in zip(encoded, each, strict=True)]
         jobs: dict[int, Job] = {}
         outputs = []
-        for prompt, given, wish in zip(prompts, encoded, each, strict=True):
-            mine = self._submit(given, wish)
+        for prompt, given, requests in zip(prompts, encoded, checked, strict=True):
+            mine = self._submit(requests)
             choices = [job.choice for job in mine.values()]
             text = prompt if isinstance(prompt, str) else None
             outputs.append(RequestOutput(text, list(given.prompt), choices))
@@ -258,7 +266,7 @@ class DiffusionLLM:
         with tqdm(total=len(jobs), unit="seq", delay=3, disable=not use_tqdm) as progress:
             try:
                 while jobs:
-                    self._advance(self._steps)
+                    self._advance()
                     finished = [uid for uid, job in jobs.items() if job.finished]
                     for uid in finished:
                         del jobs[uid]
@@ -267,54 +275,49 @@ class DiffusionLLM:
                 self._cancel(jobs)
         return outputs
 
-    def _requests(self, given: _Given, wish: SamplingParams, watch: bool = False) -> list[Request]:
+    def _requests(
+        self, given: _Given, wish: SamplingParams, watch: bool = False
+    ) -> list[CheckedRequest]:
         """Return an engine request for each choice; refuses what cannot run."""
         if wish.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
-        diffusion = wish.diffusion.over(self._default)
-        seed = secrets.randbits(63) if wish.seed is None else wish.seed
-        requests = [
-            Request(
-                uid=self._next_uid + index,
-                prompt=given.prompt,
-                suffix=given.suffix,
-                watch=watch,
-                params=wish.model_copy(
-                    update={"diffusion": diffusion, "seed": derived_seed(seed, index)}
-                ),
-            )
-            for index in range(wish.n)
-        ]
-        self.engine.check(requests[0])  # the others differ in their seed alone
-        return requests
+        params = wish.model_copy(update={"diffusion": wish.diffusion.over(self._default)})
+        request = Request(0, given.prompt, params, suffix=given.suffix, watch=watch)
+        return check_choices(request, self.engine.limits, partial(next, self._uids))
 
-    def _submit(self, given: _Given, wish: SamplingParams, watch: bool = False) -> dict[int, Job]:
-        """Queue one request's choices."""
-        requests = self._requests(given, wish, watch)
-        self._next_uid += len(requests)
-        jobs = {
-            request.uid: Job(index, request.params, self.tokenizer)
-            for index, request in enumerate(requests)
-        }
-        for request in requests:
-            self.engine.add(request)
+    def _submit(self, requests: list[CheckedRequest]) -> dict[int, Job]:
+        """Queue the choices of one prompt."""
+        jobs = {}
+        for index, checked in enumerate(requests):
+            self._driver.scheduler.submit(checked, checked.footprint)
+            jobs[checked.uid] = Job(index, checked.request.params, self.tokenizer)
         self._jobs |= jobs
         return jobs
 
-    def _advance(self, steps: int) -> None:
-        """Run one round for all jobs, whoever is waiting for them."""
-        for update in self.engine.step(steps):
-            job = self._jobs[update.uid]
-            job.apply(update)
+    def _advance(self, steps: int | None = None) -> None:
+        """Run one round for all jobs, whichever call they belong to."""
+        for event in run_here(self.engine, self._driver, steps):
+            if event.update is None:
+                raise RuntimeError(event.reason)
+            job = self._jobs[event.uid]
+            job.apply(event.update)
             if job.finished:
-                self.engine.cancel(update.uid)  # at a stop string the engine would go on
-                del self._jobs[update.uid]
+                self._driver.scheduler.cancel(event.uid)  # past a stop string the engine goes on
+                del self._jobs[event.uid]
+        if not self._jobs:
+            self._release()
 
     def _cancel(self, jobs: dict[int, Job]) -> None:
         for uid in jobs:
-            if self._engine is not None:
-                self._engine.cancel(uid)
+            self._driver.scheduler.cancel(uid)
             self._jobs.pop(uid, None)
+        if not self._jobs:
+            self._release()
+
+    def _release(self) -> None:
+        """Free what cancelled requests hold: no later round may come to do so."""
+        if self._engine is not None:
+            run_here(self._engine, self._driver)
 
     # Prompts.
 

@@ -4,11 +4,14 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
 
 import pytest
 import torch
 
 from diffray import DiffusionLLM, SamplingParams
+from diffray.components.denoiser import Denoiser
 from tests.helpers.paths import GOLDEN
 from tests.workers.test_text import byte_tokenizer
 
@@ -388,3 +391,23 @@ def test_after_shutdown_a_call_says_so() -> None:
     llm.shutdown()
     with pytest.raises(ValueError, match="has been shut down"):
         llm.generate([1])
+
+
+def test_an_interrupt_frees_everything_and_the_next_call_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = DiffusionLLM(str(LLADA), dtype="float64", mask_token_id=510, eos_token_id=511)
+    params = SamplingParams(max_tokens=64, ignore_eos=True)
+    expected = llm.generate([1, 2, 3], params)[0].outputs[0].token_ids
+    free, forward, calls = llm.engine.kv.num_free, Denoiser.forward, count()
+
+    def interrupted(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return forward(*args)
+
+    monkeypatch.setattr(Denoiser, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1, 2, 3]] * 3, params)
+    assert llm.engine.idle and llm.engine.kv.num_free == free
+    assert llm.generate([1, 2, 3], params)[0].outputs[0].token_ids == expected

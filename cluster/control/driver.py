@@ -1,0 +1,79 @@
+"""Runs a scheduler's rounds: asks it for the next one, hands it the replies, and counts."""
+
+import time
+from typing import Any
+
+from diffray.cluster.control.engine_client import NO_ROUNDS, Load, round_bucket
+from diffray.cluster.control.events import Event
+from diffray.cluster.control.scheduler import Scheduler
+from diffray.workers.messages import Reply, Round, Stats
+
+
+class Driver:
+    """The loop around a scheduler, without its transport.
+
+    Whoever carries rounds to an engine calls `next` until it returns None, then `take` with each
+    reply, in order. At most `in_flight` rounds wait for a reply; each runs up to `steps` denoising
+    steps.
+    """
+
+    def __init__(self, scheduler: Scheduler, steps: int, in_flight: int = 1) -> None:
+        self.scheduler, self.steps, self.in_flight = scheduler, steps, in_flight
+        self.flying = 0  # rounds without a reply
+        self.rounds = self.tokens = 0
+        self._fresh = True  # the engine has had nothing to do
+        self._round_tokens = list(NO_ROUNDS)
+        self._reply: Reply | None = None  # the last
+
+    def next(self, steps: int | None = None) -> Round[Any] | None:
+        """Return the next round, or None where nothing can be sent now."""
+        if self.flying == self.in_flight:
+            return None
+        order = self.scheduler.plan(steps or self.steps)
+        if order is None:
+            self._fresh = self._fresh or not self.flying
+            return None
+        order.fresh, self._fresh = self._fresh, False
+        self.flying += 1
+        now = time.monotonic()
+        for request in order.add:
+            self.scheduler.running[request.uid].admitted = now
+        return order
+
+    def take(self, reply: Reply) -> list[Event]:
+        """Take over the reply to the oldest round in flight; returns its events."""
+        self.flying -= 1
+        self.rounds += 1
+        self._reply = reply
+        tokens = sum(len(update.ids) for update in reply.updates)
+        self.tokens += tokens
+        self._round_tokens[round_bucket(tokens)] += 1
+        for update in reply.updates:
+            queued = self.scheduler.running.get(update.uid)
+            if queued is not None and queued.admitted is not None:
+                update.ran = time.monotonic() - queued.admitted
+                queued.admitted = None
+        return self.scheduler.settle(reply)
+
+    def lost(self) -> list[Event]:
+        """Start over with a new engine that knows no request; returns the events of the loss."""
+        self.flying, self._fresh = 0, True
+        return self.scheduler.restart()
+
+    def load(self, restarts: int = 0) -> Load:
+        scheduler, reply = self.scheduler, self._reply
+        stats = reply.stats if reply else Stats(free_pages=scheduler.pages)
+        return Load(
+            running=len(scheduler.running),
+            waiting=scheduler.waiting,
+            free_pages=stats.free_pages,
+            num_pages=scheduler.pages,
+            preemptions=stats.preemptions,
+            forwards=stats.forwards,
+            worked=reply.worked if reply else 0.0,
+            waited=reply.waited if reply else 0.0,
+            rounds=self.rounds,
+            tokens=self.tokens,
+            round_tokens=tuple(self._round_tokens),
+            restarts=restarts,
+        )

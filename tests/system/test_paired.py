@@ -74,7 +74,7 @@ def test_a_streams_chunks_with_text_are_timed() -> None:
     ("answer", "says"),
     [
         (Answer(chunks=iter([chunk("a")])), "broke off"),
-        (Answer(chunks=iter([{"error": "lost"}, "[DONE]"])), "lost"),
+        (Answer(chunks=iter([{"error": "lost"}])), "lost"),
         (Answer(429, {"error": "full"}), "status 429"),
     ],
 )

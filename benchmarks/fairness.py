@@ -125,7 +125,7 @@ def simulate(
             for event in scheduler.settle(engine.step(order)):
                 if event.ends:
                     ended[event.uid] = step
-    return ended, scheduler.gave_way
+    return ended, scheduler.preemptions
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Self-attention of one layer: fused projections, optional norm per head, rotary, paged keys.
 
-Letters: T packed tokens, R of them that are asked for, H hidden size, Q query heads, G key heads,
+Letters: T packed tokens, R of them that are requested, H hidden size, Q query heads, G key heads,
 N heads of any kind, D head size, I all heads' values.
 """
 
@@ -24,7 +24,7 @@ def key_heads(mesh: Mesh, num_kv_heads: int) -> tuple[int, int]:
 
 
 class HeadNorm(nn.Module):
-    """The weights of an RMSNorm of each query and key head; `KVPool.attend` applies it."""
+    """The weights of an RMSNorm per query and key head; `KVPool.attend` applies it."""
 
     def __init__(self, queries: int, keys: int, size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class HeadNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Query heads are cut over the ranks, key heads too as long as there are enough of them."""
+    """Query heads are sharded over the ranks, key heads too if there are enough of them."""
 
     def __init__(self, layer: int, dims: Dims, mesh: Mesh, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What this machine can do: device, dtype and recording that "auto" stands for, memory, threads."""
+"""What this machine supports: the meaning of "auto", memory, threads, CUDA graphs."""
 
 import ctypes
 import math
@@ -18,12 +18,12 @@ DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in 
 QUANTIZED: Final = {"experts_int8": torch.int8, "experts_fp8": torch.float8_e4m3fn}
 
 _WEIGHTS_PER_THREAD = 8_000_000
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
-_KEPT = 64 << 20  # bytes at the end of the heap, for the next requests
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # the numbers of malloc.h
+_KEPT = 64 << 20  # bytes kept at the end of the heap
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device; "auto" is CUDA where there is one, else the CPU."""
+    """Return the device; "auto" is CUDA if available, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -38,13 +38,13 @@ def choose_device(name: str) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Have kernels launched and graphs recorded on this device, where there are several."""
+    """Launch kernels and record graphs on this device, if there are several."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype; "auto" is bfloat16 where the device is fast at it, else float32."""
+    """Return the dtype; "auto" is bfloat16 if the device is fast at it, else float32."""
     if name == "auto":
         return torch.bfloat16 if is_fast_at_bfloat16(device) else torch.float32
     if name not in DTYPES:
@@ -53,7 +53,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_quantization(name: str | None, device: torch.device) -> torch.dtype | None:
-    """Return the dtype in which routed experts are kept; None: in the model's own."""
+    """Return the dtype in which routed experts are stored; None: the model's own."""
     if name is None:
         return None
     if name not in QUANTIZED:
@@ -73,7 +73,7 @@ def choose_quantization(name: str | None, device: torch.device) -> torch.dtype |
 def is_fast_at_bfloat16(device: torch.device) -> bool:
     """Return whether generation is faster in bfloat16 than in float32.
 
-    On a CPU with AVX-512 alone it was not: the demo LLaDA-MoE took 2.1 times as long as in float32,
+    On a CPU with AVX-512 only it was not: the demo LLaDA-MoE took 2.1 times as long as in float32,
     though large matmuls gained. AMX has not been tried.
     """
     if device.type == "cuda":
@@ -82,14 +82,14 @@ def is_fast_at_bfloat16(device: torch.device) -> bool:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return how many bytes the device could still give."""
+    """Return how many bytes the device can still allocate."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return available_memory()
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros; on a CPU memory becomes real where it is first written.
+    """Return zeros; on a CPU memory is committed when it is first written.
 
     `torch.zeros` writes all of it: gigabytes and a second, for slots that may never be used.
     """
@@ -100,9 +100,9 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host on the device, without waiting for what the device is at.
+    """Copy a tensor from the host to the device without waiting for the device.
 
-    A copy to CUDA from ordinary memory waits until all work before it is done.
+    A copy to CUDA from unpinned memory waits until all earlier work is done.
     """
     if device.type != "cuda":
         return tensor.to(device)
@@ -115,10 +115,10 @@ Record = Callable[[Callable[[], Any]], Callable[[], Any]]
 def choose_recorder(
     wish: bool | None, device: torch.device, kernels: str, ranks: int
 ) -> Record | None:
-    """Return what records a function's work on the device, to be replayed; None: nothing does.
+    """Return a recorder for a function's device work, to be replayed; None: no recording.
 
-    None is yes on CUDA with Triton's kernels and one rank. Torch's kernels may wait for the host,
-    which no recording can; collectives could be recorded, but nobody has tried.
+    By default there is one on CUDA with Triton's kernels and one rank. Torch's kernels may wait
+    for the host, which cannot be recorded; recording collectives has not been tried.
     """
     if wish is None:
         wish = device.type == "cuda" and kernels == "triton" and ranks == 1
@@ -132,17 +132,17 @@ def choose_recorder(
 
 
 def cuda_recorder() -> Record:
-    """Return what makes CUDA graphs; all share one pool of memory, so large ones come first.
+    """Return a recorder of CUDA graphs; they share one memory pool, so record large ones first.
 
-    What a recorded function returns stays where it is: the next replay overwrites it.
+    A recorded function's results stay in place: the next replay overwrites them.
     """
     pool = torch.cuda.graph_pool_handle()
-    side = torch.cuda.Stream()  # one for all: libraries keep memory for each stream
+    side = torch.cuda.Stream()  # one for all, because libraries keep memory for each stream
 
     def record(run: Callable[[], Any]) -> Callable[[], Any]:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # kernels are compiled, and libraries set up, before it counts
+            for _ in range(2):  # warm up: compile kernels, initialize libraries
                 run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
@@ -159,7 +159,7 @@ def cuda_recorder() -> Record:
 
 
 def peak_memory(device: torch.device, run: Callable[[], object]) -> int:
-    """Return the most bytes that a run held beyond what was held before; 0 on a CPU."""
+    """Return how much more memory a run used at its peak than before; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
@@ -171,30 +171,30 @@ def peak_memory(device: torch.device, run: Callable[[], object]) -> int:
 
 
 def use_threads(count: int | None = None) -> None:
-    """Have torch use so many threads, or as many as it has, but no more than may run here.
+    """Set torch's number of threads, at most the number of usable cores.
 
-    In a container torch counts the machine's cores.
+    In a container torch counts all cores of the machine.
     """
     torch.set_num_threads(min(count or torch.get_num_threads(), usable_cores()))
 
 
 def threads_for(weights: int) -> int:
-    """Return how many threads a step of a model with so many weights can keep busy.
+    """Return how many threads a step of a model with this many weights can keep busy.
 
-    With more, each operation is so short that threads wait for each other longer than they work:
-    much longer where other processes hold the cores.
+    With more, operations are so short that threads wait for each other longer than they work,
+    much longer if other processes hold the cores.
     """
     return max(weights // _WEIGHTS_PER_THREAD, 1)
 
 
 @contextmanager
 def at_most_threads(most: int | None) -> Iterator[None]:
-    """Have torch use no more threads meanwhile; None: as many as it has."""
+    """Limit torch's threads within the block; None: no limit."""
     before = torch.get_num_threads()
     if most is None or before <= most:
         yield
         return
-    torch.set_num_threads(most)  # half a microsecond
+    torch.set_num_threads(most)  # setting it takes half a microsecond
     try:
         yield
     finally:
@@ -202,22 +202,22 @@ def at_most_threads(most: int | None) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep some of what is freed for what is wanted next.
+    """Make the C library keep some freed memory for the next allocations.
 
-    Left alone, glibc hands a step's tensors back to the system, which makes all their pages anew in
+    By default glibc returns a step's tensors to the system, which creates all their pages again in
     the next step: a third of the time of a forward of a thousand tokens. Other C libraries are
-    left alone.
+    left unchanged.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 256 << 20)
-        mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
+        mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest value it accepts
 
 
 def give_back_memory() -> None:
-    """Hand what has been freed back to the system; for when there is nothing to do.
+    """Return freed memory to the system; call it when idle.
 
-    The C library keeps the memory of the largest round otherwise, up to a gigabyte in pieces.
+    Otherwise the C library keeps the memory of the largest round, up to a gigabyte of fragments.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,4 +1,4 @@
-"""One forward's worth of work: windows of several sequences, packed one after the other.
+"""The work of one forward: windows of several sequences, packed one after the other.
 
 Letters: T packed tokens, R of them that are read, B windows of one attention group, Q queries,
 K keys, W windows, P pages of a window.
@@ -21,7 +21,7 @@ from diffray.kernels.windows import Group, PagedWindows, Windows
 class Window:
     """Positions [start, stop) of one sequence, to run now.
 
-    `block` is 0 where every query sees the keys [0, kv_stop); otherwise attention is block-causal,
+    If `block` is 0, every query sees the keys [0, kv_stop); otherwise attention is block-causal,
     and a query sees the keys up to the end of its own block of that length, at most kv_stop.
     """
 
@@ -29,8 +29,8 @@ class Window:
     stop: int
     kv_stop: int
     block: int
-    pages_P: Tensor  # of the pool, on the host: where the K/V of its sequence are, page by page
-    canvas: int = 0  # the cell of its sequence's first position
+    pages_P: Tensor  # pages of the sequence's K/V, on the host
+    canvas: int = 0  # the canvas cell of its sequence's first position
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -38,7 +38,7 @@ class Window:
 
     @property
     def causal(self) -> bool:
-        """Whether some query sees less than all keys."""
+        """Whether some query sees only a part of the keys."""
         return self.block > 0 and self.start // self.block < (self.kv_stop - 1) // self.block
 
     @property
@@ -48,11 +48,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed windows; the order is that of the windows given, which must stand sorted by shape."""
+    """Packed windows in the given order, which must be sorted by shape."""
 
     positions_T: Tensor
     slots_T: Tensor  # where each token's K/V is stored
-    cells_T: Tensor  # where each token stands on the canvases
+    cells_T: Tensor  # each token's cell on the canvases
     windows: Windows
     read_R: Tensor | None = None  # the tokens whose hidden states are used; None: all of them
 
@@ -65,7 +65,7 @@ class Batch:
 
 
 class PackedWindows:
-    """Windows on the host; of the two forms for attention, one is made when it is asked for."""
+    """Windows on the host; the two forms for attention are built on demand."""
 
     def __init__(self, windows: Items[Window], device: torch.device, page_size: int) -> None:
         self._windows, self._device, self._page_size = windows, device, page_size
@@ -78,7 +78,7 @@ class PackedWindows:
 
     @property
     def places_3T(self) -> Tensor:
-        """Each token's position, the slot that its K/V go to, and its cell, on the host."""
+        """Each token's position, the slot of its K/V, and its cell, on the host."""
         window_T = torch.arange(len(self._lengths_W)).repeat_interleave(self._lengths_W)
         position_T = torch.arange(len(window_T)) + (self._start_W - self._first_W)[window_T]
         page_T = self._pages_WP[window_T, position_T // self._page_size]
@@ -131,7 +131,7 @@ def ends_of(at_BQ: Tensor, block_B: Tensor, kv_stop_B: Tensor) -> Tensor:
 def _together(parts: Items[Tensor], device: torch.device) -> list[Tensor]:
     """Return the integers as int32 on the device, in one copy.
 
-    Each part begins at a multiple of 16 bytes: Triton compiles anew for one that does not.
+    Each part starts at a multiple of 16 bytes; for others Triton would compile again.
     """
     rooms = [-(-len(part) // 4) * 4 for part in parts]
     moved = torch.zeros(sum(rooms), dtype=torch.int32)

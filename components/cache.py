@@ -1,4 +1,4 @@
-"""What a cache policy is: which positions a step runs; all others are read from the K/V pool."""
+"""A cache policy decides which positions a step runs; the others are read from the K/V pool."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -8,11 +8,11 @@ from diffray.components.sequence import Sequence
 
 
 class CachePolicy(PolicyPart, ABC):
-    """One function, `window`, and which models it is right for."""
+    """One function, `window`, and the models for which it is valid."""
 
-    bidirectional: ClassVar[bool] = True  # makes sense where later positions are seen
-    block_causal: ClassVar[bool] = False  # makes sense where they are not
-    keeps_prefix: ClassVar[bool] = False  # a long prompt may be stored in chunks beforehand
+    bidirectional: ClassVar[bool] = True  # valid for bidirectional attention
+    block_causal: ClassVar[bool] = False  # valid for block-causal attention
+    keeps_prefix: ClassVar[bool] = False  # a long prompt may be stored in chunks first
 
     @abstractmethod
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
@@ -22,7 +22,7 @@ class CachePolicy(PolicyPart, ABC):
 def refreshes(step: int, every: int | None) -> bool:
     """Return whether an approximate cache runs everything at this step of a block.
 
-    It does at the first, and at every n-th where n is given. dInfer's `cache_update_freq` counts
-    otherwise: iterations of the whole generation, each of which is two forwards where it refreshes.
+    It does at the first step, and at every n-th if n is given. dInfer's `cache_update_freq` counts
+    iterations of the whole generation instead, and a refreshing iteration is two forwards.
     """
     return step == 0 or (every is not None and step % every == 0)

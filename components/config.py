@@ -1,4 +1,4 @@
-"""What every component's configuration shares: frozen, no unknown keys, errors in one sentence."""
+"""The base of every component's configuration: frozen, no unknown keys, short errors."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-LARGEST: Final = 2**31 - 1  # number of a policy: products of two of them still fit 64 bits
+LARGEST: Final = 2**31 - 1  # limit of a policy's numbers: products of two of them fit 64 bits
 
 
 class Config(BaseModel):
@@ -16,7 +16,7 @@ class Config(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
-    # What to write instead of names that others use, or that belong to a part.
+    # What to write instead of names of other projects, or of a part's fields.
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, /, **given: Any) -> None:
@@ -25,7 +25,7 @@ class Config(BaseModel):
         except ValidationError as error:
             raise ValueError(explain(error)) from None
 
-    # So pydantic builds the parts of a whole without the above: only the whole knows their place.
+    # Hence pydantic builds nested parts without the above: only the whole knows their place.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # as BaseModel's own has
 
     @model_validator(mode="before")
@@ -52,7 +52,7 @@ class Config(BaseModel):
 
 
 class PolicyPart(Config):
-    """A part of how a request is denoised: its numbers fit the tensors that they go to."""
+    """A part of how a request is denoised; its numbers fit their tensors."""
 
     @field_validator("*")
     @classmethod
@@ -65,7 +65,7 @@ class PolicyPart(Config):
 
 
 def _without_kind(given: object, annotation: Any) -> str | None:
-    """Return what to do about a part whose kind is not said, of a field that has several."""
+    """Return what to write if a part of a field with several kinds has no kind."""
     if not (isinstance(given, str) or (isinstance(given, dict) and "kind" not in given)):
         return None
     kinds = _kinds(annotation)
@@ -82,7 +82,7 @@ def _without_kind(given: object, annotation: Any) -> str | None:
 
 
 def _kinds(annotation: Any) -> list[str]:
-    """Return the kinds among which a field's union chooses; none where it is no such union."""
+    """Return the kinds of a field's union; empty if it is not such a union."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         kind = annotation.model_fields.get("kind")
         return [kind.default] if kind else []
@@ -90,7 +90,7 @@ def _kinds(annotation: Any) -> list[str]:
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return a question if an unknown name looks like an allowed one; a very long one never does.
+    """Return a suggestion if an unknown name resembles an allowed one.
 
     It follows the name: `'temprature', did you mean 'temperature'?`.
     """
@@ -116,7 +116,7 @@ def _sentence(mistake: dict[str, Any]) -> str:
 
 
 def wrong_kind(context: Mapping[str, Any]) -> str:
-    """Return what pydantic means by "union_tag_invalid"."""
+    """Translate pydantic's "union_tag_invalid"."""
     tag, allowed = str(context["tag"]), str(context["expected_tags"])
     near = did_you_mean(tag, (kind.strip("'") for kind in allowed.split(", ")))
     allowed = f"{near} Allowed: {allowed}" if near else f"; allowed: {allowed}"

@@ -1,6 +1,6 @@
-"""What this process may use of its machine: cores and memory, within its control groups' limits.
+"""The cores and memory that this process may use, within the limits of its control groups.
 
-`system` is where the machine's files are; only tests say something else than "/".
+`system` is the root of the machine's files; only tests pass anything but "/".
 """
 
 import os
@@ -22,13 +22,13 @@ def usable_cores(system: Path = _ROOT) -> int:
 
 
 def available_memory(system: Path = _ROOT) -> int:
-    """Return how many bytes this process could still take without the machine running short."""
+    """Return how many bytes this process can take without exhausting the machine."""
     free = int(_table(system / "proc/meminfo")["MemAvailable:"]) * 1024
     for group in _groups("memory", system):
         limit = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
         used = _words(group / "memory.current") or _words(group / "memory.usage_in_bytes")
         if limit and used and limit != ["max"]:
-            # File pages that nobody is reading are given back before anything fails.
+            # Unused file pages are reclaimed before anything fails.
             spare = _table(group / "memory.stat").get("inactive_file", "0")
             free = min(free, int(limit[0]) - int(used[0]) + int(spare))
     return max(free, 0)
@@ -42,7 +42,7 @@ def _groups(controller: str, system: Path) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         mount = mounts / controller if controllers else mounts
-        group = mount / path.lstrip("/")  # in a container it may exist outside alone
+        group = mount / path.lstrip("/")  # in a container it may exist only outside
         yield group
         while group != mount:
             group = group.parent
@@ -58,5 +58,5 @@ def _words(path: Path) -> list[str]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the file's lines; none where there is no such file, for that limit does not exist."""
+    """Return the file's lines; none if it does not exist, as then there is no limit."""
     return path.read_text().splitlines() if path.is_file() else []

@@ -1,11 +1,11 @@
-"""The numbers that every model of the family tree has, whatever its config.json calls them."""
+"""The numbers that every model has, whatever its config.json calls them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """The shapes and constants of the stack, of the whole model rather than of one rank."""
+    """Shapes and constants of the whole model, not of one rank."""
 
     family: str
     layers: int
@@ -13,8 +13,8 @@ class Dims:
     heads: int
     kv_heads: int
     head_dim: int
-    head_norm: bool  # whether each query and key head is normalised before it is rotated
-    rotated: int  # how many dimensions of a head are rotated
+    head_norm: bool  # whether query and key heads are normalised before rotation
+    rotated: int  # rotated dimensions of a head
     rope_theta: float
     norm_eps: float
     vocab: int

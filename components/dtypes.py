@@ -1,10 +1,10 @@
-"""The names of dtypes, also for where torch is not."""
+"""The names of dtypes, without importing torch."""
 
 from typing import Final
 
 DTYPE_NAMES: Final = ("float32", "float64", "bfloat16", "float16")
 
-# What vLLM and others call them.
+# The names in vLLM and others.
 _OTHER_NAMES: Final = {
     "bf16": "bfloat16",
     "float": "float32",
@@ -15,6 +15,6 @@ _OTHER_NAMES: Final = {
 
 
 def dtype_name(given: object) -> str:
-    """Return the name here of a torch.dtype, or of a name that is used elsewhere, as half."""
+    """Return diffray's name of a torch.dtype or of an alias, such as half."""
     name = str(given).removeprefix("torch.")
     return _OTHER_NAMES.get(name, name)

@@ -1,4 +1,4 @@
-"""Routed experts as a layer: whole experts or a slice of each on this rank, in every known layout.
+"""Routed experts as a layer: whole experts or slices on this rank, in every known layout.
 
 Letters: T packed tokens, H hidden size, E experts here, I intermediate size here (F = 2I: gate
 rows, then up rows), K experts of a token.
@@ -17,7 +17,7 @@ from diffray.kernels.quantized import quantize_rows
 
 
 class Router(Protocol):
-    """Chooses experts: the one thing in which sparse models differ."""
+    """Chooses experts; sparse models differ only in this."""
 
     def __call__(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Return expert ids and weights [T, K]."""
@@ -27,7 +27,7 @@ class Router(Protocol):
 
 
 class SparseMLP(nn.Module):
-    """The chosen experts of each token, and a shared one; the ranks' sums meet once."""
+    """The chosen experts of each token and a shared one, with one all-reduce."""
 
     routed: ClassVar[bool] = True
 
@@ -49,7 +49,7 @@ class SparseMLP(nn.Module):
         return out_TH if self.shared is None else out_TH + self.shared.partial(x_TH)
 
     def pack(self) -> None:
-        """Pack the shared expert; the others are read in slices, as they are."""
+        """Pack the shared expert; the others are read in slices, unpacked."""
         if self.shared is not None:
             self.shared.pack()
 
@@ -59,7 +59,7 @@ class SparseMLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated experts; what they return is this rank's summand of the layer's output."""
+    """Gated experts; they return this rank's summand of the layer's output."""
 
     def __init__(
         self,
@@ -94,16 +94,16 @@ class Experts(nn.Module):
         return self.kernels.quantized_experts_forward(x_TH, *w13, *w2, *chosen)
 
     def quantize(self, dtype: torch.dtype) -> None:
-        """Keep the loaded weights in a byte each, and a scale for each row that is here."""
+        """Store the loaded weights in one byte each, with a scale per local row."""
         values_EFH, self.scale13_EF = quantize_rows(self.w13_EFH, dtype)
         self.w13_EFH = nn.Parameter(values_EFH, requires_grad=False)
         values_EHI, self.scale2_EH = quantize_rows(self.w2_EHI, dtype)
         self.w2_EHI = nn.Parameter(values_EHI, requires_grad=False)
 
     def parts(self, prefix: str, names: Collection[str]) -> Parts:
-        """Return the parts in the layout that the checkpoint's names show.
+        """Return the parts in the layout indicated by the checkpoint's names.
 
-        `prefix` is the layer's name, as "model.layers.0.mlp".
+        `prefix` is the layer's name, such as "model.layers.0.mlp".
         """
         if f"{prefix}.w1" in names:
             return self.fused_parts(prefix)
@@ -141,7 +141,7 @@ class Experts(nn.Module):
         }
 
     def single_parts(self, prefix: str) -> Parts:
-        """Three matrices for each expert, as the published checkpoints have them."""
+        """Three matrices per expert, as in the published checkpoints."""
         gate_EIH, up_EIH = self.w13_EFH.chunk(2, dim=1)
         rows = slice(self.width.start, self.width.stop)
         wide, tall = (self.width.rows, self.hidden), (self.hidden, self.width.rows)

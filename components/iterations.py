@@ -10,22 +10,22 @@ from diffray.components.config import PolicyPart
 class Iteration(PolicyPart):
     """How a generation is taken through its blocks.
 
-    With `early_stop` it ends at its first end token; without it all blocks are denoised, though
-    what is returned still ends there.
+    With `early_stop` it ends at its first end token; without it all blocks are denoised, but the
+    returned text still ends there.
     """
 
-    bidirectional: ClassVar[bool] = True  # makes sense where later positions are seen
-    block_causal: ClassVar[bool] = True  # makes sense where they are not
+    bidirectional: ClassVar[bool] = True  # valid for bidirectional attention
+    block_causal: ClassVar[bool] = True  # valid for block-causal attention
     soft: ClassVar[bool] = False  # masked positions carry soft embeddings
 
     early_stop: bool = True
 
     def weight(self, step: int) -> float:
-        """Return how strongly the expectation found at this step is mixed in."""
+        """Return the weight of the soft embedding at this step."""
         return 0.0
 
     def floor(self, step: int) -> float:
-        """Return the threshold below which no decoder may go at this step."""
+        """Return the lowest threshold that a decoder may use at this step."""
         return 0.0
 
 
@@ -41,7 +41,7 @@ class Blockwise(Iteration):
 
 
 class BlockDiffusion(Iteration):
-    """Blocks stand at multiples of the block length and see only what is before their own end.
+    """Blocks start at multiples of the block length and see nothing after their own end.
 
     For block-causal models. The first block may begin with the end of the prompt.
     """
@@ -56,7 +56,7 @@ class Soft(Iteration):
 
     The mask embedding gains weight * E[embedding of the token], the expectation under the model's
     last probabilities at that position. The weight grows over the steps of a generation, and the
-    decoder's threshold comes down to its own value from 1.
+    threshold decreases from 1 to the decoder's own value.
     """
 
     soft: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Paged memory for keys and values: pages are handed out to sequences and taken back.
+"""Paged memory for keys and values.
 
 Letters: S slots (pages * page size), T packed tokens, N query, key and value heads, G key heads,
 D head size.
@@ -15,9 +15,9 @@ from diffray.kernels.choose import TORCH, Kernels
 
 
 class KVPool:
-    """The K/V of all sequences on this rank; page 0 is never handed out: it takes padding.
+    """The K/V of all sequences on this rank; page 0 is never allocated: padding writes to it.
 
-    Pages are also taken back from `prefixes`, which keeps what nobody holds while there is room.
+    `prefixes` keeps released pages for reuse, and gives them up when others need them.
     """
 
     def __init__(
@@ -51,20 +51,20 @@ class KVPool:
         return -(-length // self.page_size)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Hand out pages; the caller has checked `num_free`."""
+        """Allocate pages; the caller has checked `num_free`."""
         assert num_pages <= self.num_free, "more pages asked for than are free"
         while num_pages > len(self._free):
             self.free(self.prefixes.give_up())
         return [self._free.pop() for _ in range(num_pages)]
 
     def free(self, pages: list[int]) -> None:
-        """Take pages back; what they hold is void from now on."""
+        """Free pages; their contents become invalid."""
         self._free.extend(reversed(pages))
 
     def attend(self, layer: int, heads_TND: Tensor, rotary: QKRotary, batch: Batch) -> Tensor:
-        """Turn query and key heads, store K/V in place, then return what the queries read.
+        """Rotate query and key heads, store K/V in place, then return the attention output.
 
-        Of each token the query heads stand first, then key heads, then value heads.
+        A token's query heads come first, then key heads, then value heads.
         """
         pool = self.keys_LSGD[layer], self.values_LSGD[layer]
         return self.kernels.attend(heads_TND, rotary, *pool, batch.slots_T, batch.windows)

@@ -1,6 +1,6 @@
-"""Layers that know their shard: a model built from them reads as single-device code.
+"""Layers that know their shard, so a model built from them reads as single-device code.
 
-Each layer lists the checkpoint tensors it is made of as `Part`s, so that loading is a table.
+Each layer lists its checkpoint tensors as `Part`s, so that loading is a table lookup.
 Letters: T packed tokens, H hidden size, O output rows, I input columns, V this rank's vocabulary.
 """
 
@@ -20,17 +20,17 @@ Index = tuple[slice, ...]
 
 
 class Piece(NamedTuple):
-    """A view of a parameter, and which part of the checkpoint tensor is copied into it."""
+    """A view of a parameter, and the slice of the checkpoint tensor that is copied into it."""
 
     target: Tensor
     take: Index
 
 
 class Part(NamedTuple):
-    """One tensor of the checkpoint: its full shape and where this rank's share of it goes.
+    """One tensor of the checkpoint: its full shape, and the targets of this rank's share.
 
-    No pieces: nothing of it lives on this rank. An optional tensor may be missing; its targets are
-    then zero.
+    Without pieces, this rank holds nothing of it. An optional tensor may be missing; its targets
+    are then zero.
     """
 
     shape: tuple[int, ...]
@@ -50,22 +50,22 @@ class Cut(NamedTuple):
 
 
 def cut(mesh: Mesh, rows: int, what: str) -> Cut:
-    """Deal `rows` out over the mesh evenly."""
+    """Divide `rows` evenly over the mesh."""
     return Cut(rows, *mesh.shard(rows, what))
 
 
 def empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    """Return a parameter without storage; the model is allocated as a whole later."""
+    """Return a parameter without storage; the whole model is allocated later."""
     return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
 
 
 def packed(weight_OI: Tensor) -> nn.Parameter:
-    """Return a loaded matrix as `linear` reads it fastest; nothing else can read it then."""
+    """Return a loaded matrix in the layout that only `linear` reads, and reads fastest."""
     return nn.Parameter(pack(weight_OI), requires_grad=False)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for what is computed in float32 at least."""
+    """Return the dtype for computations in at least float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -76,7 +76,7 @@ def whole(parameter: Tensor, *, optional: bool = False) -> Part:
 
 
 class Norm(nn.Module):
-    """RMSNorm over the last dimension of what a residual and the last layer's output add up to."""
+    """RMSNorm over the last dimension of the sum of a residual and the last layer's output."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, kernels: Kernels) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Norm(nn.Module):
 
 
 class ColumnLinear(nn.Module):
-    """Several matrices with one input, each cut along its rows, in one matmul."""
+    """Several matrices with one input, each sharded by rows, in one matmul."""
 
     def __init__(self, columns: int, cuts: tuple[Cut, ...], dtype: torch.dtype) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class ColumnLinear(nn.Module):
         self.weight_OI = packed(self.weight_OI)
 
     def parts(self) -> list[Part]:
-        """Return a part for each matrix that stands alone in the checkpoint."""
+        """Return a part for each matrix that is a separate tensor in the checkpoint."""
         columns = self.weight_OI.shape[1]
         views = self.weight_OI.split(self.sizes)
         return [
@@ -118,7 +118,7 @@ class ColumnLinear(nn.Module):
         ]
 
     def fused_part(self) -> Part:
-        """Return the part for a checkpoint that stacks the matrices' rows in one tensor."""
+        """Return the part for a checkpoint that stacks the matrices in one tensor."""
         pieces, offset = [], 0
         for c, view in zip(self.cuts, self.weight_OI.split(self.sizes), strict=True):
             pieces.append(Piece(view, (slice(offset + c.start, offset + c.stop),)))
@@ -127,7 +127,7 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """A matrix cut along its columns; the ranks' partial sums meet in one all-reduce."""
+    """A matrix sharded by columns; one all-reduce adds the ranks' partial sums."""
 
     def __init__(self, rows: int, columns: Cut, mesh: Mesh, dtype: torch.dtype) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class RowLinear(nn.Module):
         return self.mesh.all_reduce(self.partial(x_TI))
 
     def partial(self, x_TI: Tensor) -> Tensor:
-        """Return this rank's summand, for layers that add more to it before the ranks meet."""
+        """Return this rank's summand, for layers that add to it before the all-reduce."""
         return linear(x_TI, self.weight_OI)
 
     def pack(self) -> None:
@@ -151,7 +151,7 @@ class RowLinear(nn.Module):
 
 
 class GatedNames(NamedTuple):
-    """What the checkpoint calls the three matrices of a gated MLP, below the layer's prefix."""
+    """The checkpoint's names of a gated MLP's three matrices, below the layer's prefix."""
 
     gate: str
     up: str
@@ -159,7 +159,7 @@ class GatedNames(NamedTuple):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), cut along the intermediate size."""
+    """down(silu(gate(x)) * up(x)), sharded along the intermediate size."""
 
     routed: ClassVar[bool] = False
 
@@ -194,12 +194,12 @@ class GatedMLP(nn.Module):
 
 
 class VocabTable(nn.Module):
-    """Rows of a vocabulary, dealt out over the ranks: an embedding, a head, or both."""
+    """Rows of a vocabulary, sharded over the ranks: an embedding, a head, or both."""
 
     def __init__(self, vocab: int, hidden: int, mesh: Mesh, dtype: torch.dtype) -> None:
         super().__init__()
         self.mesh = mesh
-        # Any vocabulary can be cut: nothing asks the ranks' slices of it to be equally long.
+        # Any vocabulary can be sharded; the slices need not have equal lengths.
         self.rows = Cut(vocab, *mesh.spread(vocab, "the vocabulary size"))
         self.weight_VH = empty(self.rows.stop - self.rows.start, hidden, dtype=dtype)
 
@@ -217,11 +217,11 @@ class VocabTable(nn.Module):
         return linear(hidden_RH, self.weight_VH)
 
     def pack(self) -> None:
-        """Lay the rows out for `logits`; they can no longer be looked up."""
+        """Pack the rows for `logits`; `embed` can no longer read them."""
         self.weight_VH = packed(self.weight_VH)
 
     def mix(self, weights_RV: Tensor) -> Tensor:
-        """Return the weighted sum of all ranks' rows; `weights_RV` is about this rank's rows."""
+        """Return the weighted sum of all ranks' rows; `weights_RV` are this rank's weights."""
         return self.mesh.all_reduce(weights_RV.to(self.weight_VH.dtype) @ self.weight_VH)
 
     def part(self) -> Part:
@@ -230,12 +230,12 @@ class VocabTable(nn.Module):
 
 
 class Rotary(nn.Module):
-    """The angles of every position; looked up once a forward and shared by the layers."""
+    """The angles of every position; looked up once per forward and shared by the layers."""
 
     def __init__(self, positions: int, rotated: int, theta: float) -> None:
         super().__init__()
         self.theta = theta
-        # The models define angles and rotation in float32, whatever their weights are.
+        # The models define angles and rotation in float32, whatever the dtype of their weights.
         table_P1R = empty(positions, 1, rotated, dtype=torch.float32).data
         self.cos_P1R: Tensor
         self.sin_P1R: Tensor
@@ -243,7 +243,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin_P1R", table_P1R.clone(), persistent=False)
 
     def fill(self) -> None:
-        """Compute the tables, in place; the model has been allocated."""
+        """Compute the tables in place, after the model has been allocated."""
         positions, _, rotated = self.cos_P1R.shape
         cos_PR, sin_PR = rope_tables(positions, rotated, self.theta, self.cos_P1R.dtype)
         self.cos_P1R.copy_(cos_PR.unsqueeze(1))

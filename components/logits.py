@@ -1,10 +1,10 @@
-"""Logit rows whose vocabulary is cut over the ranks, and what may be asked of them.
+"""Logit rows whose vocabulary is sharded over the ranks, and the operations on them.
 
-No rank ever holds another's logits: every answer is combined from one small tuple per rank, and
-all ranks get the same answer, bit by bit, because they combine the same gathered tuples.
+No rank holds another's logits: each result is combined from one small tuple per rank, and is equal
+on all ranks, bit by bit, because they combine the same gathered tuples.
 
-Letters: R rows, V this rank's slice of the vocabulary, K ids asked for per row, Q rows
-that ask for something, W ranks, B values of a digit.
+Letters: R rows, V this rank's slice of the vocabulary, K requested ids per row, Q rows
+with a request, W ranks, B values of a digit.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from diffray.components.mesh import Mesh
 from diffray.kernels import noise
 
 _DIGITS = 11, 11, 10  # bits of a float32
-_PARTS = 2.0**40  # of the largest probability; all of a vocabulary's still fit 64 bits
+_PARTS = 2.0**40  # weight of the largest probability; a vocabulary's sum fits 64 bits
 
 
 class Logits:
@@ -48,7 +48,7 @@ class Logits:
     def keep_only(self, rows: slice, ids_K: Tensor) -> None:
         """Set all but these ids to -inf in some rows, in place."""
         local, here = self._local(ids_K)
-        # Counted, because ids of other ranks are clamped onto columns that may be asked for too.
+        # Counted, because ids of other ranks are clamped onto columns that may be allowed too.
         named_V = torch.zeros_like(self._ids_V).index_add_(0, local, here.long())
         self.values_RV[rows].masked_fill_(named_V == 0, -torch.inf)
 
@@ -70,11 +70,11 @@ class Logits:
         return self.mesh.all_reduce(self.values_RV.new_zeros(len(self.values_RV)))
 
     def best(self) -> tuple[Tensor, Tensor]:
-        """Return each row's largest logit and its id; of equals the lowest id."""
+        """Return each row's largest logit and its id; the lowest id on ties."""
         return self._best_of(self.values_RV)
 
     def top(self, rows: Items[slice], count: int) -> tuple[Tensor, Tensor]:
-        """Return the largest logits of some rows and their ids, best first, fewer if there are."""
+        """Return the largest logits of some rows and their ids, best first."""
         here = min(count, self.values_RV.shape[1])
         parts = [self.values_RV[part].topk(here) for part in rows]  # slices: nothing is copied
         values_WQK = self.mesh.all_gather(torch.cat([part.values for part in parts]))
@@ -98,9 +98,9 @@ class Logits:
         top_p_Q: Tensor | None,
         key: tuple[Tensor, Tensor, Tensor],
     ) -> Tensor:
-        """Draw an id for some rows, by adding Gumbel noise to the tempered and filtered logits.
+        """Sample an id for some rows: add Gumbel noise to the tempered and filtered logits.
 
-        Top-k comes before top-p, as in vLLM; ids that tie at a cut all stay in. `key` holds each
+        Top-k comes before top-p, as in vLLM; all ids that tie at a cut are kept. `key` holds each
         row's seed, position and step.
         """
         scores = self.values_RV[rows_Q] / temperature_Q.unsqueeze(1)
@@ -124,7 +124,7 @@ class Logits:
         return self._best_of(scores + drawn.to(scores))[1]
 
     def _local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the columns of some ids here, and which of them this rank really holds."""
+        """Return the columns of some ids on this rank, and which of them it really holds."""
         last = self.values_RV.shape[1] - 1
         column = ids - self.start
         return column.clamp(0, last), (column >= 0) & (column <= last)
@@ -142,12 +142,12 @@ class Logits:
     def _keep_top(
         self, scores_QV: Tensor, weight_QV: Tensor, spare: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Forbid the ids below the highest score below which they weigh no more than is to spare.
+        """Forbid the lowest-scored ids whose total weight fits into what `spare` allows.
 
-        `spare` says how much that is, given what all weigh; where it is negative, all stay. The
-        score is found digit by digit, from what weighs how much with which digit: three
-        collectives, and no rank sorts or sees another's row. Weights are integers, so the sums are
-        the same however the vocabulary is cut.
+        `spare` computes that from the total weight of a row; if it is negative, all ids are kept.
+        The cut is found digit by digit from histograms of the weights: three collectives, and no
+        rank sorts or sees another's row. Weights are integers, so the sums do not depend on how
+        the vocabulary is sharded.
         """
         order_QV = _in_order(scores_QV)
         cut_Q1 = torch.zeros_like(order_QV[:, :1])
@@ -170,6 +170,6 @@ class Logits:
 
 
 def _in_order(scores: Tensor) -> Tensor:
-    """Return integers of 32 bits that stand in the scores' order; as float32 equals are equal."""
+    """Return 32-bit integers in the order of the scores as float32."""
     bits = (scores.float() + 0.0).view(torch.int32).long()  # minus zero becomes zero
     return torch.where(bits < 0, ~bits, bits + (1 << 31))

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them: 4GiB, 512MB, or a number of bytes."""
+"""Memory sizes in readable form: 4GiB, 512MB, or a number of bytes."""
 
 import re
 
@@ -10,11 +10,11 @@ _UNITS = {"": 1} | {
 
 
 def in_bytes(given: int | str | None) -> int | None:
-    """Return the bytes that a text stands for; anything else stays as it is."""
+    """Return a text as bytes; return anything else unchanged."""
     if not isinstance(given, str):
         return given
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w*)", given.strip())
     units = {name.lower(): size for name, size in _UNITS.items()}
     if found is None or found[2].lower() not in units:
-        raise ValueError(f"{given!r:.99} is no amount of memory; write bytes, or as 4GiB or 512MB")
+        raise ValueError(f"{given!r:.99} is not an amount of memory; write bytes, 4GiB or 512MB")
     return int(float(found[1]) * units[found[2].lower()])

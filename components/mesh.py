@@ -1,8 +1,7 @@
 """The ranks that hold one copy of the model: how they meet, which one this is, their collectives.
 
-A worker group starts so: rank 0 opens a store and tells the others its port (`open_store`,
-`join_store`), all connect, each loads its shard at its own pace, and `smallest` is where they wait
-for each other.
+To start a worker group, rank 0 opens a store and publishes its port (`open_store`, `join_store`),
+all ranks connect, and each loads its shard at its own pace. They wait for each other in `smallest`.
 """
 
 import socket
@@ -19,14 +18,14 @@ Store: TypeAlias = TCPStore
 
 
 class UnevenError(ValueError):
-    """A length that cannot be cut over the ranks."""
+    """A length that cannot be divided over the ranks."""
 
 
 def open_store(host: str, *, timeout: float) -> Store:
-    """Open the store at which the ranks meet, on rank 0; `port` of the result is for the others.
+    """Open the ranks' store, on rank 0; the others connect to the result's `port`.
 
-    It listens at the address `host` alone, on a port that is free now, and is gone with this
-    process. Whoever waits at it does so for `timeout` seconds, which must cover loading.
+    It listens only on the address `host`, on a free port, and ends with this process. Ranks wait
+    at it for up to `timeout` seconds, which must cover loading.
     """
     family = socket.getaddrinfo(host, None)[0][0]
     listener = socket.create_server((host, 0), family=family)
@@ -42,23 +41,23 @@ def open_store(host: str, *, timeout: float) -> Store:
 
 
 def join_store(host: str, port: int, *, timeout: float) -> Store:
-    """Find rank 0's store, on the other ranks."""
+    """Connect to rank 0's store, on the other ranks."""
     return Store(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout))
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A line of `size` ranks; tensor parallel always, and experts either cut or dealt out over it.
+    """A line of `size` tensor-parallel ranks.
 
-    With `expert_parallel` each rank holds whole experts, a contiguous slice of them; without it, a
-    slice of every expert. A mesh of one rank needs no process group and every collective is free.
+    With `expert_parallel` each rank holds a contiguous range of whole experts; without it, a slice
+    of every expert. A mesh of one rank needs no process group, and its collectives are free.
     """
 
     rank: int = 0
     size: int = 1
     expert_parallel: bool = False
     group: dist.ProcessGroup | None = None
-    device: torch.device | None = None  # on which the group's tensors must be
+    device: torch.device | None = None  # the device of the group's tensors
     store: Store | None = None
 
     @staticmethod
@@ -73,9 +72,9 @@ class Mesh:
     ) -> "Mesh":
         """Join the process's one group, NCCL on CUDA, else gloo; all ranks must call it.
 
-        The ranks come together as slowly as the store allows. From then on a collective that takes
-        longer than `timeout` seconds fails, and the group with it: nothing can be repaired, so the
-        processes are to be ended.
+        Ranks wait for each other as long as the store allows. Later, a collective that takes longer
+        than `timeout` seconds fails, and the group with it: it cannot be repaired, so end the
+        processes.
         """
         if size == 1:
             return Mesh(device=device)
@@ -95,7 +94,7 @@ class Mesh:
         return Mesh(rank, size, expert_parallel, dist.group.WORLD, device, store)
 
     def leave(self) -> None:
-        """End the group, with all ranks alive; where one is dead, end the process instead."""
+        """End the group while all ranks are alive; if one is dead, end the process instead."""
         if self.group is not None:
             dist.destroy_process_group(self.group)
 
@@ -113,10 +112,10 @@ class Mesh:
         return self.rank * length // self.size, (self.rank + 1) * length // self.size
 
     def smallest(self, name: str, value: int) -> int:
-        """Return the least of the ranks' values of `name`, for which all ranks must ask.
+        """Return the minimum of the ranks' values of `name`; all ranks must call it.
 
-        Ranks wait for each other as long as the store allows, unlike in a collective: one may have
-        loaded its weights minutes before another.
+        Unlike in a collective, ranks wait for each other as long as the store allows: one may
+        finish loading minutes before another.
         """
         if self.store is None:
             return value
@@ -139,9 +138,9 @@ class Mesh:
         return gathered
 
     def all_equal(self, x: Tensor) -> Tensor:
-        """Return whether `x` is the same on all ranks, as a tensor: nothing waits for the device.
+        """Return, as a tensor, whether `x` is equal on all ranks, without waiting for the device.
 
-        For a checksum of what ranks must have in common, as `kernels/checksum.py` computes it.
+        Used with the checksums of `kernels/checksum.py`.
         """
         everyone = self.all_gather(x)
         return (everyone == everyone[0]).all()
@@ -152,14 +151,14 @@ def _say(store: Store, name: str, rank: int, value: int) -> None:
 
 
 def _hear(store: Store, name: str, size: int) -> list[int]:
-    """Wait until every rank has said its value, and return them."""
+    """Wait until every rank has published its value, and return them."""
     values = []
     for rank in range(size):
         try:
             values.append(int(store.get(f"{name}/{rank}")))
         except dist.DistError as error:
             raise TimeoutError(
-                f"rank {rank} of {size} did not come to {name!r} in time, or rank 0, at which the "
+                f"rank {rank} of {size} did not reach {name!r} in time, or rank 0, where the "
                 f"ranks meet, is gone; look for the reason in those ranks' logs ({error})"
             ) from error
     return values

@@ -1,4 +1,4 @@
-"""What a model is to the rest of the house.
+"""The interface of a model.
 
 Letters: T packed tokens, R rows of the head, H hidden size, V this rank's vocabulary slice.
 """
@@ -15,20 +15,20 @@ from diffray.kernels.confidence import Confidence, Draw
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The facts about a model that planning needs, as this rank sees them."""
+    """The facts about a model that planning needs, for this rank."""
 
     num_layers: int
     num_kv_heads: int  # on this rank
     head_dim: int
     hidden_size: int
     vocab_size: int  # of the whole model
-    vocab_start: int  # this rank's slice begins here
+    vocab_start: int  # the start of this rank's slice
     max_positions: int
     block_causal: bool
 
 
 class Model(Protocol):
-    """A denoiser: logit i is about position i."""
+    """A denoiser: logit i belongs to position i."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -52,9 +52,9 @@ class Model(Protocol):
         draw: Draw | None,
         known_RK: Tensor | None = None,
     ) -> Confidence:
-        """Return each row's choice among this rank's ids, never the mask, without keeping logits.
+        """Return each row's choice among this rank's ids, never the mask, without storing logits.
 
-        Gathered are the mask's logit and those of the known ids; -1 is no id.
+        It also gathers the logits of the mask and of the known ids; -1 is not an id.
         """
         ...
 

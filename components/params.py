@@ -1,4 +1,4 @@
-"""What a request may ask for, with the names OpenAI and vLLM use."""
+"""The parameters of a request, with the names of OpenAI and vLLM."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
@@ -8,11 +8,11 @@ from pydantic import Field, field_validator, model_validator
 from diffray.components.config import Config
 from diffray.components.policy import IN_DIFFUSION, DiffusionParams
 
-COLDEST: Final = 1e-5  # temperature; below it all rows take their best token, as in vLLM
+COLDEST: Final = 1e-5  # temperature; below it sampling is greedy, as in vLLM
 
 
 class SamplingParams(Config):
-    """One request's parameters; a wrong value is a ValueError that says what is allowed."""
+    """One request's parameters; an invalid value raises ValueError with what is allowed."""
 
     elsewhere: ClassVar[Mapping[str, str]] = IN_DIFFUSION
 
@@ -22,26 +22,26 @@ class SamplingParams(Config):
     temperature: float = Field(0.0, ge=0, le=100)  # below COLDEST: 0
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1)  # 0 and -1: all
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)  # None: another one each time
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)  # None: a random one
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: dict[int, float] = Field(default_factory=dict)
-    bad_token_ids: tuple[int, ...] = ()  # never written
-    allowed_token_ids: tuple[int, ...] = ()  # besides end tokens; none: all
-    logprobs: bool = False  # report each token's log-probability when it became final, and the step
-    top_logprobs: int = Field(0, ge=0, le=20)  # and those of so many most probable ids
+    bad_token_ids: tuple[int, ...] = ()  # never generated
+    allowed_token_ids: tuple[int, ...] = ()  # besides end tokens; empty: all
+    logprobs: bool = False  # and steps: of each token, when it became final
+    top_logprobs: int = Field(0, ge=0, le=20)  # and this many most probable ids
     skip_special_tokens: bool = True
     diffusion: DiffusionParams = DiffusionParams()
 
-    if TYPE_CHECKING:  # dicts may stand for the parts of `diffusion`, a list for a tuple
+    if TYPE_CHECKING:  # accepts dicts for the parts of `diffusion`, lists for tuples
 
         def __init__(self, **given: Any) -> None: ...
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn: logits over a smaller temperature are no numbers any more."""
+        """Whether tokens are sampled; logits divided by a lower temperature would overflow."""
         return self.temperature >= COLDEST
 
     @field_validator("stop", mode="before")

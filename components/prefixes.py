@@ -1,8 +1,8 @@
-"""K/V that several requests read: those of equal beginnings, where attention is block-causal.
+"""Prefix sharing: requests with a common prefix read the same K/V, with block-causal attention.
 
-There the K/V of a block depend on nothing but the tokens up to its end. Who begins with the same
-tokens, cut into blocks of the same length, may therefore read the same pages. What is stored stands
-in a tree; the way from its root to a node spells the tokens of a beginning.
+There the K/V of a block depend only on the tokens up to its end. Requests that start with the same
+tokens, in blocks of the same length, can therefore read the same pages. Stored prefixes form a
+tree; the path from its root to a node spells the tokens of a prefix.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
 
 
-# Tokens; at the root of a tree also what else all must have in common.
+# Tokens; at the root of a tree also the other things that must be equal.
 Key = tuple[str | int, ...]
 
 
@@ -22,8 +22,8 @@ Key = tuple[str | int, ...]
 class Node:
     """The K/V of [start, stop): whole blocks in whole pages.
 
-    Of those that hold it the one that was admitted first stores it; the others wait for that. When
-    nobody holds it any more it stays until its pages are needed.
+    The first admitted of its holders stores it; the others wait for that. Without holders it stays
+    until its pages are needed.
     """
 
     parent: "Node | None"
@@ -37,26 +37,26 @@ class Node:
 
 
 def num_held(nodes: list[Node]) -> int:
-    """Return how many of their pages are somebody's, so that one reader more takes none."""
+    """Return how many of their pages have holders, so that another reader takes no free ones."""
     return sum(len(node.pages) for node in nodes if node.holders)
 
 
 class Prefixes:
-    """Which beginnings are stored, in which pages, and who reads them."""
+    """The stored prefixes, their pages, and their readers."""
 
     def __init__(self, page_size: int, *, enabled: bool = True) -> None:
         self.page_size, self.enabled = page_size, enabled
         self._root = Node(None, (), 0, 0, [])
-        self._idle: dict[Node, None] = {}  # stored and held by nobody; the longest so come first
+        self._idle: dict[Node, None] = {}  # stored and without holders, least recently used first
         self._idle_pages = 0
 
     @property
     def num_idle(self) -> int:
-        """How many pages can be had back at once."""
+        """How many pages can be reclaimed at once."""
         return self._idle_pages
 
     def find(self, sequence: "Sequence") -> list[Node]:
-        """Return what there is of the tokens before a sequence's block, from their beginning on."""
+        """Return the stored nodes of the tokens before a sequence's block, from the first on."""
         found: list[Node] = []
         if not self._shares(sequence):
             return found
@@ -70,7 +70,7 @@ class Prefixes:
         return found
 
     def hold(self, sequence: "Sequence", found: list[Node]) -> None:
-        """Let a sequence have the pages of these nodes as its first."""
+        """Give a sequence the pages of these nodes as its first pages."""
         sequence.nodes = found
         for node in found:
             if node in self._idle:
@@ -80,14 +80,14 @@ class Prefixes:
             sequence.pages += node.pages
 
     def promise(self, sequence: "Sequence") -> None:
-        """Note what a sequence, who has all its pages, will store before its block."""
+        """Register what a sequence, which has all its pages, will store before its block."""
         self._grow(sequence, sequence.start, stored=False)
 
     def reach(self, sequence: "Sequence", soon: "Callable[[Sequence], int] | None" = None) -> None:
-        """Move a sequence's clean end over what others have stored.
+        """Move a sequence's clean end past what others have stored.
 
-        And over what others store in the next forward, up to where `soon` says: in a forward all
-        K/V are stored before any are read.
+        With `soon`, also past what others store in the next forward: a layer stores all K/V before
+        it reads any.
         """
         for node in sequence.nodes[sequence.clean_end // self._unit(sequence) :]:
             if not node.stored:
@@ -97,7 +97,7 @@ class Prefixes:
             sequence.clean_end = node.stop
 
     def has_turn(self, sequence: "Sequence") -> bool:
-        """Whether nobody else is about to store what the sequence needs next."""
+        """Whether no other sequence is about to store what this one needs next."""
         at = sequence.clean_end // self._unit(sequence)
         if at >= len(sequence.nodes):
             return True
@@ -105,7 +105,7 @@ class Prefixes:
         return node.stored or next(iter(node.holders)) is sequence
 
     def keep(self, sequence: "Sequence", stop: int) -> None:
-        """Take note that a sequence has stored final K/V from its clean end up to `stop`."""
+        """Record that a sequence has stored final K/V from its clean end up to `stop`."""
         for node in sequence.nodes[sequence.clean_end // self._unit(sequence) :]:
             if node.stop <= stop:
                 node.stored = True
@@ -113,13 +113,13 @@ class Prefixes:
         sequence.clean_end = stop
 
     def release(self, sequence: "Sequence") -> list[int]:
-        """Let a sequence go; return those of its pages that are free now."""
+        """Release a sequence; return its pages that are free now."""
         free = sequence.pages[sum(len(node.pages) for node in sequence.nodes) :]
         missing = next((node for node in sequence.nodes if not node.stored), None)
-        if missing is not None:  # somebody else has to store it, and what follows
+        if missing is not None:  # another holder has to store it, and what follows
             for other in missing.holders:
                 other.clean_end = min(other.clean_end, missing.start)
-        for node in reversed(sequence.nodes):  # so that of a beginning the end is given up first
+        for node in reversed(sequence.nodes):  # so that the end of a prefix is evicted first
             del node.holders[sequence]
             if node.holders:
                 continue
@@ -132,14 +132,14 @@ class Prefixes:
         return free
 
     def give_up(self) -> list[int]:
-        """Forget what was not read for longest, and return its pages."""
+        """Evict the least recently used node, and return its pages."""
         node = next(iter(self._idle))
         del self._idle[node]
         self._idle_pages -= len(node.pages)
         return self._cut(node)
 
     def _grow(self, sequence: "Sequence", stop: int, *, stored: bool) -> None:
-        """Add nodes for a sequence's own pages up to `stop`, or until others stand there."""
+        """Add nodes for a sequence's own pages up to `stop`, or up to existing nodes."""
         if not self._shares(sequence):
             return
         unit = self._unit(sequence)
@@ -147,7 +147,7 @@ class Prefixes:
             parent = sequence.nodes[-1] if sequence.nodes else self._root
             key = self._key(sequence, start)
             if key in parent.children:
-                return  # two have written the same at the same time
+                return  # two sequences stored the same at the same time
             pages = sequence.pages[start // self.page_size : (start + unit) // self.page_size]
             node = Node(parent, key, start, start + unit, pages, stored)
             node.holders[sequence] = None

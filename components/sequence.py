@@ -1,4 +1,4 @@
-"""One generation in progress: host integers only, and the arithmetic of its blocks.
+"""One generation in progress: its state, and the arithmetic of its blocks.
 
     0          prompt_len     start        stop         blocks_stop    length
     |--- prompt ---|--- final ---|- current -|---- masks ----|-- suffix --|
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from diffray.components.policy import Policy
     from diffray.components.prefixes import Node
 
-_SHORT = 32  # positions; a block of fewer may settle for as many steps as one of so many
+_SHORT = 32  # a shorter block may take as many post-steps as one of this length
 
 
 @dataclass(slots=True, eq=False)
@@ -36,56 +36,54 @@ class Sequence:
     params: "SamplingParams"
     policy: "Policy"
     block_causal: bool
-    end_ids: frozenset[int]  # tokens that end the text, unless ignored
+    end_ids: frozenset[int]  # end tokens; empty if ignored
     suffix: tuple[int, ...] = ()
-    watch: bool = False  # whether updates show the canvas
-    cache_salt: str = ""  # K/V are shared with those of the same alone
+    watch: bool = False  # whether updates contain the canvas
+    cache_salt: str = ""  # K/V are shared only within the same salt
 
     # Its canvas, all of it ...
-    seed: int = field(init=False)  # engines draw none, so where the caller did not it is 0
+    seed: int = field(init=False)  # 0 without one: engines draw no seeds
     prompt_len: int = field(init=False)
     anchor: int = field(init=False)
-    limit: int = field(init=False)  # the end of what the request asked for
+    limit: int = field(init=False)  # the end of the requested tokens
     blocks_stop: int = field(init=False)  # the end of the last block
     length: int = field(init=False)
     first_block: int = field(init=False)
-    num_blocks: int = field(init=False)  # how many blocks the generation touches
-    causal_block: int = field(init=False)  # of block-causal attention; 0: it goes both ways
+    num_blocks: int = field(init=False)  # blocks of the generation
+    causal_block: int = field(init=False)  # the block length if block-causal, else 0
     guided: bool = field(init=False)
     # ... and the current block.
     start: int = field(init=False)
     stop: int = field(init=False)
-    kv_stop: int = field(init=False)  # the end of the positions that it sees
-    prompt_in_block: int = field(
-        init=False
-    )  # how many of its positions, from its start, are the prompt's
+    kv_stop: int = field(init=False)  # the end of the keys that it sees
+    prompt_in_block: int = field(init=False)  # positions of the prompt at its start
 
     # Progress. Finished blocks are in `final`; the current block lives in the engine's slots.
     index: int = 0  # blocks finished
     step: int = 0  # denoising steps of the current block
-    post_steps: int = 0  # of them, those after the last mask was gone
+    post_steps: int = 0  # those of them after the last mask
     steps_before: int = 0  # denoising steps of the blocks before it
     clean_end: int = 0
-    cached: int = 0  # of its prompt, what it did not have to run itself
+    cached: int = 0  # prompt tokens read from shared pages
     forwards: int = 0
     final: list[int] = field(default_factory=list)
     emitted: int = 0  # tokens reported so far
-    end_id: int | None = None  # the end token that was reported; nothing after it will be
+    end_id: int | None = None  # the reported end token; nothing after it is reported
     reported: tuple[int, int] = (
         0,
         0,
-    )  # finished blocks that were reported in full, and their steps
+    )  # blocks reported in full, and their steps
 
-    # What the engine lent it.
+    # Resources lent by the engine.
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     pages_P: Tensor | None = None  # the same as a tensor
-    nodes: "list[Node]" = field(default_factory=list)  # what the first pages may share with others
+    nodes: "list[Node]" = field(default_factory=list)  # its first pages, which others may share
     uncond_pages: list[int] = field(default_factory=list)
     uncond_pages_P: Tensor | None = None
-    memory: Memory | None = None  # of the decoder, for the current block
-    masked_L: Tensor | None = None  # what is left of the current block; None where it is untouched
-    top: tuple[Tensor, Tensor] | None = None  # most probable ids and log-probabilities of its final
+    memory: Memory | None = None  # of the decoder, in the current block
+    masked_L: Tensor | None = None  # masks left in the current block; None: not started
+    top: tuple[Tensor, Tensor] | None = None  # ids and log-probabilities of its `final`
 
     def __post_init__(self) -> None:
         block = self.policy.block_length
@@ -110,19 +108,19 @@ class Sequence:
 
     @property
     def most_post_steps(self) -> int:
-        """How many steps may follow after the current block's last mask is gone.
+        """How many steps may follow the current block's last mask.
 
-        Every step before that fills a mask, so a block takes at most twice as many steps as it has
-        positions, or 32 more where it is short: work is bounded by the canvas.
+        Every earlier step fills a mask, so a block takes at most twice as many steps as it has
+        positions, or 32 more if it is short: the canvas bounds the work.
         """
         return min(self.policy.decoder.settle_steps(), max(self.stop - self.start, _SHORT))
 
     @property
     def steps_ahead(self) -> int:
-        """How many steps the current block will most probably still take, at least 1.
+        """A cautious estimate of the steps that the current block still needs, at least 1.
 
-        Half of what its masks would take at the pace so far, of this block or of all, whichever was
-        faster: blocks end sooner than they began. A block's first step tells nothing yet.
+        Half of what its masks would take at the pace so far, of this block or of all, whichever is
+        faster: blocks speed up towards their end. The first step of a block gives no estimate.
         """
         if self.step == 0:
             return 1
@@ -132,7 +130,7 @@ class Sequence:
         return max(int(masks / (2 * max(here / self.step, overall, 1.0))), 1)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the given and final tokens of [start, stop)."""
+        """Return the prompt and final tokens of [start, stop)."""
         given, written = self.prompt[start:stop], max(start - self.prompt_len, 0)
         return given + tuple(self.final[written : max(stop - self.prompt_len, 0)])
 
@@ -144,11 +142,11 @@ class Sequence:
         self._enter_block(self.index + 1)
 
     def rewind(self) -> None:
-        """Go back to where a restart is exact, keeping all final tokens that it can.
+        """Go back to the last point from which a restart is exact.
 
-        Decoders' memories and approximate caches begin anew with each block, so that is the start
-        of the current block; soft embeddings are carried over from block to block, so a soft
-        generation begins anew and finds the same tokens again.
+        That is the start of the current block, because decoder memories and approximate caches
+        start over with each block. Soft embeddings cross blocks, so a soft generation starts over
+        and finds the same tokens again.
         """
         if self.policy.iteration.soft:
             self.index = self.steps_before = 0
@@ -157,7 +155,7 @@ class Sequence:
         self._enter_block(self.index)
 
     def resume(self, ids: Items[int], reported: tuple[int, int], forwards: int) -> None:
-        """Stand where another stood that had reported these tokens, as after a rewind there."""
+        """Continue from these reported tokens, as after a rewind on the other engine."""
         self.reported = reported
         index, self.steps_before = reported
         self._enter_block(index)

@@ -1,4 +1,4 @@
-"""One number that stands for the contents of integer tensors: ranks compare it to find drift."""
+"""A checksum of integer tensors, which ranks compare to detect drift."""
 
 import torch
 from torch import Tensor

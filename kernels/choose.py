@@ -1,7 +1,7 @@
-"""Which kernels a model runs: Triton's on a GPU that they are written for, else plain torch.
+"""Chooses a model's kernels: Triton's on supported GPUs, else plain torch.
 
-The choice is made once, when a model is made for its device; from then on a `Kernels` is all that
-the model knows of it. Triton is imported only where its kernels are chosen.
+The choice is made once, when the model is built for its device; the model only sees a `Kernels`
+record. Triton is imported only if its kernels are chosen.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _CAPABILITY: Final = (8, 0)
 
 
 class Kernels(NamedTuple):
-    """One implementation of everything that a step runs beside dense matrix products."""
+    """One implementation of everything that a step runs besides dense matrix products."""
 
     name: str
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -42,10 +42,10 @@ class Kernels(NamedTuple):
     # Not called by models: the halves of `attend`.
     rotate_and_store: Callable[[Tensor, QKRotary, Tensor, Tensor, Tensor], Tensor]
     paged_attention: Callable[[Tensor, Tensor, Tensor, PagedWindows], Tensor]
-    tuner: "Tuner | None" = None  # of those that come in tiles
+    tuner: "Tuner | None" = None  # of the tiled kernels
 
 
-# Plain torch runs everywhere and defines what the others compute.
+# Plain torch runs everywhere and is the reference for the others.
 TORCH: Final = Kernels(
     "torch",
     norm.rms_norm,
@@ -62,9 +62,9 @@ TORCH: Final = Kernels(
 
 
 def choose_kernels(wish: str, device: torch.device, dtype: torch.dtype) -> Kernels:
-    """Return the kernels for a model of this dtype on this device; refuse what cannot be.
+    """Return the kernels for a model of this dtype on this device; refuse impossible ones.
 
-    "auto" is Triton's wherever they run, else torch's.
+    "auto" is Triton's kernels if they run here, else torch's.
     """
     if wish not in WISHES:
         raise ValueError(f"kernels is {wish!r}; expected one of {', '.join(WISHES)}")
@@ -81,7 +81,7 @@ def choose_kernels(wish: str, device: torch.device, dtype: torch.dtype) -> Kerne
 
 
 def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return what keeps Triton's kernels from running, and what to do about it."""
+    """Return why Triton's kernels cannot run, and what to do about it."""
     if find_spec("triton") is None:
         return "Triton is not installed; pip install 'diffray[triton]'"
     if dtype not in _DTYPES:
@@ -99,14 +99,14 @@ def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _interpreted() -> bool:
-    """Return whether Triton runs its kernels on the CPU, as the environment variable asks it to."""
+    """Return whether the environment variable selects Triton's interpreter on the CPU."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
 
 
 def triton_kernels(tuner: "Tuner | None" = None) -> Kernels:
-    """Return Triton's kernels, with the tiles that a tuner knows; compiled when first called."""
+    """Return Triton's kernels, with a tuner's tiles; they are compiled on the first call."""
     from diffray.kernels.triton.attention import attend, paged_attention
     from diffray.kernels.triton.confidence import confidence
     from diffray.kernels.triton.experts import experts_forward, quantized_experts_forward

@@ -1,4 +1,4 @@
-"""Gated experts over tokens that each go to a few of them.
+"""Gated experts; each token uses a few of them.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
 rows, then up rows), K experts of a token, S token-expert pairs (T * K), P pairs of one expert.
@@ -32,7 +32,7 @@ def experts_forward(
     run = _grouped if _suits_grouped(x_SH, w13_EFH, w2_EHI) else _one_by_one
     out_SH = run(x_SH, w13_EFH, w2_EHI, ends_E)
 
-    # Back to the tokens' order; summed along K, so the result does not hang on who else runs.
+    # Back to token order; summed along K, so the result is independent of the rest of the batch.
     places_S = torch.arange(len(order_S), device=order_S.device)
     places_S = torch.empty_like(order_S).index_copy_(0, order_S, places_S)
     read_TKH = out_SH.index_select(0, places_S).view(num_tokens, num_chosen, -1)
@@ -41,7 +41,7 @@ def experts_forward(
 
 
 def _suits_grouped(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor) -> bool:
-    """Whether grouped_mm can; on a CPU also whether slices are so short that its loop is faster."""
+    """Whether grouped_mm works; on a CPU also whether its loop is faster for such short slices."""
     rows_fit = all(width * x_SH.itemsize % 16 == 0 for width in w2_EHI.shape[1:])
     if x_SH.dtype == torch.float64 or not rows_fit:
         return False
@@ -49,7 +49,7 @@ def _suits_grouped(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor) -> bool:
 
 
 def _grouped(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor) -> Tensor:
-    """Return the experts' outputs; zero for rows of no expert."""
+    """Return the experts' outputs; zero for rows without an expert."""
     gate_SI, up_SI = grouped_mm(x_SH, w13_EFH.transpose(1, 2), offs=ends_E).chunk(2, dim=-1)
     out_SH = grouped_mm(silu(gate_SI).mul_(up_SI), w2_EHI.transpose(1, 2), offs=ends_E)
     rows_S = torch.arange(x_SH.shape[0], device=ends_E.device)
@@ -57,7 +57,7 @@ def _grouped(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor) -> T
 
 
 def _one_by_one(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor) -> Tensor:
-    """The same with one matmul per expert; reads `ends_E`, for which a GPU would have to wait."""
+    """The same with one matmul per expert; reading `ends_E` would make the host wait for a GPU."""
     ends = ends_E.tolist()
     counts = [stop - start for start, stop in pairwise([0, *ends, x_SH.shape[0]])]
     parts = []

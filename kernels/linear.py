@@ -1,4 +1,4 @@
-"""Rows times a matrix, by the library that is fastest where they are.
+"""Rows times a matrix, with the fastest library for the device.
 
 Letters: T rows, I input columns, O output columns.
 """
@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.nn import functional
 
 LITTLE = 1 << 20  # multiplications; with fewer, oneDNN's call costs more than it saves
-# oneDNN makes and keeps a program for every number of rows. Beyond so few, rows are added until the
-# number is a round one: else these programs take gigabytes, and are made again and again.
+# oneDNN compiles and keeps a program for every number of rows. Above FEW, rows are padded to a
+# multiple of ROUND; otherwise the programs take gigabytes and are compiled again and again.
 FEW, ROUND = 64, 32
 
 
 def pack(weight_OI: Tensor) -> Tensor:
-    """Return the matrix in the order in which oneDNN reads it, for `linear` alone.
+    """Return the matrix in oneDNN's layout, which only `linear` reads.
 
-    Else oneDNN sorts it in each call, which costs a quarter of the time at 32 rows. Where torch
-    multiplies, the matrix itself is returned.
+    Otherwise oneDNN reorders it in each call, a quarter of the time at 32 rows. If torch does the
+    multiplication, the matrix is returned unchanged.
     """
     if weight_OI.dtype != torch.float32 or not _has_onednn(weight_OI):
         return weight_OI
@@ -29,8 +29,7 @@ def pack(weight_OI: Tensor) -> Tensor:
 def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
     """Return x @ weight.T; float32 on a CPU goes to oneDNN.
 
-    torch itself gives it to MKL, which takes about twice as long on AMD's CPUs. A matrix may be
-    packed.
+    torch itself uses MKL, which takes about twice as long on AMD's CPUs. The matrix may be packed.
     """
     work = x_TI.shape[0] * weight_OI.numel()
     if weight_OI.is_mkldnn or (

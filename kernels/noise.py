@@ -1,6 +1,6 @@
-"""Randomness as a pure function of (request seed, position, step, token id): there is no state.
+"""Randomness as a pure function of (request seed, position, step, token id), without state.
 
-The same request draws the same numbers alone or batched, on one rank or four, now or after a
+A request draws the same numbers alone or batched, on one rank or four, before and after a
 restart. The hash is a 32-bit finalizer with full avalanche (two multiplications), written in int64
 so that plain torch computes it everywhere; two rounds of keys fold in the 64-bit seed.
 

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation over the last dimension, alone or behind a residual's sum.
+"""Root-mean-square normalisation over the last dimension, alone or after adding a residual.
 
 Letters: T packed tokens, H normalised size.
 """

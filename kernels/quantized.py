@@ -1,4 +1,4 @@
-"""Experts whose weights are stored in a byte each, with a scale for every row.
+"""Experts with weights of one byte each and a scale per row.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I), O
 output rows, K experts of a token.
@@ -15,7 +15,7 @@ def quantize_rows(w_EOI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     largest = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
     values_EOI = torch.empty_like(w_EOI, dtype=dtype)
     scale_EO = torch.empty(w_EOI.shape[:2], device=w_EOI.device)
-    # One expert at a time: all together in float32 would take several times what they end as.
+    # One expert at a time: all of them in float32 would take several times the final size.
     for w_OI, values_OI, scale_O in zip(w_EOI, values_EOI, scale_EO, strict=True):
         wide_OI = w_OI.float()
         scale_O.copy_(wide_OI.abs().amax(dim=1).clamp(min=1e-12) / largest)
@@ -33,7 +33,7 @@ def quantized_experts_forward(
     ids_TK: Tensor,
     weights_TK: Tensor,
 ) -> Tensor:
-    """Return what `experts_forward` does, of weights that are quantized where they have scales."""
+    """Return `experts_forward` for weights of which those with scales are quantized."""
     w13, w2 = (
         w if scale is None else (w.float() * scale.unsqueeze(2)).to(x_TH.dtype)
         for w, scale in ((w13_EFH, scale13_EF), (w2_EHI, scale2_EH))

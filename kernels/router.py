@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with what weight.
+"""Chooses each token's experts and their weights.
 
 Letters: T packed tokens, E experts, K experts of a token, G groups of M experts each, J of which
 are chosen.
@@ -13,7 +13,7 @@ def softmax_topk(
 ) -> tuple[Tensor, Tensor]:
     """Return ids and weights [T, K]: the largest probabilities, not renormalised.
 
-    A bias enters both the choice and the weights.
+    A bias affects both the choice and the weights.
     """
     scores_TE = logits_TE.softmax(dim=-1)
     if bias_E is not None:
@@ -33,7 +33,7 @@ def grouped_sigmoid_topk(
 ) -> tuple[Tensor, Tensor]:
     """Return ids and weights [T, K], chosen inside the best groups of consecutive experts.
 
-    The bias enters the choice alone. A group is as good as the sum of its two best experts.
+    The bias affects only the choice. A group's score is the sum of its two best experts.
     """
     scores_TE = logits_TE.sigmoid()
     choice_TE = scores_TE + bias_E

@@ -1,4 +1,4 @@
-"""Where the windows of one forward and their keys are, in the two forms that attention reads.
+"""The windows of one forward and their keys, in the two forms that attention reads.
 
 Letters: W windows, P pages of a window, B windows of one group, Q queries of a window, K keys.
 """
@@ -15,15 +15,15 @@ class Group(NamedTuple):
     windows: int
     queries: int
     keys_BK: Tensor | None  # pool slots of the keys; None where the window itself holds every key
-    mask_BQK: Tensor | None  # True where a query may look; None where it sees all keys
+    mask_BQK: Tensor | None  # True where a query sees a key; None if it sees all keys
 
 
 class PagedWindows(NamedTuple):
     """Packed windows and where their keys are: all int32 tensors on the device, and two bounds.
 
-    Window w holds the packed queries [first[w], first[w + 1]), which stand at positions from
-    start[w] on. A query sees the keys [0, kv_stop[w]); where block[w] is not 0, up to the end of
-    its own block of that length alone. An empty window, of no queries, is padding.
+    Window w holds the packed queries [first[w], first[w + 1]), at positions from start[w] on. A
+    query sees the keys [0, kv_stop[w]); if block[w] is not 0, only up to the end of its own block
+    of that length. A window without queries is padding.
     """
 
     first_W: Tensor  # one more than there are windows
@@ -32,13 +32,13 @@ class PagedWindows(NamedTuple):
     block_W: Tensor
     pages_WP: Tensor  # position n is in slot pages[w, n // page_size] * page_size + n % page_size
     page_size: int
-    max_queries: int  # no window has more
+    max_queries: int  # the maximum over windows
 
 
 class Windows(Protocol):
     """The same windows for torch, which gathers each group's keys, and for Triton, which does not.
 
-    A form may be made only when it is asked for.
+    Each form is built on demand.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a request can run: refused with a reason before it takes any memory."""
+"""Checks whether a request can run, and refuses it with a reason before it takes any memory."""
 
 import secrets
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from diffray.workers.messages import Footprint, Request, Resume
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine can hold and what its model is, for those who must judge without it."""
+    """An engine's capacity and its model's facts, for processes that have no engine."""
 
     spec: ModelSpec
     context: int  # positions of the longest canvas
@@ -80,7 +80,7 @@ class CheckedRequest:
     def footprint(self) -> Footprint:
         return self.limits.footprint(self.sequence)
 
-    def resumed(self, resume: Resume) -> "CheckedRequest":
+    def resumed(self, resume: Resume | None) -> "CheckedRequest":
         return check_request(replace(self.request, resume=resume), self.limits)
 
 
@@ -112,8 +112,8 @@ def check(request: Request, limits: Limits) -> Sequence:
         raise ValueError("the prompt is empty; give it at least one token")
     if request.suffix and spec.block_causal:
         raise ValueError(
-            "a suffix does not fit this model: its attention is block-causal, so what is written "
-            "cannot see what follows; use a model whose attention is bidirectional"
+            "a suffix does not fit this model: its attention is block-causal, so the text "
+            "cannot depend on what follows; use a model with bidirectional attention"
         )
     _check_ids(request, limits)
     sequence = _sequence(request, limits)
@@ -170,19 +170,19 @@ def _check_ids(request: Request, limits: Limits) -> None:
 
 
 def _check_choice(sequence: Sequence, limits: Limits) -> None:
-    """Refuse a request that leaves no token to write a text with."""
+    """Refuse a request that leaves no token to choose from."""
     params, size = sequence.params, limits.spec.vocab_size
     never = {limits.mask_token_id, *sequence.end_ids, *params.bad_token_ids}
     left = len(set(params.allowed_token_ids) - never) if params.allowed_token_ids else size
     if not left or len(never) == size:
         raise ValueError(
-            "allowed_token_ids and bad_token_ids leave no token to write but the mask and end "
+            "allowed_token_ids and bad_token_ids leave no token except the mask and end "
             "tokens; allow at least one more"
         )
 
 
 def _resume(sequence: Sequence, resume: Resume) -> None:
-    """Make a new sequence stand where another stood; refuses where none can have stood."""
+    """Move a new sequence to the state of a resumed request; refuse an impossible state."""
     ids, (blocks, steps) = resume.ids, resume.progress
     sequence.resume(ids, (blocks, steps), resume.forwards)
     if sequence.emitted == sequence.params.max_tokens and sequence.end_id is None:

@@ -1,4 +1,4 @@
-"""The blocks that are denoised now, on the device: what stands in them, and who is done.
+"""The current blocks on the device: their contents, and which rows are done.
 
 Letters: B sequences that denoise, L positions of the longest block, G rows that share a decoder.
 """
@@ -20,7 +20,7 @@ from diffray.workers.top_tokens import TopTokens
 
 
 class BatchState:
-    """A row for each sequence, from when its block is planned to when somebody's block changes."""
+    """One row per sequence, valid until the block of any row changes."""
 
     def __init__(self, sequences: Items[Sequence], slots: Slots) -> None:
         self.sequences, self.slots, self.device = sequences, slots, slots.device
@@ -33,7 +33,7 @@ class BatchState:
                 s.start,
                 s.stop,
                 s.slot * slots.length,
-                # An editing decoder may replace what stands from here on.
+                # An editing decoder may replace tokens from here on.
                 s.prompt_len if s.policy.decoder.edits else s.stop,
                 s.seed,
                 s.steps_before,
@@ -45,7 +45,7 @@ class BatchState:
             )
             for s in sequences
         ]
-        # One copy to the device for them all.
+        # One copy to the device for all of them.
         start_B, stop_B, base_B, ours_B, self.seed_B, self.before_B, *rest = send(
             torch.tensor(facts), self.device
         ).unbind(1)
@@ -66,7 +66,7 @@ class BatchState:
 
     @property
     def remembering(self) -> bool:
-        """Whether some row's decoder remembers."""
+        """Whether the decoder of any row has a memory."""
         return any(group.memory is not None for group in self.groups)
 
     def now(self, step: int) -> Block:
@@ -75,12 +75,12 @@ class BatchState:
         if floors != self._floors:
             self._floors = floors
             self._floor_B = send(torch.tensor(floors, dtype=torch.float64), self.device)
-        editable_BL = self.ours_BL  # empty, unless somebody edits
+        editable_BL = self.ours_BL  # empty, unless a decoder edits
         if self.edits:
             editable_BL = self.ours_BL & ~self.masked_BL & ~self.done_B.unsqueeze(1)
         return Block(
             ids_BL=self.ids_BL,
-            masked_BL=self.masked_BL,  # nothing is where a row is done
+            masked_BL=self.masked_BL,  # nothing in rows that are done
             editable_BL=editable_BL,
             positions_BL=self.positions_BL,
             seed_B=self.seed_B,
@@ -93,7 +93,7 @@ class BatchState:
         )
 
     def accept(self, proposal: Proposal, block: Block) -> None:
-        """Make accepted tokens final, and find out which rows are done."""
+        """Make accepted tokens final, and determine which rows are done."""
         open_BL = block.masked_BL | block.editable_BL if self.edits else block.masked_BL
         accepted_BL = self._accept(proposal, block) & open_BL
         accepted_BL |= _rescue(proposal, block, accepted_BL)
@@ -115,13 +115,13 @@ class BatchState:
         self.done_B = self.done_B | empty_B
 
     def outcomes(self) -> list[Outcome]:
-        """Copy what happened to the host: the one place where a round waits for the device."""
+        """Copy the outcome to the host: the only place where a round waits for the device."""
         counts_B3 = torch.stack([self.steps_B, self.settled_B, self.done_B.long()], dim=1)
         block = self.ids_BL, self.masked_BL, self.steps_BL, self.logprobs_BL
         return copy_outcomes(self.lengths, *block, counts_B3, self.top_tokens.rankings())
 
     def keep(self) -> None:
-        """Hand over what the blocks that are not done need to know after another plan."""
+        """Save the state of unfinished blocks in their sequences, for the next plan."""
         self._put(self.slots.steps_SN, self.steps_BL)
         self._put(self.slots.logprobs_SN, self.logprobs_BL)
         self.top_tokens.keep()
@@ -135,7 +135,7 @@ class BatchState:
 
     def _accept(self, proposal: Proposal, block: Block) -> Tensor:
         """Ask each group's decoder about its rows."""
-        if len(self.groups) == 1:  # nothing to be picked apart
+        if len(self.groups) == 1:  # no rows to select
             return self.groups[0].decoder.accept(proposal, block)
         accepted_BL = torch.zeros_like(self.masked_BL)
         for group in self.groups:
@@ -158,7 +158,7 @@ class BatchState:
         ]
 
     def _gather_memory(self, members: list[int]) -> Memory:
-        """Stand the members' memories side by side; a block takes at most L steps, so K = L."""
+        """Stack the members' memories; a block takes at most L steps, so K = L."""
         shape = (len(members), self.length, self.length)
         ids = torch.full(shape, -1, device=self.device)
         credit = torch.zeros(shape, device=self.device, dtype=torch.float64)
@@ -177,7 +177,7 @@ class BatchState:
 
 
 def _rescue(proposal: Proposal, block: Block, accepted_BL: Tensor) -> Tensor:
-    """Return the most confident masked position of each row that got none: every step counts."""
+    """Return the best masked position of each row without an accepted token."""
     confidence_BL = proposal.confidence_BL.nan_to_num(nan=-2.0, neginf=-3.0)
     best_B1 = confidence_BL.masked_fill(~block.masked_BL, -4.0).argmax(-1, keepdim=True)
     is_best_BL = torch.arange(accepted_BL.shape[1], device=best_B1.device) == best_B1

@@ -1,7 +1,7 @@
 """One rank's loop: admits requests, runs rounds of denoising steps, reports what became final.
 
-It is deterministic: engines that are told the same things in the same order do the same, which is
-what keeps the ranks of a replica in step.
+It is deterministic: engines that receive the same calls in the same order do the same, which keeps
+the ranks of a replica in step.
 """
 
 from collections import deque
@@ -45,12 +45,12 @@ class Engine:
         self.mesh = mesh or Mesh()
         self.eos_token_ids = tuple(eos_token_ids)
         self.chunk = chunk
-        self.graphs = graphs  # steps to replay; None: all are run
-        self.most_threads = most_threads  # that a step uses; None: as many as torch has
+        self.graphs = graphs  # recorded steps; None: every step is launched
+        self.most_threads = most_threads  # per step; None: torch's number
         self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in the order of their admission
-        self._rounds: BatchPlan | None = None  # the last ones, while their plan holds
-        self.preemptions = self.forwards = self.tokens = 0  # since it began
+        self.running: list[Sequence] = []  # in the order of admission
+        self._rounds: BatchPlan | None = None  # the current plan, as long as it is valid
+        self.preemptions = self.forwards = self.tokens = 0  # since the start
 
     @property
     def idle(self) -> bool:
@@ -58,7 +58,7 @@ class Engine:
 
     @property
     def limits(self) -> Limits:
-        """What a request must keep to; it stands for the engine where there is none to ask."""
+        """The limits of a request, for processes that have no engine."""
         return Limits(
             spec=self.model.spec,
             context=min(self.slots.length, self.model.spec.max_positions),
@@ -90,7 +90,7 @@ class Engine:
         self.waiting = deque(s for s in self.waiting if s.uid != uid)
 
     def preempt(self, uid: int) -> None:
-        """Take back what a running request holds; it goes on later and finds the same tokens."""
+        """Take slot and pages from a running request; it resumes later with the same tokens."""
         for sequence in self.running:
             if sequence.uid == uid:
                 self._release(sequence)
@@ -103,7 +103,7 @@ class Engine:
     def step(self, steps: int = 1) -> list[Update]:
         """Run one round of at most `steps` denoising steps; report what became final in it.
 
-        It is shorter where somebody's block may be done sooner: who is done waits for the others.
+        It is shorter if a block may finish sooner, because finished rows wait for the others.
         """
         with at_most_threads(self.most_threads):
             return self._step(steps)
@@ -124,7 +124,7 @@ class Engine:
             for step in range(steps):
                 chunks = self._chunks(filling)
                 if not denoising and (not chunks or (step and any(map(self._denoises, filling)))):
-                    break  # there is nothing to do, or somebody has what it needs to denoise
+                    break  # nothing left to do, or a sequence is ready to denoise
                 rounds.denoise(step, chunks)
                 self.forwards += 1
                 for chunk in chunks:
@@ -132,7 +132,7 @@ class Engine:
                     chunk.sequence.forwards += 1
             outcomes = rounds.outcomes() if denoising else []
         except BaseException:
-            # Somebody pressed Ctrl-C: the device may have gone further than what is known of it.
+            # Interrupted, by Ctrl-C for instance: the device may be ahead of what the host knows.
             self._rounds = None
             for sequence in reversed(denoising):
                 self.preempt(sequence.uid)
@@ -140,7 +140,7 @@ class Engine:
         updates = []
         for sequence, outcome in zip(denoising, outcomes, strict=True):
             sequence.forwards += steps
-            if sequence.slot >= 0:  # else it just gave way to another's next block
+            if sequence.slot >= 0:  # else it was preempted by the next block of another one
                 updates.append(self._settle(sequence, outcome))
         return [u for u in updates if u.ids or u.finish_reason or u.canvas is not None]
 
@@ -159,7 +159,7 @@ class Engine:
         return Reply(order.number, self.forwards - before, updates, refused, self.stats())
 
     def stats(self) -> Stats:
-        """Return how the engine is doing; counts host integers alone."""
+        """Return the engine's counts; reads host integers only."""
         return Stats(
             running=len(self.running),
             waiting=len(self.waiting),
@@ -171,9 +171,9 @@ class Engine:
         )
 
     def digest(self) -> int:
-        """Return a checksum of what must be equal on all ranks: the canvases, and who holds what.
+        """Return a checksum of what must be equal on all ranks: canvases, slots and pages.
 
-        It costs a wait for the device, so it is for every so many rounds.
+        It waits for the device, so it runs only once in a number of rounds.
         """
         state = [
             (s.uid, s.slot, s.index, s.step, s.clean_end, s.emitted, s.pages, s.uncond_pages)
@@ -184,7 +184,7 @@ class Engine:
         text = repr((state, waiting, self.kv.num_free, cells))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
 
-    # What rounds share.
+    # The plan that rounds share.
 
     def _plan(self, denoising: list[Sequence]) -> BatchPlan:
         if self._rounds is None or self._rounds.sequences != denoising:
@@ -195,7 +195,7 @@ class Engine:
         return self._rounds
 
     def _replan(self) -> None:
-        """Have the next round planned anew, as somebody's block is about to change."""
+        """Drop the plan, because a block is about to change."""
         if self._rounds is not None:
             self._rounds.keep()
             self._rounds = None
@@ -208,8 +208,8 @@ class Engine:
     def _admit(self) -> None:
         """Start waiting requests in order, as long as slots and pages last.
 
-        The first that finds no room makes the others wait too: small ones that slipped past would
-        keep a big one waiting for ever.
+        If the first does not fit, the others wait too: small ones that overtake it could keep a
+        big one waiting forever.
         """
         while self.waiting and self.slots.num_free:
             sequence = self.waiting[0]
@@ -224,7 +224,7 @@ class Engine:
             self.kv.prefixes.promise(sequence)
 
     def _extend(self, sequence: Sequence) -> None:
-        """Allocate pages up to the end of what the current block sees; the caller made room."""
+        """Allocate pages up to the end of what the current block sees; the caller has made room."""
         missing = self.kv.pages_for(sequence.kv_stop) - len(sequence.pages)
         if missing <= 0:
             return
@@ -235,7 +235,7 @@ class Engine:
             sequence.uncond_pages_P = torch.tensor(sequence.uncond_pages)
 
     def _grow(self, sequence: Sequence) -> None:
-        """Make room for the next block; the latest arrivals give way, the sequence itself too."""
+        """Make room for the next block; preempt the latest arrivals, maybe the sequence itself."""
         held = len(sequence.pages) + len(sequence.uncond_pages)
         while self._pages(sequence, sequence.kv_stop) - held > self.kv.num_free:
             latest = self.running[-1]
@@ -254,9 +254,9 @@ class Engine:
         sequence.pages_P = sequence.uncond_pages_P = None
 
     def _reach(self, sequence: Sequence, soon: Callable[[Sequence], int] | None = None) -> None:
-        """Spare a sequence what others store."""
+        """Skip what other sequences store of the prefix."""
         self.kv.prefixes.reach(sequence, soon)
-        if not sequence.forwards:  # it has not stored anything itself
+        if not sequence.forwards:  # it has stored nothing itself
             sequence.cached = sequence.clean_end
 
     # Long prompts of block-causal models.
@@ -277,7 +277,7 @@ class Engine:
         return self._next_chunk(sequence).stop if self._fills(sequence) else sequence.start
 
     def _chunks(self, filling: list[Sequence]) -> list[Chunk]:
-        """Return the next chunk of each, but of those for whom somebody else stores it."""
+        """Return the next chunk of each sequence, unless another one stores it."""
         chunks = []
         for sequence in filling:
             self._reach(sequence)
@@ -294,11 +294,11 @@ class Engine:
     # After a round.
 
     def _settle(self, sequence: Sequence, outcome: Outcome) -> Update:
-        """Take over what the round did: report final tokens, move to the next block, or finish."""
+        """Apply a round's outcome: report final tokens, move to the next block, or finish."""
         sequence.step = outcome.step
         sequence.post_steps = outcome.post_steps
         sequence.masked_L = outcome.masked
-        if sequence.clean_end < sequence.start:  # the block's first step stored what was missing
+        if sequence.clean_end < sequence.start:  # the block's first step stored the missing K/V
             self.kv.prefixes.keep(sequence, sequence.start)
         cap = sequence.stop - sequence.start + sequence.most_post_steps
         assert sequence.step <= cap, "a block took more steps than it has positions"

@@ -1,15 +1,14 @@
-"""Steps of fixed shapes: recorded once when the engine starts, then replayed on other numbers.
+"""Steps of fixed shapes, recorded at startup and replayed with other inputs.
 
-On a GPU a recording is a CUDA graph: a few hundred launches become one, and the host is out of the
-way. A recording belongs to a bucket, so many windows of at most so many positions, and reads and
-writes tensors that stay where they are; what stands in them says which canvases, pages and rows it
-is about. Windows that a bucket has too many of are padding: they show the model a position that
-nobody reads, and store into page 0.
+On a GPU a recording is a CUDA graph: a few hundred launches become one. A recording belongs to a
+bucket (a number of windows, each of at most a number of positions) and reads and writes tensors
+that stay in place; their contents select canvases, pages and rows. Unused windows of a bucket are
+padding: they show the model a dummy position and store into page 0.
 
-Recorded are the model's forward and the choice of a token for each row of the head. What follows,
-decoders and canvases, is not: which decoders there are, and whose rows they are about, is said by
-the requests, so there would be a recording for every mixture of them; and requests that need more
-than the best token (filters, biases, guidance, rankings, credit) go on from the hidden states.
+The recording covers the model's forward and the choice of a token for each row of the head. It does
+not cover decoders and canvases, because every mixture of decoders would need its own recording.
+Requests that need more than the best token (filters, biases, guidance, rankings, credit) continue
+from the hidden states.
 
 Letters: T tokens of a bucket, W windows, P pages of a window, B windows of a group, Q queries of a
 window, K keys, R rows of the head, H hidden size.
@@ -34,11 +33,11 @@ from diffray.kernels.confidence import Confidence
 from diffray.kernels.windows import Group, PagedWindows
 from diffray.workers.slots import Slots
 
-_FEWEST_ROWS = 32  # of the head: fewer cost as much
+_FEWEST_ROWS = 32  # rows of the head; fewer cost as much
 
 
 class Bucket(NamedTuple):
-    """Windows that share a recording: at most so many, of at most so many positions each."""
+    """The size of a recording: its number of windows, and the positions of each, at most."""
 
     windows: int
     length: int
@@ -51,8 +50,8 @@ class Bucket(NamedTuple):
 def buckets_for(max_num_seqs: int, block_length: int) -> list[Bucket]:
     """Return buckets for one and for two blocks of every sequence, the largest first.
 
-    A cheap step runs the block, with its neighbours under `vicinity`; under `exact` a block's first
-    step runs the block before it too.
+    A step usually runs one block, and its neighbours under `vicinity`; under `exact` a block's
+    first step runs the previous block too.
     """
     counts = {2**power for power in range(max_num_seqs.bit_length())} | {max_num_seqs}
     lengths = block_length, 2 * block_length
@@ -68,9 +67,9 @@ class StaticWindows:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Return one group of all windows and all keys that a window may have, most of them masked.
+        """Return one group of all windows with the maximum number of keys, most of them masked.
 
-        Computed on the device, so that a recording does it too.
+        Computed on the device, so that it is part of the recording.
         """
         _, start_W, stop_W, block_W, pages_WP, size, length = self.paged
         keys_BK = slots_of(pages_WP, pages_WP.shape[1] * size, size)
@@ -89,10 +88,10 @@ class Recorded:
         self.bucket = bucket
         self._model, self._kv, self._slots = model, kv, slots
         device = slots.device
-        # Where each token is: its position, the K/V slot that it stores to, its cell on a canvas.
+        # Of each token: its position, the K/V slot that it stores to, its cell on a canvas.
         self._places_3T = torch.zeros(3, bucket.tokens, dtype=torch.long, device=device)
         self._read_R = torch.zeros(bucket.tokens, dtype=torch.long, device=device)
-        # Rounded up, so that each row begins where Triton likes a tensor to begin.
+        # Rounded up, so that each row starts at an address that Triton is compiled for.
         facts_3W = torch.zeros(3, -(-bucket.windows // 4) * 4, dtype=torch.int32, device=device)
         self._facts_3W = facts_3W[:, : bucket.windows]
         pages = bucket.windows, kv.pages_for(slots.length)
@@ -114,7 +113,7 @@ class Recorded:
     def fill(self, windows: Items[Window]) -> None:
         """Point the recordings at these windows."""
         count, length = self.bucket
-        # Padding is a window of the first position, whose only key is what padding has stored.
+        # Padding is a window of one position whose only key was stored by padding.
         padding = [(0, 0, 1, 0, 0)] * (count - len(windows))
         start_W, stop_W, kv_stop_W, block_W, canvas_W = torch.tensor(
             [*(window.facts for window in windows), *padding]
@@ -139,7 +138,7 @@ class Recorded:
             place.copy_(part.view(place.shape))
 
     def read(self, tokens_R: Tensor) -> None:
-        """Say for which tokens `choose` is to find a token."""
+        """Set the rows for which `choose` selects tokens."""
         self._read_R.zero_()
         self._read_R[: len(tokens_R)] = tokens_R
 
@@ -149,7 +148,7 @@ class Recorded:
         return self._hidden_TH
 
     def choose(self, count: int) -> Confidence:
-        """Return the choice for the first `count` rows that are read, without randomness."""
+        """Return the greedy choice for the first `count` rows set by `read`."""
         capacity = min(rows for rows in self._choose if rows >= count)
         found = self._choose[capacity]()
         return Confidence(*(part[:count] for part in found))
@@ -177,12 +176,12 @@ class Graphs:
         *,
         progress: bool = False,
     ) -> None:
-        # Large ones first: the memory that they leave is enough for the others.
+        # The largest first, so that the others reuse its memory.
         bar = tqdm(list(buckets), desc="graphs", unit="", disable=None if progress else True)
         self._recorded = [Recorded(bucket, model, kv, slots, record) for bucket in bar]
 
     def fit(self, windows: int, length: int) -> Recorded | None:
-        """Return the smallest bucket's recordings for so many windows of at most this length."""
+        """Return the smallest bucket that fits this number of windows of this length."""
         fitting = (
             recorded
             for recorded in self._recorded
@@ -193,9 +192,9 @@ class Graphs:
 
 @torch.inference_mode()
 def memory_for(bucket: Bucket, model: Model, kv: KVPool, slots: Slots) -> int:
-    """Return about how many bytes the recordings of a bucket and of all smaller ones take.
+    """Estimate the bytes that the recordings of a bucket and of all smaller ones take.
 
-    The bucket is run once as it is, on padding alone: a pool of one page will do.
+    The bucket is run once without recording, on padding only: a pool of one page suffices.
     """
 
     def run() -> None:
@@ -210,7 +209,7 @@ def run_again(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def halves(rows: int) -> Iterator[int]:
-    """Yield row counts for the head, each half of the one before: only masked positions ask."""
+    """Yield row counts for the head, each half the previous: only masked positions need it."""
     while True:
         yield rows
         if rows <= _FEWEST_ROWS:

@@ -16,7 +16,7 @@ class Job:
             self.choice.logprobs, self.choice.steps = [], []
         if params.top_logprobs:
             self.choice.top_logprobs = []
-        self.canvas: list[int | None] | None = None  # the latest, if the request is watched
+        self.canvas: list[int | None] | None = None  # the latest one, with `watch`
         self._text = TextStream(
             tokenizer,
             params.stop,
@@ -24,16 +24,16 @@ class Job:
             params.skip_special_tokens,
             params.min_tokens,
         )
-        self._told = 0, 0  # how much of the text and of the ids `news` has reported
+        self._told = 0, 0  # the length of text and ids that `news` has returned
 
     @property
     def finished(self) -> bool:
         return self.choice.finish_reason is not None
 
     def apply(self, update: Update) -> None:
-        """Take over an update; the job may be finished by a stop string before the engine is."""
+        """Apply an update; a stop string may finish the job before the engine does."""
         choice, ids = self.choice, update.ids
-        # An end token is the last of its update; it is counted, and is no text.
+        # An end token is the last of its update; it counts as a token and adds no text.
         is_text = update.stop_id is None or self.params.include_stop_str_in_output
         self._text.push(ids if is_text else ids[:-1])
         if self._text.stopped is not None:
@@ -45,7 +45,7 @@ class Job:
         choice.token_ids += ids
         choice.text = self._text.text
         choice.forwards = update.forwards
-        # Who goes on elsewhere finds nothing there.
+        # A resumed request has no cache hits.
         choice.cached_tokens = max(choice.cached_tokens, update.cached_tokens)
         if choice.logprobs is not None and choice.steps is not None:
             choice.logprobs += update.logprobs[: len(ids)]
@@ -55,10 +55,11 @@ class Job:
         self.canvas = update.canvas
 
     def news(self) -> Delta | None:
-        """Return what became certain since the last call, if anything did."""
+        """Return what became final since the last call, or the canvas where it is watched."""
         choice, (text, ids) = self.choice, self._told
         self._told = len(choice.text), len(choice.token_ids)
-        if self._told == (text, ids) and not self.finished:
+        canvas, self.canvas = self.canvas, None
+        if self._told == (text, ids) and canvas is None and not self.finished:
             return None
         return Delta(
             index=choice.index,
@@ -69,4 +70,5 @@ class Job:
             logprobs=None if choice.logprobs is None else choice.logprobs[ids:],
             steps=None if choice.steps is None else choice.steps[ids:],
             top_logprobs=None if choice.top_logprobs is None else choice.top_logprobs[ids:],
+            canvas=canvas,
         )

@@ -1,4 +1,4 @@
-"""Where the windows of one forward stand in the packed batch.
+"""Where the windows of one forward are in the packed batch.
 
 Letters: T packed tokens, S slots, N positions.
 """
@@ -19,7 +19,7 @@ Span = tuple[Sequence, int, int, int]  # a window of a sequence: start, stop, kv
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A packed batch, and which canvas cells its tokens are.
+    """A packed batch, and the canvas cells of its tokens.
 
     A guided sequence has a second, unconditional window: the same positions of a canvas whose
     prompt and suffix are masked, with K/V of its own.
@@ -27,16 +27,16 @@ class Layout:
 
     windows: list[Span]  # in the order given
     batch: Batch
-    masked_prompt_T: Tensor | None  # prompt positions of unconditional windows, shown as masks
-    offsets: tuple[int, ...]  # where each sequence's window begins in T
+    masked_prompt_T: Tensor | None  # prompt positions of unconditional windows, replaced by masks
+    offsets: tuple[int, ...]  # where each sequence's window starts in T
     uncond_offsets: tuple[int, ...]  # the same for unconditional windows; 0 where there is none
-    recorded: Recorded | None = None  # what to replay instead of running the batch
+    recorded: Recorded | None = None  # to replay instead of running the batch
 
     @staticmethod
     def of(windows: list[Span], slots: Slots, page_size: int, graphs: Graphs | None) -> "Layout":
         """Pack each sequence's windows; they often stay the same for many rounds.
 
-        Where a recording fits them, they are laid out in its tensors.
+        If a recording fits them, they are written into its tensors.
         """
         if slots.layout is None or slots.layout.windows != windows:
             recorded = None

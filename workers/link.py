@@ -1,6 +1,6 @@
 """A rank's end of the control channel: length-prefixed msgpack frames over one TCP connection.
 
-Nothing in a frame can be executed, and the first one carries the secret of its workers.
+A frame cannot carry code; the first one carries the worker group's secret.
 """
 
 import socket
@@ -17,7 +17,7 @@ from diffray.workers.messages import Hello, Reply, Round, WireRequest
 HEADER = struct.Struct("!I")
 LARGEST = 1 << 28  # bytes of a frame
 
-FromRank = Reply | str | None  # str: why it ends; None: a heartbeat
+FromRank = Reply | str | None  # str: the error it ends with; None: a heartbeat
 
 hello_decoder: Final = msgpack.Decoder(Hello)
 rank_decoder: Final = msgpack.Decoder(FromRank)
@@ -32,10 +32,10 @@ def encode(message: Hello | FromRank | Round[WireRequest]) -> bytes:
 
 
 def body_length(header: bytes) -> int:
-    """Return how many bytes follow a header; refuses what no peer of ours would send."""
+    """Return how many bytes follow a header; refuse lengths that no diffray process sends."""
     length = int(HEADER.unpack(header)[0])
     if length > LARGEST:
-        raise ConnectionError(f"a control frame of {length} bytes; the other end is not diffray's")
+        raise ConnectionError(f"a control frame of {length} bytes; the peer is not diffray")
     return length
 
 
@@ -50,7 +50,7 @@ class Link:
 
     @classmethod
     def connect(cls, host: str, port: int, secret: bytes, rank: int) -> Self:
-        """Connect and say who this is."""
+        """Connect and identify this rank."""
         connection = socket.create_connection((host, port), timeout=30)
         connection.settimeout(None)
         link = cls(connection)
@@ -62,7 +62,7 @@ class Link:
             self._socket.sendall(encode(message))
 
     def keep_alive(self, every: float) -> None:
-        """Send a heartbeat every so many seconds from a thread, however long a round takes."""
+        """Send a heartbeat at this interval from a thread, however long a round takes."""
         threading.Thread(target=self._beat, args=[every], name="heartbeat", daemon=True).start()
 
     def receive(self) -> Round[WireRequest] | None:
@@ -73,7 +73,7 @@ class Link:
         return order
 
     def _beat(self, every: float) -> None:
-        with suppress(OSError):  # whoever reads finds out that the connection is closed
+        with suppress(OSError):  # the reading side notices that the connection is closed
             while True:
                 self.send(None)
                 time.sleep(every)

@@ -1,6 +1,6 @@
-"""What an engine is asked and what it answers: all records that cross a process, without torch.
+"""An engine's requests and answers: all records that cross a process, without torch.
 
-They are dataclasses of plain values, which msgspec and pickle carry as they are.
+They are dataclasses of plain values, which msgspec and pickle serialize as they are.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Progress(NamedTuple):
-    """The finished blocks all of whose tokens were reported, and the denoising steps they took."""
+    """The blocks reported in full, and the denoising steps they took."""
 
     blocks: int
     steps: int
@@ -23,18 +23,18 @@ BEGINNING = Progress(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where a request stood elsewhere: enough to go on to the same text, and report only the rest.
+    """Where a request stopped on another engine: enough to continue with the same text.
 
-    It goes on from the start of the block that was being denoised, so a little is done twice.
+    It resumes at the start of the current block, so a little work is done twice.
     """
 
-    ids: tuple[int, ...] = ()  # all that were reported
+    ids: tuple[int, ...] = ()  # all reported tokens
     progress: Progress = BEGINNING
     forwards: int = 0
 
     @staticmethod
     def after(updates: Iterable["Update"]) -> "Resume":
-        """Return what follows all updates of one request, in their order; of none, the start."""
+        """Return the state after all updates of one request, in order; without any, the start."""
         resume = Resume()
         ids: list[int] = []
         for update in updates:
@@ -45,11 +45,11 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an engine is asked to generate; end tokens end a text unless `ignore_eos`.
+    """One choice to generate; end tokens end the text unless `ignore_eos`.
 
-    With a `suffix` the text is written between it and the prompt. With `watch` the updates show
-    the canvas, after every round. With `resume` it goes on where it stood elsewhere. It shares K/V
-    only with requests of the same `cache_salt`.
+    With a `suffix` the text is written between prompt and suffix. With `watch` the updates contain
+    the canvas after every round. With `resume` it continues from another engine. It shares K/V only
+    with requests of the same `cache_salt`.
     """
 
     uid: int
@@ -98,7 +98,7 @@ class WireRequest:
         params = {name: value for name, value in self.params.items() if name != "seed"}
         return hash((self.prompt, self.suffix, repr(params)))
 
-    def resumed(self, resume: Resume) -> Self:
+    def resumed(self, resume: Resume | None) -> Self:
         return replace(self, resume=resume)
 
     def to_request(self) -> Request:
@@ -143,8 +143,8 @@ class Schedulable(Protocol):
         """A checksum of what was asked, whoever asked it and with whatever seed."""
         ...
 
-    def resumed(self, resume: Resume) -> Self:
-        """Return the same request, to be continued from there."""
+    def resumed(self, resume: Resume | None) -> Self:
+        """Return the same request, untouched, to be run from there or from its start."""
         ...
 
 
@@ -161,25 +161,25 @@ class Footprint(NamedTuple):
 
 @dataclass(slots=True)
 class Update:
-    """News of one request: tokens that became final since the last, always a left prefix."""
+    """What a round added to a request: its new final tokens, always a left prefix."""
 
     uid: int
     ids: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None  # stop | length
-    stop_id: int | None = None  # the end token, once it was found: the last of all ids
-    forwards: int = 0  # that it took part in so far
+    stop_id: int | None = None  # the end token, once found: the last of all ids
+    forwards: int = 0  # so far
     progress: Progress = BEGINNING  # what `Resume` needs
-    # For each token the most probable ids when it became final; empty unless asked for.
+    # For each token the most probable ids when it became final; empty unless requested.
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    canvas: list[int | None] | None = None  # of watched requests: what is generated, None: masked
-    cached_tokens: int = 0  # of the prompt, those that it did not have to run itself
-    # Seconds since its admission, with its first news after that; said by who queues it.
+    canvas: list[int | None] | None = None  # with `watch`: the generated part; None: masked
+    cached_tokens: int = 0  # prompt tokens read from shared pages
+    # Seconds since its admission, in its first update after that; set by the queue.
     ran: float | None = None
 
     def extend(self, later: "Update") -> None:
-        """Add what followed: the tokens of both, the rest as it is now."""
+        """Append a later update: tokens add up, the rest is replaced."""
         self.ids += later.ids
         self.steps += later.steps
         self.logprobs += later.logprobs
@@ -191,20 +191,20 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How an engine is doing; counts are since it began."""
+    """An engine's load, and its counts since the start."""
 
     running: int = 0
     waiting: int = 0
     free_pages: int = 0
     num_pages: int = 0  # that can be handed out
     preemptions: int = 0
-    forwards: int = 0  # of the model, shared ones counted once
+    forwards: int = 0  # of the model; a shared one counts once
     tokens: int = 0  # reported as final
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a rank says first."""
+    """A rank's first message."""
 
     rank: int
     secret: bytes
@@ -224,12 +224,12 @@ class Round(Generic[R]):
 
 @dataclass(slots=True)
 class Reply:
-    """What rank 0 says of a round."""
+    """Rank 0's answer to a round."""
 
     number: int
     steps: int
     updates: list[Update]
-    refused: list[tuple[int, str]]  # uids, and why
+    refused: list[tuple[int, str]]  # uids and reasons
     stats: Stats
-    worked: float = 0.0  # seconds that rank 0 has spent in rounds
-    waited: float = 0.0  # and between them while there was work
+    worked: float = 0.0  # seconds of rank 0 in rounds
+    waited: float = 0.0  # and between rounds while there was work

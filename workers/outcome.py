@@ -1,4 +1,4 @@
-"""What a round did, copied from the device to the host in one piece.
+"""A round's outcome, copied from the device to the host in one transfer.
 
 Letters: B sequences, L positions of the longest block.
 """
@@ -13,17 +13,17 @@ from diffray.workers.top_tokens import Ranking
 
 
 class Outcome(NamedTuple):
-    """What a round did to the block of one sequence, on the host."""
+    """The state of one sequence's block after a round, on the host."""
 
     ids: list[int]
     masked: Tensor
-    decided: int  # how many positions stand before the first mask
+    decided: int  # positions before the first mask
     steps: list[int]  # the step at which each token became final
     logprobs: list[float]
-    step: int  # steps of the block so far, until it was done
-    post_steps: int  # of them, those after the last mask was gone
+    step: int  # steps of the block so far, up to its end
+    post_steps: int  # those of them after the last mask
     done: bool
-    top: list[Ranking]  # the most probable ids at each position, where the request asks
+    top: list[Ranking]  # the most probable ids at each position, if requested
 
 
 def copy_outcomes(

@@ -1,15 +1,15 @@
-"""What comes back from a request."""
+"""The results of a request."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice. `logprobs` and `steps` are there if the request asked for logprobs.
+    """One choice. `logprobs` and `steps` are set if the request asked for logprobs.
 
-    They tell, for each token, its log-probability at the step at which it became final (given the
-    canvas as it was then: not a left-to-right likelihood), and that step, counted from 0.
-    `top_logprobs` tells the most probable ids of the same distribution, best first.
+    They hold each token's log-probability at the step at which it became final (given the canvas
+    at that time: not a left-to-right likelihood), and that step, counted from 0. `top_logprobs`
+    holds the most probable ids of the same distribution, best first.
     """
 
     index: int
@@ -18,7 +18,7 @@ class CompletionOutput:
     finish_reason: str | None = None  # stop | length
     stop_reason: str | int | None = None  # the stop string or end token found
     forwards: int = 0
-    cached_tokens: int = 0  # of the prompt, those that this choice did not have to run
+    cached_tokens: int = 0  # prompt tokens read from shared pages
     logprobs: list[float] | None = None
     steps: list[int] | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
@@ -50,7 +50,7 @@ class RequestOutput:
 
     @property
     def cached_tokens(self) -> int:
-        """How many of the prompt's tokens the first choice did not have to run."""
+        """Prompt tokens that the first choice read from shared pages."""
         return self.outputs[0].cached_tokens
 
     @property
@@ -64,9 +64,10 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one streamed choice: what became certain since the last.
+    """What became final in one streamed choice since the last delta.
 
     `logprobs`, `steps` and `top_logprobs` are a CompletionOutput's, of exactly these tokens.
+    `canvas` is all of it as it stands, None where masked, if the request is watched.
     """
 
     index: int
@@ -77,3 +78,4 @@ class Delta:
     logprobs: list[float] | None = None
     steps: list[int] | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
+    canvas: list[int | None] | None = None

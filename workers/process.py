@@ -1,4 +1,4 @@
-"""Which process this is, so that another one of its node can end it and no other."""
+"""Identifies a process, so that another one on its node can end it and no other."""
 
 import os
 import signal
@@ -6,16 +6,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-Place = dict[str, Any]  # node, pid and start of a process, and what else its maker adds
+Place = dict[str, Any]  # node, pid and start time of a process, and what its caller adds
 
 
 def own_place(node: str) -> Place:
-    """Return where this process runs, on the node that it says it is on."""
+    """Return the place of this process, on the given node."""
     return {"node": node, "pid": os.getpid(), "started": started(os.getpid())}
 
 
 def started(pid: int) -> int | None:
-    """Return when a process started, in ticks since boot; another one with its id has another."""
+    """Return a process's start time in ticks since boot; it tells reused ids apart."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -24,7 +24,7 @@ def started(pid: int) -> int | None:
 
 
 def kill(place: Place, node: str) -> None:
-    """Kill a process of this node, unless its id belongs to another one by now."""
+    """Kill a process on this node, unless its id has been reused."""
     if place["node"] == node and started(place["pid"]) == place["started"]:
         with suppress(ProcessLookupError):
             os.kill(place["pid"], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a caller may hand over as prompts and parameters, and what is refused."""
+"""The forms that prompts and parameters may take; others are refused."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
@@ -57,7 +57,7 @@ def as_messages(messages: object) -> Messages:
 
 
 def refuse_unknown(method: str, given: Mapping[str, object]) -> None:
-    """Raise TypeError where a method was given a keyword that it does not take."""
+    """Raise TypeError for a keyword that a method does not take."""
     for name in given:
         hint = "it takes sampling_params"
         if name in SamplingParams.model_fields:

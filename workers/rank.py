@@ -1,7 +1,7 @@
-"""One rank at work: it hears of rounds, runs them, and rank 0 alone answers.
+"""The loop of one rank: it receives rounds and runs them; only rank 0 replies.
 
-All ranks are told the same things in the same order, so they do the same. No tensor leaves a rank
-but through the model's collectives.
+All ranks receive the same rounds in the same order, so they do the same. Tensors leave a rank only
+through the model's collectives.
 """
 
 import time
@@ -15,7 +15,7 @@ from diffray.workers.engine import Engine
 from diffray.workers.link import Link
 from diffray.workers.messages import Reply, Round, WireRequest
 
-_BUSY = 256  # sequences' rounds after which there may be memory to give back
+_BUSY = 256  # sequences times rounds after which freed memory is returned
 
 
 class Drift(RuntimeError):
@@ -27,11 +27,11 @@ class Rank:
 
     def __init__(self, engine: Engine, mesh: Mesh, link: Link) -> None:
         self.engine, self.mesh, self.link = engine, mesh, link
-        # Seconds in rounds, and between them while there was work: what the control channel costs.
+        # Seconds in rounds, and between rounds while there was work: the control channel's cost.
         self.worked = self.waited = 0.0
 
     def serve(self) -> None:
-        """Run rounds until the coordinator says that there are no more."""
+        """Run rounds until the coordinator ends them."""
         try:
             ready, busy = time.perf_counter(), 0
             while (message := self.link.receive()) is not None:
@@ -59,7 +59,7 @@ class Rank:
         if order.check and not self._agree():
             raise Drift(
                 "the ranks' canvases differ, so the ranks have drifted apart; "
-                "are they all of one kind of GPU, one driver and one version of diffray?"
+                "check that they have the same GPU type, driver and version of diffray"
             )
         reply.worked, reply.waited = self.worked, self.waited
         return reply

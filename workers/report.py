@@ -1,4 +1,4 @@
-"""What a round did to a sequence becomes news: only what can no longer change is told."""
+"""Turns a round's outcome into updates: only final tokens are reported."""
 
 from diffray.components.sequence import Sequence
 from diffray.workers.messages import Progress, Update
@@ -6,14 +6,14 @@ from diffray.workers.outcome import Outcome
 
 
 def report(sequence: Sequence, outcome: Outcome) -> Update:
-    """Return the tokens that can no longer change, up to the first end token, and note them."""
-    # An editing decoder may replace what it has written until the block is done.
+    """Return the new final tokens up to the first end token, and record them as reported."""
+    # An editing decoder may replace its tokens until the block is done.
     edits = sequence.policy.decoder.edits and not outcome.done
     begin = sequence.prompt_len + sequence.emitted
     stop = sequence.start if edits else min(sequence.start + outcome.decided, sequence.limit)
     if sequence.end_id is not None:
         stop = begin
-    skip = sequence.start  # positions before this stand in sequence.final
+    skip = sequence.start  # positions before this are in sequence.final
     first = max(begin, skip)
     assert begin >= skip or begin >= stop, "final tokens of an earlier block were not reported"
     ids = outcome.ids[first - skip : max(stop - skip, 0)]
@@ -50,7 +50,7 @@ def _finish_reason(sequence: Sequence, outcome: Outcome) -> str | None:
 
 
 def _canvas(sequence: Sequence, outcome: Outcome) -> list[int | None]:
-    """Return all that is generated: finished blocks, the current one, and masks after it."""
+    """Return the generated part: finished blocks, the current one, and masks after it."""
     masked = outcome.masked.tolist()
     block = [None if hidden else token for token, hidden in zip(outcome.ids, masked, strict=True)]
     canvas = [*sequence.final, *block[sequence.prompt_in_block :]]

@@ -1,4 +1,4 @@
-"""Between text and token ids: the tokenizer, and text that grows while tokens become final."""
+"""The tokenizer, and text that grows while tokens become final."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
@@ -14,27 +14,27 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decod
 
 
 class Tokenizer:
-    """A checkpoint's own tokenizer, in which a mask that somebody typed is text."""
+    """A checkpoint's tokenizer; the mask token's spelling in a text is ordinary text."""
 
     def __init__(self, fast: "PreTrainedTokenizerFast", mask_token_id: int) -> None:
         self.fast = fast
         self._mask = str(fast.convert_ids_to_tokens(mask_token_id) or "")
-        # Cut in two, the spelling is no longer the special token's.
+        # Split in two, the spelling no longer encodes to the special token.
         self._spelled = [*self._plain(self._mask[:1], False), *self._plain(self._mask[1:], False)]
 
     @staticmethod
     def load(path: Path, mask_token_id: int) -> "Tokenizer | None":
-        """Read `tokenizer.json` and its companions; None where the checkpoint has none."""
+        """Read `tokenizer.json` and related files; None if the checkpoint has none."""
         if not (path / "tokenizer.json").exists():
             return None
         from transformers import PreTrainedTokenizerFast
 
         try:
             return Tokenizer(PreTrainedTokenizerFast.from_pretrained(path), mask_token_id)
-        except Exception as error:  # the parsers of these files raise whatever they stumble over
+        except Exception as error:  # the parsers of these files raise all kinds of errors
             reason = ascii(" ".join(f"{type(error).__name__}: {error}".split())[:200])[1:-1]
             raise ValueError(
-                f"{path}: tokenizer.json and tokenizer_config.json make no tokenizer ({reason}); "
+                f"{path}: cannot load tokenizer.json and tokenizer_config.json ({reason}); "
                 "download them again"
             ) from error
 
@@ -55,7 +55,7 @@ class Tokenizer:
         return ids
 
     def encode_chat(self, messages: Messages) -> list[int]:
-        """Return the ids of a conversation, up to where the assistant begins to answer."""
+        """Return the ids of a conversation, up to the start of the assistant's answer."""
         if not self.fast.chat_template:
             raise ValueError(
                 "the checkpoint's tokenizer has no chat template; "
@@ -65,7 +65,7 @@ class Tokenizer:
             text = self.fast.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
             )
-        except Exception as error:  # the template is the checkpoint's program
+        except Exception as error:  # the template is code of the checkpoint
             line = getattr(error, "lineno", None)
             where = f" (line {line} of the template)" if line else ""
             raise ValueError(
@@ -83,16 +83,16 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"the text is no valid Unicode: {error.reason}") from None
-        # Not verbose: it would warn of a length that only the engine can judge.
+            raise ValueError(f"the text is not valid Unicode: {error.reason}") from None
+        # Not verbose: it would warn about lengths, which the engine checks.
         return list(self.fast.encode(text, add_special_tokens=add_special_tokens, verbose=False))
 
 
 class TextStream:
-    """Turns tokens, as they become final, into text that will not have to be taken back.
+    """Turns final tokens into text that never has to be taken back.
 
-    Held back are the bytes of an incomplete character and what may be the start of a stop string.
-    A stop string counts where it ends after the text of the first `min_tokens`, as in vLLM.
+    It holds back incomplete characters and possible starts of stop strings. A stop string counts
+    only if it ends after the text of the first `min_tokens`, as in vLLM.
     """
 
     def __init__(
@@ -105,18 +105,18 @@ class TextStream:
     ) -> None:
         self._tokenizer = tokenizer
         self._min_tokens = min_tokens
-        self._spared = 0  # characters of the first tokens: no stop string may end in them
+        self._spared = 0  # characters of the first tokens, in which no stop string may end
         self._stop, self._include_stop = stop, include_stop
         self._skip_special_tokens = skip_special_tokens
         self._begin = 0  # the last tokens are decoded together from here ...
-        self._read = 0  # ... and up to here their text has been taken over
+        self._read = 0  # ... and their text has been processed up to here
         self._held = ""
         self.ids: list[int] = []
         self.text = ""
         self.stopped: str | None = None  # the stop string that was found
 
     def push(self, ids: Iterable[int]) -> str:
-        """Take tokens until a stop string is complete; return the text that is now certain."""
+        """Add tokens until a stop string is complete; return the new text that is certain."""
         before, new = len(self.text), list(ids)
         if self.stopped is None and len(self.ids) < self._min_tokens and self._stop:
             left = self._min_tokens - len(self.ids)
@@ -127,7 +127,7 @@ class TextStream:
             begin, read, held = self._begin, self._read, self._held
             self._take(new)
             if self._first_stop() is not None:
-                # Which token completed it? Only now is it worth to look at each.
+                # Add the tokens one by one to find the one that completed it.
                 del self.ids[-len(new) :]
                 self._begin, self._read, self._held = begin, read, held
                 self._take_until_stop(new)
@@ -136,7 +136,7 @@ class TextStream:
         return self.text[before:]
 
     def finish(self) -> str:
-        """Return what was still held back: no more tokens will come."""
+        """Return the text held back; there are no more tokens."""
         before = len(self.text)
         if self.stopped is None:
             self._take([], last=True)
@@ -144,13 +144,13 @@ class TextStream:
         return self.text[before:]
 
     def _take(self, new: list[int], last: bool = False) -> None:
-        """Hold the text of some more tokens, up to the last complete character."""
+        """Add the text of more tokens, up to the last complete character."""
         self.ids += new
         if self._tokenizer is None:
             return
         skip = self._skip_special_tokens
         known = self._tokenizer.decode(self.ids[self._begin : self._read], skip)
-        # Where a character is incomplete, fewer of the new tokens may end with a complete one.
+        # If the last character is incomplete, drop tokens until it is complete.
         for stop in range(len(self.ids), len(self.ids) - max(len(new), 1), -1):
             text = self._tokenizer.decode(self.ids[self._begin : stop], skip)
             if len(text) > len(known) and (last or not text.endswith(_REPLACEMENT)):
@@ -172,7 +172,7 @@ class TextStream:
                 return
 
     def _first_stop(self) -> tuple[int, str] | None:
-        """Return where in the held text the earliest stop string begins, and which it is."""
+        """Return the position of the earliest stop string in the held text, and the string."""
         spared = self._spared - len(self.text)
         found = [
             (at, stop)
@@ -182,7 +182,7 @@ class TextStream:
         return min(found, default=None)
 
     def _possible_stop(self) -> int:
-        """Return the length of the longest end of the held text that may begin a stop string."""
+        """Return the length of the longest suffix of the held text that may start a stop string."""
         lengths = (
             size
             for stop in self._stop

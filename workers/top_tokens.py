@@ -1,7 +1,8 @@
-"""The most probable ids at each position of a round's blocks, from when its token became final.
+"""The most probable ids at each position of a round's blocks when its token became final.
 
-Only for the sequences that ask: the others pay nothing.
-Letters: B sequences of the round, G those that ask, L positions, K ids per position, Q rows.
+Only for sequences that request them; the others pay nothing.
+Letters: B sequences of the round, G those that request them, L positions, K ids per
+position, Q rows.
 """
 
 import math
@@ -17,7 +18,7 @@ Ranking = list[tuple[int, float]]
 
 
 class TopTokens:
-    """What `BatchPlan` keeps for requests with `top_logprobs`, from step to step."""
+    """The rankings that `BatchPlan` keeps across steps, for requests with `top_logprobs`."""
 
     def __init__(self, sequences: Items[Sequence], length: int, device: torch.device) -> None:
         self.sequences = sequences
@@ -34,21 +35,21 @@ class TopTokens:
                 self.ids_BLK[b, :n, :k], self.logprobs_BLK[b, :n, :k] = before
 
     def write(self, top: Top, accepted_BL: Tensor) -> None:
-        """Take over the ranking of the positions that were accepted."""
+        """Store the ranking of the accepted positions."""
         accepted_Q1 = accepted_BL.flatten()[top.cells_Q].unsqueeze(1)
         for kept, new_QK in ((self.ids_BLK, top.ids_QK), (self.logprobs_BLK, top.logprobs_QK)):
             flat = kept.view(-1, kept.shape[2])[:, : new_QK.shape[1]]
             flat[top.cells_Q] = torch.where(accepted_Q1, new_QK.to(kept), flat[top.cells_Q])
 
     def keep(self) -> None:
-        """Hand each sequence its own, for the next round."""
+        """Save each sequence's rankings in it, for the next round."""
         for b in self.asking:
             sequence = self.sequences[b]
             n, k = sequence.stop - sequence.start, sequence.params.top_logprobs
             sequence.top = self.ids_BLK[b, :n, :k].clone(), self.logprobs_BLK[b, :n, :k].clone()
 
     def rankings(self) -> dict[int, list[Ranking]]:
-        """Copy to the host: the ranking at each position, for each sequence that asks."""
+        """Copy to the host the ranking at each position, for each sequence that requests it."""
         if not self.asking:
             return {}
         ids, logprobs = self.ids_BLK.cpu(), self.logprobs_BLK.cpu()
@@ -56,7 +57,7 @@ class TopTokens:
         for b in self.asking:
             k = self.sequences[b].params.top_logprobs
             pairs = zip(ids[b, :, :k].tolist(), logprobs[b, :, :k].tolist(), strict=True)
-            # Forbidden ids rank last with no probability at all; they are left out.
+            # Forbidden ids rank last, with probability 0; they are left out.
             found[b] = [
                 [
                     (token, logprob)

@@ -1,7 +1,7 @@
-"""Finding the fastest tiles for a model's own shapes, before anything is recorded or served.
+"""Finds the fastest tiles for a model's shapes, before graphs are recorded.
 
-What recordings run is run once each while the kernels' tuner tries tiles, over canvases of many
-different ids and contexts of full length: padding would go to few experts and see one key.
+Each recorded shape runs once while the kernels' tuner tries tiles, with many different token ids
+and contexts of full length: padding would reach few experts and see one key.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from diffray.workers.slots import Slots
 if TYPE_CHECKING:
     from diffray.kernels.triton.tuning import Seconds
 
-_STRIDE = 7919  # neighbours get ids that are far apart
+_STRIDE = 7919  # so that neighbours get distant ids
 
 
 @torch.inference_mode()
@@ -35,7 +35,7 @@ def tune(
 ) -> None:
     """Try tiles for steps of these buckets, and for one window of the longest length.
 
-    Canvases and K/V memory hold nothing yet, and nothing that matters afterwards.
+    It overwrites canvases and K/V memory, which are not in use yet.
     """
     tuner = kv.kernels.tuner
     assert tuner is not None, "these kernels have no tiles"
@@ -49,14 +49,14 @@ def tune(
         steps.read(torch.arange(bucket.tokens, device=slots.device))
         with tuner.measuring(seconds):
             steps.forward()
-            if bucket is not whole:  # of which only a block's rows are read
+            if bucket is not whole:  # only the rows of one block are read
                 for rows in halves(bucket.tokens):
                     steps.choose(rows)
     slots.ids_SN.zero_()
 
 
 def _window(number: int, bucket: Bucket, model: Model, kv: KVPool, slots: Slots) -> Window:
-    """Return the last positions of a canvas, all of which they see."""
+    """Return a window of the last positions of a canvas, which sees all of it."""
     length = min(bucket.length, slots.length)
     pages = kv.pages_for(slots.length)
     own_P = torch.arange(number * pages, (number + 1) * pages) % (kv.num_pages - 1) + 1

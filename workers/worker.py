@@ -1,6 +1,6 @@
 """The Ray actor around one rank: it joins its mesh, loads its shard and serves rounds.
 
-torch is imported by the methods, in the actor's process: whoever creates workers needs none.
+The methods import torch, in the actor's process: the process that creates workers does not.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from diffray.workers.process import Place, own_place
 
 @ray.remote
 class Worker:
-    """One rank of a worker group: `place` on all ranks, then `start`, then `run` until the end."""
+    """One rank of a worker group; call `place` on all ranks, then `start`, then `run`."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -30,17 +30,17 @@ class Worker:
     def place(
         self, door: tuple[str, int, bytes], heartbeat_s: float, load_timeout_s: float
     ) -> Place:
-        """Connect to the coordinator; say where this rank runs, and where others meet rank 0."""
+        """Connect to the coordinator; return where this rank runs and how to reach rank 0."""
         self.link = Link.connect(*door, self.rank)
         self.link.keep_alive(heartbeat_s)
         node = ray.get_runtime_context().get_node_id()
         host = ray.util.get_node_ip_address()
         if (name := interface_of(host)) is not None:
-            # Else gloo listens where the host's name leads, which often is the loopback.
+            # Otherwise gloo listens on the host name's address, often the loopback.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         port = 0
         if self.size > 1:
-            # On all ranks, though one needs it: else the others import torch when it has done so.
+            # On all ranks, though only rank 0 needs it: so all of them import torch in parallel.
             from diffray.components.mesh import open_store
 
             if self.rank == 0:
@@ -49,7 +49,7 @@ class Worker:
         return own_place(node) | {"host": host, "port": port}
 
     def start(self, model: str, setup: dict[str, Any], host: str, port: int) -> dict[str, Any]:
-        """Join the mesh and load this rank's shard; returns what the front must know of it."""
+        """Join the mesh and load this rank's shard; return engine limits for the API server."""
         from diffray.components.backend import choose_device, use_threads
         from diffray.components.mesh import Mesh, join_store
         from diffray.workers.setup import Setup, build_rank
@@ -82,7 +82,7 @@ class Worker:
 
 
 def interface_of(host: str) -> str | None:
-    """Return the network interface that has this IPv4 address, if one has."""
+    """Return the network interface with this IPv4 address, if any."""
     get_address = 0x8915  # SIOCGIFADDR
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

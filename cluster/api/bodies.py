@@ -1,4 +1,4 @@
-"""The bodies of requests, with the names OpenAI and vLLM use; wrong ones are refused by name."""
+"""Request bodies, with the names of OpenAI and vLLM; invalid fields are refused by name."""
 
 from typing import Annotated, Any, Final, TypeVar
 
@@ -10,7 +10,7 @@ from diffray.components.policy import DiffusionParams
 
 _MOST_PROMPTS: Final = 1024
 _MOST_MESSAGES: Final = 4096
-_MOST_TOKENS: Final = 2**20  # to make text of
+_MOST_TOKENS: Final = 2**20  # to decode
 _LONGEST_WORD: Final = 1000  # characters
 _INT64: Final = 2**63
 _NOTED: Final = "Accepted, and without effect."
@@ -52,7 +52,7 @@ def _as_biases(given: Any) -> dict[int, float]:
     biases = {}
     for token, bias in given.items():
         if not (str(token).isascii() and str(token).isdigit() and len(str(token)) < 19):
-            raise ValueError(f"{str(token)[:40]!r} is no token id")
+            raise ValueError(f"{str(token)[:40]!r} is not a token id")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
             raise ValueError(f"token {token}: a bias is a number from -100 to 100")
         biases[int(token)] = float(bias)
@@ -88,7 +88,7 @@ _CALL: Final = {
         },
     },
 }
-# Of a list the first mistake is enough; a message for each of millions takes gigabytes.
+# Report only a list's first mistake; a message for each of millions would take gigabytes.
 TokenIds = Annotated[list[int], Field(max_length=1024, fail_fast=True)]
 Messages = Annotated[
     list[dict[str, Any]],
@@ -124,13 +124,13 @@ Word = Annotated[str, Field(min_length=1, max_length=_LONGEST_WORD)]
 
 
 class Body(BaseModel):
-    """Strict: a number in quotes is no number."""
+    """Strict: a number in quotes is not a number."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
 class StreamOptions(Body):
-    """What a stream tells besides the text."""
+    """What a stream contains besides the text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="Usage so far, in every chunk.")
@@ -139,7 +139,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """What chats and completions have in common; what is left out follows the server's default."""
+    """The fields that chats and completions share; the server fills in what is missing."""
 
     model: str | None = None
     n: int = Field(1, ge=1, le=128)
@@ -171,7 +171,7 @@ class GenerationBody(Body):
     cache_salt: str = Field(
         "", max_length=1024, description="K/V are shared with requests of the same salt alone."
     )
-    # What a client notes for itself or for OpenAI's books; it changes no token.
+    # Notes of the client or for OpenAI; they change no token.
     user: str | None = Field(None, description=_NOTED)
     safety_identifier: str | None = Field(None, description=_NOTED)
     prompt_cache_key: str | None = Field(None, description=_NOTED)
@@ -225,7 +225,7 @@ class CompletionBody(GenerationBody):
 
 
 class TokenizeBody(Body):
-    """POST /tokenize; a prompt, or messages."""
+    """POST /tokenize: a prompt, or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -249,7 +249,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def parse(kind: type[AnyBody], given: object) -> AnyBody:
-    """Return a body, or refuse it, naming what is wrong; null stands for a default."""
+    """Return a body, or refuse it and name the mistake; null means the default."""
     if not isinstance(given, dict):
         raise invalid("the body must be a JSON object")
     body = {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""From OpenAI's messages to a prompt in the model's own chat format."""
+"""Turns OpenAI's messages into a prompt in the model's chat format."""
 
 import inspect
 import json
@@ -10,7 +10,7 @@ from diffray.cluster.api.errors import ApiError, invalid
 from diffray.cluster.api.templates import Templates
 from diffray.workers.text import Tokenizer
 
-# Templates know the role under its older name.
+# Templates use the role's older name.
 _OLDER_NAME: Final = {"developer": "system"}
 _MEDIA: Final = {
     "image_url": "images",
@@ -25,7 +25,7 @@ _MEDIA: Final = {
 
 
 class Asks(Protocol):
-    """The fields of a body that say how to apply the template."""
+    """The fields of a body that control the template."""
 
     @property
     def add_generation_prompt(self) -> bool: ...
@@ -40,7 +40,7 @@ class Asks(Protocol):
 async def chat_text(
     messages: list[dict[str, Any]], asks: Asks, tokenizer: Tokenizer, templates: Templates
 ) -> str:
-    """Return the conversation as text, up to where the assistant writes."""
+    """Return the conversation as text, up to the start of the assistant's answer."""
     conversation = [_message(number, each) for number, each in enumerate(messages)]
     if not tokenizer.fast.chat_template:
         raise invalid(
@@ -73,12 +73,12 @@ async def chat_text(
 
 
 def _refuse_what_is_not_the_templates(given: Iterable[str], tokenizer: Tokenizer) -> None:
-    """Refuse names that would say how to apply the template, instead of what is in it."""
+    """Refuse template arguments that control rendering instead of filling in variables."""
     taken = inspect.signature(tokenizer.fast.apply_chat_template).parameters
     for name in given:
         if name in taken or name in ("messages", "conversations"):
             place = f"chat_template_kwargs.{name[:100]}"
-            raise invalid(f"{place} is not the template's to read", place)
+            raise invalid(f"{place} cannot be overridden", place)
 
 
 def _message(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _message(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
     if role not in ROLES:
         raise invalid(f"{place}.role must be one of {', '.join(ROLES)}", f"{place}.role")
     if content is None and role == "assistant":
-        content = ""  # it may have called tools and said nothing
+        content = ""  # it may have called tools without any text
     message = {"role": _OLDER_NAME.get(role, role), "content": _content(place, content)}
     for name, value in given.items():
         if name in ("role", "content") or value in (None, [], {}):
@@ -106,7 +106,7 @@ def _message(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool_calls(field: str, given: Any) -> list[dict[str, Any]]:
-    """Return an earlier answer's calls with their arguments as objects, as templates read them."""
+    """Return an earlier answer's calls with arguments as objects, which templates expect."""
     calls: list[dict[str, Any]] = []
     for call in given if isinstance(given, list) else [given]:
         match call:
@@ -136,7 +136,7 @@ def _content(place: str, content: object) -> str:
     for part in content:
         if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind in _MEDIA:
             field = f"{place}.content"
-            raise invalid(f"{field}: {_MEDIA[kind]} are not supported; send text alone", field)
+            raise invalid(f"{field}: {_MEDIA[kind]} are not supported; send only text", field)
         if not isinstance(part, dict) or set(part) != {"type", "text"}:
             raise _no_text(place)
         if part["type"] != "text" or not isinstance(part["text"], str):

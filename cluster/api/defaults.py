@@ -1,7 +1,7 @@
-"""What a request gets that does not say: the server's defaults, the checkpoint's, then ours.
+"""Defaults of a request: the server's, then the checkpoint's, then diffray's.
 
-Ours are OpenAI's but for the temperature, which is 0: these models' own samplers take the most
-probable tokens, and many of them at once drawn at temperature 1 seldom fit together.
+diffray's are OpenAI's except for the temperature, which is 0: the models' own samplers take the
+most probable tokens, and many tokens sampled at once at temperature 1 rarely fit together.
 """
 
 import logging
@@ -16,8 +16,8 @@ from diffray.components.config import Config, explain
 log = logging.getLogger(__name__)
 
 COMPLETION_TOKENS: Final = 16  # OpenAI's
-# A chat without max_tokens gets what fits the context, but no more than this: where attention goes
-# both ways the whole canvas is paid for, however short the answer turns out to be.
+# A chat without max_tokens gets what fits the context, but no more than this: with bidirectional
+# attention the whole canvas is computed, however short the answer turns out to be.
 CHAT_TOKENS: Final = 512
 
 # generation_config.json's name -> ours
@@ -31,7 +31,7 @@ _NOT_HONOURED: Final = {"repetition_penalty": 1.0, "min_p": 0.0, "no_repeat_ngra
 
 
 class GenerationDefaults(Config):
-    """None: nothing is said."""
+    """None: not set."""
 
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=100)
@@ -39,13 +39,13 @@ class GenerationDefaults(Config):
     top_k: int | None = Field(None, ge=-1)
 
     def over(self, other: Self) -> Self:
-        """Return these, with what they leave open taken from `other`."""
+        """Return these, with missing ones taken from `other`."""
         said = {n: v for n in type(self).model_fields if (v := getattr(self, n)) is not None}
         return other.model_copy(update=said)
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
-    """Return what a checkpoint's generation_config.json says; nothing where there is none."""
+    """Return the defaults in a checkpoint's generation_config.json, if it has one."""
     file = folder / "generation_config.json"
     if not file.is_file():
         return GenerationDefaults()

@@ -1,4 +1,4 @@
-"""The page at /docs: the OpenAPI description as plain HTML, without scripts or foreign files."""
+"""The page at /docs: the OpenAPI description as plain HTML, without scripts or external files."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ def page(schema: Mapping[str, Any]) -> str:
 
 
 def _body(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an example of a request body, and the tables of its fields and their parts."""
+    """Yield an example of a request body, and tables of its fields."""
     content = operation.get("requestBody", {}).get("content", {})
     for kind, media in content.items():
         yield f"<p>Takes <code>{escape(kind)}</code>, as</p>"
@@ -49,7 +49,7 @@ def _body(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[
 
 
 def _fields(place: str, schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the table of an object's fields, then those of the objects in it."""
+    """Yield the table of an object's fields, then those of nested objects."""
     required = schema.get("required", [])
     inner = []
     yield "<table>"
@@ -74,7 +74,7 @@ def _name(what: Mapping[str, Any]) -> str:
 
 
 def _parts(what: Mapping[str, Any]) -> list[str]:
-    """Return the names of the objects that a field may hold."""
+    """Return the names of the objects that a field may contain."""
     if "$ref" in what:
         return [_name(what)]
     return [name for each in _choices(what) for name in _parts(each)]
@@ -89,7 +89,7 @@ def _worth_telling(what: Mapping[str, Any]) -> bool:
 
 
 def _type(what: Mapping[str, Any]) -> str:
-    """Return a field's type in a few words; null stands for a default and goes without saying."""
+    """Return a field's type in a few words, without null, which means the default."""
     if choices := _choices(what):
         kinds = [_type(each) for each in choices if each.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))

@@ -1,4 +1,4 @@
-"""What a client is told when something cannot be done, shaped as OpenAI shapes it."""
+"""Errors for clients, in OpenAI's shape."""
 
 import math
 import re
@@ -15,16 +15,16 @@ from diffray.cluster.control.engine_client import (
 )
 from diffray.components.config import wrong_kind
 
-_LONGEST: Final = 600  # characters of a message; what was given may be megabytes
-_LONGEST_NAME: Final = 200  # and of the field's name, which may be the client's invention
+_LONGEST: Final = 600  # characters of a message; the input may be megabytes
+_LONGEST_NAME: Final = 200  # and of the field's name, which the client may have invented
 _LONGEST_VALUE: Final = 100
-_RETRY_LOST: Final = 2.0  # seconds, about what it takes to find out that a replica or proxy is lost
-_RETRY_FAILED: Final = 5.0  # seconds, about what it takes to start an engine's ranks anew
-_KINDS: Final = ("iteration", "decoder", "cache")  # of these a place names the kind as well
+_RETRY_LOST: Final = 2.0  # seconds, about the time to detect a lost replica or proxy
+_RETRY_FAILED: Final = 5.0  # seconds, about the time to restart an engine's ranks
+_KINDS: Final = ("iteration", "decoder", "cache")  # for these a place includes the kind
 
 
 class ApiError(Exception):
-    """A refusal, with its HTTP status."""
+    """An error with its HTTP status."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ApiError(Exception):
         self.param = None if param is None else printable(shortened(param, _LONGEST_NAME))
         self.code, self.retry_after, self._headers = code, retry_after, dict(headers or {})
 
-    def __reduce__(self) -> Any:  # it travels to those who ask by a handle
+    def __reduce__(self) -> Any:  # it is sent to callers of a handle
         return _remade, (self.status, self.message, vars(self))
 
     @property
@@ -71,12 +71,12 @@ def _remade(status: int, message: str, fields: dict[str, Any]) -> ApiError:
 
 
 def printable(text: str) -> str:
-    """Return a text on one line, whatever a client has put into it."""
+    """Return a client's text on one line, with control characters escaped."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text whose middle was left out if it is long."""
+    """Return a text, without its middle if it is long."""
     if len(text) <= most:
         return text
     half = (most - 5) // 2
@@ -84,7 +84,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return the refusal of a request that has to be changed."""
+    """Return the error for an invalid request."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -93,7 +93,7 @@ def unsupported(param: str, allowed: str) -> ApiError:
 
 
 def unavailable(message: str) -> ApiError:
-    """Return the answer where nobody can answer now, but soon."""
+    """Return the error while no replica can answer, with a time to retry."""
     return ApiError(
         503, message, kind="server_error", code="engine_unavailable", retry_after=_RETRY_LOST
     )
@@ -105,7 +105,7 @@ def bug() -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return what to tell a client about an engine's refusal or failure; a bug is raised again."""
+    """Return the error for an engine's refusal or failure; other exceptions are raised again."""
     match error:
         case ApiError():
             return error
@@ -117,7 +117,7 @@ def as_api_error(error: Exception) -> ApiError:
                 code="rate_limit_exceeded",
                 retry_after=error.retry_after,
             )
-        case Poisonous():  # not a 5xx, after which clients try again
+        case Poisonous():  # not a 5xx, after which clients retry
             return ApiError(422, str(error), code="request_ends_engine")
         case EngineFailed():
             return ApiError(
@@ -138,7 +138,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def of_validation(error: ValidationError) -> ApiError:
-    """Return the refusal of a body, naming the first field that is wrong."""
+    """Return the error for an invalid body, naming the first wrong field."""
     mistake = error.errors(include_url=False)[0]
     param = _place(mistake["loc"])
     if mistake["type"] == "union_tag_invalid":
@@ -154,7 +154,7 @@ def of_validation(error: ValidationError) -> ApiError:
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    """Return the dotted name of a field, without what pydantic says of unions."""
+    """Return the dotted name of a field, without pydantic's names of unions."""
     first, *rest = (str(part) for part in loc)
     if first not in ("diffusion", "stream_options"):
         return first
@@ -164,7 +164,7 @@ def _place(loc: tuple[int | str, ...]) -> str:
 
 
 def _first_word(message: str) -> str | None:
-    """Return the field that a message begins with, as in `min_tokens (5) must not exceed`."""
+    """Return the field at the start of a message, as in `min_tokens (5) must not exceed`."""
     found = re.match(r"(?:an? |the )?([a-z]+(?:_[a-z]+)+|stop|cache|iteration|suffix)\b", message)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""What every request passes first: it shows its key where one is needed, and gets an id."""
+"""The middleware that every request passes first: it checks keys and assigns ids."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from diffray.cluster.api.keys import is_known
 
 _OPEN: Final = ("/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json")
 _USABLE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-# A page that needs more, as the one of /docs its style, says so itself.
+# A page that needs more, such as the style of /docs, overrides this.
 _SAFE: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -24,9 +24,9 @@ _SAFE: Final = {
 
 
 class RequestIds:
-    """ASGI middleware: every answer has the id that its request came with, or one of its own.
+    """ASGI middleware: every answer has its request's id, or a new one.
 
-    Behind Ray Serve it has no place: Serve does the same, and an answer would have two.
+    Not used behind Ray Serve, which does the same: an answer would have two ids.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -48,7 +48,7 @@ class RequestIds:
 
 
 class Gate:
-    """ASGI middleware; everything that is not open needs a key, what does not exist too."""
+    """ASGI middleware: every path needs a key unless it is open, also paths that do not exist."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str] = ()) -> None:
         self._app = app

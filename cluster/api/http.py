@@ -1,4 +1,4 @@
-"""Between HTTP and JSON objects: bodies in, answers and event streams out, clients that go away."""
+"""HTTP to JSON objects and back: bodies, answers, event streams, disconnected clients."""
 
 import asyncio
 import json
@@ -19,9 +19,9 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 _DONE: Final = b"data: [DONE]\n\n"
-_DEEPEST: Final = 64  # objects and lists in each other, in a body
+_DEEPEST: Final = 64  # nesting of objects and lists in a body
 _MOST_HOLDERS: Final = 2**18
-_STALLED_S: Final = 60.0  # a client that takes nothing for so long is taken for gone
+_STALLED_S: Final = 60.0  # a client that reads nothing for this long is assumed gone
 
 
 def dump(value: object) -> bytes:
@@ -33,16 +33,16 @@ def answer(value: object, status: int = 200, headers: Mapping[str, str] | None =
 
 
 def refusal(error: ApiError) -> Response:
-    # ASCII, for a message may quote what no encoding holds.
+    # ASCII, because a message may quote characters that cannot be encoded.
     text = json.dumps(error.body, separators=(",", ":"))
     return Response(text, error.status, error.headers, "application/json")
 
 
 async def read_json(request: Request, most: int, seconds: float) -> object:
-    """Return a request's body; refuses what is too large before it is in memory, or too slow."""
+    """Return a request's body; refuse one that is too large, before reading it, or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        # Browsers send other types to any server, without asking it first whether they may.
+        # Browsers send other types to any server without a preflight request.
         raise ApiError(
             415,
             "The body must be JSON and say so; send the header Content-Type: application/json.",
@@ -83,9 +83,9 @@ async def _read(request: Request, most: int) -> bytes:
 
 
 def parse_json(text: str) -> object:
-    """Return the value of a JSON text; stricter than json, for what it lets pass hides mistakes."""
+    """Parse JSON, more strictly than json, whose leniency hides mistakes."""
     holders = text.count("[") + text.count("{")
-    if holders > _MOST_HOLDERS:  # each takes sixty times what it takes in the text
+    if holders > _MOST_HOLDERS:  # each takes sixty times its size in the text
         raise ValueError(f"it holds more than {_MOST_HOLDERS} objects and lists")
     value: object = json.loads(
         text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_no_twins
@@ -96,12 +96,12 @@ def parse_json(text: str) -> object:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("half of a surrogate pair is no text") from None
+            raise ValueError("unpaired surrogate") from None
     return value
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -115,7 +115,7 @@ def _no_twins(pairs: list[tuple[str, object]]) -> Json:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise ValueError(f"the key {name[:100]!r} stands twice in one object")
+                raise ValueError(f"the key {name[:100]!r} occurs twice in one object")
             seen.add(name)
     return made
 
@@ -136,7 +136,7 @@ def _refuse_depth(value: object) -> None:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what the work gives; a client that hangs up cancels it."""
+    """Return the result of the work; cancel it if the client disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request.receive))
     try:
@@ -149,7 +149,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """Server-sent events; a client that hangs up closes the generator of chunks."""
+    """Server-sent events; if the client disconnects, the generator of chunks is closed."""
 
     def __init__(self, first: Json, rest: AsyncGenerator[Json, None]) -> None:
         super().__init__(
@@ -176,7 +176,7 @@ class EventStream(Response):
             if sending.done():
                 sending.result()
         except OSError:
-            pass  # the client hung up while it was being sent to, or reads no more
+            pass  # the client disconnected while sending, or no longer reads
         finally:
             await _cancel(*(task for task in (sending, gone) if task is not None))
             await self._rest.aclose()

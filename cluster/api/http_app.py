@@ -33,17 +33,17 @@ def build_api(
 ) -> FastAPI:
     """Return the application; `get_service` is called for each request, and may raise EngineFailed.
 
-    Behind Ray Serve `request_ids` is False: its answers have ids already.
-    FastAPI's applications cannot be pickled; build it in the process that runs it.
+    Behind Ray Serve `request_ids` is False, because Serve adds ids itself.
+    FastAPI applications cannot be pickled; build it in the process that runs it.
     """
     settings = settings or ApiSettings()
     app = FastAPI(
         title="diffray",
         summary="Diffusion language models behind an OpenAI-compatible API.",
         version=diffray.__version__,
-        docs_url=None,  # FastAPI's page runs scripts from elsewhere
+        docs_url=None,  # FastAPI's page runs external scripts
         redoc_url=None,
-        redirect_slashes=False,  # a redirect repeats the Host that a client made up
+        redirect_slashes=False,  # a redirect would repeat the client's Host header
         openapi_url="/openapi.json" if settings.docs else None,
     )
     app.openapi = partial(describe, app)  # type: ignore[method-assign]  # as FastAPI's manual says
@@ -59,7 +59,7 @@ def build_api(
     app.add_middleware(Gate, keys=settings.api_keys)
     if request_ids:
         app.add_middleware(RequestIds)
-    if settings.cors_origins:  # outside the gate, for a browser must be allowed to read refusals
+    if settings.cors_origins:  # outside the gate, because a browser must be able to read errors
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
@@ -71,7 +71,7 @@ def build_api(
 
 
 def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
-    """Return what clients ask of the model."""
+    """Return the routes for clients."""
     router = APIRouter()
 
     async def read(request: Request) -> object:
@@ -117,10 +117,10 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
 
 def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
-    """Return what operators ask of the server."""
+    """Return the routes for operators."""
     router = APIRouter()
 
-    @router.get("/ping", include_in_schema=False)  # as SageMaker asks
+    @router.get("/ping", include_in_schema=False)  # for SageMaker
     @router.get("/health", response_class=Response, responses=refusals(503))
     async def health() -> Response:
         await get_service().engine.check_health()
@@ -152,7 +152,7 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
 
 def _docs(app: FastAPI) -> APIRouter:
-    """Return what people read."""
+    """Return the routes of the documentation."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/docs")
@@ -163,7 +163,7 @@ def _docs(app: FastAPI) -> APIRouter:
 
 
 async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
-    """Return the stream once it has begun: what is refused before has a status of its own."""
+    """Return the stream after its first chunk, so that earlier errors get their own status."""
     try:
         return EventStream(await anext(chunks), chunks)
     except BaseException:
@@ -171,18 +171,18 @@ async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
         raise
 
 
-# What goes wrong.
+# Errors.
 
 
 async def _refuse(get_service: GetService, request: Request, error: Exception) -> Response:
     told = as_api_error(error)
-    with suppress(EngineFailed):  # there may be no service yet that could count
+    with suppress(EngineFailed):  # there may be no service yet to count it
         get_service().metrics.refused(str(told.status)).inc()
     return refusal(told)
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
-    """Shape what the framework refuses: unknown paths, wrong methods."""
+    """Shape the framework's errors: unknown paths, wrong methods."""
     assert isinstance(error, HTTPException)
     message = f"{error.detail} ({request.method} {request.scope['path']})"
     code = "not_found" if error.status_code == 404 else None
@@ -196,5 +196,5 @@ async def _nobody_there(request: Request, error: Exception) -> Response:
 
 
 async def _tell_of_bug(request: Request, error: Exception) -> Response:
-    """The framework raises the error again once this is sent, so that it is logged."""
+    """Answer 500; the framework raises the error again afterwards, so that it is logged."""
     return refusal(bug())

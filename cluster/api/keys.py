@@ -1,4 +1,4 @@
-"""API keys: told to a server as they are or as digests, kept as digests alone."""
+"""API keys: configured in plain text or as digests, stored only as digests."""
 
 import hmac
 import re
@@ -8,16 +8,16 @@ from typing import Final
 
 _MARK: Final = "sha256:"
 _DIGEST: Final = re.compile(rf"{_MARK}[0-9a-f]{{64}}")
-_KEY: Final = re.compile(r"[\x21-\x7e]{1,512}")  # what a header carries unchanged
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,512}")  # characters that a header carries unchanged
 
 
 def key_digest(key: str) -> str:
-    """Return a key's digest, as a configuration may hold it instead of the key."""
+    """Return a key's digest, which a configuration may contain instead of the key."""
     return _MARK + sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def as_digest(given: str) -> str:
-    """Return the digest of a key that was told; a digest stays as it is. No error quotes a key."""
+    """Return the digest of a configured key or digest. Errors never quote a key."""
     if _DIGEST.fullmatch(given):
         return given
     if given.startswith(_MARK):
@@ -28,6 +28,6 @@ def as_digest(given: str) -> str:
 
 
 def is_known(key: str, digests: Iterable[str]) -> bool:
-    """Return whether a key is one of these; how long that takes tells nothing about them."""
+    """Return whether a key is one of these, in constant time."""
     shown = key_digest(key)
     return any([hmac.compare_digest(shown, digest) for digest in digests])

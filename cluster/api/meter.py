@@ -9,11 +9,11 @@ from diffray.cluster.control.engine_client import EngineFailed, Overloaded
 from diffray.workers.messages import Request, Update
 from diffray.workers.output import CompletionOutput
 
-REFUSED: Final = "refused"  # why a choice is cancelled: another of its request was refused
+REFUSED: Final = "refused"  # a choice is cancelled because another of its request was refused
 
 
 class Meter:
-    """What is refused is no traffic: nothing but its refusal is counted before its first news.
+    """Counts a choice from its first update on; of a refused one only the refusal is counted.
 
     `leads`: it is the first choice of its prompt, which is counted once.
     """
@@ -57,7 +57,7 @@ class Meter:
         to.hits.inc(update.cached_tokens)
 
     def ended(self, output: CompletionOutput, error: BaseException | None) -> None:
-        """Take over how it ended, and the error that it ended with, if it did."""
+        """Record how it ended, and its error, if any."""
         to = self._to
         if output.finish_reason is None:
             if self._admitted or not _is_refusal(error):

@@ -1,4 +1,4 @@
-"""What Prometheus reads: vLLM's names with our prefix, and what only diffusion has."""
+"""Prometheus metrics: vLLM's names with diffray's prefix, and those of diffusion."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ Families = list[Metric]
 
 
 class Metrics:
-    """One replica's counters and histograms; gauges are read from the engine at each look.
+    """One replica's counters and histograms; gauges are read from the engine at each scrape.
 
-    `replica` becomes a label, so that no other process ever writes the same series: a series never
-    decreases, whoever shows it.
+    `replica` becomes a label, so that no other process writes the same series: a series never
+    decreases, whichever replica shows it.
     """
 
     def __init__(self, model: str, replica: str = "") -> None:
@@ -48,7 +48,7 @@ class Metrics:
 
         def labelled(name: str, text: str, label: str, *values: str) -> Callable[[str], Counter]:
             made = Counter(_PREFIX + name, text, [*self.labels, label], registry=self.registry)
-            for value in values:  # from 0, for what a series begins with is no increase of it
+            for value in values:  # from 0, as a first value is not an increase
                 made.labels(*own, value)
             return lambda value: made.labels(*own, value)
 
@@ -118,21 +118,21 @@ class Metrics:
         self.choices = histogram("request_params_n", "n asked for, of a prompt.", _TOKENS[:8])
 
     def families(self, load: Load, limits: Limits) -> Families:
-        """Return everything as it is now."""
+        """Return all current values."""
         self._gauges.load, self._gauges.limits = load, limits
         return list(self.registry.collect())
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One replica's metrics at one moment, as they travel to the one that was asked."""
+    """One replica's metrics at one moment, sent to the replica that was scraped."""
 
     replica: str
     families: Families
 
 
 def render(snapshots: Iterable[Snapshot], *, vllm_names: bool) -> bytes:
-    """Return several replicas' metrics as one text, once more under vLLM's names if wanted."""
+    """Return several replicas' metrics as one text, optionally also under vLLM's names."""
     merged: dict[str, Metric] = {}
     for snapshot in snapshots:
         for family in snapshot.families:
@@ -144,7 +144,7 @@ def render(snapshots: Iterable[Snapshot], *, vllm_names: bool) -> bytes:
 
 
 class _Collected(CollectorRegistry):
-    """Families that were collected elsewhere."""
+    """Families collected by another replica."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class _Collected(CollectorRegistry):
 
 
 class _Gauges:
-    """The engine's own numbers, as of the last look."""
+    """The engine's numbers as of the last scrape."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.load = Load()

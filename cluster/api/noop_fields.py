@@ -1,4 +1,4 @@
-"""Fields of OpenAI's and vLLM's that cannot be honoured: only the value that asks for nothing."""
+"""Fields of OpenAI and vLLM that are not supported: only their neutral values are accepted."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from diffray.cluster.api.errors import invalid, unsupported
 from diffray.components.config import did_you_mean
 from diffray.components.policy import IN_DIFFUSION
 
-# The first value is the one to recommend. None never gets here: it stands for a default.
+# The first value is the one to recommend. None never gets here: it means the default.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (),
     "chat_template": (),
@@ -50,7 +50,7 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 def refuse_unless_neutral(
     name: str, value: Any, body: Mapping[str, Any], known: Iterable[str]
 ) -> None:
-    """Let a known field pass if its value asks for nothing; an unknown one never passes."""
+    """Accept a known field if its value is neutral; refuse unknown fields."""
     if name == "best_of":
         if value != body.get("n", 1):
             raise unsupported(name, "send n, or leave it out")

@@ -1,4 +1,4 @@
-"""The OpenAPI description of what the endpoints read and refuse by themselves."""
+"""The OpenAPI description of bodies and errors that the endpoints handle themselves."""
 
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ BODIES: Final[dict[str, type[Body]]] = {
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
-GENERATING: Final = (422, 429, 504)  # beside what every body may be refused with
+GENERATING: Final = (422, 429, 504)  # besides the errors of every body
 _REF: Final = "#/components/schemas/{model}"
 _POLICY: Final = {"block_length": 32, "decoder": {"kind": "threshold", "threshold": 0.9}}
 _EXAMPLES: Final[dict[str, dict[str, Any]]] = {
@@ -60,7 +60,7 @@ class Mistake(BaseModel):
 
 
 class Refusal(BaseModel):
-    """What every status from 400 on comes with."""
+    """The body of every error."""
 
     error: Mistake
 
@@ -75,7 +75,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         _, bodies = models_json_schema([(each, "validation") for each in shown], ref_template=_REF)
         for operations in schema["paths"].values():
             for operation in operations.values():
-                # The framework's own refusal, which nothing here makes, in a shape of its own.
+                # The framework's own error with its own shape, which is never sent.
                 if "HTTPValidationError" in str(operation["responses"].get("422")):
                     del operation["responses"]["422"]
         for name in ("HTTPValidationError", "ValidationError"):
@@ -98,7 +98,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def describe_body(path: str, *statuses: int) -> dict[str, Any]:
-    """Return what a route with a body adds to its description."""
+    """Return the additions to the description of a route with a body."""
     ref = {"$ref": _REF.format(model=BODIES[path].__name__)}
     content = {"application/json": {"schema": ref, "example": _EXAMPLES[path]}}
     responses = refusals(*sorted({400, 401, 404, 408, 413, 415, 503, *statuses}))

@@ -1,4 +1,4 @@
-"""From a body to a request's parameters: defaults filled in, words as ids, room in the context."""
+"""Builds a request's parameters from a body: defaults, words as ids, length limits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class ParamsBuilder:
-    """What a server adds to a body to know what is asked for."""
+    """The server's settings that complete a body."""
 
     limits: Limits
     tokenizer: Tokenizer | None
@@ -56,7 +56,7 @@ class ParamsBuilder:
         )
 
     def context(self, diffusion: DiffusionParams) -> int:
-        """Return how many positions a canvas may have: whole blocks where they are causal."""
+        """Return the maximum canvas length: whole blocks with block-causal attention."""
         limits = self.limits
         pages = limits.num_pages // (2 if diffusion.cfg_scale > 0 else 1)
         positions = min(limits.context, pages * limits.page_size)
@@ -93,7 +93,7 @@ class ParamsBuilder:
             spaced = self.tokenizer.encode(f" {word}", add_special_tokens=False)
             if len(ids) != 1 or (len(spaced) > 1 and ids[0] not in spaced):
                 raise invalid(
-                    f"bad_words: {word[:100]!r} takes several tokens of this model's, and only "
+                    f"bad_words: {word[:100]!r} is not a single token of this model, and only "
                     "single ones can be forbidden",
                     "bad_words",
                 )
@@ -103,7 +103,7 @@ class ParamsBuilder:
 
 
 def _asked(body: GenerationBody) -> int | None:
-    """Return the tokens asked for under either name."""
+    """Return max_tokens under either of its names."""
     newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
     if newer is not None and body.max_tokens not in (None, newer):
         raise invalid(

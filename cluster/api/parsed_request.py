@@ -1,4 +1,4 @@
-"""One HTTP request, understood: its prompts, its choices, and what its answer is called."""
+"""One parsed HTTP request: its prompts, its choices, and the name of its answer."""
 
 import asyncio
 import secrets
@@ -22,7 +22,7 @@ _MOST_LOGPROBS: Final = 2**18  # of one request
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`text` is kept where the answer repeats it."""
+    """`text` is kept if the answer repeats it."""
 
     ids: tuple[int, ...]
     text: str | None = None
@@ -30,13 +30,13 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What all answers, streamed or whole, are made from."""
+    """The data of every answer, streamed or whole."""
 
     body: ChatBody | CompletionBody
     model: str
     prompts: list[Prompt]
     choices: list[Choice]
-    end_ids: frozenset[int]  # which, being the model's own, are no stop reason
+    end_ids: frozenset[int]  # the model's own, which are not reported as stop reasons
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -51,7 +51,7 @@ class Ask:
         }
 
     def usage(self) -> dict[str, Any]:
-        """Return the tokens so far; an end token counts, what follows a stop string does not."""
+        """Return the token counts so far, including an end token, up to a stop string."""
         asked = sum(len(prompt.ids) for prompt in self.prompts)
         written = sum(len(choice.output.token_ids) for choice in self.choices)
         first = {choice.prompt: choice.output for choice in reversed(self.choices)}
@@ -65,13 +65,13 @@ class Ask:
         }
 
     def diffusion(self) -> dict[str, float]:
-        """Return what the answer took: the sum of its choices' forwards."""
+        """Return the sum of the choices' forwards."""
         forwards = sum(choice.output.forwards for choice in self.choices)
         written = sum(len(choice.output.token_ids) for choice in self.choices)
         return {"forwards": forwards, "tokens_per_forward": round(written / max(forwards, 1), 3)}
 
     def stop_reason(self, choice: Choice) -> str | int | None:
-        """Return the stop string or id found, as vLLM does: the model's own end is none."""
+        """Return the stop string or id found; None for the model's own end token, as in vLLM."""
         reason = choice.output.stop_reason
         return None if reason in self.end_ids else reason
 
@@ -86,7 +86,7 @@ async def make_choices(
     watch: bool = False,
     cache_salt: str = "",
 ) -> list[Choice]:
-    """Return every choice of every prompt, or refuse all with a reason."""
+    """Return every choice of every prompt, or refuse all of them with a reason."""
     choices: list[Choice] = []
     for number, (prompt, wish) in enumerate(zip(prompts, params, strict=True)):
         request = Request(0, prompt.ids, wish, suffix=suffix, watch=watch, cache_salt=cache_salt)
@@ -103,7 +103,7 @@ def _drawn_uid() -> int:
 
 
 def refuse_too_many_logprobs(params: Sequence[SamplingParams]) -> None:
-    """An answer is made and written in one go; each of these is an object of it."""
+    """Refuse too many log-probabilities: an answer is built and sent as a whole."""
     entries = sum(each.n * each.max_tokens * (each.top_logprobs + 1) for each in params)
     if entries > _MOST_LOGPROBS:
         raise invalid(

@@ -1,17 +1,17 @@
-"""How OpenAI shapes answers, whole and in chunks, and what diffusion adds for those who ask."""
+"""OpenAI's answers, whole and in chunks, and optional extensions for diffusion."""
 
 from itertools import groupby
 from typing import Any, Protocol
 
 from diffray.cluster.api.bodies import ChatBody, CompletionBody
 from diffray.cluster.api.parsed_request import Ask
-from diffray.cluster.api.run import Choice, Event
+from diffray.cluster.api.run import Choice
 from diffray.cluster.api.tokens import TokenTexts
 from diffray.workers.output import Delta
 from diffray.workers.text import Tokenizer
 
-MASK = "\N{LIGHT SHADE}"  # how a masked position is drawn
-_LEAST = -9999.0  # JSON has neither infinity nor NaN; vLLM says so too
+MASK = "\N{LIGHT SHADE}"  # how a masked position is shown
+_LEAST = -9999.0  # JSON has neither infinity nor NaN; vLLM uses the same value
 
 Json = dict[str, Any]
 
@@ -29,15 +29,15 @@ class Answer(Protocol):
 
     @property
     def tells_tokens(self) -> bool:
-        """Whether tokens are news even while their text is held back."""
+        """Whether tokens are sent even while their text is held back."""
         ...
 
     def opening(self, choice: Choice) -> Json | None:
-        """Return what a choice's stream begins with."""
+        """Return the first chunk of a choice's stream."""
         ...
 
     def piece(self, choice: Choice, delta: Delta, start: int) -> Json:
-        """Return news of a choice, whose tokens before `start` are known."""
+        """Return the chunk of a choice's tokens from `start` on."""
         ...
 
     def ending(self, choice: Choice) -> Json: ...
@@ -93,7 +93,7 @@ class ChatAnswer:
 
 
 class CompletionAnswer:
-    """text_completion, whose chunks have the same name."""
+    """text_completion; chunks have the same name."""
 
     kind = chunk_kind = "text_completion"
 
@@ -142,7 +142,7 @@ class CompletionAnswer:
         return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _logprobs(self, choice: Choice, start: int, stop: int) -> Json:
-        """Return parallel lists; an offset is where a token's text begins in the choice's."""
+        """Return parallel lists; an offset is the start of a token's text in the choice's text."""
         ids, logprobs = choice.output.token_ids, choice.output.logprobs or []
         tops = choice.output.top_logprobs
         made: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
@@ -158,16 +158,15 @@ class CompletionAnswer:
         return made
 
 
-def canvas_view(event: Event, tokenizer: Tokenizer | None) -> Json:
+def canvas_view(index: int, canvas: list[int | None], tokenizer: Tokenizer | None) -> Json:
     """Return a choice's canvas as it is now: ids, null where masked, and the text with masks."""
-    canvas = event.canvas or []
     text = ""
     if tokenizer is not None:
         for masked, run in groupby(canvas, key=lambda token: token is None):
             ids = list(run)
             shown = [token for token in ids if token is not None]
             text += MASK * len(ids) if masked else tokenizer.decode(shown)
-    return {"index": event.choice.index, "canvas": canvas, "text": text}
+    return {"index": index, "canvas": canvas, "text": text}
 
 
 def _number(logprob: float) -> float:
@@ -179,7 +178,7 @@ def _ending(ask: Ask, choice: Choice) -> Json:
 
 
 def _extras(body: ChatBody | CompletionBody, choice: Choice, start: int, stop: int) -> Json:
-    """Return what only those are told who ask: ids, and how they came to be."""
+    """Return the optional extensions: token ids, and their steps and forwards."""
     made: Json = {}
     output = choice.output
     if body.return_token_ids:

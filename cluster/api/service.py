@@ -33,10 +33,10 @@ from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Lo
 from diffray.components.policy import DiffusionParams
 from diffray.workers.text import Tokenizer
 
-_LONG_TEXT: Final = 10_000  # characters; tokenizing more would hold up everybody's streams
-_CHEAP_TEXT: Final = 2**16  # characters; of so many the exact number of tokens is told
+_LONG_TEXT: Final = 10_000  # characters; tokenizing more would delay all streams
+_CHEAP_TEXT: Final = 2**16  # characters; up to this length errors give the exact number of tokens
 _MOST_CHOICES: Final = 1024  # of one request
-_SOON_S: Final = 1.0  # for an engine to say how busy it is
+_SOON_S: Final = 1.0  # for an engine to report its load
 
 Result = TypeVar("Result")
 Others = Callable[[], Awaitable[list[Snapshot]]]  # the metrics of a model's other replicas
@@ -45,10 +45,9 @@ Others = Callable[[], Awaitable[list[Snapshot]]]  # the metrics of a model's oth
 class Service:
     """One model under one or several names, answered by one engine.
 
-    `diffusion` and `defaults` are what requests get that leave them out; `deadline` is the seconds
-    that a choice may take. Requests may give a priority under the scheduling policy "priority".
-    Where there are several replicas, `replica` names this one, and `others` asks the others for
-    their metrics.
+    `diffusion` and `defaults` are the defaults of requests; `deadline` is the maximum number of
+    seconds of a choice. Requests may set a priority under the scheduling policy "priority". With
+    several replicas, `replica` names this one, and `others` returns the metrics of the others.
     """
 
     def __init__(
@@ -79,12 +78,12 @@ class Service:
         self._last_load = Load()
 
     def start(self) -> None:
-        """Start what the first chat would otherwise wait for."""
+        """Start the process for which the first chat would otherwise wait."""
         if self.tokenizer is not None and self.tokenizer.fast.chat_template:
             self._templates.start()
 
     def close(self) -> None:
-        """End what the service has started; it answers no more chats."""
+        """Stop the service; it answers no more chats."""
         self._templates.close()
 
     # Answers.
@@ -152,7 +151,7 @@ class Service:
         return {"prompt": text}
 
     def tokenizer_info(self) -> Json:
-        """Return what a client needs to write prompts as this tokenizer does, as vLLM names it."""
+        """Return the tokenizer's settings for clients, with vLLM's names."""
         fast = self._need_tokenizer().fast
         special = fast.special_tokens_map
         return {
@@ -180,7 +179,7 @@ class Service:
         }
 
     async def load(self) -> Load:
-        """Return the engine's load; of one that does not answer, the last that was known."""
+        """Return the engine's load; the last known one if it does not answer."""
         with suppress(EngineFailed):
             self._last_load = await self.engine.load()
         return self._last_load
@@ -193,13 +192,13 @@ class Service:
         return render(snapshots, vllm_names=vllm_names)
 
     async def snapshot(self) -> Snapshot:
-        """Return this replica's metrics; the engine's as last known, if it does not answer soon."""
+        """Return this replica's metrics; the engine's last known ones if it is slow."""
         load = self._last_load
         with suppress(TimeoutError):
             load = await asyncio.wait_for(self.load(), _SOON_S)
         return Snapshot(self._replica, self.metrics.families(load, self.engine.limits))
 
-    # How.
+    # Internals.
 
     async def _chat(self, body: ChatBody) -> tuple[Ask, Answer]:
         if body.top_logprobs and not body.logprobs:
@@ -271,7 +270,7 @@ class Service:
             params = []
             for prompt in prompts:
                 params.append(wishes.params(body, len(prompt.ids) + len(suffix), bad_ids))
-                await asyncio.sleep(0)  # there may be a thousand, and others wait for the loop
+                await asyncio.sleep(0)  # there may be a thousand, and others need the event loop
             if body.logprobs is not None and body.logprobs is not False:
                 refuse_too_many_logprobs(params)
             choices = await make_choices(
@@ -290,7 +289,7 @@ class Service:
         return Ask(body, model, prompts, choices, ends, name)
 
     def _named(self, name: str | None) -> str:
-        """Return the model asked for; there is one, under several names."""
+        """Return the requested model's name; there is one model, under several names."""
         if name is not None and name not in self.names:
             raise ApiError(
                 404,
@@ -308,7 +307,7 @@ class Service:
     async def _encode(
         self, texts: list[str], special: bool, param: str = "prompt"
     ) -> list[list[int]]:
-        """Return the ids of some texts; refuses what cannot fit before it costs any time."""
+        """Return the ids of some texts; refuse texts that cannot fit before tokenizing them."""
         tokenizer, context = self._need_tokenizer(), self.engine.limits.context
         longest = max(map(len, texts))
         if longest > _CHEAP_TEXT and longest > context * tokenizer.longest:
@@ -335,7 +334,7 @@ class Service:
 
 
 async def _aside(size: int, work: Callable[..., Result], *given: Any) -> Result:
-    """Return what the work gives, in a thread if that may take long."""
+    """Return the result of the work, in a thread if it may take long."""
     if size < _LONG_TEXT:
         return work(*given)
     return await asyncio.to_thread(work, *given)

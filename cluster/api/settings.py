@@ -1,4 +1,4 @@
-"""How the HTTP endpoint behaves, whatever model is behind it."""
+"""Settings of the HTTP endpoint, independent of the model."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from diffray.components.config import Config
 
 
 class ApiSettings(Config):
-    """The default is an open endpoint for clients that are no browsers."""
+    """By default the endpoint is open, but not to browsers on other origins."""
 
-    # Any of them is accepted; none: all may ask. Given as they are or as sha256:..., held as the
-    # latter: what is logged, sent to replicas or shown on a dashboard holds no key.
+    # Any of them is accepted; empty: no key is needed. Plain text becomes sha256:..., so that logs,
+    # replicas and dashboards never contain a key.
     api_keys: tuple[str, ...] = Field((), repr=False)
     max_body_bytes: int = Field(8 * 2**20, ge=1)
     body_timeout_s: float = Field(60.0, gt=0)  # from a request's headers to the end of its body
-    cors_origins: tuple[str, ...] = ()  # of browsers that may ask; "*": all
-    vllm_metric_names: bool = False  # every metric once more under vLLM's name
+    cors_origins: tuple[str, ...] = ()  # allowed origins of browsers; "*": all
+    vllm_metric_names: bool = False  # every metric also under vLLM's name
     docs: bool = True  # /docs and /openapi.json
 
     @field_validator("api_keys", mode="before")
     @classmethod
     def _digests(cls, given: Any) -> Any:
-        """Before anything else, for what pydantic refuses it quotes."""
+        """Run before pydantic's checks, whose errors would quote the keys."""
         if not isinstance(given, list | tuple) or not all(isinstance(key, str) for key in given):
-            raise ValueError("a list of texts is needed")
+            raise ValueError("expected a list of texts")
         return tuple(as_digest(key) for key in given)

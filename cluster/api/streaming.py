@@ -1,4 +1,4 @@
-"""From the news of a request's choices to its answer: whole, or chunk by chunk."""
+"""From the deltas of a request's choices to its answer: whole, or chunk by chunk."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -8,7 +8,7 @@ from diffray.cluster.api.bodies import ChatBody, StreamOptions
 from diffray.cluster.api.errors import as_api_error, invalid
 from diffray.cluster.api.parsed_request import Ask
 from diffray.cluster.api.responses import Answer, Json, canvas_view
-from diffray.cluster.api.run import Event, Runner
+from diffray.cluster.api.run import Choice, Runner
 from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed, Overloaded
 from diffray.workers.text import Tokenizer
 
@@ -20,8 +20,8 @@ async def whole(runner: Runner, ask: Ask, answer: Answer) -> Json:
     if ask.body.stream:
         raise invalid("a stream cannot be answered here; leave stream out", "stream")
     try:
-        async with aclosing(runner.events(ask.choices, ask.body.priority)) as events:
-            async for _ in events:
+        async with aclosing(runner.deltas(ask.choices, ask.body.priority)) as deltas:
+            async for _ in deltas:
                 pass
     except _FAILURES as error:
         raise as_api_error(error) from error
@@ -34,7 +34,7 @@ async def whole(runner: Runner, ask: Ask, answer: Answer) -> Json:
 async def stream(
     runner: Runner, ask: Ask, answer: Answer, tokenizer: Tokenizer | None
 ) -> AsyncGenerator[Json, None]:
-    """Yield the answer's chunks; closing the generator cancels what still runs."""
+    """Yield the answer's chunks; closing the generator cancels unfinished choices."""
     options = ask.body.stream_options or StreamOptions()
     told = dict.fromkeys(range(len(ask.choices)), 0)  # tokens, by choice
     opened: set[int] = set()
@@ -47,25 +47,23 @@ async def stream(
             made["usage"] = None
         return made
 
-    def opening(event: Event) -> Json | None:
-        opened.add(event.choice.index)
-        if (choice := answer.opening(event.choice)) is None:
+    def opening(choice: Choice) -> Json | None:
+        opened.add(choice.index)
+        if (first := answer.opening(choice)) is None:
             return None
-        made = chunk(choice)
+        made = chunk(first)
         if ask.body.return_token_ids and isinstance(ask.body, ChatBody):
-            made["prompt_token_ids"] = list(event.choice.request.prompt)
+            made["prompt_token_ids"] = list(choice.request.prompt)
         return made
 
     try:
-        async with aclosing(runner.events(ask.choices, ask.body.priority)) as events:
-            async for event in events:
-                choice, delta = event.choice, event.delta
-                if choice.index not in opened and (made := opening(event)) is not None:
+        async with aclosing(runner.deltas(ask.choices, ask.body.priority)) as deltas:
+            async for choice, delta in deltas:
+                if choice.index not in opened and (made := opening(choice)) is not None:
                     yield made
-                if event.canvas is not None:
-                    yield chunk() | {"diffusion": canvas_view(event, tokenizer)}
-                if delta is None:
-                    continue
+                if delta.canvas is not None:
+                    view = canvas_view(choice.index, delta.canvas, tokenizer)
+                    yield chunk() | {"diffusion": view}
                 if delta.text or (delta.token_ids and answer.tells_tokens):
                     yield chunk(answer.piece(choice, delta, told[choice.index]))
                     told[choice.index] += len(delta.token_ids)

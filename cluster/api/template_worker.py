@@ -1,8 +1,8 @@
-"""A process that applies chat templates: they are a checkpoint's programs, and may run for ever.
+"""A process that applies chat templates, which are code of a checkpoint and may run forever.
 
-It is run as a file and imports nothing of diffray, nor torch. A frame is 8 bytes of length, then
-JSON: `render_jinja_template`'s arguments in, {"text": ...} or {"error": ...} out. What takes too
-much time ends the process, and what takes too much memory or text is an error.
+It runs as a file and imports neither diffray nor torch. A frame is 8 bytes of length, then JSON:
+`render_jinja_template`'s arguments in, {"text": ...} or {"error": ...} out. Exceeding the time
+limit ends the process; exceeding the memory or text limit is an error.
 """
 
 import json
@@ -12,8 +12,8 @@ import socket
 import sys
 from typing import Any, Final
 
-CPU_S: Final = 2.0  # of processor time, for one conversation
-MEMORY: Final = 2**29  # bytes, beside what the process has when it starts
+CPU_S: Final = 2.0  # of CPU time, per conversation
+MEMORY: Final = 2**29  # bytes, in addition to the process's memory at startup
 LONGEST: Final = 2**24  # characters of a prompt
 
 
@@ -23,7 +23,7 @@ def send(connection: socket.socket, value: object) -> None:
 
 
 def receive(connection: socket.socket) -> Any:
-    """Return the next frame; raises EOFError where the other side has gone."""
+    """Return the next frame; raise EOFError if the other side is gone."""
     return json.loads(_read(connection, int.from_bytes(_read(connection, 8), "big")))
 
 
@@ -47,7 +47,7 @@ def main(connection: socket.socket) -> None:
             given = receive(connection)
         except EOFError:
             return
-        # Nothing handles SIGPROF, so that the system ends whatever runs, be it one operation in C.
+        # SIGPROF is not handled, so the system ends the process even inside one C call.
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
             made: Any = render_jinja_template(**given)
@@ -58,7 +58,7 @@ def main(connection: socket.socket) -> None:
             text.encode()
         except MemoryError:
             answer = {"error": f"it took more than {MEMORY >> 20} MiB of memory"}
-        except Exception as error:  # a program of others may raise anything
+        except Exception as error:  # a template may raise anything
             line = getattr(error, "lineno", None)
             where = f" (line {line} of the template)" if line else ""
             answer = {"error": f"{error}{where}"}

@@ -1,4 +1,4 @@
-"""Chat templates applied in a process of their own, which may be lost without harm."""
+"""Applies chat templates in a separate process, which may be lost without harm."""
 
 import asyncio
 import socket
@@ -10,19 +10,19 @@ from typing import Any, Final
 from diffray.cluster.api import template_worker
 from diffray.cluster.api.template_worker import CPU_S, receive, send
 
-_WALL_S: Final = 30.0  # for an answer, however busy the machine is
+_WALL_S: Final = 30.0  # for an answer, even on a busy machine
 
 
 class Templates:
-    """One conversation at a time; the process is started with the first, and anew after a loss."""
+    """One conversation at a time; the process starts with the first, and again after a loss."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "template")  # it waits, so that no event loop does
+        self._thread = ThreadPoolExecutor(1, "template")  # it waits instead of the event loop
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     async def render(self, given: dict[str, Any]) -> str:
-        """Return the text that `render_jinja_template` makes; raises ValueError with its words."""
+        """Return the text of `render_jinja_template`; raise ValueError with its error."""
         loop = asyncio.get_running_loop()
         answer: dict[str, str] = await loop.run_in_executor(self._thread, self._ask, given)
         if "error" in answer:
@@ -37,7 +37,7 @@ class Templates:
         self._thread.submit(self._end)
         self._thread.shutdown(wait=False)
 
-    # The thread's own.
+    # For the thread only.
 
     def _ask(self, given: dict[str, Any]) -> Any:
         try:
@@ -63,7 +63,7 @@ class Templates:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is not meant for it
+                    start_new_session=True,  # not affected by Ctrl-C
                 )
         return self._connection
 

@@ -6,7 +6,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TokenTexts:
-    """What each token id reads as, looked up once."""
+    """The text of each token id, looked up once."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer

@@ -180,7 +180,7 @@ class Coordinator:
         assert self.workers is not None
         self._work.clear()
         work = asyncio.create_task(self._work.wait())
-        word = asyncio.create_task(self.workers.word())
+        word = asyncio.create_task(self.workers.next_failure())
         try:
             await asyncio.wait([work, word], return_when=asyncio.FIRST_COMPLETED)
             if word.done():

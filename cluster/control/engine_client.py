@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Overloaded(Exception):
-    """The queue is full; the client may come back after `retry_after` seconds."""
+    """The queue is full; retry after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class EngineFailed(Exception):
 
 
 class Poisonous(EngineFailed):
-    """The engine was lost each time that it ran a request, which must not be tried again."""
+    """The request crashed the engine repeatedly; it must not be tried again."""
 
 
 class DeadlineExceeded(Exception):
@@ -34,7 +34,7 @@ class DeadlineExceeded(Exception):
 
 
 class Refusal(NamedTuple):
-    """Why a coordinator does not take a request, and how its caller is told."""
+    """Why a coordinator refuses a request, and the exception its caller gets."""
 
     error: type[Overloaded] | type[EngineFailed]
     reason: str

@@ -1,8 +1,7 @@
-"""A process that gives no sign of life for `heartbeat_timeout_s` is taken for hung.
+"""Heartbeats: a process that sends none for `heartbeat_timeout_s` is assumed hung.
 
-Slow work does not count: heartbeats come from a thread or an event loop that does nothing else for
-long. Silence is counted in looks instead of by the clock, because a watcher that was stopped itself
-has heard nobody meanwhile.
+They come from a thread or an event loop of their own, so slow work does not delay them. The watcher
+counts its polls instead of reading the clock, because a watcher that was suspended heard nothing.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ class Pulse:
 
 
 async def answered(call: Awaitable[T], timeout: float) -> T:
-    """Return what the coordinator answers; raises TimeoutError where it hangs."""
+    """Return the coordinator's answer; raises TimeoutError if it hangs."""
     answer = asyncio.ensure_future(call)
     try:
         for look in range(_LOOKS):
@@ -53,16 +52,13 @@ async def answered(call: Awaitable[T], timeout: float) -> T:
 
 
 def no_sign(name: str, timeout: float) -> str:
-    """Say why a process is taken for hung."""
-    return (
-        f"{name} has given no sign of life for {timeout:g} s (heartbeat_timeout_s) and is taken "
-        "for hung"
-    )
+    """Say why a process is assumed hung."""
+    return f"{name} sent no heartbeat for {timeout:g} s (heartbeat_timeout_s); assumed hung"
 
 
 def _tell(name: str, looks: int, timeout: float) -> None:
     log.warning(
-        "%s was silent for %.1f s; after %g s (heartbeat_timeout_s) it is taken for hung",
+        "%s was silent for %.1f s; after %g s (heartbeat_timeout_s) it is assumed hung",
         name,
         looks * timeout / _LOOKS,
         timeout,

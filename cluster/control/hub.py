@@ -19,7 +19,7 @@ from diffray.workers.link import (
 )
 from diffray.workers.messages import Hello, Reply, Round, WireRequest
 
-_HELLO_S = 10.0  # for a stranger to say who it is
+_HELLO_S = 10.0  # for a connection to identify itself
 _HELLO_BYTES = 256
 
 
@@ -34,8 +34,8 @@ class Failure:
 class Hub:
     """Listens for the ranks of one worker group, sends to all of them and hears from each.
 
-    What waits here is bounded: a rank says nothing but its answers to the rounds in flight, and
-    strangers say little and are let in only while a rank is missing.
+    Memory is bounded: a rank sends only replies to rounds in flight and heartbeats, and strangers
+    are disconnected after one small frame.
     """
 
     def __init__(self, size: int, secret: bytes, timeout: float) -> None:
@@ -80,7 +80,7 @@ class Hub:
             body = await asyncio.wait_for(_read(reader, _HELLO_BYTES), _HELLO_S)
             rank = self._rank_of(hello_decoder.decode(body))
         except Exception:
-            # Whoever this is, it is none of ours; a port is open to strangers.
+            # Reject strangers: the port is open to anyone.
             writer.close()
             return
         self._writers[rank] = writer
@@ -122,5 +122,5 @@ class Hub:
 async def _read(reader: asyncio.StreamReader, most: int = LARGEST) -> bytes:
     length = body_length(await reader.readexactly(HEADER.size))
     if length > most:
-        raise ConnectionError(f"a frame of {length} bytes from who has not said who it is")
+        raise ConnectionError(f"a frame of {length} bytes from an unidentified connection")
     return await reader.readexactly(length)

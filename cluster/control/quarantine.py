@@ -1,29 +1,29 @@
-"""Which request ends the ranks: after a loss those that may have caused it are tried one by one.
+"""Finds the request that crashes the worker group: suspects run alone, one after the other.
 
-Most losses are nobody's fault, so no request fails for having been there. What was new at a loss,
-or on trial, is tried first the next time, while nothing else runs; if the ranks are lost then too,
-it fails, and the others go on without it. Who got no further between two losses is tried as well.
+Most crashes have no request to blame, so no request fails for having run during one. A request
+that had just been admitted, or that was on trial, is a suspect; so is one that made no progress
+between two crashes. A suspect that crashes the workers again while it runs alone fails.
 """
 
 from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.workers.messages import Schedulable
 
-STRIKES = 2  # losses after which a request fails, if it ran alone at the last
-_REMEMBERED = 1000  # arrivals for which a request that has failed so is refused, if it comes again
+CRASHES = 2  # after which a request fails, if it ran alone at the last
+_REMEMBERED = 1000  # arrivals for which a quarantined request is refused if it comes again
 
 REASON = (
-    "the engine was lost each time that it began or went on with this request, so it runs no more; "
-    "change the request, and tell whoever runs the server, whose log says how the ranks ended"
+    "this request crashed the engine repeatedly and was quarantined; change the request, and tell "
+    "the server's operator, whose log says how the workers ended"
 )
 
 
 class CrashQuarantine:
-    """Those that may have caused the last loss, and the one on trial."""
+    """The suspects of the last crash, and the one on trial."""
 
     def __init__(self) -> None:
-        self.queue: list[QueuedRequest] = []  # in the order of their trials
+        self.queue: list[QueuedRequest] = []  # suspects, in the order of their trials
         self.on_trial: QueuedRequest | None = None
-        self._guilty: dict[int, int] = {}  # what they asked, and the arrival that they were
+        self._guilty: dict[int, int] = {}  # the content of each, and its arrival
 
     def __bool__(self) -> bool:
         return bool(self.queue) or self.on_trial is not None
@@ -31,27 +31,27 @@ class CrashQuarantine:
     def judge(
         self, running: list[QueuedRequest], arrivals: int
     ) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
-        """Take over who ran when the ranks were lost; return who has caused that, and who not."""
+        """Sort the requests that ran during a crash; returns the guilty and the cleared."""
         guilty: list[QueuedRequest] = []
         clear: list[QueuedRequest] = []
         for queued in running:
             new = queued is self.on_trial or not queued.answered
-            queued.stuck = queued.stood == len(queued.ids)
-            queued.strikes = queued.strikes + 1 if new else 0
-            queued.stood = len(queued.ids)
-            if len(running) == 1 and queued.strikes >= STRIKES:
+            queued.no_progress = queued.tokens_at_crash == len(queued.ids)
+            queued.crashes = queued.crashes + 1 if new else 0
+            queued.tokens_at_crash = len(queued.ids)
+            if len(running) == 1 and queued.crashes >= CRASHES:
                 guilty.append(queued)
                 self._guilty[queued.request.content] = arrivals
-            elif queued.strikes or queued.stuck:
+            elif queued.crashes or queued.no_progress:
                 self.queue.append(queued)
             else:
                 clear.append(queued)
         self.on_trial = None
-        self.queue.sort(key=lambda queued: (-queued.strikes, queued.order))
+        self.queue.sort(key=lambda queued: (-queued.crashes, queued.order))
         return guilty, clear
 
     def is_known(self, request: Schedulable, arrivals: int) -> bool:
-        """Whether a request like this one has ended the ranks not long ago."""
+        """Return whether a request like this one was quarantined recently."""
         if not self._guilty:
             return False
         recent = {c: at for c, at in self._guilty.items() if arrivals - at < _REMEMBERED}
@@ -64,17 +64,17 @@ class CrashQuarantine:
         return self.on_trial
 
     def settle(self) -> None:
-        """End a trial: with the round that admitted it, or where it got further than before."""
+        """End a trial that was survived: the admitting round, or one with progress."""
         queued = self.on_trial
         if queued is None or not queued.answered:
             return
-        if queued.stuck and len(queued.ids) == queued.stood:
+        if queued.no_progress and len(queued.ids) == queued.tokens_at_crash:
             return
-        queued.strikes = 0
+        queued.crashes = 0
         self.on_trial = None
 
     def forget(self, queued: QueuedRequest) -> None:
-        """The request has ended or left."""
+        """Drop a request that has ended or was cancelled."""
         if queued is self.on_trial:
             self.on_trial = None
         elif queued in self.queue:

@@ -11,7 +11,7 @@ from diffray.workers.messages import (
     Update,
 )
 
-LONG = 16  # tokens; for each so many of its own a request lets one later arrival run first ...
+LONG = 16  # a request lets one later arrival run first for each so many tokens it asks for ...
 LATEST = 64  # ... but no more than so many
 
 
@@ -33,12 +33,12 @@ class QueuedRequest:
     answered: bool = False  # the ranks have survived the round that admitted it
     taken: int = 0  # pages that its admission was expected to take
     # Fairness.
-    turns: int = 0  # how often it has given way
-    passed: int = 0  # how many have run before it because it found no pages
-    # Losses of the ranks.
-    stood: int | None = None  # its tokens at the last one that it took part in
-    stuck: bool = False  # that one found it where the one before had
-    strikes: int = 0  # losses that may be its own doing
+    preempted: int = 0  # how often it has given way
+    skipped: int = 0  # how many later requests ran before it because it found no pages
+    # Crashes of the worker group while it ran.
+    tokens_at_crash: int | None = None  # at the last one
+    no_progress: bool = False  # between the last two
+    crashes: int = 0  # that it may have caused
 
     @property
     def uid(self) -> int:
@@ -51,17 +51,17 @@ class QueuedRequest:
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """Lower runs first: by priority, then who has had fewer turns, then as they came.
+        """Lower runs first: by priority, then by how often preempted, then by arrival.
 
-        A long one counts as having come later.
+        A long request counts as having arrived later.
         """
         later = min(self.missing // LONG, LATEST)
-        return self.priority, self.turns, self.number + later, self.number
+        return self.priority, self.preempted, self.number + later, self.number
 
     @property
     def growth(self) -> int:
-        """How many time slices its next turn has; twice as many where it has to start over."""
-        return 1 << self.turns if self.request.restarts else 1 + self.turns
+        """How many time slices it runs next before it may be preempted; doubled if it restarts."""
+        return 1 << self.preempted if self.request.restarts else 1 + self.preempted
 
     @property
     def needs(self) -> int:
@@ -93,6 +93,5 @@ class QueuedRequest:
 
     def again(self) -> None:
         """Have the request resumed from what it has reported."""
-        if self.ids:
-            resume = Resume(tuple(self.ids), self.progress, self.forwards)
-            self.request = self.request.resumed(resume)
+        resume = Resume(tuple(self.ids), self.progress, self.forwards) if self.ids else None
+        self.request = self.request.resumed(resume)

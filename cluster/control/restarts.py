@@ -1,14 +1,14 @@
-"""How often something may be started again: at once while it works, slower and slower if not."""
+"""Limits restarts: immediate while they help, with growing pauses while they do not."""
 
 from collections import deque
 
-WITHIN_S = 600.0  # restarts are counted over so long
+WITHIN_S = 600.0  # the window in which restarts are counted
 _LONGEST_S = 30.0
 _SOON_S = 5.0  # a start takes as long at least
 
 
 class Restarts:
-    """The restarts of late, and in all."""
+    """Counts restarts, recent and total."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -16,20 +16,20 @@ class Restarts:
         self._times: deque[float] = deque()
         self._fruitless = 0  # in a row
         self._usual = 0.0  # seconds that the first start took
-        self._lost: float | None = None  # since when it has been away
+        self._lost: float | None = None  # when it went down
 
     @property
     def lately(self) -> int:
         return len(self._times)
 
     def started(self, took: float) -> None:
-        """Note that it is there (again)."""
+        """Note that it is up (again)."""
         if self._lost is None:
             self._usual = took
         self._lost = None
 
     def overdue(self, now: float) -> float | None:
-        """Return for how long it has been away, if that is longer than a start should take."""
+        """Return how long it has been down, if that is longer than a start should take."""
         if self._lost is None or now - self._lost <= max(self._usual, _SOON_S):
             return None
         return now - self._lost
@@ -51,7 +51,7 @@ class Restarts:
 
 
 def not_back(name: str, away: float) -> str:
-    """Say why a new request is refused: another replica may answer it."""
+    """Say why a new request is refused while a restart takes too long."""
     return (
         f"{name} were lost {away:.0f} s ago and could not be started again yet (the log of their "
         "node may say why); try again"

@@ -20,17 +20,17 @@ from diffray.workers.messages import Footprint, Reply, Round, Schedulable
 if TYPE_CHECKING:
     from diffray.workers.admission import Limits
 
-PASSES = 16  # how many may run before a request that finds no pages
-FIRST_COME = 8  # of so many that begin, one is the one that came first, whoever else waits
-LONGEST = 16  # time slices: the turn of a request while others wait that ask for as much
+PASSES = 16  # how many later requests may run before one that finds no pages
+FIRST_COME = 8  # one of so many admissions goes to the oldest request, whatever its priority
+LONGEST = 16  # time slices of a turn while only requests wait that ask for as much
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A round whose reply is not there."""
+    """A round in flight."""
 
     admitted: list[QueuedRequest]
-    leaving: list[QueuedRequest]  # that give way and will go on later
+    preempting: list[QueuedRequest]  # requests that will be resumed later
     steps: int  # at most
 
     @property
@@ -39,10 +39,11 @@ class _Flight:
 
 
 class Scheduler:
-    """The books of one engine, kept from outside.
+    """Schedules the requests of one engine.
 
-    Where others wait, a request gives way after a turn (0 steps: never) and goes on later with the
-    same tokens. Requests are admitted by priority, then turns, then arrival; but one of every
+    While others wait, a request is preempted after a turn of `time_slice` steps (0: never) and
+    resumed later with the same tokens. Requests are admitted by priority, then by how often they
+    were preempted, then by arrival; but one of every
     FIRST_COME admissions goes to the oldest request, so that none starves.
     """
 
@@ -63,11 +64,11 @@ class Scheduler:
         self._waiting: list[tuple[tuple[int, int, int, int], QueuedRequest]] = []  # sorted
         self._open: dict[int, QueuedRequest] = {}  # waiting, running or giving way
         self._cancelled: list[int] = []  # not yet told to the ranks
-        self._leaving: dict[int, QueuedRequest] = {}  # told, or about to be told, to give way
+        self._preempting: dict[int, QueuedRequest] = {}  # told, or about to be told, to give way
         self._flying: deque[_Flight] = deque()
         self._free, self._held_back = pages, 0  # as of the last reply
         self._arrivals = self._admitted = self._rounds = self._steps = 0
-        self.gave_way = 0
+        self.preemptions = 0
 
     @classmethod
     def of(
@@ -90,7 +91,7 @@ class Scheduler:
     ) -> None:
         """Queue a request, or raise Overloaded; one that is known already is not queued twice.
 
-        After a loss it may be handed over by its own caller and by who hands over all that is open.
+        After a coordinator has died, a request may be submitted by its caller and by the recovery.
         """
         if self.knows(request.uid):
             return
@@ -121,7 +122,7 @@ class Scheduler:
         self.quarantine.forget(queued)
         if self.running.pop(uid, None):
             self._cancelled.append(uid)
-        elif not self._leaving.pop(uid, None):
+        elif not self._preempting.pop(uid, None):
             at = bisect_left(self._waiting, (queued.order,))
             if at < len(self._waiting) and self._waiting[at][1] is queued:
                 del self._waiting[at]
@@ -130,14 +131,14 @@ class Scheduler:
         """Return the next round, or None where there is nothing to do."""
         admitted: list[QueuedRequest] = []
         self._admit(admitted)
-        leaving = self._make_way()
-        if leaving:
+        preempting = self._preempt()
+        if preempting:
             self._admit(admitted)
         if not self.running and not self._cancelled:
             return None
         self._rounds += 1
         self._steps += steps
-        self._flying.append(_Flight(admitted, leaving, steps))
+        self._flying.append(_Flight(admitted, preempting, steps))
         cancelled, self._cancelled = self._cancelled, []
         return Round(
             number=self._rounds,
@@ -148,7 +149,7 @@ class Scheduler:
         )
 
     def settle(self, reply: Reply) -> list[Event]:
-        """Take over a round's reply and return the news of those who are still waited for."""
+        """Take over a round's reply; returns the events of requests that are still open."""
         flight = self._flying.popleft()
         self._steps -= flight.steps - reply.steps
         self._free, self._held_back = reply.stats.free_pages, reply.stats.waiting
@@ -156,7 +157,7 @@ class Scheduler:
             queued.answered = True
         news: list[Event] = []
         for update in reply.updates:
-            found = self.running.get(update.uid) or self._leaving.get(update.uid)
+            found = self.running.get(update.uid) or self._preempting.get(update.uid)
             if found is None:
                 continue  # cancelled while the round ran
             found.follow(update)
@@ -167,25 +168,25 @@ class Scheduler:
             if found := self.running.get(uid):
                 self._close(found)
                 news.append(Event(Kind.FAILED, uid, reason=reason))
-        for queued in flight.leaving:
-            if self._leaving.pop(queued.uid, None):
+        for queued in flight.preempting:
+            if self._preempting.pop(queued.uid, None):
                 self._queue_again(queued)
         self.quarantine.settle()
         return news
 
     def expire(self, now: float) -> list[Event]:
-        """Cancel the requests whose time is up and return the news of that."""
+        """Cancel the requests that are past their deadline; returns the events of that."""
         late = [t.uid for t in self._open.values() if t.deadline is not None and t.deadline <= now]
         for uid in late:
             self.cancel(uid)
         return [Event(Kind.LATE, uid) for uid in late]
 
     def restart(self) -> list[Event]:
-        """The ranks are new and know of nothing: what ran goes on, but for what has ended them.
+        """Resume all that ran on new workers, except requests that are found to crash them.
 
-        Returns the news of the latter.
+        Returns the events of the latter.
         """
-        ran = [*self.running.values(), *self._leaving.values()]
+        ran = [*self.running.values(), *self._preempting.values()]
         guilty, clear = self.quarantine.judge(ran, self._arrivals)
         for queued in ran:
             queued.again()
@@ -197,7 +198,7 @@ class Scheduler:
         return [Event(Kind.POISON, queued.uid, reason=REASON) for queued in guilty]
 
     def fail_all(self, reason: str) -> list[Event]:
-        """Give up every request and return the news of that."""
+        """Fail every request; returns the events of that."""
         uids = list(self._open)
         self._open.clear()
         self._waiting.clear()
@@ -208,12 +209,12 @@ class Scheduler:
     def _forget_ranks(self) -> None:
         self.running.clear()
         self._cancelled.clear()
-        self._leaving.clear()
+        self._preempting.clear()
         self._flying.clear()
         self._free, self._held_back = self.pages, 0
 
     def _admit(self, admitted: list[QueuedRequest]) -> None:
-        """Let requests run that may: after a loss one by one the suspects, then the others."""
+        """Admit requests: after a crash first the suspects one by one, then the others."""
         free = self._free - sum(flight.pages for flight in self._flying)
         free -= sum(queued.taken for queued in admitted)
         for queued in self._next_suspect(free) if self.quarantine else self._next(free):
@@ -225,39 +226,41 @@ class Scheduler:
     def _next(self, free: int) -> Iterator[QueuedRequest]:
         """Take requests in order while slots and pages last.
 
-        One that finds no pages is passed by others, but not by so many that it starves.
+        One that finds no pages is skipped, but not so often that it starves.
         """
-        passed: list[QueuedRequest] = []
+        skipped: list[QueuedRequest] = []
         waiting = self._in_order() if len(self.running) < self.slots else iter(())
         for queued in waiting:
             if len(self.running) >= self.slots:
                 return
-            if passed and queued.turns:
+            if skipped and queued.preempted:
                 continue  # it has just given way, so that one of those gets on
             if self._lacks_pages(queued, free):
-                if queued.passed >= PASSES:
+                skipped.append(queued)
+                if queued.skipped >= PASSES or len(skipped) > PASSES:
                     return
-                passed.append(queued)
                 continue
-            for other in passed:
-                other.passed += 1
+            for other in skipped:
+                other.skipped += 1
             del self._waiting[bisect_left(self._waiting, (queued.order,))]
             free -= queued.taken
             yield queued
 
     def _in_order(self) -> Iterator[QueuedRequest]:
         """Yield the waiting requests in order; one of every FIRST_COME is the oldest."""
-        best = [queued for _, queued in self._waiting]
-        queues = iter(sorted(best, key=lambda queued: queued.number)), iter(best)
+        queue = [queued for _, queued in self._waiting]
+        best, oldest = iter(queue), None
         seen: set[int] = set()
-        for turn in range(self._admitted + 1, self._admitted + 1 + len(best)):
-            queue = queues[min(turn % FIRST_COME, 1)]
-            queued = next(queued for queued in queue if queued.uid not in seen)
+        for turn in range(self._admitted + 1, self._admitted + 1 + len(queue)):
+            if turn % FIRST_COME == 0 and oldest is None:  # seldom, as the queue may be long
+                oldest = iter(sorted(queue, key=lambda queued: queued.number))
+            candidates = best if turn % FIRST_COME or oldest is None else oldest
+            queued = next(queued for queued in candidates if queued.uid not in seen)
             seen.add(queued.uid)
             yield queued
 
     def _next_suspect(self, free: int) -> Iterator[QueuedRequest]:
-        """Take the next of those that may have ended the ranks, if none is on trial."""
+        """Take the next suspect of a crash, if none is on trial."""
         suspects = self.quarantine
         if suspects.on_trial is not None or not suspects.queue:
             return
@@ -283,40 +286,40 @@ class Scheduler:
         shared = (queued.shared_tokens(other, unit) for other in self.running.values())
         return max(shared, default=0) // self.page_size
 
-    def _make_way(self) -> list[QueuedRequest]:
-        """Choose who gives way to those that have found no room: the one that ran longest."""
-        if not self.time_slice or self._leaving or self.quarantine.on_trial is not None:
+    def _preempt(self) -> list[QueuedRequest]:
+        """Preempt the request that ran longest, if others wait for room."""
+        if not self.time_slice or self._preempting or self.quarantine.on_trial is not None:
             return []
         wait = [*self.quarantine.queue[:1], *(queued for _, queued in self._waiting[:1])]
         if not wait and not self._held_back:
             return []
-        able = [t for t in self.running.values() if t.answered and self._may_go(t, wait)]
+        able = [t for t in self.running.values() if t.answered and self._may_preempt(t, wait)]
         if not able:
             return []
         queued = min(able, key=lambda t: t.began)
-        queued.turns += 1
-        self.gave_way += 1
+        queued.preempted += 1
+        self.preemptions += 1
         del self.running[queued.uid]
-        self._leaving[queued.uid] = queued
+        self._preempting[queued.uid] = queued
         self._cancelled.append(queued.uid)
         return [queued]
 
-    def _may_go(self, queued: QueuedRequest, wait: list[QueuedRequest]) -> bool:
-        """Whether a request has run for long enough, with a view to who waits.
+    def _may_preempt(self, queued: QueuedRequest, wait: list[QueuedRequest]) -> bool:
+        """Return whether a request has had its turn, given the requests that wait.
 
-        Turns become longer: what has to begin anew, as soft generations do, ends in the end.
+        Turns grow, so that a request that restarts each time, as soft generations do, ends too.
         """
         if any(other.priority > queued.priority for other in wait):
             return False
         turn = self.time_slice * queued.growth
-        if all(other.turns >= queued.turns for other in wait):
-            # Of equals none gives way, as that would only make all of them end later.
+        if all(other.preempted >= queued.preempted for other in wait):
+            # Among equals preemption would only make all of them end later.
             asked = min((other.missing for other in wait), default=0)
             turn = max(turn, min(asked, LONGEST * self.time_slice))
         return self._steps - queued.began >= turn
 
     def _queue_again(self, queued: QueuedRequest) -> None:
-        """Queue a request behind those that wait now; it goes on from what it has reported."""
+        """Queue a preempted request behind those that wait now."""
         queued.again()
         queued.number = self._arrivals
         self._arrivals += 1
@@ -324,6 +327,6 @@ class Scheduler:
 
     def _close(self, queued: QueuedRequest) -> None:
         self.running.pop(queued.uid, None)
-        self._leaving.pop(queued.uid, None)
+        self._preempting.pop(queued.uid, None)
         del self._open[queued.uid]
         self.quarantine.forget(queued)

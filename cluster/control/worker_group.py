@@ -1,4 +1,4 @@
-"""The ranks of one replica as Ray actors: started, spoken to, and ended together."""
+"""The ranks of one replica as Ray actors: started, driven and ended together."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from diffray.workers.process import Place, kill
 
 log = logging.getLogger(__name__)
 
-_OBITUARY_S = 1.0  # after a rank's error, for Ray to tell of the death of another
+_DEATH_GRACE_S = 1.0  # after a rank's error, for Ray to tell of the death of another
 _LOOK_S = 0.5  # between questions whether a rank that Ray could not reach is alive
 _LOADING = 10  # times longer may ranks be silent that load: some of that holds Python's lock
 
@@ -86,7 +86,7 @@ class WorkerGroup:
         """Wait for a call of each rank; Ray tells of one that dies, the hub of one that hangs."""
         answers = asyncio.gather(*calls)
         while not answers.done():
-            word = asyncio.create_task(self.word())
+            word = asyncio.create_task(self.next_failure())
             both: list[asyncio.Future[Any]] = [answers, word]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             word.cancel()
@@ -156,22 +156,22 @@ class WorkerGroup:
                 message = await self.hub.messages.get()
         except TimeoutError:
             raise WorkersLost(
-                f"the ranks have not answered for {self.config.round_timeout_s:g} s "
-                "(round_timeout_s) and are taken for hung"
+                f"the ranks sent no reply within {self.config.round_timeout_s:g} s "
+                "(round_timeout_s); assumed hung"
             ) from None
         if not isinstance(message, Reply):
             raise WorkersLost(await self.reason(message))
         return message
 
-    async def word(self) -> Reply | Failure | None:
-        """Wait, while no round is in flight, for what a rank says: it is lost."""
+    async def next_failure(self) -> Reply | Failure | None:
+        """Wait, while no round is in flight, for what tells that a rank is lost."""
         return await self.hub.messages.get()
 
     async def reason(self, message: Reply | Failure | None) -> str:
         """Return why the worker group is lost; a rank's death counts before what survivors say."""
         reason = "a rank has closed its connection"
         try:
-            async with asyncio.timeout(_OBITUARY_S):
+            async with asyncio.timeout(_DEATH_GRACE_S):
                 while True:
                     if isinstance(message, Failure):
                         reason = message.error

@@ -1,4 +1,4 @@
-"""Where `diffray serve` listens, and that nobody else does."""
+"""The address of `diffray serve`, reserved against other servers."""
 
 import contextlib
 import errno
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where to listen, and on which Ray."""
+    """The address to listen on, and the Ray cluster to use."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -19,12 +19,12 @@ class Server:
 
 @contextlib.contextmanager
 def reserved(server: Server) -> Iterator[None]:
-    """Hold an address from before a Ray is started for it; raises ValueError if somebody else does.
+    """Reserve an address before Ray starts; raise ValueError if it is taken.
 
-    Another that starts at the same time finds it free too, and Ray's own proxies share ports.
+    Without that, two servers that start at once both find it free, and Ray's proxies share ports.
     """
     if server.address is not None:
-        yield  # the cluster's Serve may listen there already
+        yield  # the cluster's Serve may already listen there
         return
     with socket.socket(socket.AF_UNIX) as name:
         try:
@@ -42,7 +42,7 @@ def in_use(server: Server) -> str:
 
 
 def check_free(server: Server) -> None:
-    """Refuse an address that cannot be listened on."""
+    """Raise if an address is not available."""
     if not 0 < server.port < 2**16:
         raise ValueError(f"there is no port {server.port}; give one from 1 to {2**16 - 1}")
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET

@@ -1,6 +1,6 @@
 """The Ray Serve application: `serve run diffray.cluster.app:build model_loading_config=...`.
 
-One deployment a model, whose replicas hold a coordinator and the ranks in a placement group.
+One deployment per model; each replica has a coordinator and ranks in a placement group.
 """
 
 from typing import Any
@@ -22,20 +22,20 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def deployment(args: dict[str, Any]) -> Application:
-    """Return a model without an endpoint, for an ingress of your own to ask by its handle."""
+    """Return a model without an endpoint, for an ingress of your own that uses its handle."""
     config = app_config(args)
     for name in ("api", "api_key_env"):
         if name in config.model_fields_set:
-            raise ValueError(f"args: {name} is for the endpoint, which a deployment has not")
+            raise ValueError(f"args: {name} is for the endpoint, which a deployment does not have")
     return _bound(Replica, on_this_cluster(config))
 
 
 def application(config: AppConfig) -> Application:
-    """Return the application of a configuration that is known to be right."""
+    """Return the application of a validated configuration."""
     config = on_this_cluster(config)
     settings = config.api_settings()
 
-    def api() -> FastAPI:  # built in the replica: not all of it can be sent there
+    def api() -> FastAPI:  # built in the replica, because not all of it can be pickled
         return build_api(current_service, settings, request_ids=False)
 
     return _bound(serve.ingress(api)(Replica), config)
@@ -49,7 +49,7 @@ def _bound(replica: type[Replica], config: AppConfig) -> Application:
 
 
 def on_this_cluster(config: AppConfig) -> AppConfig:
-    """Return the configuration with "auto" made the device that this cluster's ranks will have."""
+    """Return the configuration with "auto" replaced by the device of this cluster's ranks."""
     if config.engine_kwargs.device != "auto":
         return config
     if not ray.is_initialized():
@@ -58,7 +58,7 @@ def on_this_cluster(config: AppConfig) -> AppConfig:
 
 
 def on_this_machine(config: AppConfig) -> AppConfig:
-    """Return the configuration with "auto" made the device of this machine."""
+    """Return the configuration with "auto" replaced by the device of this machine."""
     if config.engine_kwargs.device != "auto":
         return config
     from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager

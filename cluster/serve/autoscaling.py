@@ -1,8 +1,7 @@
-"""How many replicas the work that lies before a deployment needs.
+"""Scales replicas by the tokens that a deployment still has to generate.
 
-Serve calls the policy in its controller, to which it is sent by value: this file imports nothing of
-the project. Serve itself applies the scaling factors and the delays that keep replicas from coming
-and going, and the bounds once more.
+Serve pickles the policy by value and calls it in its controller, so this file imports nothing of
+the project. Serve itself applies scaling factors, delays and, once more, the bounds.
 """
 
 import math
@@ -10,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 # What a replica reports in `record_autoscaling_stats`: the tokens that its waiting and running
-# requests may still write.
+# requests may still generate.
 ONGOING_TOKENS = "ongoing_tokens"
 
 
 class Context(Protocol):
-    """What the policy reads of Serve's AutoscalingContext."""
+    """The part of Serve's AutoscalingContext that the policy reads."""
 
     @property
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
@@ -32,16 +31,16 @@ class Context(Protocol):
 
 
 class OngoingTokensPolicy:
-    """Wants one replica for each `target_ongoing_tokens` still to be written."""
+    """One replica per `target_ongoing_tokens` still to be generated."""
 
     def __init__(self, target_ongoing_tokens: float) -> None:
         self.target = target_ongoing_tokens
 
     def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
-        """Return the replicas wanted, and no state: Serve keeps what its delays need."""
+        """Return the target number of replicas, and no state: Serve keeps that of its delays."""
         reported = (context.aggregated_metrics or {}).get(ONGOING_TOKENS)
         if not reported:
-            return context.target_num_replicas, {}  # no replica has said anything yet
+            return context.target_num_replicas, {}  # no replica has reported yet
         tokens = with_queued(
             sum(reported.values()),
             running=context.total_running_requests,
@@ -52,12 +51,12 @@ class OngoingTokensPolicy:
 
 
 def with_queued(tokens: float, running: float, queued: float) -> float:
-    """Add requests that no replica has taken yet, each as long as those that one has."""
+    """Add requests that no replica has accepted yet, each with the average length."""
     return tokens * (1 + queued / max(running, 1.0))
 
 
 def replicas_for(tokens: float, target: float, low: int, high: int) -> int:
     """Return the least number of replicas with at most `target` tokens each, within bounds."""
     exact = tokens / target
-    # Serve averages over time; what is whole but for rounding must not cost a replica.
+    # Serve averages over time; a rounding error must not add a replica.
     return min(max(math.ceil(exact - 1e-6), low), high)

@@ -1,4 +1,4 @@
-"""What a cluster lacks for the replicas that wait for a place, in words."""
+"""Describes the resources that a cluster lacks for waiting replicas."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from typing import Any
 
 Resources = Mapping[str, float]
 
-_QUIET_S = 5.0  # before somebody is told what the cluster lacks
-_ACCELERATOR = "accelerator_type:"  # which Ray gives to nodes that have one, as a resource of 1
+_QUIET_S = 5.0  # before a shortage is reported
+_ACCELERATOR = "accelerator_type:"  # Ray marks nodes that have one with a resource of 1
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNodes:
-    """The nodes that are alive: what each has, and what of it is free."""
+    """The live nodes: their total and free resources."""
 
     total: tuple[Resources, ...]
     free: tuple[Resources, ...]
 
     @staticmethod
     def now() -> "ClusterNodes":
-        """Ask the Ray that this process is connected to."""
+        """Read the state of the connected Ray cluster."""
         import ray
         from ray._private.state import state
 
@@ -31,7 +31,7 @@ class ClusterNodes:
 
 
 def pending_reasons(nodes: ClusterNodes) -> list[str]:
-    """Return, for every placement group that waits, what it waits for."""
+    """Return, for every pending placement group, what it waits for."""
     from ray.util.placement_group import placement_group_table
 
     groups: dict[str, dict[str, Any]] = placement_group_table()
@@ -41,15 +41,15 @@ def pending_reasons(nodes: ClusterNodes) -> list[str]:
 
 
 class Shortages:
-    """Tells, once each, of what the cluster has lacked for a while."""
+    """Reports each lasting shortage once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._since: dict[str, float] = {}  # when a shortage was first seen
+        self._since: dict[str, float] = {}  # when each shortage was first seen
         self._told: set[str] = set()
 
     def see(self, reasons: list[str], now: float) -> None:
-        """Look at what is lacking now: a replica that is being placed lacks its place a moment."""
+        """Check for shortages; short ones are normal while a replica is being placed."""
         self._since = {reason: self._since.get(reason, now) for reason in reasons}
         for reason, since in self._since.items():
             if now - since >= _QUIET_S and reason not in self._told:
@@ -58,7 +58,7 @@ class Shortages:
 
 
 def shortage(bundles: Sequence[Resources], strategy: str, nodes: ClusterNodes) -> str | None:
-    """Return why these bundles have no place now, or None where they have one."""
+    """Return why these bundles do not fit now, or None if they fit."""
     if fits(bundles, strategy, nodes.free):
         return None
     names, count = _names(bundles), len(nodes.total)
@@ -66,7 +66,7 @@ def shortage(bundles: Sequence[Resources], strategy: str, nodes: ClusterNodes) -
     if fits(bundles, strategy, nodes.total):
         return f"{wish}; the cluster has that, but other work holds it, so this one waits"
     if strategy == "STRICT_PACK":
-        # GPUs come first in the names: what is scarce decides which node is the largest.
+        # GPUs come first in the names, because the scarcest resource decides which node is largest.
         best = max(nodes.total, key=lambda node: [_of(node, name) for name in names], default={})
         text = f"{wish} on one node, and the largest node has {in_words(names, [best])}"
         if fits(bundles, "PACK", nodes.total):
@@ -82,7 +82,7 @@ def shortage(bundles: Sequence[Resources], strategy: str, nodes: ClusterNodes) -
 
 
 def fits(bundles: Sequence[Resources], strategy: str, nodes: Iterable[Resources]) -> bool:
-    """Return whether first-fit finds a place for the bundles, largest first."""
+    """Return whether first-fit places the bundles, largest first."""
     rooms = [dict(node) for node in nodes]
     if strategy == "STRICT_PACK":
         whole = {name: sum(_of(b, name) for b in bundles) for name in _names(bundles)}
@@ -111,7 +111,7 @@ def _has(room: Resources, bundle: Resources) -> bool:
 
 
 def in_words(names: Iterable[str], parts: Sequence[Resources]) -> str:
-    """Return the sum of some resources; of a kind of accelerator only that it is, or is not."""
+    """Return some resources as text; of an accelerator type only whether it is there."""
     told = []
     for name in names:
         amount = sum(_of(part, name) for part in parts)

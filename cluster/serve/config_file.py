@@ -1,4 +1,4 @@
-"""YAML files that describe one model or several, each an application with a path of its own."""
+"""YAML files with one or several models, each an application with its own path."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ BUILDER = "diffray.cluster.app:build"
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A model as Serve runs it: under a name, below a path."""
+    """A model as Serve runs it: with a name and a path."""
 
     name: str
     route_prefix: str
@@ -51,7 +51,7 @@ def applications(given: object, where: str) -> tuple[Application, ...]:
 
 
 def serve_config(applications: tuple[Application, ...]) -> dict[str, Any]:
-    """Return what `serve deploy` reads, with only what was said."""
+    """Return the configuration for `serve deploy`, with only the given options."""
     return {
         "applications": [
             {
@@ -81,7 +81,7 @@ def _models(given: object, where: str) -> list[object]:
 
 
 def _split_prefix(model: object, where: str) -> tuple[str | None, object]:
-    """Part the path, which only Serve needs, from the model's options."""
+    """Separate the path, which only Serve needs, from the model's options."""
     if not isinstance(model, dict) or "route_prefix" not in model:
         return None, model
     prefix = model["route_prefix"]
@@ -94,7 +94,7 @@ def _split_prefix(model: object, where: str) -> tuple[str | None, object]:
 
 
 def _is_path(prefix: str) -> bool:
-    # Serve keeps what begins with /- for itself.
+    # Serve reserves paths that start with /-.
     return prefix == "/" or bool(re.fullmatch(r"(/(?!-)[A-Za-z0-9._~-]+)+", prefix))
 
 

@@ -1,4 +1,4 @@
-"""How many threads each rank on the CPU gets where `diffray serve` has this machine to itself."""
+"""The threads of each CPU rank if `diffray serve` has the machine to itself."""
 
 from diffray.cluster.serve.app import on_this_machine
 from diffray.cluster.serve.config_file import Application
@@ -6,9 +6,9 @@ from diffray.cluster.serve.deployment import most_replicas
 
 
 def threads_of_ranks(applications: tuple[Application, ...], cores: int) -> int | None:
-    """Return an equal share of the cores for all ranks there may be at once; None: there are none.
+    """Return an equal share of the cores for the maximum number of ranks; None without CPU ranks.
 
-    With more threads than cores, the threads of a rank would wait for one that has no core.
+    With more threads than cores, a rank's threads would wait for one that has no core.
     """
     configs = [on_this_machine(each.config) for each in applications]
     ranks = sum(

@@ -1,4 +1,4 @@
-"""From a model's configuration to what Serve's deployment is given: resources, limits, scaling."""
+"""Turns a model's configuration into Serve's options: resources, limits, scaling."""
 
 import math
 from typing import Any
@@ -7,13 +7,13 @@ from diffray.cluster.serve.app_config import AppConfig, Autoscaling
 
 REPLICA_BUNDLE = {"CPU": 1.0}  # the replica and its coordinator
 REPLICA_CPUS = 0.5
-TOKENS_PER_SEQUENCE = 256  # a replica's fair share of work, for each sequence that it runs at once
-MARGIN = 64  # requests that need no engine: health, metrics, lists of models
+TOKENS_PER_SEQUENCE = 256  # target tokens of a replica, per sequence that it runs at once
+MARGIN = 64  # concurrent requests without the engine: health, metrics, models
 POLICY = "diffray.cluster.serve.autoscaling:OngoingTokensPolicy"
 
 
 def placement_bundles(config: AppConfig) -> list[dict[str, float]]:
-    """Return a replica's resources: bundle 0 for itself, then one bundle for each rank."""
+    """Return a replica's resources: bundle 0 for itself, then one bundle per rank."""
     group, ranks = config.placement_group_config, config.engine_kwargs.tensor_parallel_size
     own = group.bundle_per_worker or _rank_bundle(config)
     each = group.bundles if group.bundles is not None else (own,) * ranks
@@ -21,13 +21,13 @@ def placement_bundles(config: AppConfig) -> list[dict[str, float]]:
 
 
 def deployment_options(config: AppConfig) -> dict[str, Any]:
-    """Return what `serve.deployment(...).options` takes; placement and limits are always set."""
+    """Return the `serve.deployment(...).options`; placement and limits are always set."""
     wish, engine = config.deployment_config, config.engine_kwargs
     options: dict[str, Any] = {
         "ray_actor_options": {"num_cpus": REPLICA_CPUS},
         "placement_group_bundles": placement_bundles(config),
         "placement_group_strategy": config.placement_group_config.strategy,
-        # The engine's own queue refuses first, in OpenAI's words.
+        # The engine's own queue refuses first, with OpenAI's error.
         "max_ongoing_requests": wish.max_ongoing_requests
         or engine.max_num_seqs + engine.max_queued_requests + MARGIN,
         "max_queued_requests": wish.max_queued_requests,
@@ -46,7 +46,7 @@ def deployment_options(config: AppConfig) -> dict[str, Any]:
 
 
 def most_replicas(config: AppConfig) -> int:
-    """Return how many replicas there may be at once."""
+    """Return the maximum number of replicas."""
     wish = config.deployment_config
     if wish.autoscaling_config is not None:
         return wish.autoscaling_config.max_replicas
@@ -54,7 +54,7 @@ def most_replicas(config: AppConfig) -> int:
 
 
 def first_replicas(config: AppConfig) -> int:
-    """Return how many replicas there are at first; one where the first request starts one."""
+    """Return the initial number of replicas; one if the first request starts one."""
     wish = config.deployment_config
     scaling = wish.autoscaling_config
     if scaling is not None:
@@ -63,12 +63,12 @@ def first_replicas(config: AppConfig) -> int:
 
 
 def gpus(bundles: list[dict[str, float]]) -> int:
-    """Return how many whole GPUs these bundles take."""
+    """Return the number of whole GPUs in these bundles."""
     return math.ceil(sum(bundle.get("GPU", 0.0) for bundle in bundles))
 
 
 def _autoscaling(wish: Autoscaling, max_num_seqs: int) -> dict[str, Any]:
-    """Return Serve's autoscaling options; its own policy only where requests are the target."""
+    """Return Serve's autoscaling options; its own policy only with a target in requests."""
     options = wish.model_dump(exclude_none=True, exclude={"target_ongoing_tokens"})
     if wish.target_ongoing_requests is not None:
         return options
@@ -85,7 +85,7 @@ def _rank_bundle(config: AppConfig) -> dict[str, float]:
 
 
 def _checked(bundle: dict[str, float], config: AppConfig) -> dict[str, float]:
-    """Return a rank's bundle, on the accelerator asked for; refuse one that its rank cannot use."""
+    """Return a rank's bundle with the accelerator type; refuse one that the rank cannot use."""
     device, count = config.engine_kwargs.device, bundle.get("GPU", 0.0)
     if device == "auto":
         raise ValueError(
@@ -97,5 +97,5 @@ def _checked(bundle: dict[str, float], config: AppConfig) -> dict[str, float]:
         raise ValueError(f"placement_group_config: a rank uses one GPU (given: {count:g}); GPU: 1")
     if config.accelerator_type is None:
         return dict(bundle)
-    # How Ray marks the nodes that have one; the sliver keeps bundles from competing for it.
+    # Ray's mark of nodes with that type; bundles take so little that they do not compete for it.
     return dict(bundle) | {f"accelerator_type:{config.accelerator_type}": 0.001}

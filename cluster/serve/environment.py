@@ -1,4 +1,4 @@
-"""What Ray reads from the environment when it is imported: always said, for its defaults vary."""
+"""The environment variables that Ray reads on import; always set, because defaults vary."""
 
 import ctypes
 import os
@@ -9,34 +9,34 @@ from diffray.cluster.serve.haproxy import haproxy_settings
 from diffray.cluster.serve.local_clusters import is_alone
 from diffray.cluster.serve.ports import port_settings
 
-API_KEY = "DIFFRAY_API_KEY"  # the variable that keys come from, besides the command line
-ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, with spaces between
+API_KEY = "DIFFRAY_API_KEY"  # the variable with keys, besides the command line
+ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, separated by spaces
 
 SETTINGS = {
-    "RAY_worker_niceness": "0",  # Ray's own is 15, which starves ranks beside other work
-    "RAY_AUTH_MODE": "token",  # nobody else on this machine or network may run code here
+    "RAY_worker_niceness": "0",  # Ray's default is 15, which starves ranks next to other work
+    "RAY_AUTH_MODE": "token",  # so that no other user or machine can run code here
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Serve kills a replica that fails its health checks, instead of waiting for its answers.
+    # Serve kills a replica that fails its health checks instead of waiting for it.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    # A lost replica, a path that leads nowhere yet, and requests that are not for this server.
+    # Retries after a lost replica, 503 for paths that are not ready, misrouted requests.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
-    # After three failures a proxy is started anew: 1.5 s rather than half a minute.
+    # A proxy is restarted after three failures: after 1.5 s instead of 30 s.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # on a busy machine one takes longer than 5
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # on a busy machine it takes longer than 5
 }
-# This machine alone: all of Ray's own ports are on 127.0.0.1.
+# A single machine: all of Ray's own ports are on 127.0.0.1.
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def prepare(address: str) -> None:
-    """Set what the user has not set, for a cluster; to be called before the first import of ray."""
+    """Set what the user has not set, for a cluster; call it before ray is first imported."""
     _set(SETTINGS | (ALONE if is_alone(address) else {}))
 
 
 def prepare_server(routes: Collection[str], *, haproxy: Path | None) -> None:
-    """The same for a Ray of our own, with models at these paths.
+    """The same for a Ray started here, with models at these paths.
 
-    `haproxy` is an empty folder for the files of Serve's fast proxy, where that shall run.
+    `haproxy` is an empty folder for HAProxy's files, if it is used.
     """
     _set(SETTINGS | ALONE | {ROUTES: " ".join(routes)} | port_settings())
     if haproxy:
@@ -49,10 +49,10 @@ def _set(settings: Mapping[str, str]) -> None:
 
 
 def take_keys(typed: Iterable[str]) -> list[str]:
-    """Return the API keys that were typed and those in the environment, and hide them from others.
+    """Return the API keys of the command line and the environment, and hide them.
 
-    Ray hands the environment on to all its processes, and shows the arguments as a job's
-    entrypoint. `ps` shows both as the process was given them, so they are overwritten in place.
+    Ray passes the environment to all its processes and shows the arguments as a job's entrypoint.
+    `ps` shows both as they were at startup, so they are overwritten in place.
     """
     keys = [*dict.fromkeys((*typed, *os.environ.pop(API_KEY, "").split()))]
     secret = {key.encode() for key in keys}
@@ -66,7 +66,7 @@ def take_keys(typed: Iterable[str]) -> list[str]:
 
 
 def _hidden(word: bytes, secret: Collection[bytes]) -> bytes:
-    """Return a word of the command line or the environment with asterisks for a key."""
+    """Return a word of the command line or the environment with its key masked."""
     name, equals, value = word.partition(b"=")
     if word in secret:
         return b"*" * len(word)

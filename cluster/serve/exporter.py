@@ -4,15 +4,14 @@ from ray.util.metrics import Gauge
 
 from diffray.cluster.api.metrics import Families
 
-PERIOD_S = 5.0  # Ray forgets a gauge that was not set for 20 s
+PERIOD_S = 5.0  # Ray drops a gauge that was not set for 20 s
 
 
 class Exporter:
-    """Hands on every series with the value that /metrics would show.
+    """Exports every series with its value in /metrics.
 
-    All are gauges to Ray, counters and buckets too: of a gauge it takes the value as it is, and
-    forgets it when its process has ended. Prometheus asks no series for its type, so that rate()
-    and histogram_quantile() work.
+    All are gauges in Ray, also counters and buckets: Ray takes a gauge's value unchanged, and drops
+    it when its process ends. Prometheus ignores types, so rate() and histogram_quantile() work.
     """
 
     def __init__(self) -> None:

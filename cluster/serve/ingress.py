@@ -1,7 +1,7 @@
-"""What is around Serve's own HTTP proxy and around replicas, and what it does for a lost replica.
+"""Middleware around Serve's HTTP proxy and around replicas, for lost replicas.
 
-Nothing sent yet: another replica is asked, with the same bytes. A stream that has begun ends with
-an error event, so that its client knows that the answer is not complete and may be asked for again.
+If nothing has been sent, the same request goes to another replica. A stream that has started ends
+with an error event, so that its client knows that the answer is incomplete and can retry.
 """
 
 import json
@@ -17,12 +17,12 @@ from diffray.cluster.serve.not_found import NotFound
 
 log = logging.getLogger("ray.serve")
 
-TRIES: Final = 4  # replicas that may be lost under one request
-_LARGEST: Final = 32 << 20  # bytes of a request that are kept to send them again
+TRIES: Final = 4  # lost replicas per request
+_LARGEST: Final = 32 << 20  # bytes of a request that are kept for a retry
 
 
 def middlewares() -> list[Middleware]:
-    """Return what RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names; the last is the outermost."""
+    """Return the middlewares for RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, outermost last."""
     return [
         Middleware(SecondTry),
         Middleware(NotFound),
@@ -31,7 +31,7 @@ def middlewares() -> list[Middleware]:
 
 
 class SecondTry:
-    """An ASGI application around Serve's proxy, which sends no answer where a replica is lost."""
+    """ASGI middleware that retries a request when Serve's proxy loses the replica."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -42,17 +42,17 @@ class SecondTry:
             return
         heard, answer = _Heard(receive), _Answer(send)
         for _ in range(TRIES):
-            asked = dict(scope)  # the proxy writes the path below the application into it
+            asked = dict(scope)  # the proxy changes its path
             await self.app(asked, heard.from_the_start(), answer.send)
             if answer.started or heard.gone or not heard.complete:
                 break
-            log.warning("a replica was lost before it answered; another one is asked")
+            log.warning("a replica was lost before it answered; trying another one")
         if not answer.complete and not heard.gone:
             await answer.end()
 
 
 class _Heard:
-    """What the client has sent, kept to be sent again."""
+    """The client's messages, kept for a retry."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -85,7 +85,7 @@ class _Heard:
 
 
 class _Answer:
-    """What was sent to the client."""
+    """The messages sent to the client."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -102,7 +102,7 @@ class _Answer:
         await self._send(message)
 
     async def end(self) -> None:
-        """Say that the answer is lost; what is no stream can only be broken off."""
+        """Report the lost answer; outside a stream the connection can only be closed."""
         if not self.started:
             error = unavailable("No replica could answer; try again.")
             headers = {"content-type": "application/json"} | error.headers
@@ -112,8 +112,7 @@ class _Answer:
             await self._body(json.dumps(error.body).encode())
         elif self._streams:
             error = unavailable(
-                "The replica that wrote this answer is lost, so the answer is not complete; "
-                "it may be asked for again."
+                "The replica was lost, so this answer is incomplete; send the request again."
             )
             await self._body(b"data: " + json.dumps(error.body).encode() + b"\n\n")
 

@@ -1,8 +1,8 @@
-"""Requests that a proxy meant for another server are refused, whoever has its port now.
+"""Refuses requests that were meant for another replica.
 
-HAProxy finds a replica by its port. Where a replica has died, another may have taken the port, of
-another model or another server, before HAProxy knows. Therefore it says in a header which replica
-it means, in checks of its health too, and replaces what a client has put there.
+HAProxy addresses a replica by its port. After a replica's death, a replica of another model or
+server may take the port before HAProxy notices. So HAProxy names the intended replica in a header,
+also in health checks, and overwrites what a client sends there.
 """
 
 import os
@@ -20,9 +20,9 @@ _HEADER: Final = SERVER_HEADER.encode()
 
 
 class RefuseMisrouted:
-    """An ASGI application around a replica or a proxy of Serve; nobody behind it sees the header.
+    """ASGI middleware around a replica or a proxy of Serve; it removes the header.
 
-    Where there is no HAProxy the header comes from clients and says nothing.
+    Without HAProxy the header comes from clients and is ignored.
     """
 
     def __init__(self, app: ASGIApp, name: bytes | None) -> None:
@@ -44,12 +44,12 @@ class RefuseMisrouted:
 
 
 def own_name() -> bytes | None:
-    """Return what HAProxy calls this process, or nothing where there is no HAProxy."""
+    """Return HAProxy's name of this process; empty without HAProxy."""
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
         return None
     return server_name(ray.get_runtime_context().get_actor_name() or "").encode()
 
 
 def server_name(actor_name: str) -> str:
-    """Return the name that Serve writes into HAProxy's configuration for an actor."""
+    """Return an actor's name in the HAProxy configuration that Serve writes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", actor_name.replace("#", "-").replace("/", "."))

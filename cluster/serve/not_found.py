@@ -1,7 +1,7 @@
-"""What Serve's own HTTP proxy and replicas say of paths that lead to no application.
+"""The answers of Serve's HTTP proxy and replicas for paths without an application.
 
-Serve answers 404 as long as it does not know its routes, at the start and after a fault, and again
-while it ends. Clients do not ask again after that, so they are told 503 where there is a path.
+Serve answers 404 while it does not know its routes: at startup, after a fault, and during shutdown.
+Clients do not retry after 404, so paths of models answer 503 instead.
 """
 
 import os
@@ -18,7 +18,7 @@ _SERVES_OWN: Final = (b"Path '", b"' not found. Ping http")
 
 
 class NotFound:
-    """An ASGI application around Serve's."""
+    """ASGI middleware around Serve's application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -44,7 +44,7 @@ class NotFound:
             if not is_serves_own:
                 await send(message)
 
-        if path == "/-/routes":  # names the applications to whoever asks
+        if path == "/-/routes":  # would list the applications for everyone
             await refusal(no_such_path())(scope, receive, send)
             return
         await self.app(scope, receive, send_unless_serves_own)
@@ -59,7 +59,7 @@ class NotFound:
         return await self._knows_routes()
 
     async def _knows_routes(self) -> bool:
-        """Ask Serve, which is not healthy before it has been told its routes."""
+        """Ask Serve, which is not healthy before it knows its routes."""
         found = []
 
         async def receive() -> Message:

@@ -1,8 +1,8 @@
-"""Ports of our own: a block that no other server on this machine uses, now or later.
+"""Reserves a block of ports that no other server on this machine uses.
 
-Ray and Ray Serve have fixed ports for some of what they open, which all servers on a machine would
-share. Below the range that the kernel gives out by itself (ip_local_port_range, from 32768), below
-Kubernetes' node ports (from 30000), and above Ray's workers (up to 19999) nobody is in the way.
+Ray and Ray Serve use some fixed ports, which all servers on a machine would share. The blocks are
+above Ray's worker ports (up to 19999), below Kubernetes' node ports (from 30000), and below the
+range that the kernel assigns by itself (ip_local_port_range, from 32768).
 """
 
 import atexit
@@ -14,12 +14,12 @@ from pathlib import Path
 
 FIRST, STOP = 20_000, 30_000
 BLOCK = 256  # ports of one server: a few for itself, the others for replicas
-REPLICAS = 8  # where the ports of replicas begin in it
-GRPC = 240  # and those of their gRPC, which diffray does not enable
+REPLICAS = 8  # offset of the replicas' ports
+GRPC = 240  # and of their gRPC ports, which diffray does not enable
 
 
 def port_settings() -> dict[str, str]:
-    """Claim a block for as long as this process lives, and say which port is whose."""
+    """Claim a block for the life of this process, and assign its ports."""
     first = claim_block()
     ports = {
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": first + 1,
@@ -37,11 +37,11 @@ def port_settings() -> dict[str, str]:
 
 
 def claim_block() -> int:
-    """Return the first port of a block that nobody else claims while this process lives.
+    """Return the first port of a block that is claimed for the life of this process.
 
-    The claim is the first port, bound and never listened on: the kernel gives it to one process
-    alone, and takes it back however that ends. Where a server's other processes have outlived it,
-    they listen in the block, and it is passed over.
+    The claim is the first port, bound but not listened on: the kernel gives it to one process only
+    and frees it when that ends. If processes of a dead server still listen in the block, it is
+    skipped.
     """
     starts = list(range(FIRST, STOP - BLOCK + 1, BLOCK))
     random.shuffle(starts)
@@ -65,14 +65,14 @@ def claim_block() -> int:
 
 @contextmanager
 def bound(port: int) -> Iterator[None]:
-    """Hold a port on every address; raises OSError where somebody has it on any."""
+    """Bind a port on every address; raise OSError if it is taken on any."""
     with socket.socket() as holder:
         holder.bind(("", port))
         yield
 
 
 def ephemeral_ports() -> range:
-    """Return the ports that the kernel gives to those who ask for any."""
+    """Return the range of ports that the kernel assigns by itself."""
     try:
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     except OSError:  # not Linux

@@ -22,18 +22,18 @@ from diffray.workers.text import Tokenizer
 
 log = logging.getLogger("ray.serve")
 
-_service: Service | None = None  # of this process, for the endpoint that runs in it
+_service: Service | None = None  # of this process, for its endpoint
 
 
 def current_service() -> Service:
-    """Return the service of the replica that this process is."""
+    """Return the service of this process's replica."""
     if _service is None:
         raise EngineFailed("the model is being loaded; try again in a moment")
     return _service
 
 
 class Replica:
-    """What Serve starts, asks for its health and its load, and ends."""
+    """The class that Serve starts, checks for health and load, and stops."""
 
     engine: RemoteEngine | None = None
     _exporting: asyncio.Task[None] | None = None
@@ -60,7 +60,7 @@ class Replica:
         self._exporting = asyncio.create_task(_export(_service))
         log.info("%s is ready (replica %s, process %d)", config.model_id, replicas.own, os.getpid())
 
-    # What a handle calls; bodies and answers are those of the HTTP endpoints, refusals ApiErrors.
+    # Called by handles; bodies and answers are those of the HTTP endpoints, errors are ApiErrors.
 
     async def chat(self, body: Json) -> Json:
         """Answer a conversation, as POST /v1/chat/completions does."""
@@ -87,7 +87,7 @@ class Replica:
                     yield chunk
 
     async def snapshot(self) -> Snapshot:
-        """Return this replica's metrics, for the one that shows those of all."""
+        """Return this replica's metrics, for the replica that was scraped."""
         return await current_service().snapshot()
 
     async def check_health(self) -> None:
@@ -96,12 +96,12 @@ class Replica:
         await self.engine.check_health()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell the autoscaling policy how much is still to be written here."""
+        """Report the tokens still to be generated to the autoscaling policy."""
         assert self.engine is not None
         return {ONGOING_TOKENS: float(self.engine.queued_tokens)}
 
     async def __del__(self) -> None:
-        """End the coordinator and its ranks; Serve calls it when nobody is served any more."""
+        """End the coordinator and its ranks; Serve calls it after the last request."""
         if self._exporting is not None:
             self._exporting.cancel()
             current_service().close()
@@ -111,7 +111,7 @@ class Replica:
 
 @contextmanager
 def _refusals_told() -> Iterator[None]:
-    """Count what is refused, and let it be raised as what a caller can read: an ApiError."""
+    """Count errors, and raise them as ApiError, which callers can read."""
     try:
         yield
     except (ApiError, EngineFailed) as error:

@@ -1,4 +1,4 @@
-"""What a replica asks of all the replicas of its deployment: their metrics, for any of them."""
+"""Collects the metrics of all replicas of this deployment."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ _WITHIN_S = 2.0
 
 
 class Replicas:
-    """All replicas of the deployment that this process is one of."""
+    """All replicas of this process's deployment."""
 
     def __init__(self) -> None:
         context = serve.get_replica_context()
@@ -23,16 +23,16 @@ class Replicas:
         self._handle: Any = DeploymentHandle(context.deployment, context.app_name)
 
     async def snapshots(self) -> list[Snapshot]:
-        """Return the metrics of those that answer in time.
+        """Return the metrics of the replicas that answer in time.
 
-        One that does not is left out, so its series have a gap: what it said earlier may be less
-        than what it has told somebody else since, and a counter must not fall.
+        One that does not is left out, so its series have a gap: its last values may be lower than
+        those that another replica has shown since, and a counter must not decrease.
         """
         try:
             async with asyncio.timeout(_WITHIN_S):
-                # The first call connects the handle, which waits for Serve's controller.
+                # The first call connects the handle and waits for Serve's controller.
                 response = await asyncio.to_thread(self._handle.broadcast, "snapshot")
-                # Serve's own way to wait for all has no answer at all where one is missing.
+                # Serve's own gather returns nothing if one answer is missing.
                 sent = await response._fetch_replica_results_async()
         except Exception as error:
             log.warning("the other replicas' metrics are not known: %s", error)

@@ -1,4 +1,4 @@
-"""`diffray serve`: applications on a Ray of our own or on a running one, until Ctrl-C."""
+"""`diffray serve`: applications on a new or a running Ray cluster, until Ctrl-C."""
 
 import contextlib
 import logging
@@ -31,9 +31,9 @@ from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import DEMOS, TOY
 from diffray.components.container import usable_cores
 
-DEADLINE_S = 3600.0  # for the models to load
+DEADLINE_S = 3600.0  # seconds for the models to load
 _POLL_S = 0.25
-_END_S = 30.0  # for Serve and Ray to end, besides what is running
+_END_S = 30.0  # seconds for Serve and Ray to end, besides running requests
 _QUIET_LOG = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
@@ -43,7 +43,7 @@ def run_server(
     ending: Ending,
     say: Callable[[str], None],
 ) -> None:
-    """Serve until interrupted, then let what is running finish."""
+    """Serve until interrupted, then let running requests finish."""
     wishes = [each.config.deployment_config for each in applications]
     ending.limit_s = _END_S + max(wish.graceful_shutdown_timeout_s for wish in wishes)
     with (
@@ -67,14 +67,14 @@ def run_server(
 
 
 class Interrupted(Exception):
-    """The user wants to stop before the models are there."""
+    """The user interrupted the startup."""
 
 
 @contextlib.contextmanager
 def interruptible(stopped: threading.Event) -> Iterator[None]:
-    """Let the supervisor's SIGINT, which ends this process before and after, set an event.
+    """Make SIGINT, from the supervisor, set an event; outside the block it ends the process.
 
-    And SIGTERM, which others may send to all processes: Ray has taken it, to die of it.
+    The same for SIGTERM, which others may send to all processes, and on which Ray would exit.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(each, lambda number, frame: stopped.set()) for each in numbers]
@@ -100,7 +100,7 @@ def running_ray(
             ray.init(address=server.address, **quiet)
         else:
             say("Starting Ray on this machine ...")
-            # All processes of this Ray know it; else Ray says so many as a rank has CPUs: one.
+            # Passed to all processes of this Ray; otherwise Ray sets a rank's number of CPUs: one.
             if (threads := threads_of_ranks(applications, usable_cores())) is not None:
                 os.environ.setdefault("OMP_NUM_THREADS", str(threads))
             ray.init(
@@ -110,7 +110,7 @@ def running_ray(
                 dashboard_host="127.0.0.1",
                 **quiet,
             )
-    except Exception as error:  # Ray raises whatever there is
+    except Exception as error:  # Ray raises all kinds of errors
         what = "be started" if server.address is None else f"be reached at {server.address}"
         raise ValueError(f"Ray could not {what}: {' '.join(str(error).split())}") from None
     try:
@@ -124,7 +124,7 @@ def running_ray(
 
 
 def dead_part_of_ray() -> str | None:
-    """Return that a process has died without which the Ray of this machine does not go on."""
+    """Return which process that this machine's Ray depends on has died, if any."""
     node: Any = _ray_worker._global_node
     for name, process in node.dead_processes():
         if name in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
@@ -136,7 +136,7 @@ def dead_part_of_ray() -> str | None:
 
 
 def check_room(applications: tuple[Application, ...]) -> None:
-    """Refuse what this machine will never have: no other joins a Ray of our own."""
+    """Refuse what this machine cannot provide, because no other node joins its Ray."""
     needed = Counter[str]()
     for each in applications:
         config = on_this_cluster(each.config)
@@ -153,7 +153,7 @@ def check_room(applications: tuple[Application, ...]) -> None:
 
 
 def cpus_needed(applications: tuple[Application, ...]) -> int:
-    """Return the cores that Ray must believe in for all replicas that there may be."""
+    """Return the number of CPUs that Ray needs for the maximum number of replicas."""
     from diffray.cluster.serve.app import on_this_machine
 
     cores = 0.0
@@ -164,7 +164,7 @@ def cpus_needed(applications: tuple[Application, ...]) -> int:
 
 
 def start_serve(server: Server) -> None:
-    """Start Serve, or find it where the cluster has one; raises ValueError if it cannot listen."""
+    """Start Serve, or use the cluster's; raise ValueError if it cannot listen."""
     found = _get_global_client(raise_if_no_controller_running=False)
     if found is not None and (port := found.http_config.port) != server.port:
         raise ValueError(f"the cluster's Serve listens on port {port} already; give --port {port}")
@@ -180,7 +180,7 @@ def start_serve(server: Server) -> None:
 def deploy(
     applications: tuple[Application, ...], say: Callable[[str], None], stopped: threading.Event
 ) -> None:
-    """Start the applications and wait until each answers; raises ValueError where one cannot."""
+    """Start the applications and wait until each answers; raise ValueError if one fails."""
     begin = time.monotonic()
     targets = [
         serve.RunTarget(
@@ -220,11 +220,11 @@ def _unlike_others(error: RayError) -> str:
 
 
 def remove(applications: tuple[Application, ...]) -> None:
-    """End the applications and wait until their replicas have finished what was running.
+    """Remove the applications and wait until their replicas have finished running requests.
 
-    Others may have theirs on the same Serve. How long that takes at most is each deployment's
-    graceful_shutdown_timeout_s, which Serve's own call does not wait for. Serve also keeps a
-    replica so long that has found no place or is still loading; nobody waits for that here.
+    Other applications may share this Serve. The limit is each deployment's
+    graceful_shutdown_timeout_s, for which Serve's own call does not wait. Replicas that are pending
+    or still loading are kept as long by Serve, but not waited for here.
     """
     states = serve.status().applications
     idle = {}
@@ -241,7 +241,7 @@ def _replicas(state: Any, kind: str) -> int:
 
 
 def _living(name: str) -> int:
-    """Return how many processes of an application's replicas there are; Serve says no longer."""
+    """Return the number of an application's replica processes, which Serve no longer reports."""
     return sum(
         actor["State"] == "ALIVE" and actor["ActorClassName"].startswith(f"ServeReplica:{name}:")
         for actor in actors().values()
@@ -249,7 +249,7 @@ def _living(name: str) -> int:
 
 
 def not_ready(applications: tuple[Application, ...]) -> list[str]:
-    """Return the applications that are still being started; raises where one has failed."""
+    """Return the applications that are still starting; raise if one has failed."""
     states = serve.status().applications
     waiting = []
     for each in applications:
@@ -265,7 +265,7 @@ def not_ready(applications: tuple[Application, ...]) -> list[str]:
 
 
 def failure_of(state: Any) -> str:
-    """Return why a replica could not start, in the words of whoever raised it."""
+    """Return why a replica could not start: the original error's message."""
     for deployment in state.deployments.values():
         lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
         for line in reversed(lines):
@@ -276,7 +276,7 @@ def failure_of(state: Any) -> str:
 
 
 def ready_line(each: Application, server: Server) -> str:
-    """Return the line that says where to ask, and how."""
+    """Return the line with the URL and an example request."""
     host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
     url = f"http://{host}:{server.port}{each.route_prefix.rstrip('/')}"
     key = ' -H "Authorization: Bearer KEY"' if each.config.api_settings().api_keys else ""
@@ -289,9 +289,9 @@ def ready_line(each: Application, server: Server) -> str:
 
 
 def where_ray_is() -> str:
-    """Return the line that says where to look at the cluster."""
+    """Return the line with the cluster's address."""
     address = ray.get_runtime_context().gcs_address
-    node: Any = ray._private.worker._global_node  # Ray tells of its dashboard nowhere else
+    node: Any = ray._private.worker._global_node  # Ray reports its dashboard nowhere else
     dashboard = f"; dashboard at http://{node.webui_url}" if node and node.webui_url else ""
     return f"Ray is at {address}; try: diffray status --address {address}{dashboard}"
 

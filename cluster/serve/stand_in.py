@@ -1,7 +1,7 @@
-"""A HAProxy in place of one that has died, until Ray Serve has started another.
+"""Runs a stand-in for a dead HAProxy until Ray Serve has started a new one.
 
 Serve replaces the actor that ran it, which takes seconds. The stand-in has the same configuration
-but no admin socket, so that Serve finds out; Serve's next one takes its ports over (-sf).
+but no admin socket, so Serve notices the death; Serve's new HAProxy takes over its ports (-sf).
 """
 
 import math
@@ -18,12 +18,12 @@ from pathlib import Path
 from diffray.cluster.serve.haproxy import STAND_IN
 
 _PERIOD_S = 0.2
-_START_S = 5.0  # one that does not listen by then has ended, its ports held by another
+_START_S = 5.0  # by then it listens, or it has ended because its ports were taken
 
 
 @contextmanager
 def standing_in(host: str, port: int) -> Iterator[None]:
-    """Watch the port of this process's HAProxy, if it has one, until the block is left."""
+    """Watch the port of this process's HAProxy, if any, within the block."""
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
         yield
         return
@@ -41,7 +41,7 @@ def standing_in(host: str, port: int) -> Iterator[None]:
 
 def _watch(folder: Path, address: tuple[str, int], ended: threading.Event) -> None:
     stand_in: subprocess.Popen[bytes] | None = None
-    starts_again = math.inf  # when: Serve starts the first
+    starts_again = math.inf  # when to start one; Serve starts the first itself
     while not ended.wait(_PERIOD_S):
         if _is_listening(address):
             starts_again = 0
@@ -53,7 +53,7 @@ def _watch(folder: Path, address: tuple[str, int], ended: threading.Event) -> No
 
 
 def _is_listening(address: tuple[str, int]) -> bool:
-    """A connection that is not refused may be slow, but somebody is there."""
+    """Whether the port accepts connections; a slow connection counts, a refused one does not."""
     try:
         socket.create_connection(address, timeout=5).close()
     except ConnectionRefusedError:
@@ -64,7 +64,7 @@ def _is_listening(address: tuple[str, int]) -> bool:
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes] | None:
-    """Start one that ends with this process, however that ends: the shell reads to the end."""
+    """Start one that ends with this process: its shell reads stdin until that closes."""
     config = folder / "stand-in.cfg"
     with suppress(OSError):
         for file in folder.glob("*/haproxy.cfg"):
@@ -77,13 +77,13 @@ def _start(folder: Path) -> subprocess.Popen[bytes] | None:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is not for it
+                start_new_session=True,  # not affected by Ctrl-C
             )
     return None
 
 
 def _end(stand_in: subprocess.Popen[bytes] | None, folder: Path) -> None:
-    """End it, if it has not handed over; until then its shell keeps its id from being reused."""
+    """End it unless it has handed over; its shell prevents reuse of its id until then."""
     for note in folder.glob(f"*/{STAND_IN}"):
         note.unlink()
     if stand_in is not None and stand_in.stdin:

@@ -1,18 +1,18 @@
-"""YAML as a configuration may use it: no key twice, no size that a short text pretends to have."""
+"""YAML for configurations: no duplicate keys, bounded size after expanding aliases."""
 
 from collections.abc import Hashable
 from typing import Any, Final
 
 import yaml
 
-MERGE: Final = "tag:yaml.org,2002:merge"  # what << stands for
+MERGE: Final = "tag:yaml.org,2002:merge"  # the tag of <<
 MOST_CHARACTERS: Final = 2**20
-_MOST_VALUES: Final = 10_000  # with aliases counted as what they stand for
+_MOST_VALUES: Final = 10_000  # with aliases expanded
 _INT64: Final = 2**63
 
 
 def parse_yaml(text: str, where: str) -> object:
-    """Return the values of a YAML text, or say in one sentence where it is wrong."""
+    """Return the values of a YAML text, or raise with the place of the first mistake."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"{where}: more than {MOST_CHARACTERS} characters are no configuration")
     try:
@@ -32,7 +32,7 @@ def parse_yaml(text: str, where: str) -> object:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which would let the last of two equal keys win."""
+    """PyYAML's safe loader, without its rule that the last of two equal keys wins."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Hashable] = set()
@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Name the place of a value that looks like a number or a date and is none."""
+        """Add the place to errors about values that look like numbers or dates."""
         try:
             value = super().construct_object(node, deep)
         except (ValueError, OverflowError) as error:
@@ -59,14 +59,14 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Sizes:
-    """Counts values before any is made: an alias of an alias of an alias is soon a billion."""
+    """Counts values before they are built: nested aliases can expand to billions."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
         self._open: set[int] = set()
 
     def of(self, node: yaml.Node) -> int:
-        """Return how many values a node stands for; refuses too many, and one within itself."""
+        """Return the number of values in a node; refuse too many, and recursive nodes."""
         mark = id(node)
         if mark in self._known:
             return self._known[mark]

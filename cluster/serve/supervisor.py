@@ -1,9 +1,9 @@
-"""`diffray serve` as two processes, so that whichever dies, the other ends what it started.
+"""`diffray serve` as two processes, so that whichever dies, the other cleans up.
 
 The process that the user started, the supervisor, waits for signals and for its child, the server,
-which does all the work. The server leads a session of its own: what a terminal tells its processes
-reaches the supervisor alone, not Ray's and HAProxy. Both adopt orphans among their descendants, so
-each ends all that it started, and nothing else, by killing its children until it has none.
+which does all the work. The server has its own session, so a terminal's signals reach only the
+supervisor, not Ray and HAProxy. Both adopt orphans among their descendants, so each can end
+everything it started, and nothing else, by killing its children until it has none.
 """
 
 import ctypes
@@ -21,11 +21,11 @@ from pathlib import Path
 
 import typer
 
-LOST_S = 8.0  # for answers to finish after the terminal was closed or the supervisor has died
-HURRY_S = 2.0  # for the server to take its leave of a running cluster after the second Ctrl-C
-SAME_S = 0.3  # within which a repeated signal is the same one: timeout(1) sends each twice
+LOST_S = 8.0  # seconds for running requests after the terminal was closed or the supervisor died
+HURRY_S = 2.0  # seconds for the server to leave a running cluster after the second Ctrl-C
+SAME_S = 0.3  # seconds within which a repeated signal counts once: timeout(1) sends each twice
 _LOOK_S = 1.0
-_KILL_S = 5.0  # until a killed process is gone, unless it is stuck in the kernel
+_KILL_S = 5.0  # seconds until a killed process is gone, unless it is stuck in the kernel
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -33,16 +33,16 @@ _PR_SET_CHILD_SUBREAPER = 36
 def supervised() -> Iterator["Ending"]:
     """Run the body in a child process; this one waits for it and exits with its status.
 
-    The child is sent SIGINT when it shall end, which kills it unless it handles it.
+    SIGINT asks the child to end, and kills it unless it handles the signal.
     """
     wanted = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         wanted.add(signal.SIGHUP)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    # Not in TMPDIR: with a node's id behind it, a socket's path has room for no longer one.
+    # Not in TMPDIR: a socket's path, which includes a node's id, would become too long.
     folder = Path(tempfile.mkdtemp(prefix="diffray-haproxy-", dir="/tmp"))
     _adopt_orphans()
-    others = children()  # of a shell that has replaced itself with this command
+    others = children()  # children of a shell that replaced itself with this command
     supervisor = os.getpid()
     server = os.fork()
     if server:
@@ -68,20 +68,20 @@ def supervised() -> Iterator["Ending"]:
         traceback.print_exc()
     finally:
         _clean_up(folder)
-        os._exit(status)  # nothing after this shall run twice, or keep the process from ending
+        os._exit(status)  # nothing after this may run twice, or prevent the process from ending
 
 
 class _Supervisor:
-    """Waits for the server to end, and passes on when it shall."""
+    """Waits for the server to end, and forwards signals."""
 
     def __init__(self, server: int, wanted: set[signal.Signals]) -> None:
         self._server, self._wanted = server, wanted
-        self._asked: list[signal.Signals] = []  # to end, by these
+        self._asked: list[signal.Signals] = []  # the signals received
         self._asked_at = -math.inf
         self._deadline = math.inf
 
     def run(self) -> int:
-        """Return the status to exit with, once the server has ended or was killed."""
+        """Return the exit status, once the server has ended or was killed."""
         while (code := self._ended()) is None:
             left = self._deadline - time.monotonic()
             if left <= 0:
@@ -101,7 +101,7 @@ class _Supervisor:
         return None
 
     def _ask(self, number: signal.Signals) -> None:
-        """Ask the server to end, and the more urgently the second time."""
+        """Ask the server to end; the second time, at once."""
         now = time.monotonic()
         if number in self._asked and now - self._asked_at < SAME_S:
             return
@@ -122,7 +122,7 @@ class _Supervisor:
         if signal.SIGHUP in self._asked or len(self._asked) > 1:
             return 128 + self._asked[-1]
         if self._asked and -code in (signal.SIGINT, *self._asked):
-            return 0  # it had nothing to finish yet
+            return 0  # no requests to finish yet
         if code >= 0:
             return code
         say(
@@ -133,17 +133,17 @@ class _Supervisor:
 
 
 class Ending:
-    """What ends the server process, beside its own will."""
+    """Reasons for the server process to end."""
 
     def __init__(self, folder: Path, supervisor: int) -> None:
-        self.folder = folder  # for files that are removed in the end
-        self.stopped = threading.Event()  # the server shall end
-        self.limit_s = math.inf  # from then on
-        self.failure: Callable[[], str | None] = lambda: None  # without what it cannot go on
+        self.folder = folder  # for files that are removed at the end
+        self.stopped = threading.Event()  # set when the server should end
+        self.limit_s = math.inf  # seconds it has from then on
+        self.failure: Callable[[], str | None] = lambda: None  # why it cannot go on, if so
         self._supervisor = supervisor
 
     def watch(self) -> None:
-        """Look every second, in a thread: the main one may wait for a Ray that has died."""
+        """Check every second, in a thread, because the main one may wait for a dead Ray."""
         deadline = math.inf
         while True:
             time.sleep(_LOOK_S)
@@ -170,7 +170,7 @@ def say(line: str) -> None:
 
 
 def children() -> set[int]:
-    """Return the processes whose parent is this one, with those that have ended unheard."""
+    """Return this process's children, including zombies."""
     found, parent = set(), os.getpid()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -184,8 +184,8 @@ def children() -> set[int]:
 def _clean_up(folder: Path, others: frozenset[int] | set[int] = frozenset()) -> None:
     """Kill every descendant and remove the folder.
 
-    The children of a child that dies become this process's own. And a child's id is not given to
-    another process before it was waited for here, so that nobody else's process can be hit.
+    The children of a dead child become this process's own. A child's id is not reused before it is
+    waited for here, so no foreign process can be hit.
     """
     deadline = time.monotonic() + _KILL_S
     while (found := children() - others) and time.monotonic() < deadline:

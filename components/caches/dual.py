@@ -1,4 +1,4 @@
-"""Dual cache (Fast-dLLM): what stands before and after the block is run once per block."""
+"""Dual cache (Fast-dLLM): everything outside the block runs once per block."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from diffray.components.sequence import Sequence
 
 
 class Dual(CachePolicy):
-    """A block's first step runs everything, the others run the block alone."""
+    """A block's first step runs everything, the others run only the block."""
 
     kind: Literal["dual"] = "dual"
     refresh: int | None = Field(None, ge=1)

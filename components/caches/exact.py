@@ -1,4 +1,4 @@
-"""Exact cache of block-causal models: what stands before the block is final and never changes."""
+"""Exact cache of block-causal models: everything before the block is final."""
 
 from typing import ClassVar, Literal
 
@@ -7,10 +7,10 @@ from diffray.components.sequence import Sequence
 
 
 class Exact(CachePolicy):
-    """Steps run the block alone.
+    """Steps run only the block.
 
-    The first step of a block also runs what was not final when its K/V were stored, usually the
-    block before, so no forward is spent on that alone.
+    A block's first step also runs the positions that were not final when their K/V were stored,
+    usually the previous block, so that takes no extra forward.
     """
 
     bidirectional: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""No cache: everything is run at every step."""
+"""No cache: every step runs everything."""
 
 from typing import ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""Prefix cache (Fast-dLLM): what stands before the block is run once per block."""
+"""Prefix cache (Fast-dLLM): everything before the block runs once per block."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Vicinity cache (dInfer): the block is run together with its neighbours."""
+"""Vicinity cache (dInfer): a step runs the block and its neighbours."""
 
 from typing import Literal
 
@@ -9,12 +9,12 @@ from diffray.components.sequence import Sequence
 
 
 class Vicinity(CachePolicy):
-    """Cheap steps run the block, `before` positions before it and `after` positions after it.
+    """Most steps run the block, `before` positions before it and `after` positions after it.
 
     The first `warmup` steps of a generation, the one after them, and the first of each block run
-    everything. dInfer runs everything once more where the first block ends within the warm-up: its
+    everything. dInfer runs everything once more if the first block ends within the warm-up: its
     `past is None or (require_update(...) and block_id > 0)` then skips `require_update`, which
-    therefore takes the block for a new one two forwards later. That is not reproduced.
+    mistakes the block for a new one two forwards later. That is not reproduced.
     """
 
     kind: Literal["vicinity"] = "vicinity"

@@ -1,6 +1,6 @@
-"""From a checkpoint on disk or on the Hub to a model whose shard is loaded.
+"""Loads a model's shard from a checkpoint on disk or on the Hub.
 
-Every tensor is accounted for before the first is read; then each goes straight into its place.
+All tensors are checked before the first is read; then each is copied straight into place.
 """
 
 import re
@@ -28,7 +28,7 @@ from diffray.components.models.fields import Config, shown
 from diffray.components.models.registry import build_model
 from diffray.kernels.choose import choose_kernels
 
-# Buffers that some checkpoints carry and that are computed here.
+# Buffers that some checkpoints contain and that are computed here.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
 _HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 _BAND = 32 << 20  # bytes
@@ -45,7 +45,7 @@ def load_model(
     kernels: str = "auto",
     quantization: str | None = None,
 ) -> Denoiser:
-    """Return the model with this rank's weights; reads no more than this rank's share of them."""
+    """Return the model with this rank's weights; reads only this rank's share."""
     place = choose_device(device)
     number = choose_dtype(dtype, place)
     quantized = choose_quantization(quantization, place)
@@ -56,7 +56,7 @@ def load_model(
         wish = f"quantization is {quantization!r}"
         raise ValueError(f"{wish}, but {path} has no experts; leave it out")
     files = open_weights(path)
-    # Accounted for while the model is still without storage: a wrong checkpoint costs no memory.
+    # Checked while the model has no storage, so a wrong checkpoint costs no memory.
     account(model.parts(names_in(files)), files, path)
     model.allocate(place)
     fill(model.parts(names_in(files)), files, progress)
@@ -66,12 +66,12 @@ def load_model(
 
 
 def names_in(files: Items[WeightFile]) -> set[str]:
-    """Return the names of all tensors, without those that are computed here."""
+    """Return the names of all tensors except those that are computed here."""
     return {name for file in files for name in file.tensors if not _COMPUTED.search(name)}
 
 
 def account(parts: Parts, files: Items[WeightFile], path: Path) -> None:
-    """Compare what the files hold with what the model needs; raise one error that says it all."""
+    """Compare the files' tensors with the model's; report all differences in one error."""
     stored: dict[str, Stored] = {}
     twice = []
     for file in files:
@@ -107,7 +107,7 @@ def account(parts: Parts, files: Items[WeightFile], path: Path) -> None:
 
 
 def fill(parts: Parts, files: Items[WeightFile], progress: bool) -> None:
-    """Copy each tensor's slice into its parameter, in place; absent optional ones become zero."""
+    """Copy each tensor's slice into its parameter, in place; missing optional ones become zero."""
     from tqdm import tqdm
 
     names = names_in(files)
@@ -115,7 +115,7 @@ def fill(parts: Parts, files: Items[WeightFile], progress: bool) -> None:
         if name not in names:
             for piece in part.pieces:
                 piece.target.zero_()
-    hidden = None if progress else True  # None: shown on a terminal alone
+    hidden = None if progress else True  # None: shown only on a terminal
     with tqdm(total=len(names), desc="weights", unit="", delay=2, disable=hidden) as bar:
         for file in files:
             for name in file.tensors:
@@ -127,7 +127,7 @@ def fill(parts: Parts, files: Items[WeightFile], progress: bool) -> None:
 
 
 def _check(read: Tensor, name: str, file: WeightFile) -> None:
-    """Refuse weights with which every answer would be the same nonsense."""
+    """Refuse weights that are NaN or infinite."""
     if read.numel() and not all(extreme.isfinite() for extreme in read.aminmax()):
         dtype = str(read.dtype).removeprefix("torch.")
         raise CheckpointError(
@@ -137,7 +137,7 @@ def _check(read: Tensor, name: str, file: WeightFile) -> None:
 
 
 def _bands(part: Part) -> Iterator[Piece]:
-    """Yield the pieces in bands of rows, so that little of a file is mapped at once."""
+    """Yield bands of rows, so that only a small part of a file is mapped at a time."""
     for target, index in part.pieces:
         if target.nbytes <= _BAND:
             yield Piece(target, index)
@@ -162,7 +162,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
         raise CheckpointError(f"{path} is a file; give the checkpoint's folder")
     if not _HUB_ID.fullmatch(name := str(path_or_hub_id)):
         raise CheckpointError(
-            f"there is no folder {name!r}, and that is no Hub id (OWNER/NAME) either; give a "
+            f"there is no folder {name!r}, and it is not a Hub id (OWNER/NAME); give a "
             "checkpoint's folder or its Hub id"
         )
     from huggingface_hub import snapshot_download
@@ -175,7 +175,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = next(iter(str(error).split("\n")), "").strip()
         raise CheckpointError(
-            f"{name!r} is no local folder, and the Hugging Face Hub did not give it either "
+            f"{name!r} was not found as a local folder or on the Hugging Face Hub "
             f"({type(error).__name__}: {reason}); give a checkpoint's folder or its Hub id"
         ) from error
     return folder

@@ -1,7 +1,7 @@
 """Rewrites a mixture-of-experts checkpoint so that each layer's experts are two tensors.
 
-The fused layout loads with a few large reads instead of thousands of small ones. It is copied
-matrix by matrix: memory never holds more than one.
+The fused layout loads with a few large reads instead of thousands of small ones. The copy goes
+matrix by matrix, with one matrix in memory at a time.
 """
 
 import json
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A tensor to write: its sources, one after the other, are its bytes."""
+    """A tensor to write: the concatenation of its sources."""
 
     name: str
     stored: Stored
@@ -58,7 +58,7 @@ class Output(NamedTuple):
 def convert(
     src: str | Path, dst: str | Path, *, max_shard_bytes: int = 5 * 10**9, progress: bool = True
 ) -> Path:
-    """Write the fused form of `src` to the new folder `dst`, all of it or nothing; return `dst`."""
+    """Write the fused form of `src` to the new folder `dst`, atomically; return `dst`."""
     source, target = resolve(src), Path(dst).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"{target} exists and is not empty; name a new folder")
@@ -67,7 +67,7 @@ def convert(
     files = open_weights(source)
     names = names_in(files)
     if any(_FUSED.search(name) for name in names):
-        raise CheckpointError(f"{source} is in the fused layout already; it loads as it is")
+        raise CheckpointError(f"{source} is already in the fused layout")
     account(model.parts(names), files, source)
     outputs = plan({name: file.tensors[name] for file in files for name in file.tensors}, names)
     if len(outputs) == len(names):
@@ -78,7 +78,7 @@ def convert(
     if free < total:
         raise CheckpointError(f"{target.parent} has {free} free bytes; {total} are needed")
 
-    # Built beside the target and renamed at the end: a half-written folder never bears its name.
+    # Built beside the target and renamed at the end, so `dst` is never half-written.
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         _write_weights(work, outputs, files, max_shard_bytes, progress)
@@ -137,7 +137,7 @@ def _write_weights(
     shards = list(_shards(outputs, limit))
     total = sum(output.num_bytes for output in outputs)
     weight_map: dict[str, str] = {}
-    hidden = None if progress else True  # None: shown on a terminal alone
+    hidden = None if progress else True  # None: shown only on a terminal
     with tqdm(total=total, desc="convert", unit="B", unit_scale=True, disable=hidden) as bar:
         for number, shard in enumerate(shards, 1):
             name = f"model-{number:05}-of-{len(shards):05}.safetensors"
@@ -163,7 +163,7 @@ def _shards(outputs: list[Output], limit: int) -> Iterator[list[Output]]:
 
 
 def _header(shard: list[Output]) -> bytes:
-    """Return what precedes the data in a safetensors file: a length, and JSON that places it."""
+    """Return the header of a safetensors file: a length, and JSON with the offsets."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for output in shard:
@@ -181,7 +181,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _write_side_files(work: Path, source: Path, config: Config) -> None:
-    """Write config.json and copy the tokenizer and what else comes with the weights."""
+    """Write config.json and copy the tokenizer and the other files beside the weights."""
     # auto_map names code that reads the original layout; it is not copied.
     fused = {key: value for key, value in config.items() if key != "auto_map"}
     architectures = config.get("architectures")
@@ -197,7 +197,7 @@ def _write_side_files(work: Path, source: Path, config: Config) -> None:
 
 
 def _refuse_foreign(file: Path) -> None:
-    """Refuse a link that leads out of its checkpoint: a copy would give away what it leads to.
+    """Refuse a link that leads out of its checkpoint: a copy would expose its target.
 
     The Hugging Face cache links snapshots/REVISION/NAME to blobs/HASH.
     """

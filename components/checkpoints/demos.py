@@ -1,4 +1,4 @@
-"""The checkpoints in the box: small models that the project trained itself."""
+"""The bundled checkpoints: small models trained by the project."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ EXAMPLE = (
 
 
 def demo_path(name: str) -> Path | None:
-    """Return where a demo model is; None where `name` is none."""
+    """Return the folder of a demo model; None if `name` is not a demo."""
     if name not in DEMOS:
         return None
     folder = Path(str(files("diffray"))) / "demo" / DEMOS[name]

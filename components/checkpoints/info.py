@@ -1,4 +1,4 @@
-"""The facts about a checkpoint that need no weights: from its config and its files' headers."""
+"""Facts about a checkpoint, from its config and its files' headers."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _ROUTED = re.compile(r"\.mlp\.(experts\.|w[12]$)")
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What a checkpoint is and what it takes to run it."""
+    """A checkpoint's shape, size and requirements."""
 
     path: Path
     family: str
@@ -31,24 +31,24 @@ class Info:
     heads: int
     kv_heads: int
     head_dim: int
-    experts: int  # of a sparse layer; 0 where the model is dense
+    experts: int  # per sparse layer; 0 in a dense model
     experts_chosen: int
     vocab: int
     max_positions: int
     block_causal: bool
     parameters: int
-    parameters_active: int  # that one token passes through
+    parameters_active: int  # used per token
     bytes_on_disk: int
     bytes_in_memory: dict[str, int]  # by dtype, on one rank
     kv_bytes_per_position: dict[str, int]
     mask_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    tensor_parallel: tuple[int, ...]  # numbers of ranks over which it can be cut
+    tensor_parallel: tuple[int, ...]  # possible numbers of ranks
     expert_parallel: tuple[int, ...]
 
 
 def describe(path_or_hub_id: str | Path) -> Info:
-    """Return the facts; raises where the checkpoint could not be loaded."""
+    """Return the facts; raise if the checkpoint cannot be loaded."""
     path = resolve(path_or_hub_id)
     config = read_config(path)
     build = choose_build(config)

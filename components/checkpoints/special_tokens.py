@@ -1,4 +1,4 @@
-"""Which token is the mask and which ones end a text: what a checkpoint's files say about it."""
+"""Finds the mask token and the end tokens in a checkpoint's files."""
 
 from collections.abc import Sequence as Items
 from pathlib import Path
@@ -9,7 +9,7 @@ from diffray.components.models.fields import Config, shown
 
 Kind = Literal["mask", "eos"]
 
-# Published LLaDA-MoE and LLaDA2 configs do not name the mask; their tokenizers have it so.
+# The published LLaDA-MoE and LLaDA2 configs do not name the mask; their tokenizers do.
 _KNOWN_NAMES: Final[dict[Kind, tuple[str, ...]]] = {"mask": ("<|mask|>", "<|mdm_mask|>"), "eos": ()}
 
 
@@ -20,25 +20,25 @@ def special_ids(
     mask_token_id: int | None = None,
     eos_token_id: int | Items[int] | None = None,
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the mask id and the ids that end a text; what is given counts before any file."""
+    """Return the mask id and the end ids; given values take precedence over the files."""
     masks = _as_ids(mask_token_id, "mask_token_id") or find_ids(path, config, "mask")
     ends = _as_ids(eos_token_id, "eos_token_id") or find_ids(path, config, "eos")
     for kind, found in (("mask", masks), ("eos", ends)):
         if not found:
             raise CheckpointError(
-                f"neither config.json, generation_config.json nor the tokenizer in {path} tells "
+                f"neither config.json, generation_config.json nor the tokenizer in {path} names "
                 f"the {kind} token; pass {kind}_token_id=..."
             )
     if len(masks) > 1 or masks[0] in ends:
         raise CheckpointError(
-            f"the mask token must be one, and end no text: mask {masks}, eos {ends}; "
+            f"there must be one mask token, which is not an end token: mask {masks}, eos {ends}; "
             f"pass mask_token_id=... or eos_token_id=..."
         )
     return masks[0], ends
 
 
 def find_ids(path: Path, config: Config, kind: Kind) -> tuple[int, ...]:
-    """Return the ids of a kind of token from the first file that tells them, or nothing."""
+    """Return the ids of a kind of token from the first file that has them, or nothing."""
     key = f"{kind}_token_id"
     for source in (config, _read(path, "generation_config.json")):
         if found := _as_ids(source.get(key), key):
@@ -67,7 +67,7 @@ def _added_tokens(path: Path, tokenizer_config: Config) -> dict[str, int]:
 
 
 def _add(ids: dict[str, int], file: Path, key: str, token: object, number: object) -> None:
-    """Store an added token; refuses what is none."""
+    """Store an added token; refuse an invalid entry."""
     content = token.get("content") if isinstance(token, dict) else None
     if not isinstance(content, str) or type(number) is not int:
         raise CheckpointError(
@@ -77,7 +77,7 @@ def _add(ids: dict[str, int], file: Path, key: str, token: object, number: objec
 
 
 def _as_ids(value: object, key: str) -> tuple[int, ...]:
-    """Return one id or several as a tuple; None is none."""
+    """Return one id or several as a tuple; None gives an empty one."""
     items = list(value) if isinstance(value, list | tuple) else [value]
     if items == [None]:
         return ()

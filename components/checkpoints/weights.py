@@ -1,6 +1,6 @@
-"""The weight files of a checkpoint folder: what is in them, and any slice of it.
+"""The weight files of a checkpoint folder: their tensors, and slices of them.
 
-Opening reads headers alone; a slice is read when it is asked for.
+Opening reads only headers; slices are read on demand.
 """
 
 import json
@@ -27,11 +27,11 @@ _LARGEST_JSON = 256 << 20  # bytes; tokenizers of hundreds of thousands of token
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be loaded: which part of it, and what to do."""
+    """A checkpoint that cannot be loaded; the message says why and what to do."""
 
 
 class Stored(NamedTuple):
-    """A tensor as a header describes it; `dtype` is the name that safetensors uses."""
+    """A tensor as described in a header; `dtype` is safetensors' name."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -58,10 +58,10 @@ class WeightFile(Protocol):
 
 
 class SafetensorsFile:
-    """A safetensors file; reads no more than the slice that is asked for.
+    """A safetensors file; reads only the requested slice.
 
-    Slices are views of the mapped file. What has been mapped counts as this process's memory until
-    the file is closed, so it is opened anew now and then; the system keeps it cached all the same.
+    Slices are views of the mapped file. Mapped pages count as this process's memory until the file
+    is closed, so it is reopened from time to time; the system keeps it cached anyway.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,37 +77,35 @@ class SafetensorsFile:
             }
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
             raise CheckpointError(
-                f"{path} is truncated or no safetensors file ({_why(error)}); download it again"
+                f"{path} is truncated or not a safetensors file ({_why(error)}); download it again"
             ) from error
 
     def read(self, name: str, index: Index) -> Tensor:
         if self._mapped > _MAPPED:
             self._file, self._mapped = safe_open(self.path, framework="pt"), 0
         tensor: Tensor = self._slice(name)[index]
-        # Of a slice of columns the rows are mapped as a whole.
+        # A slice of columns maps whole rows.
         self._mapped += len(tensor) * self.tensors[name].row_bytes
         return tensor
 
-    def _slice(self, name: str) -> Any:  # safetensors has no types for its views
+    def _slice(self, name: str) -> Any:  # safetensors' views are untyped
         return self._file.get_slice(name)  # type: ignore[no-untyped-call]
 
 
 class TorchFile:
-    """A pickled state dict, mapped into memory; nothing in it is executed."""
+    """A pickled state dict, mapped into memory; its code is never executed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (
-            Exception
-        ) as error:  # torch's reader raises whatever a wrong file makes it stumble over
+        except Exception as error:  # torch's reader raises all kinds of errors for a damaged file
             raise CheckpointError(
-                f"{path} is truncated or no state dict that torch loads safely ({_why(error)}); "
+                f"{path} is truncated or not a state dict that torch loads safely ({_why(error)}); "
                 "download it again, or save it as safetensors"
             ) from error
         if not isinstance(state, dict) or not all(map(_is_plain, state.items())):
-            raise CheckpointError(f"{path} is no flat dict of tensors; save it as safetensors")
+            raise CheckpointError(f"{path} is not a flat dict of tensors; save it as safetensors")
         self._state: dict[str, Tensor] = state
         known = {dtype: name for name, dtype in FLOATS.items()}
         self.tensors = {
@@ -120,7 +118,7 @@ class TorchFile:
 
 
 def _is_plain(item: tuple[object, object]) -> bool:
-    """Return whether this is a named tensor whose numbers are in the file."""
+    """Return whether this is a named tensor with its data in the file."""
     name, tensor = item
     return (
         isinstance(name, str)
@@ -141,7 +139,7 @@ def open_weights(folder: Path) -> list[WeightFile]:
     loose = sorted(file.name for file in folder.glob("*.safetensors"))
     hint = f" (found {listed(loose)}, but no index)" if loose else ""
     looked = ", ".join(f"{single}, {single}.index.json" for single in _SINGLE)
-    raise CheckpointError(f"{folder} holds no weights{hint}; looked for {looked}")
+    raise CheckpointError(f"{folder} contains no weights{hint}; looked for {looked}")
 
 
 def _open(path: Path) -> WeightFile:
@@ -156,11 +154,11 @@ def _open_index(index: Path) -> list[WeightFile]:
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name:
             raise CheckpointError(
-                f"{index} names {shown(name)} for {shown(tensor)}, which is no file of its folder"
+                f"{index} names {shown(name)} for {shown(tensor)}, which is not in its folder"
             )
         if not name.endswith(suffix):
             raise CheckpointError(
-                f"{index} names {shown(name)} for {shown(tensor)}, which is no {suffix} file"
+                f"{index} names {shown(name)} for {shown(tensor)}, which is not a {suffix} file"
             )
     names = sorted(set(weight_map.values()))
     absent = [name for name in names if not (index.parent / name).is_file()]
@@ -174,18 +172,18 @@ def _open_index(index: Path) -> list[WeightFile]:
     lost = [name for name, file in weight_map.items() if home.get(name) != file]
     if lost:
         raise CheckpointError(
-            f"{index} promises tensors that are not in the file it names: {listed(lost)}; "
+            f"{index} lists tensors that are missing from their files: {listed(lost)}; "
             f"index and files do not belong together, download them again"
         )
     return files
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object; refuses one in which a key stands twice with different values."""
+    """Read a JSON object; refuse duplicate keys with different values."""
     try:
         if path.stat().st_size > _LARGEST_JSON:
             raise CheckpointError(
-                f"{path} has more than {_LARGEST_JSON >> 20} MiB; that is no JSON"
+                f"{path} has more than {_LARGEST_JSON >> 20} MiB, too much for JSON"
             )
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_twins)
     except OSError as error:
@@ -193,12 +191,12 @@ def read_json(path: Path) -> dict[str, object]:
     except CheckpointError:
         raise
     except RecursionError as error:
-        raise CheckpointError(f"{path} is nested too deep; download it again") from error
+        raise CheckpointError(f"{path} is nested too deeply; download it again") from error
     except ValueError as error:
         reason = _why(error)
         raise CheckpointError(f"{path} is not valid JSON ({reason}); download it again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
+        raise CheckpointError(f"{path} is not a JSON object")
     return value
 
 
@@ -207,12 +205,12 @@ def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(made) < len(pairs):
         for name, value in pairs:
             if made[name] != value:
-                raise ValueError(f"the key {shown(name)} stands twice with different values")
+                raise ValueError(f"the key {shown(name)} occurs twice with different values")
     return made
 
 
 def _why(error: Exception) -> str:
-    """Return the first line of what a parser says, without what the file has put into it."""
+    """Return the first line of a parser's message, without content of the file."""
     line = next(iter(str(error).splitlines()), "") or type(error).__name__
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line[:200])
 

@@ -1,8 +1,8 @@
-"""Attention of packed windows over the page table in Triton: nothing is gathered into a copy.
+"""Attention of packed windows over the page table in Triton, without copying keys.
 
-A program holds some queries of one window, for all query heads that share a key head, and runs
-over that head's keys with the usual running maximum. Few windows do not fill a GPU, so the keys are
-split over programs as well, and a second kernel joins their answers.
+A program holds some queries of one window, for all query heads that share a key head, and iterates
+over that head's keys with a running maximum. A few windows do not fill a GPU, so the keys are split
+over programs as well, and a second kernel combines the results.
 
 Letters: T packed tokens, Q query heads, G key heads, D head size, S slots of the K/V pool, W
 windows, P pages of a window, C splits of the keys.
@@ -20,8 +20,8 @@ from diffray.kernels.triton.rope import rotate_and_store
 from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
 from diffray.kernels.windows import PagedWindows, Windows
 
-_PROGRAMS = 512  # what fills a GPU of 132 multiprocessors with some to spare
-_SPLIT_KEYS = 256  # a shorter split costs more to join than it saves
+_PROGRAMS = 512  # enough to fill a GPU of 132 multiprocessors
+_SPLIT_KEYS = 256  # a shorter split costs more to combine than it saves
 _MOST_SPLITS = 32
 
 
@@ -34,7 +34,7 @@ def attend(
     windows: Windows,
     tuner: Tuner = UNTUNED,
 ) -> Tensor:
-    """Norm and rotate heads, store keys and values in place, return what the queries read."""
+    """Norm and rotate heads, store keys and values in place, return the attention output."""
     q_TQD = rotate_and_store(heads_TND, rotary, keys_SGD, values_SGD, slots_T)
     return paged_attention(q_TQD, keys_SGD, values_SGD, windows.paged, tuner)
 
@@ -46,9 +46,9 @@ def paged_attention(
     windows: PagedWindows,
     tuner: Tuner = UNTUNED,
 ) -> Tensor:
-    """Return what each query reads from the keys of its own sequence; the pool is only read.
+    """Return each query's attention over the keys of its sequence; the pool is not modified.
 
-    Tokens of no window are left undefined.
+    Tokens outside all windows are undefined.
     """
     num_tokens, num_queries, size = q_TQD.shape
     num_windows, num_pages = windows.pages_WP.shape
@@ -57,19 +57,19 @@ def paged_attention(
     shared = num_queries // keys_SGD.shape[1]
     default = _tile_for(windows.max_queries * shared, size, q_TQD.element_size())
     run = partial(_run, q_TQD.contiguous(), keys_SGD, values_SGD, windows)
-    # Near sizes share a tile: windows and contexts come in any.
+    # Similar sizes share a tile, because windows and contexts have any size.
     near = (triton.next_power_of_2(n) for n in (num_windows, num_pages * windows.page_size))
     shape = *near, default.rows, shared, size, str(q_TQD.dtype)
     return run(tuner.pick("attention", shape, default, partial(_other_tiles, default), run))
 
 
 def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
-    """Return a tile: rows of queries, columns of keys; its depth is all of a head."""
+    """Return a tile: rows of queries, columns of keys; its depth is a whole head."""
     rows = max(triton.next_power_of_2(rows), 16)
     depth = max(triton.next_power_of_2(size), 16)
-    if itemsize > 2:  # exact float32 has no matrix units: small tiles do
+    if itemsize > 2:  # exact float32 uses no matrix units, so small tiles suffice
         return Tile(min(rows, 16), 32, depth, 4, 2)
-    # Keys and values of a wide head would not fit the shared memory three times.
+    # Three stages of a wide head's keys and values do not fit shared memory.
     return Tile(min(rows, 64), 64, depth, 4, 3) if depth <= 128 else Tile(16, 32, depth, 4, 2)
 
 
@@ -112,7 +112,7 @@ def _run(
         num_tokens,
         num_pages,
         splits,
-        size**-0.5 * 1.4426950408889634,  # to base 2, in which the GPU raises
+        size**-0.5 * 1.4426950408889634,  # base 2, for the GPU's exp2
         PAGE=windows.page_size,
         GROUPS=num_keys,
         SHARED=shared,
@@ -141,7 +141,7 @@ def _run(
 
 
 def num_splits(programs: int, max_keys: int) -> int:
-    """Return into how many parts to cut the keys, from bounds that the host knows."""
+    """Return the number of splits of the keys, from bounds known on the host."""
     return max(1, min(_PROGRAMS // programs, max_keys // _SPLIT_KEYS, _MOST_SPLITS))
 
 
@@ -170,7 +170,7 @@ def _read_keys(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Let some queries of one window read one split of the keys that they see.
+    """Attend from some queries of one window to one split of their keys.
 
     Rows are (query, head) pairs, the heads of a query side by side.
     """
@@ -185,7 +185,7 @@ def _read_keys(
     stop = tl.load(stop_ptr + window)
     length = tl.load(block_ptr + window)
     at = tl.load(start_ptr + window) + query
-    # Where attention goes both ways, all positions are of one block that ends where the keys do.
+    # With bidirectional attention all positions are in one block that ends with the keys.
     own_end = tl.minimum((at // tl.maximum(length, 1) + 1) * length, stop)
     ends = tl.where(live, tl.where(length > 0, own_end, stop), 0)
     last = tl.max(ends, axis=0)
@@ -213,7 +213,7 @@ def _read_keys(
         seen = inside[None, :] & (key[None, :] < ends[:, None])
         score = tl.where(seen, score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, axis=1))
-        # A row may have seen nothing yet.
+        # A row may have seen no key yet.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight = tl.exp2(score - base[:, None])
         keep = tl.exp2(top - base)
@@ -244,7 +244,7 @@ def _join_splits(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Weigh the splits' answers for one query and head by the mass of keys behind each."""
+    """Average the splits' results for one query and head, weighted by their softmax mass."""
     token_head = tl.program_id(0).to(tl.int64) * QUERIES + tl.program_id(1)
     split = tl.arange(0, COLUMNS)
     part = split.to(tl.int64) * num_tokens * QUERIES + token_head
@@ -254,7 +254,7 @@ def _join_splits(
     weight = weight / tl.maximum(tl.sum(weight, axis=0), 1e-30)
     dim = tl.arange(0, BLOCK)
     there = (split < splits)[:, None] & (dim < SIZE)[None, :]
-    # A split that saw nothing has weight 0, but what it wrote is a number all the same.
+    # A split without keys has weight 0, but its result is still finite.
     read = tl.load(part_ptr + part[:, None] * SIZE + dim[None, :], mask=there, other=0.0)
     out = tl.sum(read * weight[:, None], axis=0)
     tl.store(out_ptr + token_head * SIZE + dim, out.to(out_ptr.dtype.element_ty), mask=dim < SIZE)

@@ -1,8 +1,8 @@
 """From hidden states to tokens and their confidence in Triton, without writing the logits.
 
-A program multiplies some rows with a tile of the head, and keeps of the tile's logits what a row
-needs: the best score, its id and logit, the largest logit, the mass. A second kernel joins the
-tiles. The head is read once for as many rows as fit a tile.
+A program multiplies some rows with a tile of the head and summarizes each row's logits: the best
+score, its id and logit, the largest logit, the mass. A second kernel combines the tiles. The head
+is read once for as many rows as fit a tile.
 
 Letters: R rows, H hidden size, V this rank's vocabulary, K gathered ids.
 """
@@ -31,7 +31,7 @@ def confidence(
 ) -> Confidence:
     """Return each row's choice among the ids [start, start + V); the forbidden id is never chosen.
 
-    Logits are rounded to the dtype of the head, as if they had been written.
+    Logits are rounded to the dtype of the head, as if they had been stored.
     """
     default = _tile_for(len(hidden_RH), hidden_RH.element_size(), drawn=draw is not None)
     run = partial(
@@ -43,16 +43,16 @@ def confidence(
 
 
 def _tile_for(rows: int, itemsize: int, *, drawn: bool) -> Tile:
-    if itemsize > 2:  # exact float32 has no matrix units: small tiles do
+    if itemsize > 2:  # exact float32 uses no matrix units, so small tiles suffice
         return Tile(min(max(triton.next_power_of_2(rows), 16), 32), 64, 32, 4, 2)
     tile = min(max(triton.next_power_of_2(rows), 16), 128)
-    # Noise is made in float64, for which a larger tile has no registers.
+    # Noise is computed in float64; a larger tile would run out of registers.
     warps = 8 if tile == 128 or (tile == 64 and drawn) else 4
     return Tile(tile, 64 if drawn else 128, 64, warps, 4)
 
 
 def _other_tiles(default: Tile) -> list[Tile]:
-    """Return tiles of as many rows that may be faster than the default."""
+    """Return tiles with the same number of rows that may be faster than the default."""
     return [
         Tile(default.rows, columns, depth, warps, stages)
         for columns in (32, 64, 128)
@@ -132,7 +132,7 @@ def _weigh_head(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Multiply some rows with a tile of the head and keep what matters."""
+    """Multiply some rows with a tile of the head and keep a summary."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     live, wide = row < rows, column < size

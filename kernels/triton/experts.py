@@ -1,10 +1,10 @@
 """Gated experts in Triton: list each expert's pairs, gate-up-SiLU, down, then sum in order.
 
 A program owns some columns of one expert and a tile of its rows; programs of the same columns run
-side by side, so weights are read from memory once. Where an expert has more rows than foreseen,
-each program goes on to further tiles. Nothing is added atomically: the same pairs give the same
-bits, whoever else is running. Where tiles are tuned, torch's own grouped product is tried too, and
-taken for shapes at which it is the fastest.
+side by side, so weights are read from memory once. If an expert has more rows than expected, each
+program continues with further tiles. Nothing is added atomically: the same pairs give the same
+bits, whatever else is in the batch. Tuning also tries torch's grouped product, and chooses it for
+shapes at which it is the fastest.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
 rows, then up rows), K experts of a token, S token-expert pairs (T * K).
@@ -21,7 +21,7 @@ from torch import Tensor
 from diffray.kernels.experts import experts_forward as torch_experts
 from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
 
-_GROUPED = Tile(0, 0, 0, 0, 0)  # no tile: torch's grouped_mm instead of these kernels
+_GROUPED = Tile(0, 0, 0, 0, 0)  # not a tile: stands for torch's grouped_mm
 
 
 def experts_forward(
@@ -49,7 +49,7 @@ def quantized_experts_forward(
     weights_TK: Tensor,
     tuner: Tuner = UNTUNED,
 ) -> Tensor:
-    """Return what `experts_forward` does, of weights in int8 or float8 with a scale for each row.
+    """Return `experts_forward` for weights in int8 or float8 with a scale per row.
 
     The arithmetic is that of `x_TH`'s dtype; scales are applied to the float32 sums.
     """
@@ -67,14 +67,14 @@ def quantized_experts_forward(
 
 
 def _is_grouped_mm_a_kernel(x_TH: Tensor, w13_EFH: Tensor) -> bool:
-    """Whether torch multiplies these without a loop over experts, which waits for the host."""
+    """Whether torch multiplies these without a loop over experts, which would sync the host."""
     if not x_TH.dtype == w13_EFH.dtype == torch.bfloat16 or any(n % 16 for n in w13_EFH.shape[1:]):
         return False
     return not x_TH.is_cuda or torch.cuda.get_device_capability(x_TH.device)[0] in (9, 10)
 
 
 def _other_tiles(default: Tile, x_TH: Tensor, w13_EFH: Tensor) -> list[Tile]:
-    """Return what may be faster than the default."""
+    """Return alternatives that may be faster than the default."""
     grouped = [_GROUPED] if _is_grouped_mm_a_kernel(x_TH, w13_EFH) else []
     smaller = [Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 3)] if default.rows == 128 else []
     as_many_rows = [
@@ -110,7 +110,7 @@ def _run(
         ids_TK, starts_E, order_S, num_pairs, num_experts, CHUNK=1024, num_warps=4
     )
 
-    # Row tiles of an expert run side by side: one after the other each would read its weights anew.
+    # Row tiles of an expert run side by side; in sequence each would read its weights again.
     lanes = triton.cdiv(_fullest(num_pairs / num_experts), tile.rows)
     mid_SI = x_TH.new_empty(num_pairs, width)
     _gate_up[(lanes * triton.cdiv(width, tile.columns), num_experts)](
@@ -164,15 +164,15 @@ def _fullest(rows_per_expert: float) -> int:
 
 
 def tile_for(rows_per_expert: float, itemsize: int) -> Tile:
-    """Return a tile that nearly every expert fits into, as long as that is a sensible size.
+    """Return a tile that fits nearly every expert, within reasonable sizes.
 
-    Tokens spread over experts about as by chance, so the fullest have some deviations over mean.
+    Tokens spread over experts almost at random; the fullest is some deviations above the mean.
     """
     rows = max(triton.next_power_of_2(_fullest(rows_per_expert)), 16)
     if itemsize > 2:
-        # Exact float32 has no matrix units: large tiles spill, and compile for minutes.
+        # Exact float32 uses no matrix units: large tiles spill and take minutes to compile.
         return Tile(min(rows, 32), 32, 32, 4, 2)
-    if rows == 64:  # of depth 128 one program would fill a multiprocessor
+    if rows == 64:  # with depth 128 one program would fill a multiprocessor
         return Tile(rows, 64, 64, 4, 4)
     rows = min(rows, 128)
     return Tile(rows, 64, 128, 8 if rows == 128 else 4, 3)
@@ -180,7 +180,7 @@ def tile_for(rows_per_expert: float, itemsize: int) -> Tile:
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _list_pairs(ids_ptr, starts_ptr, order_ptr, num_pairs, num_experts, CHUNK: tl.constexpr):
-    """List one expert's pairs, in their order, behind those of the experts before it."""
+    """List one expert's pairs in order, after those of the previous experts."""
     expert = tl.program_id(0)
     lanes = tl.arange(0, CHUNK)
     before = tl.zeros((CHUNK,), tl.int32)
@@ -189,7 +189,7 @@ def _list_pairs(ids_ptr, starts_ptr, order_ptr, num_pairs, num_experts, CHUNK: t
         before += ((ids >= 0) & (ids < expert)).to(tl.int32)
     start = tl.sum(before, axis=0)
     tl.store(starts_ptr + expert, start)
-    # One program more than there are experts writes where the last one ends; it owns no pairs.
+    # One extra program writes the end of the last expert; it owns no pairs.
     if expert < num_experts:
         for first in range(0, num_pairs, CHUNK):
             ids = tl.load(ids_ptr + first + lanes, mask=first + lanes < num_pairs, other=-1)
@@ -266,7 +266,7 @@ def _down(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Write some columns of one expert's weighted output, each pair's at the pair's own place."""
+    """Write some columns of one expert's weighted output, one row per pair."""
     expert = tl.program_id(1)
     start, stop = tl.load(starts_ptr + expert), tl.load(starts_ptr + expert + 1)
     lane = tl.program_id(0) % lanes
@@ -298,7 +298,7 @@ def _down(
 def _sum_pairs(
     part_ptr, ids_ptr, out_ptr, hidden, num_experts, CHOSEN: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Sum a token's pairs in their order; those of other ranks were never written."""
+    """Sum a token's pairs in order; pairs of other ranks were never written."""
     token = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < hidden

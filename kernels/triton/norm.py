@@ -66,7 +66,7 @@ def _norm_row(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Norm one row; the sum is rounded to its dtype before it is normed, as it is stored."""
+    """Norm one row; the sum is rounded to its dtype first, as it is stored."""
     at = tl.arange(0, BLOCK)
     inside = at < size
     row = tl.program_id(0).to(tl.int64) * size + at

@@ -20,10 +20,10 @@ def rotate_and_store(
     values_SGD: Tensor,
     slots_T: Tensor,
 ) -> Tensor:
-    """Return the queries, normed and rotated; store the keys, done alike, and the values in place.
+    """Return the queries, normed and rotated; store the keys, likewise, and the values.
 
-    N = Q + 2G: query heads, key heads, value heads. No slot may be given twice, except for what
-    nobody reads.
+    N = Q + 2G: query heads, key heads, value heads. No slot may occur twice, except for
+    padding.
     """
     norm_ND, eps, cos_T1R, sin_T1R = rotary
     num_tokens, num_heads, head_dim = heads_TND.shape
@@ -73,10 +73,10 @@ def _rotate_heads(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Do some heads of one token.
+    """Process some heads of one token.
 
-    Each dimension reads its partner in the rotation once more rather than moving it between
-    threads; it is in the cache.
+    Each dimension reloads its rotation partner, from the cache, instead of exchanging it between
+    threads.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]

@@ -1,6 +1,6 @@
-"""Which experts a token goes to, in Triton: one pass over the router's logits.
+"""Chooses each token's experts in Triton, in one pass over the router's logits.
 
-The best are found one after the other; there are few of them. Of equals the lowest id is taken.
+The few best experts are found one after the other; on ties the lowest id wins.
 
 Letters: T packed tokens, E experts, K experts of a token, G groups of M experts each, J of which
 are chosen.
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TOKENS = 4  # of one program
+_TOKENS = 4  # per program
 
 
 def softmax_topk(
@@ -19,7 +19,7 @@ def softmax_topk(
 ) -> tuple[Tensor, Tensor]:
     """Return ids and weights [T, K]: the largest probabilities, not renormalised.
 
-    A bias enters both the choice and the weights.
+    A bias affects both the choice and the weights.
     """
     num_tokens, num_experts = logits_TE.shape
     ids_TK = torch.empty(num_tokens, num_chosen, dtype=torch.long, device=logits_TE.device)
@@ -52,7 +52,7 @@ def grouped_sigmoid_topk(
 ) -> tuple[Tensor, Tensor]:
     """Return ids and weights [T, K], chosen inside the best groups of consecutive experts.
 
-    The bias enters the choice alone. A group is as good as the sum of its two best experts.
+    The bias affects only the choice. A group's score is the sum of its two best experts.
     """
     num_tokens, num_experts = logits_TE.shape
     group = num_experts // num_groups
@@ -96,7 +96,7 @@ def _softmax_topk(
     live = token < num_tokens
     inside = (expert < EXPERTS)[None, :]
     at = token[:, None] * EXPERTS + expert[None, :]
-    # The padding of a tile is finite in tokens and -inf in experts, so no row is without a number.
+    # Padding is finite for tokens and -inf for experts, so no row becomes NaN.
     logits = tl.load(logits_ptr + at, mask=live[:, None] & inside, other=0.0).to(tl.float32)
     logits = tl.where(inside, logits, float("-inf"))
     mass = tl.exp(logits - tl.max(logits, axis=1)[:, None])
@@ -127,7 +127,7 @@ def _grouped_topk(
     BLOCK_GROUP: tl.constexpr,
     BLOCK_CHOSEN: tl.constexpr,
 ):
-    """Choose for one token; its experts stand as [groups, experts of a group]."""
+    """Choose for one token; its experts are arranged as [groups, experts of a group]."""
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, BLOCK_GROUPS), tl.arange(0, BLOCK_GROUP)
     expert = group[:, None] * GROUP + member[None, :]
@@ -152,7 +152,7 @@ def _grouped_topk(
     weights = tl.zeros((BLOCK_CHOSEN,), tl.float32)
     for k in tl.static_range(CHOSEN):
         best = tl.max(tl.max(choice, axis=1), axis=0)
-        # Of equals the lowest id, as everywhere.
+        # On ties the lowest id wins, as everywhere.
         tied = tl.where(choice == best, expert, GROUPS * GROUP)
         best_id = tl.min(tl.min(tied, axis=1), axis=0)
         score = tl.sum(tl.sum(tl.where(expert == best_id, scores, 0.0), axis=1), axis=0)

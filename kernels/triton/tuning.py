@@ -1,7 +1,7 @@
-"""Which tiles a kernel uses for a shape: measured once on a GPU, kept on disk, looked up since.
+"""The tiles of each kernel and shape: measured once on a GPU, stored on disk, then looked up.
 
-A kernel names the tile that it would take by itself and the others worth a try. An engine only
-looks up; programs that measure kernels let the tuner try, and so fill the file.
+A kernel names its default tile and the alternatives worth trying. An engine only looks tiles up;
+measuring programs let the tuner try them, which fills the file.
 """
 
 import json
@@ -20,7 +20,7 @@ from triton.runtime.errors import OutOfResources
 
 
 class Tile(NamedTuple):
-    """How a program cuts its matrices, and how it is run; all zeros stand for another program."""
+    """How a program tiles its matrices and is launched; all zeros stand for another program."""
 
     rows: int
     columns: int
@@ -34,17 +34,17 @@ Seconds = Callable[[Callable[[], object]], float]
 
 
 class Tuner:
-    """The tiles that are known for one kind of GPU and one version of Triton."""
+    """The known tiles for one GPU type and one version of Triton."""
 
     def __init__(self, path: Path | None = None, gpu: str = "") -> None:
         self._path, self._gpu = path, gpu
         self._seconds: Seconds | None = None
         self._tiles = self._read()
-        self._picked: dict[Shape, Tile] = {}  # what was asked for lately, without making a key
+        self._picked: dict[Shape, Tile] = {}  # recent lookups, to skip building a key
 
     @staticmethod
     def of_device(device: torch.device) -> "Tuner":
-        """Return what is known about this GPU; off a GPU nothing is."""
+        """Return the tuner of this GPU; without a GPU, an empty one."""
         if device.type != "cuda":
             return Tuner()
         gpu = torch.cuda.get_device_name(device)
@@ -58,9 +58,9 @@ class Tuner:
         others: Callable[[], Items[Tile]],
         run: Callable[[Tile], object],
     ) -> Tile:
-        """Return the tile for a kernel and a shape: the known one, else the default.
+        """Return the known tile for a kernel and a shape, else the default.
 
-        While `measuring`, what is not known is found out first, by `run`.
+        While `measuring`, unknown tiles are measured first, with `run`.
         """
         asked = kernel, *shape
         if self._seconds is None and asked in self._picked:
@@ -68,7 +68,7 @@ class Tuner:
         key = "/".join(map(str, asked))
         tiles = [default, *others()]
         tile = self._tiles.get(key)
-        if tile not in tiles:  # not measured, or by a version that had others to choose from
+        if tile not in tiles:  # not measured, or measured with other alternatives
             tile = default
             if self._seconds is not None:
                 tile = self._tiles[key] = self._fastest(tiles, run, self._seconds)
@@ -78,7 +78,7 @@ class Tuner:
 
     @contextmanager
     def measuring(self, seconds: Seconds | None = None) -> Iterator[None]:
-        """Try tiles for every shape that comes up inside the block; not while a graph is made."""
+        """Try tiles for every shape inside the block; not during graph capture."""
         self._seconds = seconds or _median_seconds
         try:
             yield
@@ -90,12 +90,12 @@ class Tuner:
         for tile in tiles:
             try:
                 times[tile] = seconds(lambda tile=tile: run(tile))  # type: ignore[misc]
-            except OutOfResources:  # more shared memory than there is
+            except OutOfResources:  # not enough shared memory
                 continue
         return min(times, key=times.__getitem__, default=tiles[0])
 
     def _read(self) -> dict[str, Tile]:
-        """Return the file's tiles; none where it is missing, damaged, or about something else."""
+        """Return the file's tiles; none if it is missing, damaged, or for something else."""
         if self._path is None:
             return {}
         try:
@@ -107,7 +107,7 @@ class Tuner:
             return {}
 
     def _write(self) -> None:
-        """Add to the file, as one whole: somebody may be reading it, or adding to it too."""
+        """Add to the file atomically: other processes may read it or add to it."""
         if self._path is None:
             return
         self._tiles = self._read() | self._tiles
@@ -121,12 +121,12 @@ class Tuner:
 
 
 def cache_folder() -> Path:
-    """Return where tiles are kept: a folder of the user's cache."""
+    """Return the folder for tiles in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffray/tiles"
 
 
 def file_name(gpu: str) -> str:
-    """Return the name of the file about a GPU under this version of Triton."""
+    """Return the file name for a GPU and this version of Triton."""
     plain = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu} triton {triton.__version__}")
     return f"{plain.strip('-').lower()}.json"
 

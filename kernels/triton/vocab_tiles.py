@@ -1,4 +1,4 @@
-"""What a tile of the vocabulary has to say about rows of logits, and how tiles are joined.
+"""Summaries of logit rows per tile of the vocabulary, and their combination.
 
 Letters: R rows, K gathered ids, N tiles of the vocabulary.
 """
@@ -15,7 +15,7 @@ from diffray.kernels.triton.noise import gumbel
 
 
 class Parts(NamedTuple):
-    """What each tile of the vocabulary has to say about each row."""
+    """The summary of each row in each tile of the vocabulary."""
 
     score_NR: Tensor
     id_NR: Tensor
@@ -34,7 +34,7 @@ class Parts(NamedTuple):
 
 
 def join(parts: Parts, gathered_RK: Tensor, start: int) -> Confidence:
-    """Join what the tiles of the vocabulary say."""
+    """Combine the summaries of all tiles."""
     tiles, rows = parts.id_NR.shape
     device = parts.id_NR.device
     ids_R = torch.empty(rows, dtype=torch.long, device=device)
@@ -78,7 +78,7 @@ def keep(
     GATHERED: tl.constexpr,
     DRAWN: tl.constexpr,
 ):
-    """Write what a tile of logits says about its rows; columns out of range hold -inf."""
+    """Write the summary of a tile of logits; columns out of range hold -inf."""
     live = row < rows
     low = tl.min(column, axis=0)
     high = tl.minimum(tl.max(column, axis=0) + 1, size)
@@ -105,7 +105,7 @@ def keep(
             scores = tl.where(hot[:, None] > 0.0, tempered, allowed)
     score, index = tl.max(scores, axis=1, return_indices=True, return_indices_tie_break_left=True)
     own = low + index
-    # A tile in which nothing may be chosen names its first id, at -inf; it loses to any other.
+    # A tile without an allowed id names its first id with -inf, which loses to any other.
     logit = tl.sum(tl.where(column[None, :] == own[:, None], logits, 0.0), axis=1)
 
     place = tl.program_id(1) * rows + row
@@ -135,7 +135,7 @@ def _join_tiles(
     start,
     BLOCK: tl.constexpr,
 ):
-    """Join a row's tiles; they stand in the order of their ids, so of equals the lowest wins."""
+    """Combine a row's tiles; they are in id order, so the lowest id wins on ties."""
     row = tl.program_id(0)
     tile = tl.arange(0, BLOCK)
     at = tile * rows + row

@@ -22,45 +22,17 @@ from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import TokenTexts
-from diffray.cluster.control.engine_client import DeadlineExceeded, EngineClient, Load
+from diffray.cluster.control.engine_client import EngineClient
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
-from diffray.workers.admission import CheckedRequest, Limits
-from diffray.workers.messages import Request, Update
-from tests.helpers.toy import EOS, ToyModel, toy_engine
-from tests.workers.test_text import TOKENIZER
+from diffray.workers.admission import CheckedRequest
+from diffray.workers.messages import Update
+from tests.helpers.byte_tokenizer import TOKENIZER
+from tests.helpers.recorder import LIMITS, Recorder
+from tests.helpers.toy import EOS
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 IDS: dict[str, Any] = {"prompt": [1, 2, 3]}
-# The toy's, with a vocabulary in which every byte has its token.
-TOY = toy_engine(ToyModel()).limits
-LIMITS = replace(TOY, spec=replace(TOY.spec, vocab_size=300))
-
-
-class Recorder:
-    """An engine that answers every request with the bytes of `abc`, and remembers it."""
-
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self.limits = limits
-        self.requests: list[tuple[Request, int, float | None]] = []
-
-    async def submit(
-        self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
-    ) -> AsyncGenerator[Update, None]:
-        self.requests.append((request.request, priority, deadline))
-        if deadline is not None:
-            raise DeadlineExceeded("too slow")
-        cached = len(request.prompt)
-        for number, token in enumerate(TOKENIZER.encode("abc")):
-            last, steps = "length" if number == 2 else None, number + 1
-            heard = Update(request.uid, [token], [number], [-0.5], last, forwards=steps)
-            heard.cached_tokens = cached
-            yield heard
-
-    async def load(self) -> Load:
-        return Load(running=1, waiting=2)
-
-    async def check_health(self) -> None: ...
 
 
 def service(engine: EngineClient, **options: Any) -> Service:
@@ -184,7 +156,7 @@ def test_bad_words_are_single_tokens_with_and_without_a_space() -> None:
     # A byte has one token; after a space it has the same, so one id is enough.
     expected = [*TOKENIZER.encode("x"), *TOKENIZER.encode(" ")]
     assert list(wishes.bad_ids(["x", " "])) == expected
-    with pytest.raises(ApiError, match="several tokens"):
+    with pytest.raises(ApiError, match="not a single token"):
         list(wishes.bad_ids(["xy"]))
     engine = Recorder()
     asyncio.run(service(engine).complete(IDS | {"bad_words": ["x", " "]}))

@@ -13,9 +13,9 @@ from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.cli import main as cli
-from tests.api.test_api_service import Recorder
+from tests.helpers.byte_tokenizer import byte_tokenizer
+from tests.helpers.recorder import Recorder
 from tests.helpers.tiny import tiny_checkpoint
-from tests.workers.test_text import byte_tokenizer
 
 CALLS = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"

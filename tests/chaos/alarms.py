@@ -27,7 +27,7 @@ from tests.chaos.system import Layout, System, running
 from tests.chaos.workload import Question, questions
 
 SILENT = re.compile(r"(the replica|the coordinator|rank \d+) was silent for ([\d.]+) s")
-HUNG = re.compile(r"([^:\n]*) has given no sign of life for .* is taken for hung")
+HUNG = re.compile(r"([^:\n]*) sent no heartbeat for .* assumed hung")
 _EACH_S = 5.0  # between large bodies
 _LARGE = 7 << 20  # bytes of one
 

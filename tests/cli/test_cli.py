@@ -259,7 +259,7 @@ class TestComplaints:
         assert "stdin" in result.output
 
     def test_prompt_that_is_no_utf8(self, tiny: str) -> None:
-        assert "no valid Unicode" in complaint("generate", "bad \udcff", "--model", tiny)
+        assert "not valid Unicode" in complaint("generate", "bad \udcff", "--model", tiny)
 
     def test_convert_of_a_dense_model(self, tiny: str, tmp_path: Path) -> None:
         assert "no experts" in complaint("convert", tiny, str(tmp_path / "fused"))
@@ -361,7 +361,7 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --kernels tritn", "'tritn' is none of auto, torch, triton"),
         ("serve -q int4", "'int4' is none of experts_int8, experts_fp8"),
         ("serve /no/such/model", "there is no folder '/no/such/model'"),
-        ("serve --kv-cache-memory lots", "'lots' is no amount of memory"),
+        ("serve --kv-cache-memory lots", "'lots' is not an amount of memory"),
         ("serve --tp 3", "this model runs on 1, 2, 4, 8 ranks"),
         ("serve --enable-prefix-caching", "enable_prefix_caching needs block-causal attention"),
         ("generate --enable-prefix-caching x", "in this model all positions see each other"),

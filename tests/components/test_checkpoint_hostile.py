@@ -176,7 +176,7 @@ def mutated(content: bytes, data: st.DataObject, head: int | None = None) -> byt
     ("name", "text", "words"),
     [
         ("config.json", "", ("config.json", "not valid JSON")),
-        ("config.json", "[]", ("config.json", "no JSON object")),
+        ("config.json", "[]", ("config.json", "not a JSON object")),
         ("config.json", "[" * 10**5, ("config.json", "too deep")),
         ("config.json", '{"n_heads": ' + "9" * 5000 + "}", ("config.json", "not valid JSON")),
         ("config.json", '{"n_heads": 1, "n_heads": 2}', ("'n_heads'", "twice")),

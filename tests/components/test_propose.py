@@ -13,7 +13,7 @@ from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.propose import Draws, LogitBias, Rows, joined, propose, propose_plain
 from diffray.kernels.confidence import confidence_of_logits
-from tests.kernels.test_logits import on_ranks
+from tests.helpers.threads import on_ranks
 
 VOCAB, MASK = 24, 5
 ROWS, LENGTH = 3, 4

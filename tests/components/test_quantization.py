@@ -12,8 +12,8 @@ from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.denoiser import Denoiser
 from diffray.components.experts import Experts
 from diffray.components.mesh import Mesh
-from tests.components.test_sharding import over_ranks
 from tests.helpers.paths import GOLDEN
+from tests.helpers.threads import over_ranks
 from tests.helpers.tiny_checkpoints import IDS, full_forward
 
 KINDS = list(QUANTIZED)

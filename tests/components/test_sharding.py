@@ -2,10 +2,6 @@
 
 import json
 import re
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model, rank_counts
 from tests.helpers.paths import GOLDEN
+from tests.helpers.threads import over_ranks
 from tests.helpers.tiny_checkpoints import (
     IDS,
     LLADA,
@@ -28,37 +25,6 @@ from tests.helpers.tiny_checkpoints import (
 )
 
 SPARSE = ["llada_moe", "llada_moe_fused", "llada2_moe"]
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadMesh(Mesh):
-    """Ranks that are threads of this process: real sums, counted."""
-
-    barrier: threading.Barrier | None = None
-    shared: tuple[list[Tensor], ...] = ()
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        assert self.barrier is not None
-        self.shared[self.rank].append(x.clone())
-        self.barrier.wait()
-        turn = len(self.shared[self.rank]) - 1
-        total = torch.stack([sums[turn] for sums in self.shared]).sum(0)
-        self.barrier.wait()
-        return x.copy_(total)
-
-
-def over_ranks(
-    size: int, expert_parallel: bool, work: Callable[[Mesh], list[Tensor]]
-) -> tuple[list[list[Tensor]], int]:
-    """Run `work` as every rank at once; return the ranks' results and how often they met."""
-    barrier = threading.Barrier(size, timeout=60)
-    shared: tuple[list[Tensor], ...] = tuple([] for _ in range(size))
-    meshes = [
-        ThreadMesh(rank, size, expert_parallel, barrier=barrier, shared=shared)
-        for rank in range(size)
-    ]
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(work, meshes)), len(shared[0])
 
 
 def results(path: Path, block: int, mesh: Mesh) -> list[Tensor]:

@@ -17,7 +17,7 @@ from diffray.cluster.control.hub import Failure
 from diffray.cluster.control.wire import decode_events
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
 from diffray.workers.messages import Footprint, Reply, Round
-from tests.control.test_scheduler import FakeRanks, Lost, asked, ids_of
+from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class FakeGang:
         except Lost:
             raise WorkersLost("it died of a request") from None
 
-    async def word(self) -> None:
+    async def next_failure(self) -> None:
         await self._dead.wait()
 
     async def reason(self, message: None) -> str:

@@ -82,7 +82,7 @@ def test_a_rank_without_heartbeats_hangs_and_one_that_only_works_long_does_not()
         begin = time.monotonic()
         lost = await asyncio.wait_for(hub.messages.get(), 5)
         assert isinstance(lost, Failure)
-        assert "rank 1 has given no sign of life for 0.6 s" in lost.error
+        assert "rank 1 sent no heartbeat for 0.6 s" in lost.error
         await asyncio.sleep(1.2)
         assert hub.messages.empty(), "rank 0 has not answered anything, but it lives"
         links[0].send(reply := Reply(1, 4, [], [], Stats()))
@@ -127,7 +127,7 @@ def test_who_stood_still_itself_takes_nobody_for_hung() -> None:
         await asyncio.sleep(0.3)
         assert not lost.done()
         await asyncio.wait_for(lost, 5)
-        with pytest.raises(TimeoutError, match=r"no sign of life for 0\.1 s"):
+        with pytest.raises(TimeoutError, match=r"no heartbeat for 0\.1 s"):
             await answered(late(), 0.1)
 
     asyncio.run(run())

@@ -12,8 +12,8 @@ import torch
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.denoiser import Denoiser
+from tests.helpers.byte_tokenizer import byte_tokenizer
 from tests.helpers.paths import GOLDEN
-from tests.workers.test_text import byte_tokenizer
 
 LLADA = GOLDEN / "llada"
 IDS = {"mask_token_id": 510, "eos_token_id": 511}
@@ -342,7 +342,7 @@ def test_streams_and_batches_share_the_engine(llm: DiffusionLLM) -> None:
         (lambda llm: llm.generate(5), "a text or a list of token ids"),
         (lambda llm: llm.generate(["a", 5]), "a text or a list of token ids"),
         (lambda llm: llm.generate([[1.5]]), "a text or a list of token ids"),
-        (lambda llm: llm.generate("\ud800"), "no valid Unicode"),
+        (lambda llm: llm.generate("\ud800"), "not valid Unicode"),
         (lambda llm: llm.generate("x", {"max_tokens": 3}), "one SamplingParams"),
         (lambda llm: list(llm.watch("x", SamplingParams(n=5))), r"one answer; leave n out .*5"),
         (lambda llm: llm.chat("x"), "a conversation is a list"),
@@ -382,7 +382,7 @@ def test_memory_can_be_given_with_a_unit(llm: DiffusionLLM) -> None:
     with DiffusionLLM(llm.model, kv_cache_memory="64KiB", **IDS) as small:  # type: ignore[arg-type]
         by_bytes = DiffusionLLM(llm.model, kv_cache_memory=64 * 1024, **IDS)  # type: ignore[arg-type]
         assert small.engine.kv.num_pages == by_bytes.engine.kv.num_pages
-    with pytest.raises(ValueError, match="'4 gigs' is no amount of memory; write bytes"):
+    with pytest.raises(ValueError, match="'4 gigs' is not an amount of memory; write bytes"):
         DiffusionLLM(llm.model, kv_cache_memory="4 gigs")
 
 

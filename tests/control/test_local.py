@@ -205,8 +205,21 @@ def test_more_ranks_need_a_cluster() -> None:
         load_local("demo", EngineConfig(tensor_parallel_size=2))
 
 
-def test_a_long_request_gives_way_here_as_behind_a_coordinator() -> None:
-    long, short = Request(1, (1, 2), LONG), Request(2, (3, 4), SHORT)
+EDIT = SamplingParams(
+    max_tokens=64,
+    ignore_eos=True,
+    temperature=1.0,
+    seed=5,
+    diffusion={"block_length": 32, "decoder": {"kind": "edit", "threshold": 1.0}},
+)
+
+
+@pytest.mark.parametrize(("params", "time_slice"), [(LONG, 8), (EDIT, 2)])
+def test_a_long_request_gives_way_here_as_behind_a_coordinator(
+    params: SamplingParams, time_slice: int
+) -> None:
+    """Also before it has reported a token, as under `edit`, which reports whole blocks."""
+    long, short = Request(1, (1, 2), params), Request(2, (3, 4), SHORT)
     inner = toy_engine(ToyModel(), num_slots=1)
     alone = toy_engine(ToyModel())
     alone.add(long)
@@ -219,9 +232,10 @@ def test_a_long_request_gives_way_here_as_behind_a_coordinator() -> None:
         return [token for update in updates for token in update.ids]
 
     async def scenario() -> list[list[int]]:
-        with LocalEngine(inner, EngineConfig(time_slice=8)) as engine:
+        with LocalEngine(inner, EngineConfig(time_slice=time_slice)) as engine:
             first = asyncio.ensure_future(one(engine, long))
-            await asyncio.sleep(0)
+            while not (await engine.load()).rounds:
+                await asyncio.sleep(0)
             second = asyncio.ensure_future(one(engine, short))
             return [await first, await second]
 

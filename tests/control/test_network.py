@@ -14,7 +14,7 @@ from diffray.cluster.control.remote import RemoteEngine
 from tests.chaos.cable import Cable, two_nodes
 from tests.chaos.cuts import questions, schedule, storm
 from tests.chaos.report import as_text, sound
-from tests.control.test_worker_group import LONG, answer, in_process, prompts, under_way, wish
+from tests.helpers.worker_groups import LONG, answer, in_process, prompts, under_way, wish
 
 pytestmark = [
     pytest.mark.slow,

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,61 +16,8 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.queued_request import LONG
 from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
-from diffray.workers.messages import Footprint, Reply, Round, Stats, Update, WireRequest
-
-
-def asked(
-    uid: int, max_tokens: int = 3, iteration: str | None = None, like: int | None = None
-) -> WireRequest:
-    """Return a request; one that is `like` another asks the same."""
-    kind = None if iteration is None else {"kind": iteration}
-    params = {"max_tokens": max_tokens, "diffusion": {"iteration": kind}}
-    return WireRequest(uid, (1, 2, uid if like is None else like), params)
-
-
-class Lost(Exception):
-    """The fake ranks have died."""
-
-
-@dataclass
-class FakeRanks:
-    """Runs what it is told, one token a round each; holds pages as an engine would."""
-
-    slots: int
-    pages: int
-    running: dict[int, dict[str, Any]] = field(default_factory=dict)
-    need: dict[int, int] = field(default_factory=dict)
-    poison: dict[int, int] = field(default_factory=dict)  # rounds that each is borne for
-    waiting: int = 0
-
-    def step(self, order: Round[Any]) -> Reply:
-        for uid in order.cancel:
-            self.running.pop(uid, None)
-        for request in order.add:
-            assert request.uid not in self.running, "admitted twice"
-            self.running[request.uid] = {
-                "written": len(request.resume.ids) if request.resume else 0,
-                "max": request.max_tokens,
-                "borne": self.poison.get(request.uid, -1),
-            }
-        assert len(self.running) <= self.slots
-        if any(state["borne"] == 0 for state in self.running.values()):
-            raise Lost
-        updates = []
-        for uid, state in list(self.running.items()):
-            state["borne"] -= 1
-            if uid in self.poison:
-                continue  # it reports nothing: its first block is not done
-            state["written"] += 1
-            done = state["written"] == state["max"]
-            reason = "length" if done else None
-            updates.append(Update(uid, [state["written"]], finish_reason=reason, forwards=1))
-            if done:
-                del self.running[uid]
-        free = self.pages - sum(self.need[uid] for uid in self.running)
-        assert free >= 0
-        stats = Stats(free_pages=free, waiting=self.waiting)
-        return Reply(order.number, 1, updates, [], stats)
+from diffray.workers.messages import Footprint, Reply, Stats, WireRequest
+from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 
 
 def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterator[Event]:
@@ -85,11 +31,6 @@ def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterato
             ranks.running.clear()
             yield from scheduler.restart()
     raise AssertionError("it does not end")
-
-
-def ids_of(uid: int, news: list[Event]) -> list[int]:
-    mine = [event.update for event in news if event.update and event.uid == uid]
-    return [token for update in mine for token in update.ids]
 
 
 def started(scheduler: Scheduler) -> list[int]:
@@ -161,7 +102,7 @@ def test_who_has_run_for_long_gives_way_to_those_that_wait_and_goes_on_later() -
     order = [event.uid for event in news]
     assert order == [0] * 4 + [1] * 3 + [0] * 26
     assert ids_of(0, news) == list(range(1, 31))
-    assert scheduler.gave_way == 1
+    assert scheduler.preemptions == 1
 
 
 def test_short_requests_hardly_wait_for_long_ones() -> None:
@@ -216,7 +157,7 @@ def test_of_equal_requests_none_gives_way() -> None:
     for uid in range(6):
         scheduler.submit(asked(uid, 100), Footprint(1))
     list(drain(scheduler, ranks))
-    assert scheduler.gave_way == 0
+    assert scheduler.preemptions == 0
 
 
 @pytest.mark.parametrize(("longs", "tokens"), [(16, 900), (40, 900), (16, 2500)])
@@ -265,7 +206,7 @@ def test_the_request_that_ends_the_ranks_fails_alone_after_two_losses() -> None:
     assert [event.uid for event in news if event.kind == Kind.POISON] == [3]
     for uid in {0, 1, 2, 4, 5}:
         assert ids_of(uid, news) == list(range(1, 31))
-    with pytest.raises(Poisonous, match="runs no more"):
+    with pytest.raises(Poisonous, match="quarantined"):
         scheduler.submit(asked(7, 30, like=3), Footprint(1))
     scheduler.submit(asked(6, 30), Footprint(1))
     assert started(scheduler) == [6]
@@ -446,7 +387,7 @@ def test_every_interleaving_answers_everybody_who_did_not_leave(
     for uid in wanted.keys() - innocent:
         assert heard[uid] == list(range(1, wanted[uid] + 1))
     assert scheduler.waiting == 0 and not scheduler.running and not ranks.running
-    assert not scheduler.quarantine and not scheduler._waiting and not scheduler._leaving
+    assert not scheduler.quarantine and not scheduler._waiting and not scheduler._preempting
 
 
 def test_pages_that_a_running_request_shares_are_counted_once() -> None:

@@ -3,29 +3,29 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed, Overloaded
-from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.llm import DiffusionLLM
-from diffray.cluster.control.remote import RemoteEngine
-from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
 from tests.helpers.local_ray import local_ray
+from tests.helpers.worker_groups import (
+    LONG,
+    Answer,
+    answer,
+    engine,
+    in_process,
+    prompts,
+    under_way,
+    wish,
+)
 
 pytestmark = pytest.mark.slow
 
-LONG = {
-    "max_tokens": 192,
-    "ignore_eos": True,
-    "diffusion": {"decoder": {"kind": "fixed", "steps": 96}},
-}
 WISHES: list[dict[str, Any]] = [
     {"max_tokens": 64},
     {"max_tokens": 40, "temperature": 0.8, "seed": 5},
@@ -39,77 +39,6 @@ WISHES: list[dict[str, Any]] = [
 def ray_cluster() -> Iterator[None]:
     with local_ray():
         yield
-
-
-@dataclass
-class Answer:
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
-    forwards: int = 0
-
-
-def wish(given: dict[str, Any]) -> SamplingParams:
-    return SamplingParams(**given)
-
-
-@asynccontextmanager
-async def engine(
-    model: str = "demo", ranks: int = 1, **options: Any
-) -> AsyncIterator[RemoteEngine]:
-    config = EngineConfig(
-        tensor_parallel_size=ranks, dtype="float64", cpu_threads=1, check_every=1, **options
-    )
-    running = await RemoteEngine.start(model, config, [{"CPU": 1}] * (ranks + 1))
-    try:
-        yield running
-    finally:
-        await running.close()
-
-
-async def answer(
-    engine: RemoteEngine, uid: int, prompt: list[int], params: SamplingParams
-) -> Answer:
-    result = Answer()
-    async for update in engine.submit(
-        check_request(Request(uid, tuple(prompt), params), engine.limits)
-    ):
-        result.ids += update.ids
-        result.logprobs += update.logprobs
-        result.finish_reason, result.forwards = update.finish_reason, update.forwards
-    return result
-
-
-async def under_way(running: RemoteEngine) -> None:
-    """Wait until requests have a part of their answers."""
-    while (load := await running.load()).rounds < 30:
-        assert load.rounds == 0 or load.running
-        await asyncio.sleep(0.01)
-
-
-def in_process(model: str, prompts: list[list[int]], params: list[SamplingParams]) -> list[Answer]:
-    """What the engine in this process answers; requests carry derived seeds, as a server's do."""
-    from diffray.workers.setup import Setup, build_engine
-
-    engine, _ = build_engine(model, Setup(dtype="float64"))
-    answers = [Answer() for _ in prompts]
-    for uid, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
-        engine.add(Request(uid, tuple(prompt), each))
-        while not engine.idle:
-            for update in engine.step(1):
-                answers[uid].ids += update.ids
-                answers[uid].logprobs += update.logprobs
-                answers[uid].finish_reason = update.finish_reason
-    return answers
-
-
-def prompts(model: str, count: int) -> list[list[int]]:
-    with DiffusionLLM(model) as llm:
-        assert llm.tokenizer is not None
-        return [
-            llm.tokenizer.encode_chat([{"role": "user", "content": f"Add {n} and {n + 3}."}])
-            for n in range(count)
-        ]
 
 
 @pytest.mark.parametrize(
@@ -258,3 +187,33 @@ def test_ranks_that_cannot_share_the_model_are_refused() -> None:
 
     with pytest.raises(EngineFailed, match="3 ranks"):
         asyncio.run(run())
+
+
+def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
+    """Room for one prompt and some blocks: without sharing, one request would run at a time."""
+    prompt = [1 + n % 200 for n in range(640)]
+    params = wish({"max_tokens": 64, "ignore_eos": True})
+
+    async def run(share: bool) -> int:
+        async with engine(
+            "demo-llada2", max_num_seqs=4, max_model_len=768, enable_prefix_caching=share,
+            kv_cache_memory=PAGES * page_bytes(),
+        ) as running:  # fmt: skip
+            asked = [asyncio.create_task(answer(running, uid, prompt, params)) for uid in range(4)]
+            most = 0
+            while not all(task.done() for task in asked):
+                most = max(most, (await running.load()).running)
+            answers = await asyncio.gather(*asked)
+        assert len({tuple(each.ids) for each in answers}) == 1
+        return most
+
+    assert (asyncio.run(run(True)), asyncio.run(run(False))) == (4, 1)
+
+
+PAGES = 64  # of 16 positions: 40 for the prompt, 4 for each answer
+
+
+def page_bytes() -> int:
+    with DiffusionLLM("demo-llada2", max_model_len=32) as llm:
+        keys = llm.engine.kv.keys_LSGD
+        return 2 * 16 * keys[:, 0].numel() * 8  # as float64

@@ -1,9 +1,9 @@
 """Does what a newcomer does: `python -m tests.first_contact`.
 
 It clones what is committed here into a fresh folder, installs it as README says, runs the commands
-of README and docs/deploy.md, and ends servers in every way. A line for each check; the status is 1
-if one has failed. `--venv .venv` takes the dependencies from an environment instead of installing
-them, `--busy 4` keeps the machine busy meanwhile.
+of README, docs/usage.md and docs/deploy.md, and ends servers in every way. It prints a line for
+each check; the status is 1 if one has failed. `--venv .venv` takes the dependencies from an
+environment instead of installing them, `--busy 4` keeps the machine busy meanwhile.
 """
 
 import argparse
@@ -65,15 +65,16 @@ def try_all(folder: Path, venv: Path | None, report: Report) -> None:
                 partial(each.run, f"python -c {shlex.quote(PYTHON)}", cwd),
             )
     (elsewhere / "prompt.txt").write_text(f"{SUM}\n")
-    for command in readme_commands(place.clone / "README.md"):
-        report.check(command, partial(generate, place, command, elsewhere))
+    for document in ("README.md", "docs/usage.md"):
+        for command in offline_commands(place.clone / document):
+            report.check(command, partial(generate, place, command, elsewhere))
     serving(place, folder, report)
 
 
-def readme_commands(readme: Path) -> list[str]:
-    """Return the commands of README that need no server and download nothing."""
-    blocks = re.findall(r"```bash\n(.*?)```", readme.read_text(), re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+def offline_commands(document: Path) -> list[str]:
+    """Return the commands of a document that need no server and download nothing."""
+    blocks = re.findall(r"```bash\n(.*?)```", document.read_text(), re.DOTALL)
+    lines = [line.partition(" #")[0].rstrip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.startswith("diffray ") and "inclusionAI/" not in line]
 
 
@@ -112,9 +113,9 @@ def serving(place: Place, folder: Path, report: Report) -> None:
 
 
 def try_clients(place: Place, model: str, terminal: Terminal, report: Report) -> None:
-    """Ask a server in all the ways that README and docs/deploy.md show."""
+    """Ask a server in all the ways that docs/usage.md and docs/deploy.md show."""
     url, elsewhere = terminal.served.url, place.folder / "elsewhere"
-    readme, deploy = place.clone / "README.md", place.clone / "docs/deploy.md"
+    usage, deploy = place.clone / "docs/usage.md", place.clone / "docs/deploy.md"
 
     def curl(command: str) -> None:
         answer = json.loads(place.run(command.replace("http://127.0.0.1:8000", url)))
@@ -146,8 +147,8 @@ def try_clients(place: Place, model: str, terminal: Terminal, report: Report) ->
         assert found is not None, terminal.screen
         place.run(f"curl --fail --silent --output /dev/null {found[1]}")
 
-    (shown,) = re.findall(r"^curl .*?'\{.*?\}'$", readme.read_text(), re.MULTILINE | re.DOTALL)
-    report.check(f"README's curl asks {model}", lambda: curl(shown))
+    (shown,) = re.findall(r"^curl .*?'\{.*?\}'$", usage.read_text(), re.MULTILINE | re.DOTALL)
+    report.check(f"the curl of docs/usage.md asks {model}", lambda: curl(shown))
     (told,) = re.findall(r"try: (curl .*)", terminal.screen)
     report.check(f"the curl that serve tells asks {model}", lambda: curl(told))
     report.check(f"serve says that {model} is a toy", lambda: terminal.screen.index("is a toy"))

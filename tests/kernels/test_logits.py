@@ -1,9 +1,6 @@
 """Sampling and reductions over a vocabulary that may be cut over ranks; counter-based noise."""
 
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import pytest
 import torch
@@ -12,44 +9,9 @@ from torch import Tensor
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.kernels import noise
+from tests.helpers.threads import ThreadMesh, on_ranks
 
-T = TypeVar("T")
 ROWS, VOCAB = 40, 24
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadMesh(Mesh):
-    """Ranks as threads of this process, meeting at a barrier."""
-
-    barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
-    desk: dict[int, Tensor] = field(default_factory=dict)
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        self.desk[self.rank] = x
-        self.barrier.wait()
-        gathered = torch.stack([self.desk[rank] for rank in range(self.size)])
-        self.barrier.wait()
-        return gathered
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        x.copy_(self.all_gather(x.clone()).sum(0))
-        return x
-
-
-def on_ranks(size: int, work: Callable[[ThreadMesh], T]) -> list[T]:
-    """Run the same work on every rank and return what each found."""
-    barrier, desk = threading.Barrier(size), dict[int, Tensor]()
-    found: dict[int, T] = {}
-
-    def run(rank: int) -> None:
-        found[rank] = work(ThreadMesh(rank=rank, size=size, barrier=barrier, desk=desk))
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    return [found[rank] for rank in range(size)]
 
 
 def values() -> Tensor:

@@ -77,7 +77,7 @@ def test_a_broken_stream_ends_with_an_error_that_says_it_may_be_asked_for_again(
     sent, count = asked(["breaks", "answers"])
     assert count == 1, "what has begun is not begun again"
     error = event(sent[-1])["error"]
-    assert error["code"] == "engine_unavailable" and "asked for again" in error["message"]
+    assert error["code"] == "engine_unavailable" and "send the request again" in error["message"]
 
 
 def test_after_some_replicas_the_client_is_told() -> None:

@@ -3,8 +3,11 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, get_args
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -20,20 +23,19 @@ from diffray.components.mesh import Mesh
 from diffray.components.models.registry import ARCHITECTURES
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
 from examples.train_demo.documented import ANSWERS
-from tests.components.test_decoders import DECIDED, accepted
+from tests.helpers.decoding import DECIDED, accepted
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
 
 README = ROOT / "README.md"
+USAGE = ROOT / "docs/usage.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-FOLDERS = (
-    *("kernels", "components", "workers", "cluster", "tests", "benchmarks", "examples", "docs"),
-)
+FOLDERS = ("kernels", "components", "workers", "cluster", "tests", "benchmarks", "docs", "examples")
 
 # Where a prompt stands in a document: in a body, behind a command, in Python.
 PROMPT = re.compile(
     r'"content": "([^"]+)"|diffray generate "([^"]+)"|echo "([^"]+)" \| diffray|'
-    r'(?:question|wish) = \(?\s*"([^"]+)"'
+    r'question = \(?\s*"([^"]+)"'
 )
 
 pytestmark = pytest.mark.skipif(
@@ -83,13 +85,32 @@ def test_readme_example_runs(model: str, capsys: pytest.CaptureFixture[str]) -> 
     names = run_blocks(README, model)
     assert names["output"].finished
     printed = capsys.readouterr().out
-    for key in ("question", "wish"):
-        assert Path(model).name != DEMOS["demo"] or ANSWERS[names[key]] in printed
+    assert Path(model).name != DEMOS["demo"] or ANSWERS[names["question"]] in printed
     assert re.search(r"\d+ tokens in \d+ forwards", printed)
+
+
+def test_usage_example_runs(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_blocks(USAGE, model)
+    printed = capsys.readouterr().out
+    assert Path(model).name != DEMOS["demo"] or ANSWERS[names["question"]] in printed
     assert "masks left" in printed
 
 
-def test_readme_commands_run(
+def test_picture_shows_the_answer_without_scripts(tmp_path: Path) -> None:
+    """GitHub strips scripts and shows the picture from a file of its own."""
+    picture = tmp_path / "denoising.svg"
+    command = [sys.executable, str(ROOT / "examples/animate.py"), "--out", str(picture)]
+    subprocess.run(command, check=True)
+    for file in (picture, ROOT / "docs/denoising.svg"):
+        root = ElementTree.parse(file).getroot()
+        said = " ".join(str(each.text) for each in root if each.tag.endswith("desc"))
+        assert EXAMPLE in said and ANSWERS[EXAMPLE] in said
+        text = file.read_text()
+        assert "<script" not in text and "href" not in text and len(text) < 150_000
+        assert " 0 masks left" in text
+
+
+def test_documented_commands_run(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = tiny_checkpoint(tmp_path_factory.mktemp("commands") / "model", "llada_moe")
@@ -103,13 +124,14 @@ def test_readme_commands_run(
     monkeypatch.chdir(tmp_path)
     commands = [
         line
-        for block in blocks(README, "bash")
+        for document in (README, USAGE)
+        for block in blocks(document, "bash")
         for line in block.splitlines()
         if line.startswith("diffray ")
     ]
     assert len(commands) >= 5
     for command in commands:
-        _, *arguments = shlex.split(command.partition(" <")[0])
+        _, *arguments = shlex.split(command.partition(" <")[0], comments=True)
         result = CliRunner().invoke(cli.app, arguments, input=f"{serve.EXAMPLE}\n")
         assert result.exit_code == 0, f"{command}\n{result.output}"
         if arguments[0] == "generate":
@@ -118,8 +140,8 @@ def test_readme_commands_run(
             assert result.stdout == ANSWERS[prompt or read] + "\n", command
 
 
-def test_readme_names_every_kind_and_family() -> None:
-    said = set(re.findall(r"`(\w+)`", README.read_text()))
+def test_usage_names_every_kind_and_family() -> None:
+    said = set(re.findall(r"`(\w+)`", USAGE.read_text()))
     kinds = {
         kind.model_fields["kind"].default
         for union in (AnyIteration, AnyDecoder, AnyCache)
@@ -169,7 +191,7 @@ def test_example_model_loads_and_writes(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("document", [README, *DOCS], ids=lambda path: path.name)
 class TestReferences:
     def test_links_lead_somewhere(self, document: Path) -> None:
-        links = re.findall(r"\]\(([^)#]+)\)", document.read_text())
+        links = re.findall(r"\]\((?!https://)([^)#]+)(?:#[^)]*)?\)", document.read_text())
         gone = [link for link in links if not (document.parent / link).exists()]
         assert gone == []
 

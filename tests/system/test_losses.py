@@ -19,9 +19,9 @@ from diffray.cluster.api.errors import ApiError
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.serve.server import remove
 from tests.helpers.local_ray import local_cluster
+from tests.helpers.nodes import MESSAGES, alive, application, ask, seconds_until, start, states
 from tests.helpers.paths import ROOT
 from tests.helpers.serve_process import free_port
-from tests.system.test_nodes import MESSAGES, alive, application, ask, seconds_until, start, states
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +140,7 @@ def test_what_is_not_answered_yet_is_answered_by_another_replica(
         if end == "done":
             assert said == text
         else:
-            assert text.startswith(said) and "asked for again" in end
+            assert text.startswith(said) and "send the request again" in end
     seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
 
 

@@ -4,80 +4,26 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx2
 import pytest
-from ray import serve
-from ray._private.state import actors
 
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
-from diffray.cluster.serve.config_file import Application, applications
 from diffray.cluster.serve.server import Interrupted, deploy, remove
-from tests.helpers.local_ray import local_cluster
-from tests.helpers.serve_process import free_port
+from tests.helpers.nodes import (
+    MESSAGES,
+    alive,
+    application,
+    ask,
+    seconds_until,
+    start,
+    states,
+)
 
 pytestmark = pytest.mark.slow
-
-NODES = 4
-MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
-# Serve hears of a replica's load every 10 s, and it forgets metrics for as long.
-QUICK = {
-    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
-    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
-}
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """Start four nodes with room for one replica of one rank each."""
-    with local_cluster([{"num_cpus": 2}] * NODES, QUICK):
-        port = free_port()
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            serve.shutdown()
-
-
-def application(name: str, **options: Any) -> tuple[Application, ...]:
-    engine = {"device": "cpu", "cpu_threads": 1} | options.pop("engine_kwargs", {})
-    loading = {"model_id": name, "model_source": "demo"}
-    given = {"model_loading_config": loading, "engine_kwargs": engine, "route_prefix": f"/{name}"}
-    return applications(given | options, name)
-
-
-def start(wanted: tuple[Application, ...]) -> float:
-    """Deploy, and return the seconds that it took."""
-    begin = time.monotonic()
-    deploy(wanted, print, threading.Event())
-    return time.monotonic() - begin
-
-
-def alive(kind: str) -> dict[int, str]:
-    """Return the actors of a class that live: process and node."""
-    return {
-        actor["Pid"]: actor["Address"]["NodeID"]
-        for actor in actors().values()
-        if actor["State"] == "ALIVE" and actor["ActorClassName"].startswith(kind)
-    }
-
-
-def ask(url: str, name: str, **options: Any) -> httpx2.Response:
-    body = {"model": name, "messages": MESSAGES} | options
-    return httpx2.post(f"{url}/{name}/v1/chat/completions", json=body, timeout=120)
-
-
-def seconds_until(true: Callable[[], bool], most: float) -> float:
-    begin = time.monotonic()
-    while not true():
-        assert time.monotonic() < begin + most, serve.status()
-        time.sleep(0.1)
-    return time.monotonic() - begin
 
 
 def test_a_replica_that_no_node_can_hold_spans_nodes_and_answers_the_same(url: str) -> None:
@@ -96,7 +42,7 @@ def test_a_replica_that_no_node_can_hold_spans_nodes_and_answers_the_same(url: s
     with DiffusionLLM("demo", dtype="float64") as llm:
         (alone,) = llm.chat(MESSAGES, SamplingParams(**wishes))
     assert answer == alone.outputs[0].text
-    assert seconds_until(lambda: not alive("Worker") and not alive("Coordinator"), 10) < 10
+    seconds_until(lambda: not alive("Worker") and not alive("Coordinator"), 10)
 
 
 def test_a_replica_that_must_not_span_nodes_waits_and_says_what_for(url: str) -> None:
@@ -148,12 +94,6 @@ def scaled(url: str) -> Iterator[str]:
     remove(many)
 
 
-def states(name: str) -> Counter[str]:
-    """Return how many replicas are in which state."""
-    (deployment,) = serve.status().applications[name].deployments.values()
-    return Counter({str(state): count for state, count in deployment.replica_states.items()})
-
-
 def test_replicas_come_with_the_load_and_go_without_an_error(url: str, scaled: str) -> None:
     busy = threading.Event()
     busy.set()
@@ -177,7 +117,7 @@ def test_replicas_come_with_the_load_and_go_without_an_error(url: str, scaled: s
     down = seconds_until(lambda: states(scaled) == {"RUNNING": 1}, 90)
     print(f"1 to 3 replicas in {up:.1f} s, back in {down:.1f} s, {len(answers)} answers")
     assert set(answers) == {200}
-    assert seconds_until(lambda: len(alive("Worker")) == 1, 10) < 10
+    seconds_until(lambda: len(alive("Worker")) == 1, 10)
 
 
 def test_a_killed_replica_is_replaced_and_takes_its_ranks_with_it(url: str, scaled: str) -> None:

@@ -59,9 +59,8 @@ def chunk(text: str) -> load.Json:
 
 def test_a_streams_chunks_with_text_are_timed() -> None:
     def stream(_: Asked) -> Answer:
-        return Answer(
-            chunks=iter([chunk(""), chunk("a b"), chunk(" c"), {"choices": []}, "[DONE]"])
-        )
+        said: list[load.Json | str] = [chunk(""), chunk("a b"), chunk(" c"), {"choices": []}]
+        return Answer(chunks=iter([*said, "[DONE]"]))
 
     with fake_endpoint(stream) as endpoint:
         (reply,) = asyncio.run(asked(endpoint.url, [{"model": "m"}], 1))

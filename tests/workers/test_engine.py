@@ -18,6 +18,7 @@ from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from diffray.workers.slots import Slots
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 from tests.helpers.toy import (
     CPU,
     EOS,
@@ -32,56 +33,6 @@ from tests.helpers.toy import (
     run,
     toy_engine,
 )
-
-BIDIRECTIONAL = ToyModel()
-CAUSAL = ToyModel(block_causal=True)
-
-MIXED: list[dict[str, object]] = [
-    {"decoder": {"kind": "threshold", "threshold": 0.6}, "cache": {"kind": "dual"}},
-    {"decoder": {"kind": "credit"}, "cache": {"kind": "none"}, "block_length": 16},
-    {
-        "decoder": {"kind": "hierarchy"},
-        "cache": {"kind": "vicinity", "before": 4, "after": 9, "warmup": 3},
-        "iteration": {"kind": "soft"},
-        "block_length": 20,
-    },
-    {
-        "decoder": {"kind": "fixed", "steps": 17},
-        "cache": {"kind": "prefix"},
-        "block_length": 8,
-        "zero_confidence_token_ids": [3, 40],
-    },
-    {"decoder": {"kind": "factor"}, "cache": {"kind": "dual", "refresh": 3}, "cfg_scale": 0.7},
-    {"decoder": {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.2}, "block_length": 12},
-]
-MIXED_CAUSAL: list[dict[str, object]] = [
-    {"decoder": {"kind": "threshold", "threshold": 0.6, "steps_per_block": 5}},
-    {"decoder": {"kind": "credit"}, "block_length": 16},
-    {"decoder": {"kind": "hierarchy"}, "iteration": {"kind": "soft"}, "block_length": 20},
-    {"decoder": {"kind": "fixed", "steps": 17}, "cache": {"kind": "none"}, "block_length": 8},
-    {"decoder": {"kind": "factor"}, "cfg_scale": 0.7},
-    {"decoder": {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.2}, "block_length": 12},
-]
-
-
-def mixed_requests(policies: list[dict[str, object]]) -> list[Request]:
-    """Ragged prompts with different policies, temperatures, filters and seeds."""
-    return [
-        Request(
-            uid,
-            prompt_of(7 + 11 * uid, seed=uid),
-            SamplingParams(
-                max_tokens=30 + 7 * uid,
-                temperature=(0, 0.8, 1.3)[uid % 3],
-                top_p=(1, 0.9)[uid % 2],
-                top_k=(0, 0, 12)[uid % 3],
-                seed=100 + uid,
-                ignore_eos=True,
-                diffusion=policy,
-            ),
-        )
-        for uid, policy in enumerate(policies)
-    ]
 
 
 @pytest.mark.parametrize(

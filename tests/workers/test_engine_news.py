@@ -6,8 +6,8 @@ import pytest
 
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 from tests.helpers.toy import ScriptedModel, ToyModel, drain, prompt_of, run, toy_engine
-from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 
 
 @pytest.mark.slow

@@ -22,8 +22,9 @@ from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves, memory_for
 from diffray.workers.messages import Request
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
+from tests.helpers.replays import replays
 from tests.helpers.toy import EOS, ToyModel, prompt_of, run, toy_engine
-from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 
 
 def again(work: Callable[[], Any]) -> Callable[[], Any]:
@@ -51,19 +52,6 @@ def tensors(out: Any) -> tuple[Tensor, ...]:
 def with_graphs(engine: Engine, buckets: list[Bucket], record: Record = again) -> Engine:
     engine.graphs = Graphs(engine.model, engine.kv, engine.slots, buckets, record)
     return engine
-
-
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
-    """Note which buckets are replayed from now on."""
-    seen: list[Bucket] = []
-    forward = Recorded.forward
-
-    def noted(recorded: Recorded) -> Tensor:
-        seen.append(recorded.bucket)
-        return forward(recorded)
-
-    monkeypatch.setattr(Recorded, "forward", noted)
-    return seen
 
 
 SMALL = [Bucket(8, 112), Bucket(3, 40), Bucket(1, 33)]

@@ -8,7 +8,7 @@ from benchmarks import host_time
 from benchmarks.host_time import host_seconds
 from diffray.workers.batch_plan import BatchPlan, Chunk
 from diffray.workers.engine import Engine
-from tests.workers.test_graphs import replays
+from tests.helpers.replays import replays
 
 
 @pytest.mark.parametrize("recorded", [False, True])

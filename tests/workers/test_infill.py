@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED
 from tests.helpers.toy import (
     CPU,
     EOS,
@@ -19,7 +20,6 @@ from tests.helpers.toy import (
     run,
     toy_engine,
 )
-from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED
 
 SUFFIX = (7, EOS, MASK, 9, 11, 3, 2, 60, 1)
 
@@ -149,7 +149,7 @@ def test_end_token_in_the_gap_ends_the_text() -> None:
 
 def test_where_a_suffix_makes_no_sense_it_is_refused() -> None:
     params = SamplingParams(max_tokens=8)
-    with pytest.raises(ValueError, match="block-causal, so what is written cannot see"):
+    with pytest.raises(ValueError, match="block-causal, so the text cannot depend"):
         toy_engine(CAUSAL).add(Request(0, (1,), params, SUFFIX))
     with pytest.raises(ValueError, match=r"suffix \(505\) .* 514 positions"):
         toy_engine(BIDIRECTIONAL).add(Request(0, (1,), params, (1,) * 505))

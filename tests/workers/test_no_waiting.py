@@ -11,8 +11,8 @@ from diffray.components.params import SamplingParams
 from diffray.components.sequence import Sequence
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.messages import Request
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
 from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
-from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
 
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2"}
 

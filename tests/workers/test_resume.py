@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Progress, Request, Resume, Update
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 from tests.helpers.toy import EOS, ScriptedModel, ToyModel, certain, prompt_of, toy_engine
-from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 
 Model = ToyModel | ScriptedModel
 

@@ -1,6 +1,5 @@
 """Forbidden and allowed ids, and the most probable ids of each token, on one rank or several."""
 
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,8 @@ from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
+from tests.helpers.threads import ThreadMesh, on_ranks
 from tests.helpers.toy import (
     EOS,
     MASK,
@@ -23,8 +24,6 @@ from tests.helpers.toy import (
     run,
     toy_engine,
 )
-from tests.kernels.test_logits import ThreadMesh
-from tests.workers.test_engine import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
 
 BOTH = [
     *((BIDIRECTIONAL, policy) for policy in MIXED),
@@ -66,10 +65,10 @@ def test_end_tokens_stay_allowed_unless_they_come_too_early() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"allowed_token_ids": [MASK]}, "leave no token to write"),
-        ({"allowed_token_ids": [EOS, MASK]}, "leave no token to write"),
-        ({"allowed_token_ids": [3, 4], "bad_token_ids": [4, 3]}, "leave no token to write"),
-        ({"bad_token_ids": range(EOS - 1)}, "leave no token to write"),
+        ({"allowed_token_ids": [MASK]}, "leave no token except"),
+        ({"allowed_token_ids": [EOS, MASK]}, "leave no token except"),
+        ({"allowed_token_ids": [3, 4], "bad_token_ids": [4, 3]}, "leave no token except"),
+        ({"bad_token_ids": range(EOS - 1)}, "leave no token except"),
         ({"bad_token_ids": [64]}, "not in the vocabulary"),
         ({"allowed_token_ids": [-1]}, "not in the vocabulary"),
     ],
@@ -188,11 +187,8 @@ def choosy_requests() -> list[Request]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_together_choose_and_rank_as_one(size: int) -> None:
     whole = updates_of(toy_engine(BIDIRECTIONAL), choosy_requests(), 2)
-    barrier, desk = threading.Barrier(size, timeout=60), dict[int, Tensor]()
-    found: dict[int, tuple[dict[int, list[Update]], list[int]]] = {}
 
-    def work(rank: int) -> None:
-        mesh = ThreadMesh(rank=rank, size=size, barrier=barrier, desk=desk)
+    def work(mesh: ThreadMesh) -> tuple[dict[int, list[Update]], list[int]]:
         engine = toy_engine(ShardedToy(mesh))
         engine.mesh = mesh
         for request in choosy_requests():
@@ -203,15 +199,10 @@ def test_ranks_together_choose_and_rank_as_one(size: int) -> None:
             for update in engine.step(2):
                 updates[update.uid].append(update)
             digests.append(engine.digest())
-        found[rank] = updates, digests
+        return updates, digests
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    for rank in range(size):
-        updates, digests = found[rank]
+    found = on_ranks(size, work)
+    for updates, digests in found:
         assert digests == found[0][1]
         assert len(set(digests)) == len(digests)
         for uid, expected in whole.items():

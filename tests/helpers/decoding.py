@@ -1,0 +1,43 @@
+"""A decoder's decision on confidences written by hand."""
+
+import torch
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+
+DECIDED = -1.0  # stands for a position that is not masked
+
+
+def block_of(masked_BL: Tensor, **given: Tensor) -> Block:
+    rows, length = masked_BL.shape
+    zero_B = torch.zeros(rows, dtype=torch.long)
+    fields = {
+        "ids_BL": torch.zeros(rows, length, dtype=torch.long),
+        "masked_BL": masked_BL,
+        "editable_BL": torch.zeros_like(masked_BL),
+        "positions_BL": torch.arange(length).expand(rows, length),
+        "seed_B": zero_B,
+        "step_B": zero_B,
+        "step_in_block_B": zero_B,
+        "length_B": zero_B + length,
+        "index_B": zero_B,
+        "count_B": zero_B + 1,
+        "floor_B": torch.zeros(rows, dtype=torch.float64),
+    }
+    return Block(**{**fields, **given})
+
+
+def proposal_of(confidence_BL: Tensor) -> Proposal:
+    ids_BL = torch.arange(confidence_BL.shape[1]).expand(confidence_BL.shape) + 10
+    return Proposal(ids_BL, confidence_BL, confidence_BL.clamp(min=1e-9).log())
+
+
+def accepted(decoder: Decoder, *confidences: float, **given: Tensor) -> list[int]:
+    """Return which positions of one row the decoder accepts."""
+    row = torch.tensor([confidences], dtype=torch.float64)
+    masked = row != DECIDED
+    proposal = proposal_of(row.masked_fill(~masked, -torch.inf))
+    mask = decoder.accept(proposal, block_of(masked, **given))
+    assert mask.shape == row.shape
+    return [i for i, taken in enumerate(mask[0].tolist()) if taken]

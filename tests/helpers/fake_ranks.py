@@ -1,0 +1,66 @@
+"""Ranks that write one token a round, for tests of whoever schedules them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from diffray.cluster.control.events import Event
+from diffray.workers.messages import Reply, Round, Stats, Update, WireRequest
+
+
+def asked(
+    uid: int, max_tokens: int = 3, iteration: str | None = None, like: int | None = None
+) -> WireRequest:
+    """Return a request; one that is `like` another asks the same."""
+    kind = None if iteration is None else {"kind": iteration}
+    params = {"max_tokens": max_tokens, "diffusion": {"iteration": kind}}
+    return WireRequest(uid, (1, 2, uid if like is None else like), params)
+
+
+class Lost(Exception):
+    """The fake ranks have died."""
+
+
+@dataclass
+class FakeRanks:
+    """Runs what it is told, one token a round each; holds pages as an engine would."""
+
+    slots: int
+    pages: int
+    running: dict[int, dict[str, Any]] = field(default_factory=dict)
+    need: dict[int, int] = field(default_factory=dict)
+    poison: dict[int, int] = field(default_factory=dict)  # rounds that each is borne for
+    waiting: int = 0
+
+    def step(self, order: Round[Any]) -> Reply:
+        for uid in order.cancel:
+            self.running.pop(uid, None)
+        for request in order.add:
+            assert request.uid not in self.running, "admitted twice"
+            self.running[request.uid] = {
+                "written": len(request.resume.ids) if request.resume else 0,
+                "max": request.max_tokens,
+                "borne": self.poison.get(request.uid, -1),
+            }
+        assert len(self.running) <= self.slots
+        if any(state["borne"] == 0 for state in self.running.values()):
+            raise Lost
+        updates = []
+        for uid, state in list(self.running.items()):
+            state["borne"] -= 1
+            if uid in self.poison:
+                continue  # it reports nothing: its first block is not done
+            state["written"] += 1
+            done = state["written"] == state["max"]
+            reason = "length" if done else None
+            updates.append(Update(uid, [state["written"]], finish_reason=reason, forwards=1))
+            if done:
+                del self.running[uid]
+        free = self.pages - sum(self.need[uid] for uid in self.running)
+        assert free >= 0
+        stats = Stats(free_pages=free, waiting=self.waiting)
+        return Reply(order.number, 1, updates, [], stats)
+
+
+def ids_of(uid: int, news: list[Event]) -> list[int]:
+    mine = [event.update for event in news if event.update and event.uid == uid]
+    return [token for update in mine for token in update.ids]

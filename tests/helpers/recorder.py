@@ -1,0 +1,42 @@
+"""An engine client that answers every request alike and remembers it."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from diffray.cluster.control.engine_client import DeadlineExceeded, Load
+from diffray.workers.admission import CheckedRequest, Limits
+from diffray.workers.messages import Request, Update
+from tests.helpers.byte_tokenizer import TOKENIZER
+from tests.helpers.toy import ToyModel, toy_engine
+
+# The toy's, with a vocabulary in which every byte has its token.
+TOY = toy_engine(ToyModel()).limits
+
+
+LIMITS = replace(TOY, spec=replace(TOY.spec, vocab_size=300))
+
+
+class Recorder:
+    """An engine that answers every request with the bytes of `abc`, and remembers it."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.limits = limits
+        self.requests: list[tuple[Request, int, float | None]] = []
+
+    async def submit(
+        self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
+    ) -> AsyncGenerator[Update, None]:
+        self.requests.append((request.request, priority, deadline))
+        if deadline is not None:
+            raise DeadlineExceeded("too slow")
+        cached = len(request.prompt)
+        for number, token in enumerate(TOKENIZER.encode("abc")):
+            last, steps = "length" if number == 2 else None, number + 1
+            heard = Update(request.uid, [token], [number], [-0.5], last, forwards=steps)
+            heard.cached_tokens = cached
+            yield heard
+
+    async def load(self) -> Load:
+        return Load(running=1, waiting=2)
+
+    async def check_health(self) -> None: ...

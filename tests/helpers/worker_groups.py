@@ -1,0 +1,91 @@
+"""Requests to a worker group on a real Ray, and what one process answers to them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.llm import DiffusionLLM
+from diffray.cluster.control.remote import RemoteEngine
+from diffray.components.params import SamplingParams
+from diffray.workers.admission import check_request
+from diffray.workers.messages import Request
+
+LONG = {
+    "max_tokens": 192,
+    "ignore_eos": True,
+    "diffusion": {"decoder": {"kind": "fixed", "steps": 96}},
+}
+
+
+@dataclass
+class Answer:
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    forwards: int = 0
+
+
+def wish(given: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**given)
+
+
+@asynccontextmanager
+async def engine(
+    model: str = "demo", ranks: int = 1, **options: Any
+) -> AsyncIterator[RemoteEngine]:
+    config = EngineConfig(
+        tensor_parallel_size=ranks, dtype="float64", cpu_threads=1, check_every=1, **options
+    )
+    running = await RemoteEngine.start(model, config, [{"CPU": 1}] * (ranks + 1))
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+async def answer(
+    engine: RemoteEngine, uid: int, prompt: list[int], params: SamplingParams
+) -> Answer:
+    result = Answer()
+    async for update in engine.submit(
+        check_request(Request(uid, tuple(prompt), params), engine.limits)
+    ):
+        result.ids += update.ids
+        result.logprobs += update.logprobs
+        result.finish_reason, result.forwards = update.finish_reason, update.forwards
+    return result
+
+
+async def under_way(running: RemoteEngine) -> None:
+    """Wait until requests have a part of their answers."""
+    while (load := await running.load()).rounds < 30:
+        assert load.rounds == 0 or load.running
+        await asyncio.sleep(0.01)
+
+
+def in_process(model: str, prompts: list[list[int]], params: list[SamplingParams]) -> list[Answer]:
+    """What the engine in this process answers; requests carry derived seeds, as a server's do."""
+    from diffray.workers.setup import Setup, build_engine
+
+    engine, _ = build_engine(model, Setup(dtype="float64"))
+    answers = [Answer() for _ in prompts]
+    for uid, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+        engine.add(Request(uid, tuple(prompt), each))
+        while not engine.idle:
+            for update in engine.step(1):
+                answers[uid].ids += update.ids
+                answers[uid].logprobs += update.logprobs
+                answers[uid].finish_reason = update.finish_reason
+    return answers
+
+
+def prompts(model: str, count: int) -> list[list[int]]:
+    with DiffusionLLM(model) as llm:
+        assert llm.tokenizer is not None
+        return [
+            llm.tokenizer.encode_chat([{"role": "user", "content": f"Add {n} and {n + 3}."}])
+            for n in range(count)
+        ]

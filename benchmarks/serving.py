@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -113,19 +114,11 @@ def first_blocks(model: str, asked: list[Json]) -> list[float]:
     return times[1:]
 
 
-def _in_child(pipe: Any, measure: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    pipe.send(measure(*arguments))
-
-
 def alone(measure: Callable[..., Any], *arguments: Any) -> Any:
     """Measure in a fresh process, so that nothing of it stays beside the server."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_in_child, args=(theirs, measure, arguments))
-    child.start()
-    result = ours.recv()
-    child.join()
-    return result
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawned) as child:
+        return child.submit(measure, *arguments).result()
 
 
 async def served(url: str, asked: list[Json], concurrency: int) -> tuple[float, list[float]]:

@@ -36,15 +36,15 @@ fast: $(STAMP)
 
 # Kills, stops and overloads a server while clients check every token; ten minutes and more.
 chaos: $(STAMP)
-	$(BIN)/python -m benchmarks.chaos --faults 100 --streams 64 --seed 7 --report build/chaos.html
+	$(BIN)/python -m tests.chaos --faults 100 --streams 64 --seed 7 --report build/chaos.html
 
 # The same between two nodes whose network is cut as well; needs root.
 cuts: $(STAMP)
-	$(BIN)/python -m benchmarks.chaos.cuts --faults 20 --streams 16 --seed 7
+	$(BIN)/python -m tests.chaos.cuts --faults 20 --streams 16 --seed 7
 
 # What a newcomer does: a fresh clone, README's commands, every way of ending a server. BUSY=4 beside four busy processes.
 first-contact: $(STAMP)
-	$(BIN)/python -m benchmarks.first_contact --venv $(VENV) --busy $(or $(BUSY),0)
+	$(BIN)/python -m tests.first_contact --venv $(VENV) --busy $(or $(BUSY),0)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

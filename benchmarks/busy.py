@@ -19,14 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import httpx2
-
-from benchmarks.serving import all_of, bodies
+from benchmarks import load, paired
+from benchmarks.serving import bodies
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.workload import random_ids
+from diffray.cluster.cli.bench.prompts import random_ids
 from diffray.components.container import usable_cores
 from tests.helpers.serve_process import ServeProcess, serve_process
 
@@ -125,15 +124,11 @@ def served(replicas: int, setting: Setting) -> Iterator[Ask]:
 
 
 async def _asked(url: str, at_once: int) -> float:
-    async with httpx2.AsyncClient(base_url=url, timeout=600) as client:
-
-        async def ask(body: dict[str, Any]) -> dict[str, Any]:
-            response = await client.post("/v1/chat/completions", json=body)
-            response.raise_for_status()
-            return dict(response.json())
-
-        asked = [{"model": "demo"} | body for body in bodies(REQUESTS[at_once], TOKENS)]
-        return await all_of(asked, at_once, ask)
+    asked = [{"model": "demo"} | body for body in bodies(REQUESTS[at_once], TOKENS)]
+    async with load.client(url) as http:
+        begin = time.perf_counter()
+        answers = await load.all_of(asked, at_once, partial(load.chat, http))
+        return load.written(answers) / (time.perf_counter() - begin)
 
 
 def _processor_seconds(running: ServeProcess) -> float:
@@ -161,28 +156,26 @@ def busy(count: int) -> Iterator[None]:
 
 
 def measure(asks: dict[str, Ask], turns: int) -> dict[tuple[str, int], list[Turn]]:
-    """Return each setting's turns; the first one warms up, and the order alternates."""
-    found: dict[tuple[str, int], list[Turn]] = {}
-    for number in range(turns + 1):
-        names = list(asks) if number % 2 else list(reversed(asks))
-        for at_once in REQUESTS:
-            for name in names:
-                turn = asks[name](at_once)
-                if number:
-                    found.setdefault((name, at_once), []).append(turn)
-    return found
+    """Return each setting's turns, by how many requests were under way."""
+
+    def contender(ask: Ask) -> Callable[[int], dict[int, Turn]]:
+        return lambda _: {at_once: ask(at_once) for at_once in REQUESTS}
+
+    found = paired.take_turns({name: contender(ask) for name, ask in asks.items()}, turns)
+    return {
+        (name, at_once): [turn[at_once] for turn in all_]
+        for name, all_ in found.items()
+        for at_once in REQUESTS
+    }
 
 
-def tell(system: str, load: str, found: dict[tuple[str, int], list[Turn]], plain: str) -> None:
+def tell(system: str, beside: str, found: dict[tuple[str, int], list[Turn]], plain: str) -> None:
     for (name, at_once), turns in sorted(found.items(), key=lambda item: item[0][1]):
-        pairs = zip(turns, found[plain, at_once], strict=True)
-        ratio = statistics.median(turn.rate / other.rate for turn, other in pairs)
-        rate = statistics.median(turn.rate for turn in turns)
-        work = statistics.median(turn.work for turn in turns)
-        print(
-            f"| {system} | {load} | {at_once} | {name} | {rate:.0f} | {ratio:.2f} | {work:.2f} |",
-            flush=True,
-        )
+        rates = [turn.rate for turn in turns]
+        ratio = paired.ratio(rates, [turn.rate for turn in found[plain, at_once]])
+        rate, work = statistics.median(rates), statistics.median(turn.work for turn in turns)
+        cells = system, beside, at_once, name, f"{rate:.0f}", ratio, f"{work:.2f}"
+        print(paired.row(*cells), flush=True)
 
 
 def main() -> None:
@@ -206,8 +199,8 @@ def main() -> None:
     settings += [Setting("now")]
     systems = args.systems or (["engine", "1", "2"] if args.model == "demo" else ["engine"])
     print(f"{cores} cores, load {os.getloadavg()[0]:.1f}; {args.turns} turns", flush=True)
-    print("| system | beside | at once | setting | tokens/s | ratio | CPU s / 1,000 tokens |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    columns = ("system", "beside", "at once", "setting", "tokens/s", "ratio")
+    print(paired.head(*columns, "CPU s / 1,000 tokens"), flush=True)
     for system in systems:
         with ExitStack() as running:
             asks = {

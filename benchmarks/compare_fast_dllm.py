@@ -5,11 +5,10 @@
     python -m benchmarks.compare_fast_dllm --fast-dllm Fast-dLLM tests/golden/llada /tmp/llada-100m
 
 Both decode with threshold 0.9, the dual cache and blocks of 32. First Fast-dLLM must reproduce its
-golden cases, which shows that it is run as it should be. Then the systems take turns; a ratio is
-the median over turns of one turn's two times, so that a busy machine slows both. All tokens count,
-and the prompt's forward is included. With `--ragged N` there are N requests more, of prompts and
-answers of all lengths: the engine runs them as they come, as many at once as the largest batch, and
-Fast-dLLM one by one, as its batches are of prompts of one length. The environment's
+golden cases, which shows that it is run as it should be. Then the systems take turns. All tokens
+count, and the prompt's forward is included. With `--ragged N` there are N requests more, of prompts
+and answers of all lengths: the engine runs them as they come, as many at once as the largest batch,
+and Fast-dLLM one by one, as its batches are of prompts of one length. The environment's
 TORCHDYNAMO_DISABLE=1 leaves out the torch.compile around Fast-dLLM's attention, which slowed it on
 the golden checkpoint.
 """
@@ -23,13 +22,12 @@ import types
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.clock import Clock, add_flags, chosen
+from benchmarks import paired
 from benchmarks.golden import GOLDEN, cases_of
 from diffray import DiffusionLLM, SamplingParams
 
@@ -177,69 +175,66 @@ def all_work(mask_id: int, args: argparse.Namespace) -> list[Work]:
     return work
 
 
-def compare(checkout: Path, checkpoint: Path, args: argparse.Namespace, clock: Clock) -> None:
+def compare(
+    checkout: Path, checkpoint: Path, args: argparse.Namespace, clock: paired.Clock
+) -> None:
     """Print one row of the table for each batch, and one for the ragged requests."""
     theirs = FastDLLM(checkout, checkpoint)
     most = max(args.batches)
     with DiffusionLLM(str(checkpoint), dtype="float32", max_num_seqs=most) as llm:
         for work in all_work(theirs.mask_id, args):
             runner = theirs.best_runner(work)
-            systems = [partial(ours, llm, work), partial(runner, work)]
-            answers = [call() for call in systems]  # warm
-            times: list[list[float]] = [[], []]
-            for turn in range(args.repeats):
-                for which in (0, 1) if turn % 2 else (1, 0):
-                    start = clock.read()
-                    systems[which]()
-                    times[which].append(clock.read() - start)
+            last: dict[str, Answer] = {}
+            systems = {"diffray": partial(ours, llm, work), "Fast-dLLM": partial(runner, work)}
+
+            def act(_: int, name: str, call: Callable[[], Answer], last: Any = last) -> Any:
+                last[name] = call()
+                return last[name].tokens
+
+            contenders = {
+                name: clock.timed(partial(act, name=name, call=call))
+                for name, call in systems.items()
+            }
+            turns = paired.take_turns(contenders, args.repeats)
             many = f"{len(work.prompts)} ragged" if work.ragged else f"{len(work.prompts)}"
             one_by_one = runner == theirs.run_one_by_one
-            batch = f"{many}{' (Fast-dLLM one by one)' if one_by_one else ''}"
-            print_row(checkpoint, batch, answers, times)
+            cells: list[str] = []
+            for name, all_ in turns.items():
+                forwards = sum(last[name].forwards) / len(last[name].forwards)
+                own = all_[-1].tokens / len(all_[-1].answers) / forwards
+                cells += [paired.rate(all_), f"{forwards:.1f}", f"{own:.2f}"]
+            mine, their = turns.values()
+            print(
+                paired.row(
+                    checkpoint.name,
+                    f"{many}{' (Fast-dLLM one by one)' if one_by_one else ''}",
+                    *cells,
+                    paired.ratio(paired.rates(mine), paired.rates(their)),
+                    paired.equal_tokens(mine[-1], their[-1]),
+                ),
+                flush=True,
+            )
 
 
-def print_row(
-    checkpoint: Path, batch: str, answers: list[Answer], times: list[list[float]]
-) -> None:
-    mine, their = answers
-    tokens = sum(map(len, mine.tokens))
-    pairs = zip(mine.tokens, their.tokens, strict=True)
-    same = sum(a == b for row, other in pairs for a, b in zip(row, other, strict=True))
-    ratios = sorted(b / a for a, b in zip(*times, strict=True))
-    cells = [checkpoint.name, batch]
-    for answer, seconds in zip(answers, times, strict=True):
-        forwards = sum(answer.forwards) / len(answer.forwards)
-        cells += [
-            f"{tokens / median(seconds):.1f}",
-            f"{forwards:.1f}",
-            f"{tokens / len(answer.tokens) / forwards:.2f}",
-        ]
-    cells += [f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})", f"{same}/{tokens}"]
-    print(f"| {' | '.join(cells)} |", flush=True)
-
-
-HEADER = """\
-| checkpoint | batch | diffray tok/s | forwards a row | tokens a forward | Fast-dLLM tok/s \
-| forwards a row | tokens a forward | speed ratio | equal tokens |
-|---|---|---|---|---|---|---|---|---|---|"""
+HEAD = paired.head(
+    *("checkpoint", "batch", "diffray tok/s", "forwards a row", "tokens a forward"),
+    *("Fast-dLLM tok/s", "forwards a row", "tokens a forward", "speed ratio", "equal tokens"),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = paired.parser(__doc__, turns=5)
     parser.add_argument("checkpoints", type=Path, nargs="*", default=[GOLDEN / "llada"])
     parser.add_argument("--fast-dllm", type=Path, required=True, help="a checkout of Fast-dLLM")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--ragged", type=int, default=0, metavar="N", help="unequal requests")
     parser.add_argument("--prompt-length", type=int, default=64)
     parser.add_argument("--gen-length", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1)
-    add_flags(parser)
     args = parser.parse_args()
-    clock = chosen(args)
+    clock = paired.clock_of(args)
     print(check_golden(args.fast_dllm))
     print(f"{clock.said}, prompts of {args.prompt_length}, {args.gen_length} new tokens")
-    print(HEADER)
+    print(HEAD)
     for checkpoint in args.checkpoints:
         compare(args.fast_dllm, checkpoint, args, clock)
 

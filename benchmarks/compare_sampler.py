@@ -9,15 +9,13 @@ The sampler takes a fixed number of steps for an answer's whole length, runs the
 each and stops at no end token. First the same algorithm (fixed steps, no cache, no early stop) must
 give the same tokens here. Then the sampler is given ever fewer steps, as long as it answers as many
 questions right as the engine with a threshold does. The engine is timed against the fewest steps,
-and against the usual one token a step, taking turns; a ratio is the median over turns of one turn's
-two times, so that a busy machine slows both. The sampler takes prompts one by one; the engine does
-so too, and then takes them all at once. With few questions, equal accuracy says little: the easy
-ones are answered right in very few steps.
+and against the usual one token a step, taking turns. The sampler takes
+prompts one by one; the engine does so too, and then takes them all at once. With few questions,
+equal accuracy says little: the easy ones are answered right in very few steps.
 """
 
 import argparse
 import importlib.util
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -26,11 +24,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.demo.tasks import held_out_items
-from benchmarks.demo.words import Item
+from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.batch import Batch, Window
 from diffray.components.kv_pool import KVPool
+from examples.train_demo.tasks import held_out_items
+from examples.train_demo.words import Item
 
 
 class Output(NamedTuple):
@@ -183,44 +182,43 @@ def fewest_steps(exam: Exam, sampler: Sampler, right: int, args: argparse.Namesp
 
 def compare(exam: Exam, sampler: Sampler, ours: Ours, steps: int, args: argparse.Namespace) -> None:
     """Print the table; the sampler also with its usual one token a step."""
-    most = args.max_tokens
-    contestants: dict[str, Callable[[], list[list[int]]]] = {
-        f"LLaDA's sampler, {steps} steps": lambda: sampler.run(exam.prompts, steps),
-        f"LLaDA's sampler, {most} steps": lambda: sampler.run(exam.prompts, most),
-        "diffray, one by one": lambda: ours.run(exam.prompts),
-        "diffray, all at once": lambda: ours.run(exam.prompts, at_once=True),
+    most, clock = args.max_tokens, paired.clock_of(args)
+    acts: dict[str, Callable[[int], list[list[int]]]] = {
+        f"LLaDA's sampler, {steps} steps": lambda _: sampler.run(exam.prompts, steps),
+        f"LLaDA's sampler, {most} steps": lambda _: sampler.run(exam.prompts, most),
+        "diffray, one by one": lambda _: ours.run(exam.prompts),
+        "diffray, all at once": lambda _: ours.run(exam.prompts, at_once=True),
     }
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    rows = {name: call() for name, call in contestants.items()}  # warm
-    for turn in range(args.repeats):
-        for name in list(contestants)[:: 1 if turn % 2 else -1]:
-            begin = time.perf_counter()
-            contestants[name]()
-            times[name].append(time.perf_counter() - begin)
-    fewest, usual = list(contestants)[:2]
+    contenders = {name: clock.timed(act) for name, act in acts.items()}
+    turns = paired.take_turns(contenders, args.repeats)
+    fewest, usual = list(turns)[:2]
     forwards = {fewest: steps * len(exam.items), usual: most * len(exam.items)}
     print(
-        "| system | right | tokens/s | tokens per forward | seconds "
-        f"| faster than {steps} steps | faster than {most} steps |"
+        paired.head(
+            *("system", "right", "tokens/s", "tokens per forward", "seconds"),
+            *(f"faster than {count} steps" for count in (steps, most)),
+        )
     )
-    print("|---|---|---|---|---|---|---|")
-    for name, seconds in times.items():
-        tokens = exam.tokens(rows[name])
-        cells = [
-            name,
-            f"{exam.right(rows[name])}/{len(exam.items)}",
-            f"{tokens / median(seconds):.1f}",
-            f"{tokens / forwards.get(name, ours.forwards):.2f}",
-            f"{median(seconds):.2f}",
-        ]
-        for base in (fewest, usual):
-            ratios = sorted(a / b for a, b in zip(times[base], seconds, strict=True))
-            cells.append(f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-        print(f"| {' | '.join(cells)} |", flush=True)
+    for name, all_ in turns.items():
+        rows: Any = all_[-1].answers
+        tokens, seconds = exam.tokens(rows), median(turn.seconds for turn in all_)
+        # What a turn takes, not what it writes: the sampler writes past the end of an answer.
+        speeds = {of: [1 / turn.seconds for turn in turns[of]] for of in (name, fewest, usual)}
+        print(
+            paired.row(
+                name,
+                f"{exam.right(rows)}/{len(exam.items)}",
+                f"{tokens / seconds:.1f}",
+                f"{tokens / forwards.get(name, ours.forwards):.2f}",
+                f"{seconds:.2f}",
+                *(paired.ratio(speeds[name], speeds[base]) for base in (fewest, usual)),
+            ),
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = paired.parser(__doc__, turns=5, seed=1234)
     parser.add_argument("--llada", type=Path, required=True, help="a checkout of LLaDA")
     parser.add_argument("--model", default="demo", help="one that knows the demo's questions")
     parser.add_argument("--questions", type=int, default=48)
@@ -228,20 +226,17 @@ def main() -> None:
     parser.add_argument("--block-length", type=int, default=32)
     parser.add_argument("--threshold", type=float, default=0.9)
     parser.add_argument("--cache", default="dual", help="of the engine: dual, prefix, none, ...")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seed", type=int, default=1234, help="of the questions")
     args = parser.parse_args()
     if args.max_tokens % args.block_length or args.block_length % 4:
         parser.error("--max-tokens must be a multiple of --block-length, and that one of 4")
-    torch.set_num_threads(args.threads)
+    clock = paired.clock_of(args)
     items = held_out_items(args.questions, args.seed)
     with DiffusionLLM(args.model, dtype="float32", max_num_seqs=16) as llm:
         assert llm.tokenizer is not None
         chats = [[{"role": "user", "content": item.question}] for item in items]
         exam = Exam(llm, items, [llm.tokenizer.encode_chat(chat) for chat in chats])
         sampler = Sampler(args.llada, llm, args.max_tokens, args.block_length)
-        print(f"{args.threads} threads, {args.questions} questions, {args.max_tokens} new tokens")
+        print(f"{clock.said}, {args.questions} questions, {args.max_tokens} new tokens")
         check_same(exam, sampler, args)
         decoder = {"kind": "threshold", "threshold": args.threshold}
         ours = Ours(llm, params(decoder, args.cache, args))

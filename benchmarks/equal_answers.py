@@ -16,8 +16,9 @@ from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
+from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
-from diffray.workers.setup import Setup, build_rank
+from diffray.workers.setup import build_rank
 from tests.helpers.ranks import on_ranks
 
 _DECODERS: list[dict[str, object]] = [
@@ -71,7 +72,7 @@ def answers(engine: Engine, requests: list[Request]) -> dict[int, list[int]]:
 
 def run(mesh: Mesh, family: str, args: argparse.Namespace, *, alone: bool) -> dict[int, list[int]]:
     """Return the answers of one family's requests, one by one or together."""
-    setup = Setup(
+    setup = EngineOptions(
         dtype=args.dtype,
         device="cpu",
         mask_token_id=MASK,

@@ -20,7 +20,8 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
+from benchmarks.gpu.engine import random_engine, run_to_the_end, scripted
+from benchmarks.gpu.model import random_model
 from benchmarks.gpu.shapes import TOY
 from diffray.kernels.choose import TORCH
 from diffray.workers.batch_plan import BatchPlan

@@ -4,22 +4,19 @@
     python -m benchmarks.prefixes --threads 1 --cpu-time /tmp/llada2-100m
 
 Two engines of the same weights, one that shares and one that does not, take turns at the same work.
-Each turn has prompts of its own, so none of an earlier turn is found. Four kinds of work: prompts
-that have their beginning in common and come together; one prompt of which there are to be many
-answers; a conversation, each of whose prompts has the one before and its answer in it; and prompts
-that have nothing in common, which gain nothing and should lose nothing. A ratio is the median over
-turns of one turn's two times.
+Four kinds of work: prompts that have their beginning in common and come together; one prompt of
+which there are to be many answers; a conversation, each of whose prompts has the one before and its
+answer in it; and prompts that have nothing in common, which gain nothing and should lose nothing.
 """
 
 import argparse
 import random
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
-from benchmarks.clock import Clock, add_flags, chosen
+from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.workload import random_ids
+from diffray.cluster.cli.bench.prompts import random_ids
 
 Answers = list[list[int]]
 
@@ -57,7 +54,8 @@ def answers(
     return [choice.token_ids for row in found for choice in row.outputs]
 
 
-WORK: dict[str, Callable[[DiffusionLLM, argparse.Namespace, int], Answers]] = {
+Work = Callable[[DiffusionLLM, argparse.Namespace, int], Answers]
+WORK: dict[str, Work] = {
     "a beginning in common": alike,
     "answers to one prompt": choices,
     "turns of a conversation": conversation,
@@ -66,56 +64,49 @@ WORK: dict[str, Callable[[DiffusionLLM, argparse.Namespace, int], Answers]] = {
 
 
 def measure(
-    engines: tuple[DiffusionLLM, DiffusionLLM], args: argparse.Namespace, clock: Clock
+    sharing: DiffusionLLM, apart: DiffusionLLM, args: argparse.Namespace, clock: paired.Clock
 ) -> None:
-    """Print a row of the table for each kind of work."""
+    """Print a row of the table for each kind of work; every turn has prompts of its own."""
     draws = random.Random(args.seed)
     for name, work in WORK.items():
-        times: list[tuple[float, float]] = []
-        equal = written = 0
-        for turn in range(args.repeats + 1):
-            seed, took, found = draws.getrandbits(30), [0.0, 0.0], [Answers(), Answers()]
-            for which in (0, 1) if turn % 2 else (1, 0):
-                begin = clock.read()
-                found[which] = work(engines[which], args, seed)
-                took[which] = clock.read() - begin
-            if turn:  # the first warms up
-                times.append((took[0], took[1]))
-                equal += sum(a == b for a, b in zip(*found, strict=True))
-                written += len(found[0])
-        ratios = sorted(apart / sharing for sharing, apart in times)
-        tokens = args.requests * args.answer
-        rates = [f"{tokens / median(seconds):.1f}" for seconds in zip(*times, strict=True)]
-        spread = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"| {' | '.join([name, *rates, spread, f'{equal}/{written}'])} |", flush=True)
+        seeds = [draws.getrandbits(30) for _ in range(args.repeats + 1)]
+
+        def contender(llm: DiffusionLLM, work: Work = work, seeds: list[int] = seeds) -> Any:
+            return clock.timed(lambda number: work(llm, args, seeds[number]))
+
+        contenders = {"sharing": contender(sharing), "apart": contender(apart)}
+        turns = paired.take_turns(contenders, args.repeats)
+        ours, theirs = turns["sharing"], turns["apart"]
+        whole = [
+            paired.Turn(0.0, [answer for turn in all_ for answer in turn.answers])
+            for all_ in (ours, theirs)
+        ]
+        ratio = paired.ratio(paired.rates(ours), paired.rates(theirs))
+        cells = (paired.rate(ours), paired.rate(theirs), ratio, paired.equal_answers(*whole))
+        print(paired.row(name, *cells), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = paired.parser(__doc__, turns=3)
     parser.add_argument("checkpoint")
     parser.add_argument("--requests", type=int, default=8, help="prompts, answers or turns")
     parser.add_argument("--common", type=int, default=512, help="tokens that they begin with")
     parser.add_argument("--own", type=int, default=32, help="tokens of each prompt's own")
     parser.add_argument("--answer", type=int, default=32, help="tokens of an answer")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="float32", help="float64: all answers must be equal")
-    parser.add_argument("--seed", type=int, default=1)
-    add_flags(parser)
     args = parser.parse_args()
-    clock = chosen(args)
-    options: dict[str, Any] = {"dtype": args.dtype, "max_num_seqs": args.requests}
+    clock = paired.clock_of(args)
     longest = args.common + args.requests * (args.own + args.answer)
+    options: dict[str, Any] = {"dtype": args.dtype, "max_num_seqs": args.requests}
+    options["max_model_len"] = longest
     with (
-        DiffusionLLM(args.checkpoint, max_model_len=longest, **options) as sharing,
-        DiffusionLLM(
-            args.checkpoint, max_model_len=longest, enable_prefix_caching=False, **options
-        ) as apart,
+        DiffusionLLM(args.checkpoint, **options) as sharing,
+        DiffusionLLM(args.checkpoint, enable_prefix_caching=False, **options) as apart,
     ):
         print(f"{clock.said}, {args.requests} requests, prompts of")
         print(f"{args.common} + {args.own} tokens, answers of {args.answer}")
-        print("| work | sharing, tok/s | apart, tok/s | ratio | equal answers |")
-        print("|---|---|---|---|---|")
-        measure((sharing, apart), args, clock)
+        print(paired.head("work", "sharing, tok/s", "apart, tok/s", "ratio", "equal answers"))
+        measure(sharing, apart, args, clock)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,17 @@ takes several steps a block, neither one nor as many as there are positions.
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import choose_build
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,56 +41,13 @@ class Shape:
     def head_dim(self) -> int:
         return self.hidden // self.heads
 
-    @property
-    def kv_dim(self) -> int:
-        return self.kv_heads * self.head_dim
-
-
-class Part(NamedTuple):
-    """One tensor. The gain of a norm's weight is its value."""
-
-    name: str
-    size: tuple[int, ...]
-    gain: float = 1.0
-
 
 QUERY_KEY_GAIN = 1.5
+# Where a model normalizes queries and keys, their norms carry the gain; LLaDA's matrices do.
+QUERY_KEYS = ("q_proj", "k_proj")
+QUERY_KEY_NORMS = ("q_norm", "k_norm", "query_layernorm", "key_layernorm")
+HEADS = ("lm_head.weight", "model.transformer.ff_out.weight")
 SHARED_CONFIG = {"rope_theta": 500000.0, "rms_norm_eps": 1e-05, "use_cache": False}
-
-
-def ends(head: str, embedding: str, norm: str, shape: Shape, head_gain: float) -> Iterator[Part]:
-    table = (shape.vocab, shape.hidden)
-    yield Part(embedding, table, math.sqrt(shape.hidden))
-    yield Part(norm, (shape.hidden,))
-    yield Part(head, table, head_gain)
-
-
-def mlp(prefix: str, shape: Shape, inner: int) -> Iterator[Part]:
-    yield Part(f"{prefix}.gate_proj.weight", (inner, shape.hidden))
-    yield Part(f"{prefix}.up_proj.weight", (inner, shape.hidden))
-    yield Part(f"{prefix}.down_proj.weight", (shape.hidden, inner))
-
-
-def norms(*names: str, size: int) -> Iterator[Part]:
-    for name in names:
-        yield Part(f"{name}.weight", (size,))
-
-
-def llada(shape: Shape, head_gain: float) -> Iterator[Part]:
-    hidden, root = shape.hidden, "model.transformer"
-    yield from ends(
-        f"{root}.ff_out.weight", f"{root}.wte.weight", f"{root}.ln_f.weight", shape, head_gain
-    )
-    for layer in range(shape.layers):
-        block = f"{root}.blocks.{layer}"
-        yield from norms(f"{block}.attn_norm", f"{block}.ff_norm", size=hidden)
-        yield Part(f"{block}.q_proj.weight", (hidden, hidden), QUERY_KEY_GAIN)
-        yield Part(f"{block}.k_proj.weight", (shape.kv_dim, hidden), QUERY_KEY_GAIN)
-        yield Part(f"{block}.v_proj.weight", (shape.kv_dim, hidden))
-        yield Part(f"{block}.attn_out.weight", (hidden, hidden))
-        yield Part(f"{block}.ff_proj.weight", (shape.mlp, hidden))
-        yield Part(f"{block}.up_proj.weight", (shape.mlp, hidden))
-        yield Part(f"{block}.ff_out.weight", (hidden, shape.mlp))
 
 
 def llada_config(shape: Shape) -> dict[str, Any]:
@@ -129,27 +89,6 @@ def llada_config(shape: Shape) -> dict[str, Any]:
     )
 
 
-def llada_moe(shape: Shape, head_gain: float) -> Iterator[Part]:
-    hidden = shape.hidden
-    names = ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight")
-    yield from ends(*names, shape, head_gain)
-    for layer in range(shape.layers):
-        block = f"model.layers.{layer}"
-        attention = f"{block}.self_attn"
-        yield from norms(
-            f"{block}.input_layernorm", f"{block}.post_attention_layernorm", size=hidden
-        )
-        for name in "qk":
-            yield Part(f"{attention}.{name}_norm.weight", (shape.head_dim,), QUERY_KEY_GAIN)
-        yield Part(f"{attention}.q_proj.weight", (hidden, hidden))
-        yield Part(f"{attention}.k_proj.weight", (shape.kv_dim, hidden))
-        yield Part(f"{attention}.v_proj.weight", (shape.kv_dim, hidden))
-        yield Part(f"{attention}.o_proj.weight", (hidden, hidden))
-        yield Part(f"{block}.mlp.gate.weight", (shape.experts, hidden))
-        for expert in range(shape.experts):
-            yield from mlp(f"{block}.mlp.experts.{expert}", shape, shape.expert_mlp)
-
-
 def llada_moe_config(shape: Shape) -> dict[str, Any]:
     return SHARED_CONFIG | {
         "architectures": ["LLaDAMoEModelLM"],
@@ -175,30 +114,6 @@ def llada_moe_config(shape: Shape) -> dict[str, Any]:
         "pad_token_id": shape.vocab - 1,
         "tie_word_embeddings": False,
     }
-
-
-def llada2_moe(shape: Shape, head_gain: float) -> Iterator[Part]:
-    hidden = shape.hidden
-    names = ("lm_head.weight", "model.word_embeddings.weight", "model.norm.weight")
-    yield from ends(*names, shape, head_gain)
-    for layer in range(shape.layers):
-        block = f"model.layers.{layer}"
-        attention = f"{block}.attention"
-        yield from norms(
-            f"{block}.input_layernorm", f"{block}.post_attention_layernorm", size=hidden
-        )
-        for name in ("query", "key"):
-            yield Part(f"{attention}.{name}_layernorm.weight", (shape.head_dim,), QUERY_KEY_GAIN)
-        yield Part(f"{attention}.query_key_value.weight", (hidden + 2 * shape.kv_dim, hidden))
-        yield Part(f"{attention}.dense.weight", (hidden, hidden))
-        if layer == 0:
-            yield from mlp(f"{block}.mlp", shape, shape.mlp)
-            continue
-        yield Part(f"{block}.mlp.gate.weight", (shape.experts, hidden))
-        yield Part(f"{block}.mlp.gate.expert_bias", (shape.experts,), 0.0)
-        yield from mlp(f"{block}.mlp.shared_experts", shape, shape.expert_mlp)
-        for expert in range(shape.experts):
-            yield from mlp(f"{block}.mlp.experts.{expert}", shape, shape.expert_mlp)
 
 
 def llada2_moe_config(shape: Shape) -> dict[str, Any]:
@@ -240,31 +155,53 @@ def llada2_moe_config(shape: Shape) -> dict[str, Any]:
 
 
 LAYOUTS = {
-    "llada": (llada, llada_config),
-    "llada_moe": (llada_moe, llada_moe_config),
-    "llada2_moe": (llada2_moe, llada2_moe_config),
+    "llada": llada_config,
+    "llada_moe": llada_moe_config,
+    "llada2_moe": llada2_moe_config,
 }
 
 
-def draw(part: Part, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    if len(part.size) == 1:
-        return torch.full(part.size, part.gain, dtype=dtype)
-    std = part.gain / math.sqrt(part.size[-1])
-    return torch.empty(part.size).normal_(0, std, generator=generator).to(dtype)
+def draw_weights(
+    config: dict[str, Any], draw: Callable[[str, tuple[int, ...]], Tensor]
+) -> dict[str, Tensor]:
+    """Draw every tensor that the model of a config asks for, in the published layout."""
+    parts = choose_build(config)(config, Mesh(), torch.float32).parts(set())
+    return {name: draw(name, part.shape) for name, part in parts.items() if not part.optional}
+
+
+def gain(name: str, config: dict[str, Any], head_gain: float) -> float:
+    """Return a matrix's gain, or the value of a norm's weight or a bias."""
+    part = name.removesuffix(".weight").rpartition(".")[2]
+    if part in ("wte", "embed_tokens", "word_embeddings"):
+        return math.sqrt(config.get("d_model") or config["hidden_size"])
+    if name in HEADS:
+        return head_gain
+    if part in QUERY_KEY_NORMS or (part in QUERY_KEYS and "d_model" in config):
+        return QUERY_KEY_GAIN
+    return 0.0 if part.endswith("bias") else 1.0
 
 
 def write(
     folder: Path, layout: str, shape: Shape, *, seed: int, dtype: torch.dtype, head_gain: float
 ) -> int:
     """Write config.json and model.safetensors into `folder`; returns the number of parameters."""
-    parts, config = LAYOUTS[layout]
+    config = LAYOUTS[layout](shape)
     generator = torch.Generator().manual_seed(seed)
-    tensors = {part.name: draw(part, generator, dtype) for part in parts(shape, head_gain)}
-    head = "model.transformer.ff_out.weight" if layout == "llada" else "lm_head.weight"
-    tensors[head][shape.vocab - 2] = 0  # so that the mask token is never the best
+
+    def draw(name: str, size: tuple[int, ...]) -> Tensor:
+        own = gain(name, config, head_gain)
+        if len(size) == 1:
+            return torch.full(size, own, dtype=dtype)
+        deviation = own / math.sqrt(size[-1])
+        weights = torch.empty(size).normal_(0, deviation, generator=generator).to(dtype)
+        if name in HEADS:
+            weights[shape.vocab - 2] = 0  # so that the mask token is never the best
+        return weights
+
+    tensors = draw_weights(config, draw)
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config(shape) | {"torch_dtype": str(dtype).removeprefix("torch.")}, indent=1)
-    (folder / "config.json").write_text(text + "\n")
+    config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return sum(tensor.numel() for tensor in tensors.values())
 

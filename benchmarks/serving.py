@@ -17,23 +17,30 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
-
+from benchmarks import load, paired
+from benchmarks.load import Json
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from diffray.cluster.serve.environment import prepare_server
+from diffray.components.params import SamplingParams
+from diffray.workers.admission import check_request
+from diffray.workers.messages import Request
 
-Json = dict[str, Any]
+if TYPE_CHECKING:  # it imports Ray, whose settings are made first
+    from diffray.cluster.control.remote import RemoteEngine
 
 
-def bodies(count: int, max_tokens: int) -> list[Json]:
+def bodies(number: int, max_tokens: int) -> list[Json]:
     """Return chats of the kind that the demo models know."""
-    from benchmarks.demo.tasks import held_out_items
+    from examples.train_demo.tasks import held_out_items
 
     return [
         {
@@ -41,23 +48,17 @@ def bodies(count: int, max_tokens: int) -> list[Json]:
             "max_tokens": max_tokens,
             "ignore_eos": True,  # equally long answers, so that runs compare
         }
-        for item in held_out_items(count, seed=7)
+        for item in held_out_items(number, seed=7)
     ]
 
 
-async def all_of(
+async def tokens_per_second(
     asked: list[Json], concurrency: int, ask: Callable[[Json], Coroutine[Any, Any, Json]]
 ) -> float:
-    """Return tokens per second, with so many requests under way at once."""
-    gate = asyncio.Semaphore(concurrency)
-
-    async def one(body: Json) -> int:
-        async with gate:
-            return int((await ask(body))["usage"]["completion_tokens"])
-
+    """Return the rate with so many requests under way at once."""
     begin = time.perf_counter()
-    tokens = sum(await asyncio.gather(*(one(body) for body in asked)))
-    return tokens / (time.perf_counter() - begin)
+    answers = await load.all_of(asked, concurrency, ask)
+    return load.written(answers) / (time.perf_counter() - begin)
 
 
 def in_process(model: str, asked: list[Json], concurrency: int) -> float:
@@ -71,8 +72,8 @@ def in_process(model: str, asked: list[Json], concurrency: int) -> float:
         engine, tokenizer = load_local(model, config)
         service = Service(engine, tokenizer, (model,))
         with engine:
-            await all_of(asked, concurrency, service.chat)
-            return await all_of(asked, concurrency, service.chat)
+            await tokens_per_second(asked, concurrency, service.chat)
+            return await tokens_per_second(asked, concurrency, service.chat)
 
     return asyncio.run(run())
 
@@ -113,101 +114,54 @@ def first_blocks(model: str, asked: list[Json]) -> list[float]:
     return times[1:]
 
 
-def _in_child(pipe: Any, measure: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    pipe.send(measure(*arguments))
-
-
 def alone(measure: Callable[..., Any], *arguments: Any) -> Any:
     """Measure in a fresh process, so that nothing of it stays beside the server."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_in_child, args=(theirs, measure, arguments))
-    child.start()
-    result = ours.recv()
-    child.join()
-    return result
-
-
-@asynccontextmanager
-async def client(url: str) -> AsyncIterator[httpx2.AsyncClient]:
-    limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits) as opened:
-        yield opened
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawned) as child:
+        return child.submit(measure, *arguments).result()
 
 
 async def served(url: str, asked: list[Json], concurrency: int) -> tuple[float, list[float]]:
     """Return tokens per second over HTTP, and the milliseconds of each /health meanwhile."""
-    async with client(url) as http:
+    times: list[float] = []
+    async with load.client(url) as http:
+        ask = partial(load.chat, http)
 
-        async def ask(body: Json) -> Json:
-            response = await http.post("/v1/chat/completions", json=body)
-            response.raise_for_status()
-            found: Json = response.json()
-            return found
-
-        async def watch(times: list[float]) -> None:
+        async def watch() -> None:
             while True:
                 begin = time.perf_counter()
                 (await http.get("/health")).raise_for_status()
                 times.append(1e3 * (time.perf_counter() - begin))
                 await asyncio.sleep(0.1)
 
-        times: list[float] = []
-        await all_of(asked, concurrency, ask)
-        watching = asyncio.create_task(watch(times))
-        speed = await all_of(asked, concurrency, ask)
+        await load.all_of(asked, concurrency, ask)
+        watching = asyncio.create_task(watch())
+        speed = await tokens_per_second(asked, concurrency, ask)
         watching.cancel()
-        return speed, times
+    return speed, times
 
 
-async def one_stream(url: str, body: Json) -> Json:
+async def streams(url: str, asked: list[Json]) -> list[load.Reply]:
+    """Return the streamed answers, one request at a time."""
+    async with load.client(url) as http:
+        return [await load.streamed(http, body) for body in asked]
+
+
+def one_stream(url: str, body: Json) -> Json:
     """Return the milliseconds of one streamed request: to the headers, each chunk, the end."""
-    async with client(url) as http:
-        begin = time.perf_counter()
-        chunks: list[float] = []
-        async with http.stream(
-            "POST", "/v1/chat/completions", json=body | {"stream": True}
-        ) as response:
-            headers = time.perf_counter() - begin
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    chunks.append(time.perf_counter() - begin)
-        end = time.perf_counter() - begin
+    (reply,) = asyncio.run(streams(url, [body]))
     return {
-        "headers_ms": round(1e3 * headers, 1),
-        "chunks_ms": [round(1e3 * c, 1) for c in chunks],
-        "end_ms": round(1e3 * end, 1),
+        "headers_ms": round(1e3 * reply.headers_s, 1),
+        "chunks_ms": [round(1e3 * chunk, 1) for chunk in reply.chunks_s],
+        "end_ms": round(1e3 * reply.end_s, 1),
     }
-
-
-async def first_texts(url: str, asked: list[Json]) -> list[float]:
-    """Return the milliseconds after which each streamed answer's first text has arrived."""
-    times = []
-    async with client(url) as http:
-        for body in asked[:1] + asked:
-            begin = time.perf_counter()
-            async with http.stream(
-                "POST", "/v1/chat/completions", json=body | {"stream": True}
-            ) as response:
-                first = None
-                async for line in response.aiter_lines():  # to the end: one request at a time
-                    if first is None and _has_text(line):
-                        first = 1e3 * (time.perf_counter() - begin)
-                assert first is not None, "an answer without text"
-                times.append(first)
-    return times[1:]
-
-
-def _has_text(line: str) -> bool:
-    if not line.startswith("data: {"):
-        return False
-    return any(choice["delta"].get("content") for choice in json.loads(line[6:])["choices"])
 
 
 def first_text(model: str, url: str, asked: list[Json]) -> Json:
     """Compare both, question by question: the last three are what serving adds."""
     blocks = alone(first_blocks, model, asked)
-    texts = asyncio.run(first_texts(url, asked))
+    replies = asyncio.run(streams(url, asked[:1] + asked))[1:]
+    texts = [1e3 * reply.chunks_s[0] for reply in replies]
     added = sorted(text - block for text, block in zip(texts, blocks, strict=True))
     return {
         "engine's first block, p50 ms": round(statistics.median(blocks), 1),
@@ -218,33 +172,39 @@ def first_text(model: str, url: str, asked: list[Json]) -> Json:
     }
 
 
-async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
-    """Return what a round costs between the coordinator and one rank."""
+@asynccontextmanager
+async def one_rank(
+    model: str, config: EngineConfig, wish: SamplingParams
+) -> AsyncIterator["tuple[RemoteEngine, Callable[[], Coroutine[Any, Any, None]]]"]:
+    """Yield a coordinator with one rank, and what asks it for an answer and waits for its end."""
     from diffray.cluster.control.remote import RemoteEngine
-    from diffray.components.params import SamplingParams
-    from diffray.workers.admission import check_request
-    from diffray.workers.messages import Request
 
-    config = EngineConfig(
-        max_num_seqs=8, steps_per_round=steps, rounds_in_flight=flying, cpu_threads=1
-    )
-    engine = await RemoteEngine.start(model, config, [{"CPU": 1}, {"CPU": 1}])
-    decoder = {"kind": "fixed", "steps": 96}
-    wish = SamplingParams(max_tokens=96, ignore_eos=True, diffusion={"decoder": decoder})
+    engine = await RemoteEngine.start(model, config, [{"CPU": 1}] * 2)
+    uids = count()
 
-    async def one(uid: int) -> None:
-        async for _ in engine.submit(
-            check_request(Request(uid, tuple(range(10, 40)), wish), engine.limits)
-        ):
+    async def ask() -> None:
+        request = Request(next(uids), tuple(range(10, 40)), wish)
+        async for _ in engine.submit(check_request(request, engine.limits)):
             pass
 
     try:
-        await one(0)
-        before = await engine.load()
-        await asyncio.gather(*(one(uid) for uid in range(1, asked + 1)))
-        after = await engine.load()
+        await ask()
+        yield engine, ask
     finally:
         await engine.close()
+
+
+async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
+    """Return what a round costs between the coordinator and one rank."""
+    config = EngineConfig(
+        max_num_seqs=8, steps_per_round=steps, rounds_in_flight=flying, cpu_threads=1
+    )
+    decoder = {"kind": "fixed", "steps": 96}
+    wish = SamplingParams(max_tokens=96, ignore_eos=True, diffusion={"decoder": decoder})
+    async with one_rank(model, config, wish) as (engine, ask):
+        before = await engine.load()
+        await asyncio.gather(*(ask() for _ in range(asked)))
+        after = await engine.load()
     forwards = after.forwards - before.forwards
     worked, waited = after.worked - before.worked, after.waited - before.waited
     return {
@@ -258,49 +218,33 @@ async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
     }
 
 
+async def median_ms(act: Callable[[], Coroutine[Any, Any, object]]) -> float:
+    times = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        await act()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
+
+
 async def hops(model: str, url: str) -> Json:
     """Return the milliseconds of each hop of a request that one round answers: medians of 50."""
-    from diffray.cluster.control.remote import RemoteEngine
-    from diffray.components.params import SamplingParams
-    from diffray.workers.admission import check_request
-    from diffray.workers.messages import Request
-
-    async def median_ms(act: Callable[[], Coroutine[Any, Any, object]]) -> float:
-        times = []
-        for _ in range(50):
-            begin = time.perf_counter()
-            await act()
-            times.append(1e3 * (time.perf_counter() - begin))
-        return statistics.median(times)
-
     found: Json = {}
-    async with client(url) as http:
+    async with load.client(url) as http:
         found["client to replica and back (GET /version)"] = await median_ms(
             lambda: http.get("/version")
         )
-    engine = await RemoteEngine.start(model, EngineConfig(cpu_threads=1), [{"CPU": 1}] * 2)
     wish = SamplingParams(max_tokens=32, diffusion={"decoder": {"kind": "fixed", "steps": 1}})
-    uids = iter(range(10**6))
-
-    async def one() -> None:
-        async for _ in engine.submit(
-            check_request(Request(next(uids), tuple(range(10, 40)), wish), engine.limits)
-        ):
-            pass
-
-    try:
-        await one()
+    async with one_rank(model, EngineConfig(cpu_threads=1), wish) as (engine, ask):
         found["replica to coordinator and back"] = await median_ms(engine.load)
         before = (await engine.load()).worked
-        whole = await median_ms(one)
+        whole = await median_ms(ask)
         step = 1e3 * ((await engine.load()).worked - before) / 50
-        found["one round in the rank"] = step
-        found["coordinator to rank and back, and the news to the replica"] = (
-            whole - step - found["replica to coordinator and back"]
-        )
-        found["submit to answer, all of it"] = whole
-    finally:
-        await engine.close()
+    found["one round in the rank"] = step
+    found["coordinator to rank and back, and the events to the replica"] = (
+        whole - step - found["replica to coordinator and back"]
+    )
+    found["submit to answer, all of it"] = whole
     return {name: round(value, 2) for name, value in found.items()}
 
 
@@ -355,34 +299,34 @@ def main() -> None:
             },
         }  # fmt: skip
         serve.run(build(config), logging_config=quiet)
-        pairs = []
         health: list[float] = []
-        for number in range(arguments.repeat):
-            runs: dict[str, float] = {}
-            kinds = ["engine", "local", "served"]
-            for kind in kinds[:: -1 if number % 2 else 1]:
-                if kind == "served":
-                    runs[kind], times = asyncio.run(served(url, asked, arguments.concurrency))
-                    health += times
-                else:
-                    measure = engine_alone if kind == "engine" else in_process
-                    runs[kind] = alone(measure, arguments.model, asked, arguments.concurrency)
-            pairs.append(runs)
-            print(json.dumps({k: round(v, 1) for k, v in runs.items()}), flush=True)
+
+        def over_http(_: int) -> float:
+            rate, times = asyncio.run(served(url, asked, arguments.concurrency))
+            health.extend(times)
+            return rate
+
+        sizes = arguments.model, asked, arguments.concurrency
+        turns = paired.take_turns(
+            {
+                "engine": lambda _: alone(engine_alone, *sizes),
+                "local": lambda _: alone(in_process, *sizes),
+                "served": over_http,
+            },
+            arguments.repeat,
+            tell=lambda rate: f"{rate:.1f} tokens/s",
+        )
         report["tokens_per_second"] = {
-            kind: round(statistics.median(p[kind] for p in pairs), 1)
-            for kind in ("engine", "local", "served")
+            name: round(statistics.median(rates), 1) for name, rates in turns.items()
         }
-        for kind in ("engine", "local"):
-            report[f"served_over_{kind}"] = round(
-                statistics.median(p["served"] / p[kind] for p in pairs), 3
-            )
+        for name in ("engine", "local"):
+            report[f"served_over_{name}"] = paired.ratio(turns["served"], turns[name])
         health.sort()
         report["health_ms"] = {
             "p50": round(statistics.median(health), 1), "max": round(health[-1], 1),
             "count": len(health),
         }  # fmt: skip
-        report["one_stream"] = asyncio.run(one_stream(url, asked[0] | {"ignore_eos": False}))
+        report["one_stream"] = one_stream(url, asked[0] | {"ignore_eos": False})
         report["first_text"] = first_text(arguments.model, url, asked)
         report["memory_mb"] = memory()
         report["hops_ms"] = asyncio.run(hops(arguments.model, url))

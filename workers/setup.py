@@ -29,9 +29,6 @@ from diffray.workers.tune import tune
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 
 
-Setup = EngineOptions  # the name under which other modules import it
-
-
 def build_engine(
     model: str, setup: EngineOptions, mesh: Mesh | None = None
 ) -> tuple[Engine, Tokenizer | None]:

@@ -52,7 +52,8 @@ class Worker:
         """Join the mesh and load this rank's shard; return engine limits for the API server."""
         from diffray.components.backend import choose_device, use_threads
         from diffray.components.mesh import Mesh, join_store
-        from diffray.workers.setup import Setup, build_rank
+        from diffray.workers.engine_options import EngineOptions
+        from diffray.workers.setup import build_rank
 
         device = choose_device(setup["engine"]["device"])
         if device.type == "cpu":
@@ -69,7 +70,7 @@ class Worker:
                 timeout=setup["collective_timeout_s"],
                 expert_parallel=setup["expert_parallel"],
             )
-        self.engine = build_rank(model, Setup(**setup["engine"]), self.mesh)
+        self.engine = build_rank(model, EngineOptions(**setup["engine"]), self.mesh)
         return asdict(self.engine.limits)
 
     def run(self) -> None:

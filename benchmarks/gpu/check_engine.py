@@ -27,8 +27,9 @@ from diffray.components.params import SamplingParams
 from diffray.kernels import noise
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.engine import Engine
+from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
-from diffray.workers.setup import Setup, build_rank
+from diffray.workers.setup import build_rank
 
 CAUSAL = "llada2_moe"  # the family whose requests share K/V
 MOST_ROUNDING = 3.0  # times what rounding the weights to bfloat16 does
@@ -108,7 +109,7 @@ def ways(device: torch.device) -> list[Way]:
 def engine_of(
     family: str, way: Way, device: torch.device, *, sharing: bool | None = None
 ) -> Engine:
-    setup = Setup(
+    setup = EngineOptions(
         dtype=way.dtype,
         device=str(device),
         mask_token_id=MASK,

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
+from benchmarks.gpu.engine import random_engine, run_to_the_end, scripted
 from benchmarks.gpu.measure import arguments, facts, need_cuda, write_report
+from benchmarks.gpu.model import random_model
 from benchmarks.gpu.shapes import SHAPES, TOY
 from diffray.components.backend import QUANTIZED, choose_quantization
 from diffray.components.denoiser import Denoiser

@@ -20,8 +20,9 @@ import torch
 
 from benchmarks.gpu.cases import Work
 from benchmarks.gpu.measure import Clock, arguments, facts, graphed, need_cuda, write_report
+from benchmarks.gpu.model import random_model
 from benchmarks.gpu.shapes import SHAPES, Shape
-from benchmarks.gpu.step import make_step
+from benchmarks.gpu.step import bytes_read, flops, make_step
 from benchmarks.gpu.time_kernels import floor_seconds, work_row
 from diffray.kernels.choose import Kernels, triton_kernels
 from diffray.kernels.triton.tuning import Tuner
@@ -46,7 +47,7 @@ def main() -> None:
                 experts = EXPERTS[args.experts]
                 if args.tune:
                     with tuner.measuring():
-                        make_step(SHAPES[name], work, torch.bfloat16, device, experts).run(kernels)
+                        make_step(SHAPES[name], work, "bfloat16", device, kernels, experts).run()
                 row |= _timed(name, work, experts, kernels, clock, ceilings, args.accepted)
                 table.append(row)
                 if args.engine:
@@ -86,17 +87,19 @@ def _timed(
     torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()
     device = torch.device("cuda", torch.cuda.current_device())
-    step = make_step(SHAPES[name], work, torch.bfloat16, device, experts)
-    eager_s = clock.seconds(lambda: step.run(kernels))
-    graph_s = clock.seconds(graphed(lambda: step.run(kernels)))
-    floor_s = floor_seconds(step.bytes(), step.flops(), ceilings)
+    shape = SHAPES[name]
+    step = make_step(shape, work, "bfloat16", device, kernels, experts)
+    eager_s = clock.seconds(step.run)
+    graph_s = clock.seconds(graphed(step.run))
+    read, computed = bytes_read(step.model, shape, work), flops(step.model, shape, work)
+    floor_s = floor_seconds(read, computed, ceilings)
     return {
         "graph_ms": graph_s * 1e3,
         "eager_ms": eager_s * 1e3,
         "floor_ms": floor_s * 1e3,
         "share_of_roofline": floor_s / graph_s,
-        "bytes": step.bytes(),
-        "flops": step.flops(),
+        "bytes": read,
+        "flops": computed,
         "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
         "tokens_per_s": {str(rate): rate * work.rows / graph_s for rate in accepted},
     }
@@ -113,7 +116,7 @@ def timed_engine(
 ) -> dict[str, float]:
     """Return the median of the engine's rounds, of one step and one token each, inside a block."""
     # The engine needs more than torch.
-    from benchmarks.gpu.engine import random_engine, random_model, run_to_the_end, scripted
+    from benchmarks.gpu.engine import random_engine, run_to_the_end, scripted
 
     window = min(work.window, work.context)
     model = random_model(shape, work.context + window, dtype, device, kernels)

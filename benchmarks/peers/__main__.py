@@ -47,7 +47,7 @@ def serve_and_compare(
         f" {shortest} to {longest} tokens, {args.gen_length} new tokens"
         f" in {args.steps} steps, {args.turns} turns"
     )
-    print(table.HEADER, flush=True)
+    print(table.HEAD, flush=True)
     notes = []
     with servers.running(recipes, args.folder / "logs") as started:
         for concurrency in args.concurrency:
@@ -71,9 +71,9 @@ def serve_and_compare(
 def compare_pipeline(args: argparse.Namespace, environment: Environment) -> None:
     import torch
 
-    from benchmarks.demo.tasks import held_out_items
     from benchmarks.peers import offline
     from diffray import DiffusionLLM
+    from examples.train_demo.tasks import held_out_items
 
     code = checkpoint.code_folder(args.llada2_code, checkpoint.LLADA2_CODE)
     folder = args.folder.resolve() / f"{Path(args.llada2).name}-with-code"
@@ -92,7 +92,7 @@ def compare_pipeline(args: argparse.Namespace, environment: Environment) -> None
             rows = offline.compare(llm, peer, prompts, wanted=args.gen_length, turns=args.turns)
     said = f"{args.questions} prompts, all at once is {PIPELINE_ROWS} at once"
     print(f"{args.llada2}, float32, {args.threads} threads, {said}")
-    print(offline.HEADER, *rows, sep="\n", flush=True)
+    print(offline.HEAD, *rows, sep="\n", flush=True)
 
 
 def in_one_process(name: str, args: argparse.Namespace) -> None:

@@ -9,37 +9,19 @@ blocks would move. The engine does so too, and then takes them all at once.
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from benchmarks import paired
 from benchmarks.peers.environments import Environment
 from benchmarks.peers.servers import process_variables
-from benchmarks.peers.table import equal_tokens, ratios
 from diffray import DiffusionLLM, SamplingParams
 
 BLOCK_LENGTH, THRESHOLD = 32, 0.95
-HEADER = """\
-| system | tokens/s | diffray / it | forwards | equal tokens |
-|---|---|---|---|---|"""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Each prompt's tokens, how long they took together, and the forwards of all prompts."""
-
-    tokens: list[list[int]]
-    seconds: float
-    forwards: int
-
-    @property
-    def rate(self) -> float:
-        return sum(map(len, self.tokens)) / self.seconds
+HEAD = paired.head("system", "tokens/s", "diffray / it", "forwards", "equal tokens")
 
 
 class Pipeline:
@@ -48,7 +30,9 @@ class Pipeline:
     def __init__(self, process: "subprocess.Popen[str]", mask_id: int) -> None:
         self._process, self._mask_id = process, mask_id
 
-    def run(self, prompts: list[list[int]], lengths: list[int], *, block_causal: bool) -> Answer:
+    def run(
+        self, prompts: list[list[int]], lengths: list[int], *, block_causal: bool
+    ) -> paired.Turn:
         asked = {
             "prompts": prompts,
             "gen_lengths": lengths,
@@ -62,7 +46,8 @@ class Pipeline:
         line = self._process.stdout.readline()
         if not line:
             raise ValueError("diffusers' pipeline has ended; what it said stands above")
-        return Answer(**json.loads(line))
+        answer = json.loads(line)
+        return paired.Turn(answer["seconds"], answer["tokens"], answer["forwards"])
 
 
 @contextmanager
@@ -97,7 +82,7 @@ def gen_length(prompt: list[int], wanted: int) -> int:
 
 def ours(
     llm: DiffusionLLM, prompts: list[list[int]], lengths: list[int], *, at_once: bool
-) -> Answer:
+) -> paired.Turn:
     diffusion: dict[str, Any] = {
         "block_length": BLOCK_LENGTH,
         "decoder": {"kind": "threshold", "threshold": THRESHOLD},
@@ -116,7 +101,7 @@ def ours(
     ]
     seconds = time.perf_counter() - begin
     tokens = [output.outputs[0].token_ids for output in found]
-    return Answer(tokens, seconds, sum(output.forwards for output in found))
+    return paired.Turn(seconds, tokens, sum(output.forwards for output in found))
 
 
 def compare(
@@ -124,32 +109,26 @@ def compare(
 ) -> list[str]:
     """Return the table's rows."""
     lengths = [gen_length(prompt, wanted) for prompt in prompts]
-    systems = {
-        "diffray, one by one": lambda: ours(llm, prompts, lengths, at_once=False),
-        "diffray, all at once": lambda: ours(llm, prompts, lengths, at_once=True),
-        "diffusers, given LLaDA2's mask": lambda: peer.run(prompts, lengths, block_causal=True),
-        "diffusers, as it is": lambda: peer.run(prompts, lengths, block_causal=False),
-    }
-    results: dict[str, list[Answer]] = {name: [] for name in systems}
-    for number in range(turns + 1):
-        for name in systems if number % 2 else reversed(systems):
-            answer = systems[name]()
-            told = f"{answer.rate:.1f} tokens/s" + ("" if number else ", warming")
-            print(f"LLaDA2, {name}: {told}", file=sys.stderr)
-            if number:
-                results[name].append(answer)
-    first = results["diffray, one by one"]
-    total = sum(lengths)
-    rows = []
-    for name, answers in results.items():
-        rates = [answer.rate for answer in answers]
-        same = equal_tokens(first[-1].tokens, answers[-1].tokens)
-        cells = [
+    turns_of = paired.take_turns(
+        {
+            "diffray, one by one": lambda _: ours(llm, prompts, lengths, at_once=False),
+            "diffray, all at once": lambda _: ours(llm, prompts, lengths, at_once=True),
+            "diffusers, given LLaDA2's mask": lambda _: peer.run(
+                prompts, lengths, block_causal=True
+            ),
+            "diffusers, as it is": lambda _: peer.run(prompts, lengths, block_causal=False),
+        },
+        turns,
+        tell=lambda turn: f"{turn.rate:.1f} tokens/s",
+    )
+    first = turns_of["diffray, one by one"]
+    return [
+        paired.row(
             name,
-            f"{median(rates):.1f}",
-            "1" if answers is first else ratios([answer.rate for answer in first], rates),
-            str(answers[-1].forwards),
-            f"{same}/{total}",
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
+            paired.rate(found),
+            "1" if found is first else paired.ratio(paired.rates(first), paired.rates(found)),
+            int(found[-1].work),
+            paired.equal_tokens(first[-1], found[-1]),
+        )
+        for name, found in turns_of.items()
+    ]

@@ -2,21 +2,19 @@
 
 import asyncio
 import random
-import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import load, paired
 from benchmarks.peers.checkpoint import ORDINARY, word
 from benchmarks.peers.servers import Contender, Running
-from diffray.cluster.cli.bench.load import Load, Target, run_load
-from diffray.cluster.cli.endpoint import Endpoint
 
-TIMEOUT_S = 600.0
 # Where a server counts sequences' steps, and the forwards that they shared.
 COUNTERS = {"dlmserve": ("dlmserve_step_batch_size_sum", "dlmserve_step_batch_size_count")}
 
@@ -29,19 +27,6 @@ class Work(NamedTuple):
 
     def rows_per_forward(self, before: "Work") -> float:
         return (self.rows - before.rows) / (self.forwards - before.forwards)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One contender's answers to all prompts, as words, and how long they took together."""
-
-    seconds: float
-    answers: list[list[str]]
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return sum(map(len, self.answers)) / self.seconds
 
 
 def prompts(count: int, shortest: int, longest: int, seed: int) -> list[str]:
@@ -78,35 +63,26 @@ def take_turn(
     *,
     concurrency: int,
     gen_length: int,
-) -> Turn:
+) -> paired.Turn:
     """Send all prompts, so many at once; refuse answers of another length than was asked."""
     bodies = [body(contender, server.recipe.served, text, gen_length) for text in asked]
+
+    async def send() -> list[load.Reply]:
+        async with load.client(server.url) as http:
+            return await load.all_of(bodies, concurrency, partial(load.streamed, http))
+
     with awake(server):
-        load = asyncio.run(_load(server, bodies, concurrency))
-    answers = []
-    for reply in load.replies:
-        if not reply.success:
-            raise ValueError(f"{contender.name} does not answer: {reply.error}")
-        words = reply.text.split()
+        begin = time.perf_counter()
+        try:
+            replies = asyncio.run(send())
+        except (ValueError, httpx2.HTTPError) as error:
+            raise ValueError(f"{contender.name} does not answer: {error}") from None
+        seconds = time.perf_counter() - begin
+    answers = [reply.text.split() for reply in replies]
+    for words in answers:
         if len(words) != gen_length:
             raise ValueError(f"{contender.name} wrote {len(words)} tokens instead of {gen_length}")
-        answers.append(words)
-    return Turn(load.seconds, answers)
-
-
-async def _load(server: Running, bodies: list[dict[str, Any]], concurrency: int) -> Load:
-    endpoint = Endpoint.at(server.url)
-    async with httpx2.AsyncClient(**endpoint.options(TIMEOUT_S)) as client:
-        target = Target(client, "/v1/chat/completions", {}, "peers-")
-        at_once = [0.0] * len(bodies)
-        return await run_load(
-            target,
-            bodies,
-            at_once,
-            rate=float("inf"),
-            concurrency=concurrency,
-            tick=lambda: None,
-        )
+    return paired.Turn(seconds, answers)
 
 
 def work(servers: dict[str, Running]) -> dict[str, Work]:
@@ -115,7 +91,7 @@ def work(servers: dict[str, Running]) -> dict[str, Work]:
     for name, (rows, forwards) in COUNTERS.items():
         if name in servers:
             with awake(servers[name]):
-                text = httpx2.get(servers[name].url + "/metrics", timeout=TIMEOUT_S).text
+                text = httpx2.get(servers[name].url + "/metrics", timeout=load.TIMEOUT_S).text
             found[name] = Work(counter(text, rows), counter(text, forwards))
     return found
 
@@ -134,20 +110,17 @@ def compare(
     concurrency: int,
     gen_length: int,
     turns: int,
-) -> dict[str, list[Turn]]:
-    """Return each contender's turns; the first, in which everything is warmed, does not count."""
-    results: dict[str, list[Turn]] = {contender.name: [] for contender in found}
-    for number in range(turns + 1):
-        for contender in found if number % 2 else reversed(found):
-            turn = take_turn(
-                contender,
-                servers[contender.server],
-                asked,
-                concurrency=concurrency,
-                gen_length=gen_length,
-            )
-            told = f"{turn.rate:.2f} tokens/s" + ("" if number else ", warming")
-            print(f"concurrency {concurrency}, {contender.name}: {told}", file=sys.stderr)
-            if number:
-                results[contender.name].append(turn)
-    return results
+) -> dict[str, list[paired.Turn]]:
+    """Return each contender's turns."""
+
+    def turn_of(contender: Contender) -> Callable[[int], paired.Turn]:
+        server = servers[contender.server]
+        return lambda _: take_turn(
+            contender, server, asked, concurrency=concurrency, gen_length=gen_length
+        )
+
+    return paired.take_turns(
+        {contender.name: turn_of(contender) for contender in found},
+        turns,
+        tell=lambda turn: f"{turn.rate:.2f} tokens/s at concurrency {concurrency}",
+    )

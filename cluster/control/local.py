@@ -18,8 +18,9 @@ from diffray.cluster.control.scheduler import Scheduler
 from diffray.components.sequence import Sequence
 from diffray.workers.admission import CheckedRequest, Limits
 from diffray.workers.engine import Engine
+from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Reply, Round, Update
-from diffray.workers.setup import Setup, build_engine
+from diffray.workers.setup import build_engine
 from diffray.workers.text import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer
             f"tensor_parallel_size {config.tensor_parallel_size} needs a cluster; "
             "without one it must be 1"
         )
-    engine, tokenizer = build_engine(model, Setup(**config.setup()))
+    engine, tokenizer = build_engine(model, EngineOptions(**config.setup()))
     return LocalEngine(engine, config), tokenizer
 
 

@@ -197,7 +197,7 @@ class TestEndpoint:
         "address", ["localhost:8000", "http://", "ftp://a", "http://a/?b", "http://a:b"]
     )
     def test_addresses_that_are_none(self, address: str) -> None:
-        with pytest.raises(ValueError, match="expected a URL|leave out"):
+        with pytest.raises(ValueError, match=r"expected a URL|leave out"):
             Endpoint.at(address)
 
 

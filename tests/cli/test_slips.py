@@ -1,21 +1,13 @@
 """Values that nobody means, and small sizes that somebody does: each is a sentence, or works."""
 
-import math
 from pathlib import Path
 
 import pytest
 
 from benchmarks.random_checkpoint import Shape, llada2_moe_config
-from diffray.cluster.cli.bench.arrivals import arrivals
-from diffray.cluster.cli.bench.percentiles import counts
+from diffray.cluster.cli.bench.flags import counts
 from diffray.cluster.cli.bench.prompts import read_asks
 from diffray.components.backend import choose_device
-
-
-@pytest.mark.parametrize(("rate", "burstiness"), [(3.0, math.nan), (math.nan, 1.0)])
-def test_arrivals_are_not_drawn_from_what_is_no_number(rate: float, burstiness: float) -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
-        arrivals(4, rate, burstiness=burstiness)
 
 
 def test_infinity_is_no_count() -> None:

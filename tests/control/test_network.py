@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos.cable import Cable, two_nodes
-from benchmarks.chaos.cuts import questions, schedule, storm
-from benchmarks.chaos.report import as_text, sound
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.remote import RemoteEngine
+from tests.chaos.cable import Cable, two_nodes
+from tests.chaos.cuts import questions, schedule, storm
+from tests.chaos.report import as_text, sound
 from tests.helpers.worker_groups import LONG, answer, in_process, prompts, under_way, wish
 
 pytestmark = [
@@ -65,7 +65,7 @@ def test_a_cut_costs_a_pause_and_no_token(cable: Cable, seconds: float, restarts
 
 
 def test_cuts_and_kills_lose_no_token(cable: Cable) -> None:
-    """Each kind of fault once, seeded: `python -m benchmarks.chaos.cuts` is the long one."""
+    """Each kind of fault once, seeded: `python -m tests.chaos.cuts` is the long one."""
     assert schedule(20, seed=3) == schedule(20, seed=3) != schedule(20, seed=4)
     asked = questions("demo", number=4, tokens=48, seed=3)
     outcome = asyncio.run(storm(cable, "demo", asked, 6, schedule(5, seed=3), print))

@@ -8,12 +8,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.random_checkpoint import draw_weights
 from diffray.components.batch import Batch, Window
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.kv_pool import KVPool
-from diffray.components.mesh import Mesh
 from diffray.components.model import Model
-from diffray.components.models.registry import choose_build
 
 CPU = torch.device("cpu")
 
@@ -88,12 +87,9 @@ IDS = [5, 9, 33, 62, 62, 1, 17, 62, 40, 2, 62, 62]
 def random_weights(config: dict[str, Any]) -> dict[str, Tensor]:
     """Draw every tensor that the config's model asks for, in the published layout."""
     torch.manual_seed(0)
-    parts = choose_build(config)(config, Mesh(), torch.float64).parts(set())
-    return {
-        name: torch.randn(part.shape, dtype=torch.float64) * 0.3 + (len(part.shape) == 1)
-        for name, part in parts.items()
-        if not part.optional
-    }
+    return draw_weights(
+        config, lambda _, size: torch.randn(size, dtype=torch.float64) * 0.3 + (len(size) == 1)
+    )
 
 
 def save(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:

@@ -1,15 +1,15 @@
-"""A short run of the chaos test, and its parts. `python -m benchmarks.chaos` is the long one."""
+"""A short run of the chaos test, and its parts. `python -m tests.chaos` is the long one."""
 
 import os
 
 import pytest
 
-from benchmarks.chaos.__main__ import chaos
-from benchmarks.chaos.faults import KINDS, schedule
-from benchmarks.chaos.report import as_text, sound
-from benchmarks.chaos.soak import as_text as soak_text
-from benchmarks.chaos.soak import run
-from benchmarks.chaos.system import Layout
+from tests.chaos.__main__ import chaos
+from tests.chaos.faults import KINDS, schedule
+from tests.chaos.report import as_text, sound
+from tests.chaos.soak import as_text as soak_text
+from tests.chaos.soak import run
+from tests.chaos.system import Layout
 
 SOAK = "DIFFRAY_SOAK_MINUTES"
 

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from benchmarks.demo.documented import ANSWERS
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli import main as cli
 from diffray.cluster.serve import server as serve
@@ -23,6 +22,7 @@ from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, demo_path
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import ARCHITECTURES
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
+from examples.train_demo.documented import ANSWERS
 from tests.helpers.decoding import DECIDED, accepted
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint

@@ -16,8 +16,11 @@ from benchmarks.gpu import __main__ as all_of_them
 from benchmarks.gpu import check_engine, check_kernels, generate, step_time, time_kernels
 from benchmarks.gpu.cases import Rival, Work, cases
 from benchmarks.gpu.check_kernels import check
+from benchmarks.gpu.model import config_of
 from benchmarks.gpu.shapes import SHAPES, TOY
-from benchmarks.gpu.step import make_step
+from benchmarks.gpu.step import bytes_read, make_step
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import build_model
 from diffray.kernels.choose import TORCH, choose_kernels, triton_kernels
 
 WORK = Work(2, 5, 21)
@@ -40,28 +43,28 @@ def test_without_a_gpu_they_say_so_in_one_sentence(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOY)
 def test_a_step_is_the_same_with_both_sets_of_kernels(name: str) -> None:
-    torch.manual_seed(0)
-    step = make_step(TOY[name], WORK, torch.float32, DEVICE)
-    pools = [pool.clone() for pool in (step.keys_LSGD, step.values_LSGD)]
-    plain = step.run(TORCH)
-    stored = [pool.clone() for pool in (step.keys_LSGD, step.values_LSGD)]
-    for pool, before in zip((step.keys_LSGD, step.values_LSGD), pools, strict=True):
-        assert not torch.equal(pool, before)
-        pool.copy_(before)
-    fused = step.run(triton_kernels())
+    steps, pools = [], []
+    for kernels in (TORCH, triton_kernels()):
+        torch.manual_seed(0)
+        steps.append(make_step(TOY[name], WORK, "float32", DEVICE, kernels))
+        kv = steps[-1].kv
+        pools.append([pool.clone() for pool in (kv.keys_LSGD, kv.values_LSGD)])
+    plain, fused = (step.run() for step in steps)
     assert torch.equal(fused.ids_R, plain.ids_R)
     for ours, theirs in zip(fused[1:], plain[1:], strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    for pool, expected in zip((step.keys_LSGD, step.values_LSGD), stored, strict=True):
-        torch.testing.assert_close(pool, expected, atol=1e-4, rtol=1e-4)
+    stored = [(step.kv.keys_LSGD, step.kv.values_LSGD) for step in steps]
+    for before, expected, found in zip(pools[0], *stored, strict=True):
+        assert not torch.equal(before, expected)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_step_with_quantized_experts_is_near_to_one_without() -> None:
     steps = []
     for kind in (None, torch.int8):
         torch.manual_seed(0)
-        steps.append(make_step(TOY["toy-moe"], WORK, torch.float32, DEVICE, kind))
-    wide, narrow = (step.run(TORCH).logsumexp_R for step in steps)
+        steps.append(make_step(TOY["toy-moe"], WORK, "float32", DEVICE, TORCH, kind))
+    wide, narrow = (step.run().logsumexp_R for step in steps)
     assert 0 < float((wide - narrow).norm() / wide.norm()) < 0.01
 
 
@@ -92,11 +95,9 @@ def test_the_check_finds_what_is_wrong() -> None:
     ("name", "gigabytes"), [("llada-moe-7b-a1b", 14.2), ("llada-8b", 15.5), ("llada2-mini", 27.9)]
 )
 def test_a_step_reads_the_weights_of_the_published_models(name: str, gigabytes: float) -> None:
-    shape = SHAPES[name]._replace(layers=2)
-    two = make_step(shape, Work(1, 64, 64), torch.bfloat16, "meta").bytes()
-    one = make_step(shape._replace(layers=1), Work(1, 64, 64), torch.bfloat16, "meta").bytes()
-    total = one + (SHAPES[name].layers - 1) * (two - one)
-    assert total / 1e9 == pytest.approx(gigabytes, rel=0.05)
+    shape, work = SHAPES[name], Work(1, 64, 64)
+    model = build_model(config_of(shape, 64), Mesh(), torch.bfloat16, TORCH)
+    assert bytes_read(model, shape, work) / 1e9 == pytest.approx(gigabytes, rel=0.05)
 
 
 @pytest.mark.parametrize("name", TOY)

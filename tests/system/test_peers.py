@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks import paired
 from benchmarks.peers import checkpoint, plan, served, servers, table
 from benchmarks.peers.environments import Environment, environments
 from benchmarks.peers.offline import BLOCK_LENGTH, gen_length
@@ -153,16 +154,16 @@ def test_rows_a_forward_are_counted_from_the_servers_metrics() -> None:
 
 
 def test_a_ratio_is_the_median_over_turns() -> None:
-    assert table.ratios([6.0, 10.0, 8.0], [2.0, 2.0, 4.0]) == "3.00 (2.00 to 5.00)"
+    assert paired.ratio([6.0, 10.0, 8.0], [2.0, 2.0, 4.0]) == "3.00 (2.00 to 5.00)"
 
 
 def test_rows_count_equal_tokens_of_the_same_algorithm_only() -> None:
     found = servers.contenders(SETTING, ["dlmserve"], block_length=32)
     right, wrong = [["a", "b"], ["c", "d"]], [["a", "b"], ["c", "x"]]
     results = {
-        "diffray": [served.Turn(1.0, right)],
-        "diffray, dual cache": [served.Turn(0.5, wrong)],
-        "dlmserve": [served.Turn(4.0, wrong)],
+        "diffray": [paired.Turn(1.0, right)],
+        "diffray, dual cache": [paired.Turn(0.5, wrong)],
+        "dlmserve": [paired.Turn(4.0, wrong)],
     }
     first, cached, peer = table.served_rows(8, found, results)
     assert first == "| 8 | diffray | 4.0 | 1 | 2.00 (2.00 to 2.00) | 4/4 | 2/2 |"

@@ -81,9 +81,11 @@ def test_graphs_are_for_the_blocks_of_the_default_policy(
 
     def build(model: str, options: EngineOptions) -> tuple[None, None]:
         built.append(options)
-        return None, None
+        raise InterruptedError
 
     monkeypatch.setattr("diffray.cluster.control.llm.build_engine", build)
-    DiffusionLLM("demo", diffusion=DiffusionParams(block_length=length))
-    DiffusionLLM("demo", diffusion={"block_length": length}, graph_block_length=16)
+    with pytest.raises(InterruptedError):
+        DiffusionLLM("demo", diffusion=DiffusionParams(block_length=length))
+    with pytest.raises(InterruptedError):
+        DiffusionLLM("demo", diffusion={"block_length": length}, graph_block_length=16)
     assert [options.graph_block_length for options in built] == [length, 16]

@@ -1,6 +1,7 @@
-"""What the flags of all benchmarks are: their types, and what help says about them."""
+"""The flags that the benchmarks share: their types, their help, and the checks on them."""
 
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -92,7 +93,7 @@ Report = Annotated[
     Path | None,
     typer.Option(
         metavar="OUT.html",
-        help="Write a report with tables and plots to this file.",
+        help="Write the tables to this file, as HTML.",
         rich_help_panel=_RESULT,
     ),
 ]
@@ -113,7 +114,36 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Where the numbers go, beside the terminal."""
+    """Where the numbers go, beside the terminal; checked before anything is measured."""
 
     output_json: OutputJson = None
     report: Report = None
+
+    def check(self) -> None:
+        """Refuse files that could not be written, before hours are spent on what they would say."""
+        for flag, path in (("--output-json", self.output_json), ("--report", self.report)):
+            if path is not None and path.is_dir():
+                raise ValueError(f"{flag} {path} is a folder; name a file in it")
+            if path is not None and not path.parent.is_dir():
+                raise ValueError(f"{flag} {path}: there is no folder {path.parent}; make it first")
+
+
+def numbers(text: str, flag: str, *, low: float = 0.0, high: float = float("inf")) -> list[float]:
+    """Return the numbers of a list typed with commas, each between the bounds."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{flag} {text!r} is not a list of numbers such as 1,2,4") from None
+    for number in found:
+        if not low <= number <= high:
+            most = f" to {high:g}" if isfinite(high) else " or more"
+            raise ValueError(f"{flag} must be {low:g}{most} (given: {number:g})")
+    return found
+
+
+def counts(text: str, flag: str, *, high: float = float("inf")) -> list[int]:
+    """Return the whole numbers of a list typed with commas, each at least 1."""
+    found = numbers(text, flag, low=1, high=high)
+    if not all(number.is_integer() for number in found):
+        raise ValueError(f"{flag} must be whole numbers (given: {text})")
+    return [int(number) for number in found]

@@ -1,78 +1,118 @@
-"""How the offline benchmarks print what they found."""
+"""How benchmarks publish what they found: tables, an HTML page, JSON, and how Ctrl-C ends them."""
 
-from collections.abc import Sequence
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import StringIO
+from math import floor
+from pathlib import Path
+from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from diffray.cluster.cli.bench.offline import Looked
-from diffray.cluster.cli.bench.percentiles import Spread, as_word
+import diffray
+from diffray.cluster.cli.bench.flags import Result
 
-PERCENTS = (10, 25, 50, 75, 90, 99)
-
-COLUMNS = (
-    "requests",
-    "tokens/s",
-    "tokens per forward",
-    "forwards/s",
-    "step ms",
-    "share of roofline",
-)
+WIDTH = 140  # of tables that go to a file or a pipe
+_INTERRUPTED = 130  # the exit status that shells give SIGINT
 
 
-def console() -> Console:
-    """Return where tables go; into a file or a pipe they go in full width."""
-    found = Console()
-    return found if found.is_terminal else Console(width=140)
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the percentile, interpolated between the two nearest values; of nothing, 0."""
+    ordered = sorted(values)
+    if len(ordered) < 2:
+        return ordered[0] if ordered else 0.0
+    place = (len(ordered) - 1) * percent / 100
+    below = min(floor(place), len(ordered) - 2)
+    return ordered[below] + (ordered[below + 1] - ordered[below]) * (place - below)
 
 
-def cells(looked: Looked) -> list[str]:
-    """Return a row below `COLUMNS`."""
-    run = looked.run
-    return [
-        str(run.requests),
-        f"{run.tokens_per_second:.1f}",
-        f"{run.tokens_per_forward:.2f}",
-        f"{run.forwards_per_second:.1f}",
-        f"{1e3 * run.step_seconds:.2f}",
-        f"{100 * looked.roofline_share:.1f} %",
-    ]
+@dataclass
+class Progress:
+    """How many of the planned runs have finished, and whether Ctrl-C ended the rest."""
+
+    planned: int
+    done: int = 0
+    interrupted: bool = False
 
 
-def print_found(found: Sequence[Looked], what: str) -> None:
-    """Print the numbers, then where the time went."""
-    screen = console()
-    table = Table(what, *COLUMNS)
-    for looked in found:
-        table.add_row(looked.run.name, *cells(looked))
-    screen.print(table)
-    phases = list(found[0].split)
-    split = Table(what, *(f"{phase} ms" for phase in phases), "watched step ms", "MB read a step")
-    for looked in found:
-        each = [
-            f"{1e3 * seconds / max(looked.split_forwards, 1):.2f} ({100 * share:.0f} %)"
-            for seconds, share in zip(looked.split.values(), looked.shares.values(), strict=True)
-        ]
-        watched, read = 1e3 * looked.watched_step_seconds, looked.bytes_per_step / 1e6
-        split.add_row(looked.run.name, *each, f"{watched:.2f}", f"{read:.1f}")
-    screen.print(split)
-    screen.print(f"memory bandwidth: {found[0].bandwidth / 1e9:.1f} GB/s, measured at the start")
+@contextmanager
+def interruptible(planned: int) -> Iterator[Progress]:
+    """Let Ctrl-C end the block without a traceback, so that finished runs can be published."""
+    progress = Progress(planned)
+    try:
+        yield progress
+    except KeyboardInterrupt:
+        progress.interrupted = True
 
 
-def latency_lines(latencies: Sequence[float]) -> list[str]:
-    """Return the lines of `vllm bench latency`."""
-    spread = Spread.of(latencies, PERCENTS)
-    return [
-        f"Avg latency: {spread.mean} seconds",
-        *(f"{as_word(p)}% percentile latency: {value} seconds" for p, value in spread.percentiles),
-    ]
+def publish(
+    progress: Progress,
+    title: str,
+    facts: dict[str, str],
+    runs: Sequence[Mapping[str, Any]],
+    tables: Sequence[Table],
+    result: Result,
+) -> None:
+    """Print the tables and write the files; a benchmark that was interrupted then ends as such."""
+    if progress.interrupted:
+        facts = facts | {"interrupted": f"after {progress.done} of {progress.planned} runs"}
+    if runs:
+        screen = Console() if Console().is_terminal else Console(width=WIDTH)
+        for table in tables:
+            screen.print(table)
+        if result.output_json is not None:
+            found = {"facts": facts, "runs": runs}
+            result.output_json.write_text(json.dumps(found, indent=1) + "\n")
+        if result.report is not None:
+            _write_html(result.report, title, facts, tables)
+    if progress.interrupted:
+        what = (
+            f"after {progress.done} of {progress.planned} runs; results are those that had finished"
+            if runs
+            else "before anything had finished; there are no results"
+        )
+        typer.echo(f"diffray: interrupted {what}", err=True)
+        raise typer.Exit(_INTERRUPTED)
 
 
-def throughput_line(looked: Looked) -> str:
-    """Return the line of `vllm bench throughput`."""
-    run = looked.run
-    whole = (run.prompt_tokens + run.tokens) / run.seconds
-    return (
-        f"Throughput: {run.requests / run.seconds:.2f} requests/s, "
-        f"{whole:.2f} total tokens/s, {run.tokens_per_second:.2f} output tokens/s"
-    )
+def _write_html(path: Path, title: str, facts: dict[str, str], tables: Sequence[Table]) -> None:
+    page = Console(record=True, file=StringIO(), width=WIDTH)
+    about = Table("", "", title=f"diffray: {title}", show_header=False)
+    for name, fact in facts.items():
+        about.add_row(name, fact)
+    for table in (about, *tables):
+        page.print(table)
+    page.save_html(str(path))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    made = Table(*head)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def when_and_where() -> dict[str, str]:
+    """Return the date, the machine, and the command line without the program's own path."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    load = f"{os.getloadavg()[0]:.1f}"
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join(["diffray", *sys.argv[1:]]),
+        "diffray": diffray.__version__,
+        "machine": f"{next(names, platform.machine())}, {os.cpu_count()} cores, "
+        f"load {load} at the start",
+    }

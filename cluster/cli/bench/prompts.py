@@ -2,25 +2,25 @@
 
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from diffray.cluster.cli.bench.flags import Data
+
+if TYPE_CHECKING:  # serve needs neither
+    from diffray.cluster.control.llm import DiffusionLLM
+    from diffray.components.params import SamplingParams
+
+    Work = tuple[list[list[int]], list[SamplingParams]]
 
 BOXED: Final = ("demo", "humaneval", "gsm8k")
 RANDOM: Final = "random"
 FROM_FILE: Final = ("custom", "sharegpt")
 NAMES: Final = (RANDOM, *BOXED, *FROM_FILE)
-
-_WORDS: Final = (
-    "time year people way day man thing woman life child world school state family student group "
-    "country problem hand part place case week company system program question work government "
-    "number night point home water room mother area money story fact month lot right study book"
-).split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,58 @@ def read_sets(data: Data) -> list[tuple[str, list[Ask]]]:
     return found
 
 
-def by_task(asks: Iterable[Ask]) -> dict[str, list[Ask]]:
-    """Return each task's prompts, for tasks are measured one by one."""
-    found: dict[str, list[Ask]] = {}
-    for ask in asks:
-        found.setdefault(ask.task, []).append(ask)
+def random_ids(
+    llm: "DiffusionLLM", count: int, length: int, seed: int, prefix_len: int = 0
+) -> list[list[int]]:
+    """Return prompts of ids drawn from the vocabulary, without end tokens and the mask.
+
+    All begin with the same `prefix_len` ids, before `length` of their own.
+    """
+    limits = llm.engine.limits
+    barred = {*limits.eos_token_ids, limits.mask_token_id}
+    allowed = [id for id in range(limits.spec.vocab_size) if id not in barred]
+    draws = random.Random(seed)
+    prefix = draws.choices(allowed, k=prefix_len)
+    return [prefix + draws.choices(allowed, k=length) for _ in range(count)]
+
+
+def as_ids(llm: "DiffusionLLM", asks: Sequence[Ask], *, raw: bool) -> list[list[int]]:
+    """Return the prompts as ids, as chat messages where the model has a chat template."""
+    tokenizer = llm.tokenizer
+    if tokenizer is None:
+        raise ValueError("the checkpoint has no tokenizer.json, so it takes --dataset-name random")
+    if raw or not tokenizer.fast.chat_template:
+        return [tokenizer.encode(ask.prompt) for ask in asks]
+    return [tokenizer.encode_chat([{"role": "user", "content": ask.prompt}]) for ask in asks]
+
+
+def tasks(
+    llm: "DiffusionLLM",
+    sets: Sequence[tuple[str, list[Ask]]],
+    data: Data,
+    *,
+    seed: int,
+    raw: bool,
+    params: "SamplingParams",
+) -> "dict[str, Work]":
+    """Return each task's prompts and parameters; a file's lengths hold where none was typed."""
+    found: dict[str, Work] = {}
+    typed = params.model_fields_set
+    for name, read in sets:
+        if name == RANDOM:
+            changed = {} if "ignore_eos" in typed else {"ignore_eos": True}
+            prompts = random_ids(
+                llm, data.num_prompts, data.input_len, seed, data.random_prefix_len
+            )
+            found[name] = prompts, [params.model_copy(update=changed)] * data.num_prompts
+        for task in dict.fromkeys(ask.task for ask in read):
+            asks = [ask for ask in read if ask.task == task]
+            lengths = [None if "max_tokens" in typed else ask.max_tokens for ask in asks]
+            found[task] = (
+                as_ids(llm, asks, raw=raw),
+                [params.model_copy(update={"max_tokens": n} if n else {}) for n in lengths],
+            )
     return found
-
-
-def random_text(words: int, draws: random.Random) -> str:
-    """Return a text of so many words, hence of at least about so many tokens."""
-    return " ".join(draws.choice(_WORDS) for _ in range(words))
 
 
 def _lines(path: Path, name: str) -> Iterator[Ask]:

@@ -1,9 +1,7 @@
 """How near a step is to what memory allows: the bytes it must read, over the measured bandwidth."""
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
@@ -19,25 +17,22 @@ _REPEATS: Final = 5
 
 
 def memory_bandwidth(device: torch.device) -> float:
-    """Return bytes per second of c = a + 3 b over arrays that no cache holds: the best of five.
-
-    Two arrays are read and one is written.
-    """
+    """Return bytes per second of c = a + 3 b over arrays that no cache holds: the best of five."""
     count = ARRAY[device.type] // 4
     a, b, c = (torch.ones(count, device=device) for _ in range(3))
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     best = float("inf")
     for _ in range(_REPEATS):
-        wait()
+        _wait(device)
         begin = time.perf_counter()
         torch.add(a, b, alpha=3, out=c)
-        wait()
+        _wait(device)
         best = min(best, time.perf_counter() - begin)
     return 3 * 4 * count / best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class Reads:
@@ -54,13 +49,13 @@ class Reads:
         self.weights = self.keys = self.forwards = 0
         self._engine = engine
         experts = [module for module in model.modules() if isinstance(module, Experts)]
-        whole = sum(map(_bytes, model.parameters()))
         routed = sum(_bytes(p) for module in experts for p in module.parameters())
         embedding = 0 if model.output is model.embedding else _bytes(model.embedding.weight_VH)
-        self._always = whole - routed - embedding
+        self._always = sum(map(_bytes, model.parameters())) - routed - embedding
         spec = model.spec
-        elements = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
-        self._per_position = elements * model.dtype.itemsize
+        self._per_position = (
+            2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * model.dtype.itemsize
+        )
         self._graphs = engine.graphs
         self._wrapped = ExitStack()
 
@@ -75,16 +70,11 @@ class Reads:
         self._wrapped.enter_context(replaced(BatchPlan, "denoise", self._count_step))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._wrapped.close()
         self._engine.graphs, self._engine.slots.layout = self._graphs, None
 
-    def _count_experts(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _count_experts(self, inner: Any) -> Any:
         def forward(experts: Experts, x_TH: Any, ids_TK: Any, weights_TK: Any) -> Any:
             here = experts.experts
             chosen = ids_TK.unique()
@@ -95,7 +85,7 @@ class Reads:
 
         return forward
 
-    def _count_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _count_step(self, inner: Any) -> Any:
         def denoise(plan: BatchPlan, step: int, chunks: Any) -> Any:
             self.forwards += 1
             self.weights += self._always

@@ -1,0 +1,78 @@
+"""Requests to a server over HTTP, so many at once: what every comparison with servers sends."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import httpx2
+
+Json = dict[str, Any]
+T = TypeVar("T")
+CHAT = "/v1/chat/completions"
+TIMEOUT_S = 600.0
+
+
+class Reply(NamedTuple):
+    """A streamed answer: its text, and the seconds after which each chunk with text came."""
+
+    text: str
+    headers_s: float
+    chunks_s: list[float]
+    end_s: float
+
+
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[httpx2.AsyncClient]:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as opened:
+        yield opened
+
+
+async def chat(http: httpx2.AsyncClient, body: Json) -> Json:
+    response = await http.post(CHAT, json=body)
+    response.raise_for_status()
+    return dict(response.json())
+
+
+async def streamed(http: httpx2.AsyncClient, body: Json) -> Reply:
+    """Send a chat and read its stream to the end; raise ValueError where it fails or breaks off."""
+    begin = time.perf_counter()
+    text, chunks, done = "", list[float](), False
+    async with http.stream("POST", CHAT, json=body | {"stream": True}) as response:
+        headers = time.perf_counter() - begin
+        if response.status_code != 200:
+            raise ValueError(f"status {response.status_code}: {(await response.aread())[:300]!r}")
+        async for line in response.aiter_lines():
+            done = done or line == "data: [DONE]"
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise ValueError(f"an error in the stream: {event['error']}")
+            for choice in event.get("choices", ()):
+                if said := choice["delta"].get("content"):
+                    chunks.append(time.perf_counter() - begin)
+                    text += said
+    if not done:
+        raise ValueError("the stream broke off")
+    return Reply(text, headers, chunks, time.perf_counter() - begin)
+
+
+async def all_of(
+    bodies: list[Json], at_once: int, ask: Callable[[Json], Coroutine[Any, Any, T]]
+) -> list[T]:
+    """Return the answers to all bodies, with so many requests under way at once."""
+    gate = asyncio.Semaphore(at_once)
+
+    async def one(body: Json) -> T:
+        async with gate:
+            return await ask(body)
+
+    return list(await asyncio.gather(*(one(body) for body in bodies)))
+
+
+def written(answers: list[Json]) -> int:
+    return sum(int(answer["usage"]["completion_tokens"]) for answer in answers)

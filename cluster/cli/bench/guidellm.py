@@ -1,0 +1,107 @@
+"""guidellm as the load generator: one process for each run of a sweep; its JSON is read here."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from math import isinf
+from pathlib import Path
+from typing import Any
+
+from diffray.cluster.cli.bench.flags import Data
+from diffray.cluster.cli.bench.prompts import RANDOM, Ask
+
+OUTPUT_LEN = 128
+# Under vLLM's names, guidellm's: its inter-token latency leaves the first token out, as TPOT does.
+LATENCIES = {
+    "ttft": ("time_to_first_token_ms", 1.0),
+    "tpot": ("inter_token_latency_ms", 1.0),
+    "e2el": ("request_latency", 1e3),
+}
+
+
+def profile(rate: float, at_once: int | None) -> dict[str, Any]:
+    """Return guidellm's name of an arrival pattern."""
+    if not isinf(rate):
+        return {"kind": "poisson", "rate": [rate], "max_concurrency": at_once}
+    if at_once is not None:
+        return {"kind": "concurrent", "streams": [at_once]}
+    return {"kind": "throughput"}
+
+
+def write_data(
+    folder: Path, name: str, asks: Sequence[Ask], data: Data, tokenizer: str | None
+) -> dict[str, Any]:
+    """Return what guidellm is told of a data set; prompts of our own go into a file."""
+    if name == RANDOM:
+        prefix = {"prefix_count": 1, "prefix_tokens": data.random_prefix_len}
+        return {
+            "data": [
+                {
+                    "kind": "synthetic_text",
+                    "prompt_tokens": data.input_len,
+                    "output_tokens": data.output_len or OUTPUT_LEN,
+                    "prefix_buckets": [prefix] if data.random_prefix_len else None,
+                }
+            ],
+            "tokenizer": {"kind": "huggingface_auto", "model": tokenizer},
+        }
+    path = folder / "prompts.jsonl"
+    rows = (
+        {
+            "prompt": ask.prompt,
+            "output_tokens_count": data.output_len or ask.max_tokens or OUTPUT_LEN,
+        }
+        for ask in asks
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"data": [{"kind": "json_file", "path": str(path)}]}
+
+
+def run_guidellm(scenario: dict[str, Any], folder: Path, kept: Path | None) -> dict[str, Any]:
+    """Run one benchmark of guidellm's and return it; `kept` is a folder for its own reports."""
+    report, told = folder / "report.json", folder / "scenario.json"
+    outputs = [{"kind": "json", "path": str(report)}]
+    if kept is not None:
+        outputs += [{"kind": kind, "path": f"{kept}.{kind}"} for kind in ("json", "html")]
+    told.write_text(json.dumps({"spec": scenario | {"outputs": outputs}}))
+    # Each of its worker processes draws the same gaps, so with several of them arrivals are not
+    # a Poisson process (guidellm 0.8.1).
+    settings = os.environ | {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}
+    command = [sys.executable, "-m", "guidellm", "run", "-c", str(told), "--disable-console"]
+    done = subprocess.run(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode or not report.exists():
+        lines = done.stdout.decode(errors="replace").strip().splitlines()
+        raise ValueError(f"guidellm failed: {' '.join(lines[-3:])[-500:] or done.returncode}")
+    (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    return dict(benchmark)
+
+
+def summary(benchmark: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's numbers under the names that `vllm bench serve` gives them."""
+    metrics, seconds = benchmark["metrics"], benchmark["duration"]
+    good = benchmark["requests"]["successful"]
+    read, written = (
+        sum(request[side]["text_tokens"] or 0 for request in good)
+        for side in ("input_metrics", "output_metrics")
+    )
+    attained = metrics.get("slo_attainment")
+    found: dict[str, Any] = {
+        "duration": seconds,
+        "completed": len(good),
+        "failed": metrics["request_totals"]["errored"],
+        "total_input_tokens": read,
+        "total_output_tokens": written,
+        "request_throughput": len(good) / seconds,
+        "request_goodput": None if attained is None else attained * len(good) / seconds,
+        "output_throughput": written / seconds,
+        "total_token_throughput": (read + written) / seconds,
+    }
+    for name, (theirs, scale) in LATENCIES.items():
+        spread = metrics[theirs]["successful"]
+        found[f"mean_{name}_ms"] = scale * spread["mean"]
+        found[f"median_{name}_ms"] = scale * spread["median"]
+        found[f"std_{name}_ms"] = scale * spread["std_dev"]
+        found[f"p99_{name}_ms"] = scale * spread["percentiles"]["p99"]
+    return found

@@ -1,0 +1,78 @@
+"""The demo models' tokenizer: byte-level BPE in which every integer from 0 to 199 is one token."""
+
+import json
+import random
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from examples.train_demo.tasks import GENERATORS, draw
+
+MASK, EOS = "<|mask|>", "<|endoftext|>"
+SPECIAL = (
+    EOS, MASK, "<|role_end|>", "<role>SYSTEM</role>", "<role>HUMAN</role>", "<role>ASSISTANT</role>"
+)  # fmt: skip
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% set role = message['role'] | upper %}"
+    "{{ '<role>' + ('HUMAN' if role == 'USER' else role) + '</role>' + message['content'] }}"
+    "{{ '<|role_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<role>ASSISTANT</role>' }}{% endif %}"
+)
+# A number is one piece up to 199, longer ones fall apart; a word takes the space before it.
+PIECES = r"1\d\d|\d\d?| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+"
+MERGED_VOCAB = 1400
+
+
+def build_tokenizer(seed: int = 0, sample: int = 30000) -> PreTrainedTokenizerFast:
+    """Train the merges on generated text; numbers enter as whole tokens, not by merging."""
+    rng = random.Random(seed)
+    names = list(GENERATORS)
+    items = [draw(rng, names[i % len(names)], held_out=False) for i in range(sample)]
+    pieces = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(PIECES), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    letters = Tokenizer(models.BPE())
+    letters.pre_tokenizer = pieces
+    trainer = trainers.BpeTrainer(
+        vocab_size=MERGED_VOCAB,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    digitless = str.maketrans("", "", "0123456789")
+    texts = (f"{item.question}\n{item.answer}".translate(digitless) for item in items)
+    letters.train_from_iterator(texts, trainer)
+    return _with_numbers(letters, pieces)
+
+
+def _with_numbers(
+    letters: Tokenizer, pieces: pre_tokenizers.PreTokenizer
+) -> PreTrainedTokenizerFast:
+    model = json.loads(letters.to_str())["model"]
+    vocab: dict[str, int] = model["vocab"]
+    for number in range(200):
+        vocab.setdefault(str(number), len(vocab))
+    merges = [tuple(pair) for pair in model["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
+    tokenizer.pre_tokenizer = pieces
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=EOS,
+        pad_token=EOS,
+        mask_token=MASK,
+        additional_special_tokens=list(SPECIAL[2:]),
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+
+
+def load_tokenizer(folder: Path, seed: int = 0) -> PreTrainedTokenizerFast:
+    """The tokenizer in the folder, built there if there is none."""
+    if not folder.exists():
+        build_tokenizer(seed).save_pretrained(folder)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return tokenizer

@@ -25,10 +25,11 @@ class ModelSpec:
     vocab_start: int  # this rank's slice begins here
     max_positions: int
     block_causal: bool
+    logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
 
 
 class Model(Protocol):
-    """A denoiser: logit i is about position i."""
+    """A denoiser: the logits at token i are about position i, or i + 1 where they are shifted."""
 
     @property
     def spec(self) -> ModelSpec: ...

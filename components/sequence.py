@@ -37,6 +37,7 @@ class Sequence:
     policy: "Policy"
     block_causal: bool
     end_ids: frozenset[int]  # tokens that end the text, unless ignored
+    logit_shift: int = 0
     suffix: tuple[int, ...] = ()
     watch: bool = False  # whether updates show the canvas
     cache_salt: str = ""  # K/V are shared with those of the same alone
@@ -56,6 +57,7 @@ class Sequence:
     start: int = field(init=False)
     stop: int = field(init=False)
     kv_stop: int = field(init=False)  # the end of the positions that it sees
+    read_start: int = field(init=False)  # the first position that the block's logits come from
     prompt_in_block: int = field(
         init=False
     )  # how many of its positions, from its start, are the prompt's
@@ -173,6 +175,7 @@ class Sequence:
         self.start = self.anchor + (self.first_block + index) * block
         self.stop = min(self.start + block, self.blocks_stop)
         self.kv_stop = self.stop if self.block_causal else self.length
+        self.read_start = max(self.start - self.logit_shift, 0)
         self.prompt_in_block = max(self.prompt_len - self.start, 0)
         self.step = self.post_steps = 0
         self.memory = self.masked_L = self.top = None

@@ -61,13 +61,7 @@ def ask(sequences: Items[Sequence], layout: Layout, length: int, device: torch.d
     """Collect the masked (or editable) positions of all blocks, and their requests' wishes."""
     wanted_BL = pad_sequence([_wanted(s) for s in sequences], batch_first=True)
     row_R, offset_R = wanted_BL.nonzero().unbind(1)
-    before = [
-        offset + sequence.start - start
-        for sequence, offset, (_, start, _, _) in zip(
-            sequences, layout.offsets, layout.windows, strict=False
-        )
-    ]
-    tokens_R = torch.tensor(before).index_select(0, row_R) + offset_R
+    tokens_R = _tokens(sequences, layout, row_R, offset_R)
     asked = _Collector(tokens_R, row_R * length + offset_R)
     ends = accumulate(wanted_BL.sum(1).tolist(), initial=0)
     for number, (sequence, span) in enumerate(zip(sequences, pairwise(ends), strict=True)):
@@ -76,6 +70,17 @@ def ask(sequences: Items[Sequence], layout: Layout, length: int, device: torch.d
         if sequence.policy.iteration.soft:
             asked.beyond(number, sequence, layout)
     return asked.result(layout, device)
+
+
+def _tokens(sequences: Items[Sequence], layout: Layout, row_R: Tensor, offset_R: Tensor) -> Tensor:
+    """Return the packed tokens whose logits are about these positions of blocks."""
+    # Position 0 has nobody before it: even where logits are shifted it reads its own.
+    before_B = [
+        offset - window_start
+        for offset, (_, window_start, _, _) in zip(layout.offsets, layout.windows, strict=False)
+    ]
+    first_B = torch.tensor([s.start - s.logit_shift for s in sequences])
+    return torch.tensor(before_B)[row_R] + (first_B[row_R] + offset_R).clamp(min=0)
 
 
 def _wanted(sequence: Sequence) -> Tensor:

@@ -124,6 +124,7 @@ class Denoiser(nn.Module):
         dtype: torch.dtype,
         *,
         block_causal: bool,
+        block_length: int = 32,
         logit_shift: int = 0,
         kernels: Kernels = TORCH,
     ) -> None:
@@ -149,6 +150,7 @@ class Denoiser(nn.Module):
             vocab_start=self.output.rows.start,
             max_positions=dims.max_positions,
             block_causal=block_causal,
+            block_length=block_length,
             logit_shift=logit_shift,
         )
 

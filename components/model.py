@@ -25,6 +25,7 @@ class ModelSpec:
     vocab_start: int  # this rank's slice begins here
     max_positions: int
     block_causal: bool
+    block_length: int = 32  # of requests that name none; block-causal models are trained with one
     logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
 
 

@@ -53,7 +53,7 @@ class DiffusionParams(PolicyPart):
 
     elsewhere: ClassVar[Mapping[str, str]] = IN_DECODER
 
-    block_length: int = Field(32, ge=1)
+    block_length: int | None = Field(None, ge=1)  # None: the model's own
     iteration: AnyIteration | None = None
     decoder: AnyDecoder = Threshold()
     cache: AnyCache | None = None
@@ -90,6 +90,7 @@ class Policy:
         iteration = params.iteration or (BlockDiffusion() if causal else Blockwise())
         cache = params.cache or (Exact() if causal else Dual())
         decoder = params.decoder
+        length = params.block_length or spec.block_length
         plain = "block_diffusion" if causal else "blockwise"
         if not (iteration.block_causal if causal else iteration.bidirectional):
             raise ValueError(
@@ -111,9 +112,9 @@ class Policy:
                     "use 'dual', 'vicinity', 'prefix' or 'none'"
                 )
             )
-        if decoder.remembers and params.block_length > LONGEST_REMEMBERED:
+        if decoder.remembers and length > LONGEST_REMEMBERED:
             raise ValueError(
-                f"block_length is {params.block_length}, and decoder {decoder.kind!r} takes blocks "
+                f"block_length is {length}, and decoder {decoder.kind!r} takes blocks "
                 f"of at most {LONGEST_REMEMBERED}: at each position it remembers as many ids as a "
                 "block is long"
             )
@@ -124,4 +125,4 @@ class Policy:
             )
         if iteration.soft and params.cfg_scale > 0:
             raise ValueError(f"cfg_scale does not go with iteration 'soft'; use {plain!r}")
-        return Policy(params.block_length, iteration, decoder, cache, params.cfg_scale)
+        return Policy(length, iteration, decoder, cache, params.cfg_scale)

@@ -45,7 +45,8 @@ class Setup:
     kernels: str = "auto"
     quantization: str | None = None  # experts_int8 | experts_fp8; None: as the dtype says
     cuda_graphs: bool | None = None  # None: where they are known to work
-    graph_block_length: int = 32  # of most requests: steps of one and of two blocks are recorded
+    # Of most requests: steps of one and of two blocks are recorded. None: the model's own.
+    graph_block_length: int | None = None
     tune_kernels: bool = False  # find the fastest tiles for this model first
     enable_prefix_caching: bool | None = None  # None: where attention is block-causal
     cpu_threads: int | None = None  # None: as many as torch has, but few for a small model
@@ -151,7 +152,8 @@ def engine_of(
         )
 
     record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name, mesh.size)
-    buckets = buckets_for(setup.max_num_seqs, setup.graph_block_length)
+    block_length = setup.graph_block_length or spec.block_length
+    buckets = buckets_for(setup.max_num_seqs, block_length + spec.logit_shift)
     reserved = 0 if record is None else memory_for(buckets[0], loaded, pool(1), slots)
     # Not yet a collective: others may still be loading.
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))

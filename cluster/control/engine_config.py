@@ -27,7 +27,8 @@ class EngineConfig(Config):
     kernels: str = "auto"  # auto | torch | triton
     quantization: str | None = None  # experts_int8 | experts_fp8; None: as dtype says
     cuda_graphs: bool | None = None  # None: on one GPU, with Triton's kernels
-    graph_block_length: int = Field(32, ge=1)  # of most requests: for what steps graphs are made
+    # Of most requests: for what steps graphs are made. None: the model's own.
+    graph_block_length: int | None = Field(None, ge=1)
     tune_kernels: bool = False  # find the fastest tiles for this model first, and keep them
     enable_prefix_caching: bool | None = None  # None: where attention is block-causal
     mask_token_id: int | None = None

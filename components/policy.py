@@ -17,18 +17,34 @@ from diffray.components.caches.prefix import Prefix
 from diffray.components.caches.vicinity import Vicinity
 from diffray.components.config import PolicyPart
 from diffray.components.decoder import Decoder
+from diffray.components.decoders.budget_threshold import BudgetThreshold
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.edit import Edit
+from diffray.components.decoders.entropy_bound import EntropyBound
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.fixed import Fixed
 from diffray.components.decoders.hierarchy import Hierarchy
+from diffray.components.decoders.origin import Origin
+from diffray.components.decoders.schedule import Schedule
 from diffray.components.decoders.threshold import Threshold
-from diffray.components.iterations import BlockDiffusion, Blockwise, Iteration, Soft
+from diffray.components.iterations import BlockDiffusion, Blockwise, FirstToken, Iteration, Soft
 from diffray.components.model import ModelSpec
 
-AnyIteration = Annotated[Blockwise | BlockDiffusion | Soft, Field(discriminator="kind")]
+AnyIteration = Annotated[
+    Blockwise | FirstToken | BlockDiffusion | Soft, Field(discriminator="kind")
+]
 AnyDecoder = Annotated[
-    Threshold | Fixed | Hierarchy | Credit | Factor | Edit, Field(discriminator="kind")
+    Threshold
+    | Fixed
+    | Hierarchy
+    | Credit
+    | Factor
+    | Edit
+    | Schedule
+    | Origin
+    | BudgetThreshold
+    | EntropyBound,
+    Field(discriminator="kind"),
 ]
 AnyCache = Annotated[NoCache | Prefix | Dual | Vicinity | Exact, Field(discriminator="kind")]
 

@@ -175,7 +175,9 @@ class Sequence:
         self.start = self.anchor + (self.first_block + index) * block
         self.stop = min(self.start + block, self.blocks_stop)
         self.kv_stop = self.stop if self.block_causal else self.length
-        self.read_start = max(self.start - self.logit_shift, 0)
+        # Where its first position is decided before, a block reads nothing from before itself.
+        shift = 0 if self.policy.iteration.first_alone else self.logit_shift
+        self.read_start = max(self.start - shift, 0)
         self.prompt_in_block = max(self.prompt_len - self.start, 0)
         self.step = self.post_steps = 0
         self.memory = self.masked_L = self.top = None

@@ -63,12 +63,15 @@ class BatchPlan:
         self.graphs = None if self.soft else graphs
         self._windows: list[Span] = []
         self._asked: Asked | None = None
+        self._first_only: list[bool] = []  # of each sequence, whether it asks for one position only
         self._blocks: BatchState | None = None  # unplanned yet
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
-        if step == 0:
-            self._asked = None  # fewer positions are masked by now
+        first_only = [s.policy.iteration.first_alone and s.step + step == 0 for s in self.sequences]
+        if step == 0 or first_only != self._first_only:
+            self._asked = None  # fewer positions are masked by now, or more are asked about
+        self._first_only = first_only
         self._place(step, chunks)
         hidden_TH = self._hidden()
         # A device has only begun with that: what else there is to plan is planned meanwhile.
@@ -76,7 +79,7 @@ class BatchPlan:
             return
         if self._blocks is None:
             self._blocks = BatchState(self.sequences, self.slots)
-        block = self._blocks.now(step)
+        block = self._blocks.now(step, first_only)
         self._blocks.accept(self._propose(hidden_TH, self._blocks, block, step), block)
 
     def outcomes(self) -> list[Outcome]:
@@ -117,7 +120,9 @@ class BatchPlan:
     def _ask(self) -> Asked:
         """Return what is asked of the head, for as long as the windows stand."""
         if self._asked is None:
-            self._asked = ask(self.sequences, self._layout, self.length, self.device)
+            self._asked = ask(
+                self.sequences, self._first_only, self._layout, self.length, self.device
+            )
             if self._layout.recorded is not None:
                 self._layout.recorded.read(self._asked.tokens_R)
         return self._asked

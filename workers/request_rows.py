@@ -57,9 +57,19 @@ class Asked:
         return torch.cat([self.tokens_R, self.guided.twins_U])
 
 
-def ask(sequences: Items[Sequence], layout: Layout, length: int, device: torch.device) -> Asked:
-    """Collect the masked (or editable) positions of all blocks, and their requests' wishes."""
-    wanted_BL = pad_sequence([_wanted(s) for s in sequences], batch_first=True)
+def ask(
+    sequences: Items[Sequence],
+    first_only: Items[bool],
+    layout: Layout,
+    length: int,
+    device: torch.device,
+) -> Asked:
+    """Collect the masked (or editable) positions of all blocks, and their requests' wishes.
+
+    Sequences that are `first_only` ask for the first position of their block only.
+    """
+    wanted = [_wanted(s, only_first=only) for s, only in zip(sequences, first_only, strict=True)]
+    wanted_BL = pad_sequence(wanted, batch_first=True)
     row_R, offset_R = wanted_BL.nonzero().unbind(1)
     tokens_R = _tokens(sequences, layout, row_R, offset_R)
     asked = _Collector(tokens_R, row_R * length + offset_R)
@@ -83,8 +93,10 @@ def _tokens(sequences: Items[Sequence], layout: Layout, row_R: Tensor, offset_R:
     return torch.tensor(before_B)[row_R] + (first_B[row_R] + offset_R).clamp(min=0)
 
 
-def _wanted(sequence: Sequence) -> Tensor:
+def _wanted(sequence: Sequence, *, only_first: bool) -> Tensor:
     """Return at which positions of its block the sequence asks for a token."""
+    if only_first:
+        return torch.arange(sequence.start, sequence.stop) == sequence.start
     if sequence.policy.decoder.edits:
         return torch.arange(sequence.start, sequence.stop) >= sequence.prompt_len
     return sequence.masked
@@ -98,6 +110,7 @@ class _Collector:
         self.tokens = [tokens_R]
         self.cells_R = cells_R
         self.draws: list[tuple[Tensor, float, int, float]] = []
+        self.measured: list[tuple[Tensor, float, int, float]] = []
         self.edits: list[tuple[Tensor, Tensor, Tensor]] = []
         self.guided: list[tuple[Tensor, Tensor, float]] = []
         self.only: list[tuple[slice, Tensor]] = []
@@ -111,9 +124,13 @@ class _Collector:
     ) -> None:
         """Add what a sequence wishes for the rows of its block."""
         params, policy = sequence.params, sequence.policy
+        rows = torch.arange(span.start, span.stop)
+        filters = max(params.top_k, 0), params.top_p
         if params.draws:
-            rows = torch.arange(span.start, span.stop)
-            self.draws.append((rows, params.temperature, max(params.top_k, 0), params.top_p))
+            self.draws.append((rows, params.temperature, *filters))
+        if policy.decoder.measures:
+            temperature = params.temperature if params.draws else 1.0
+            self.measured.append((rows, temperature, *filters))
         if params.top_logprobs:
             self.ranked.append(span)
             self.num_ranked = max(self.num_ranked, params.top_logprobs)
@@ -162,19 +179,22 @@ class _Collector:
         def repeated(parts: Items[tuple[Tensor, float]], dtype: torch.dtype) -> Tensor:
             return joined([torch.full((len(rows),), value, dtype=dtype) for rows, value in parts])
 
-        draws = guided = soft = None
-        real = torch.float64
-        if self.draws:
-            draws = Draws(
-                joined([rows for rows, *_ in self.draws]),
-                repeated([(rows, t) for rows, t, _, _ in self.draws], real),
-                repeated([(rows, k) for rows, _, k, _ in self.draws], torch.long)
-                if any(k > 0 for _, _, k, _ in self.draws)
+        def drawing(parts: Items[tuple[Tensor, float, int, float]]) -> Draws | None:
+            if not parts:
+                return None
+            return Draws(
+                joined([rows for rows, *_ in parts]),
+                repeated([(rows, t) for rows, t, _, _ in parts], real),
+                repeated([(rows, k) for rows, _, k, _ in parts], torch.long)
+                if any(k > 0 for _, _, k, _ in parts)
                 else None,
-                repeated([(rows, p) for rows, _, _, p in self.draws], real)
-                if any(p < 1 for _, _, _, p in self.draws)
+                repeated([(rows, p) for rows, _, _, p in parts], real)
+                if any(p < 1 for _, _, _, p in parts)
                 else None,
             )
+
+        guided = soft = None
+        real = torch.float64
         if self.guided:
             guided = Guided(
                 joined([rows for rows, _, _ in self.guided]),
@@ -195,7 +215,8 @@ class _Collector:
             )
         rows = Rows(
             cells_R=send(self.cells_R, device),
-            draws=draws,
+            draws=drawing(self.draws),
+            measured=drawing(self.measured),
             edits=LogitBias(*map(joined, zip(*self.edits, strict=True))) if self.edits else None,
             only=tuple((span, send(ids, device)) for span, ids in self.only),
             doubted=LogitBias(*map(joined, zip(*self.doubted, strict=True)))

@@ -35,6 +35,12 @@ from tests.helpers.toy import (
 
 BIDIRECTIONAL = ToyModel()
 CAUSAL = ToyModel(block_causal=True)
+SHIFTED = ToyModel(logit_shift=1)
+DECODERS = [
+    *("threshold", "fixed", "hierarchy", "credit", "factor", "edit", "schedule", "origin"),
+    *("budget_threshold", "entropy_bound"),
+]
+SHIFTED_CAUSAL = ToyModel(block_causal=True, logit_shift=1)
 
 MIXED: list[dict[str, object]] = [
     {"decoder": {"kind": "threshold", "threshold": 0.6}, "cache": {"kind": "dual"}},
@@ -53,6 +59,15 @@ MIXED: list[dict[str, object]] = [
     },
     {"decoder": {"kind": "factor"}, "cache": {"kind": "dual", "refresh": 3}, "cfg_scale": 0.7},
     {"decoder": {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.2}, "block_length": 12},
+    {"decoder": {"kind": "schedule", "steps": 21}, "block_length": 16},
+    {
+        "decoder": {"kind": "schedule", "steps": 30, "order": "margin"},
+        "iteration": {"kind": "first_token"},
+        "block_length": 16,
+    },
+    {"decoder": {"kind": "origin", "steps": 24}, "cache": {"kind": "none"}},
+    {"decoder": {"kind": "budget_threshold", "steps": 20, "threshold": 0.4}, "block_length": 24},
+    {"decoder": {"kind": "entropy_bound", "gamma": 0.5}, "cfg_scale": 0.4},
 ]
 MIXED_CAUSAL: list[dict[str, object]] = [
     {"decoder": {"kind": "threshold", "threshold": 0.6, "steps_per_block": 5}},
@@ -85,7 +100,9 @@ def mixed_requests(policies: list[dict[str, object]]) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
+    ("model", "policies"),
+    [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL), (SHIFTED, MIXED)],
+    ids=["bi", "causal", "shifted"],
 )
 class TestNobodyElseMatters:
     def test_batched_equals_alone(self, model: ToyModel, policies: list[dict[str, object]]) -> None:
@@ -193,7 +210,9 @@ def test_long_rounds_waste_no_forward(decoder: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
+    ("model", "policies"),
+    [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL), (SHIFTED, MIXED)],
+    ids=["bi", "causal", "shifted"],
 )
 def test_an_interrupt_changes_nobody(
     model: ToyModel, policies: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
@@ -256,15 +275,16 @@ def test_greedy_ignores_the_seed() -> None:
     )
 
 
-@pytest.mark.parametrize("decoder", ["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
-def test_exact_cache_equals_recomputation(decoder: str) -> None:
+@pytest.mark.parametrize("model", [CAUSAL, SHIFTED_CAUSAL], ids=["plain", "shifted"])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_exact_cache_equals_recomputation(decoder: str, model: ToyModel) -> None:
     def policy(cache: str) -> dict[str, object]:
         return {"block_length": 16, "decoder": {"kind": decoder}, "cache": {"kind": cache}}
 
     for length in (5, 16, 45):
         exact, none = (
             generate(
-                CAUSAL, prompt_of(length), max_tokens=50, ignore_eos=True,
+                model, prompt_of(length), max_tokens=50, ignore_eos=True,
                 diffusion=policy(kind),
             )
             for kind in ("exact", "none")
@@ -295,29 +315,49 @@ def test_denoising_goes_on_while_a_prompt_fills() -> None:
     assert set(drain(engine)) >= {1}
 
 
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
 @pytest.mark.parametrize("kind", ["prefix", "dual", "vicinity"])
-def test_refresh_at_every_step_equals_no_cache(kind: str) -> None:
+def test_refresh_at_every_step_equals_no_cache(kind: str, model: ToyModel) -> None:
     def tokens(cache: dict[str, object]) -> list[int]:
         diffusion = {"block_length": 10, "cache": cache}
-        return generate(
-            BIDIRECTIONAL, prompt_of(20), max_tokens=45, ignore_eos=True, diffusion=diffusion
-        )
+        return generate(model, prompt_of(20), max_tokens=45, ignore_eos=True, diffusion=diffusion)
 
     assert tokens({"kind": kind, "refresh": 1}) == tokens({"kind": "none"})
     assert tokens({"kind": kind}) != tokens({"kind": "none"}), "the test cannot tell them apart"
 
 
-def test_vicinity_without_neighbours_is_dual() -> None:
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
+def test_vicinity_without_neighbours_is_dual(model: ToyModel) -> None:
     caches: list[dict[str, object]] = [
         {"kind": "vicinity", "before": 0, "after": 0, "warmup": 0},
         {"kind": "dual"},
     ]
     found = [
-        generate(BIDIRECTIONAL, prompt_of(20), max_tokens=45, ignore_eos=True,
+        generate(model, prompt_of(20), max_tokens=45, ignore_eos=True,
                  diffusion={"block_length": 10, "cache": cache})
         for cache in caches
     ]  # fmt: skip
     assert found[0] == found[1]
+
+
+def test_shifted_logits_are_those_of_the_position_before() -> None:
+    """In one step: the first position of the canvas alone reads its own."""
+    one_step: dict[str, object] = {"block_length": 64, "decoder": {"kind": "fixed", "steps": 1}}
+    params = SamplingParams(max_tokens=12, ignore_eos=True, diffusion=one_step)
+    for prompt, suffix in (((), (1, 2, 3)), (prompt_of(9), (4,)), (prompt_of(1), ())):
+        request = Request(0, prompt, params, suffix=suffix)
+        ids = torch.tensor([*prompt, *[MASK] * 12, *suffix])
+        logits = torch.cat([(found := whole_forward(SHIFTED, ids))[:1], found[:-1]])
+        logits[:, MASK] = -torch.inf
+        expected = logits.argmax(-1)[len(prompt) : len(prompt) + 12].tolist()
+        assert run(toy_engine(SHIFTED), [request])[0] == expected
+
+
+def whole_forward(model: ToyModel, ids: Tensor) -> Tensor:
+    kv = toy_engine(model).kv
+    pages = torch.tensor(kv.allocate(kv.pages_for(len(ids))))
+    batch = Batch.pack([Window(0, len(ids), len(ids), 0, pages)], CPU, kv.page_size)
+    return model.head(model.forward(model.embed(ids), batch, kv))
 
 
 def test_guidance_of_zero_is_none_and_of_one_is_something() -> None:
@@ -348,7 +388,7 @@ def test_guidance_is_llada_s_formula() -> None:
     assert ids == combined.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("decoder", ["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_model_that_prefers_the_mask_terminates(decoder: str, causal: bool) -> None:
     model = ScriptedModel(lambda position: {MASK: 30.0, 5: 3.0}, block_causal=causal)
@@ -558,9 +598,7 @@ def test_any_shape_fills_the_canvas(
     data: st.DataObject,
 ) -> None:
     """Lengths and block sizes that divide nothing: all tokens, no masks, same as without cache."""
-    decoder = data.draw(
-        st.sampled_from(["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
-    )
+    decoder = data.draw(st.sampled_from(DECODERS))
     diffusion: dict[str, object] = {"block_length": block_length, "decoder": {"kind": decoder}}
     model = CAUSAL if causal else BIDIRECTIONAL
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK, cases_of, diffusion_of
+from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK, cases_of, described, differences
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Update
@@ -41,20 +41,8 @@ def test_tokens_equal_the_originals_for_one_more_rule(family: str, name: str, dt
 
 
 def compare(llm: DiffusionLLM, cases: list[dict[str, Any]]) -> None:
-    params = [
-        SamplingParams(
-            max_tokens=case["gen_length"],
-            ignore_eos=True,
-            bad_token_ids=case.get("bad_token_ids", ()),
-            diffusion=diffusion_of(case),
-        )
-        for case in cases
-    ]
-    found = llm.generate([case["prompt"] for case in cases], params)
-    for case, out in zip(cases, found, strict=True):
-        described = {k: v for k, v in case.items() if k not in ("prompt", "tokens")}
-        assert out.outputs[0].token_ids == case["tokens"], described
-        assert out.forwards <= case.get("forwards", 10**9), described
+    found = differences(llm, cases)
+    assert not found, [(what, described(cases[number])) for number, what in found.items()]
 
 
 @pytest.mark.parametrize("batch", [1, 8])

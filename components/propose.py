@@ -15,6 +15,7 @@ from diffray.components.block import Block, Measures, Proposal, Top
 from diffray.components.decoder_groups import DecoderGroup, reward
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
+from diffray.components.transforms import LogitBias, Planned
 from diffray.kernels.confidence import Confidence, Draw
 
 _RATHER_MASKED = -1.0
@@ -29,14 +30,6 @@ class Draws(NamedTuple):
     top_p_Q: Tensor | None
 
 
-class LogitBias(NamedTuple):
-    """What is added to single logits: biases, and -inf for forbidden tokens."""
-
-    rows_E: Tensor
-    ids_E: Tensor
-    values_E: Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Which positions the head's rows are about, and how their tokens are chosen."""
@@ -44,8 +37,7 @@ class Rows:
     cells_R: Tensor  # flat index into [B, L]
     draws: Draws | None
     measured: Draws | None  # rows whose distributions are measured; cold ones have temperature 1
-    edits: LogitBias | None
-    only: tuple[tuple[slice, Tensor], ...]  # rows that may take these ids and no others
+    transforms: tuple[Planned, ...]  # of the logits, in their order
     doubted: LogitBias | None  # tokens without confidence, as -inf to add to their logits
     ranked: tuple[slice, ...]  # rows that ask for the most probable ids ...
     num_ranked: int  # ... and how many of them
@@ -56,9 +48,7 @@ class Rows:
         filtered = (
             self.draws is not None and (self.draws.top_k_Q, self.draws.top_p_Q) != (None,) * 2
         )
-        return not (
-            filtered or self.measured or self.edits or self.only or self.doubted or self.ranked
-        )
+        return not (filtered or self.measured or self.transforms or self.doubted or self.ranked)
 
     def draw(self, block: Block) -> Draw | None:
         """Return how each row draws at this step; None where none does."""
@@ -77,7 +67,7 @@ class Rows:
 def propose(
     logits: Logits, rows: Rows, block: Block, groups: Items[DecoderGroup], mask_token_id: int
 ) -> Proposal:
-    """Choose a token for every head row from its logits, which are changed in place."""
+    """Choose a token for every head row from its transformed logits, which are changed in place."""
     if any(group.memory is not None for group in groups):
         top_R, top_ids_R = logits.best()
         logprob_R = top_R - logits.logsumexp()
@@ -100,7 +90,7 @@ def propose(
     logprob_R, rather_masked_R = chosen_R - lse_R, mask_logit_R > best_R
     confidence_R = logprob_R.exp()
     if rows.doubted is not None:
-        logits.add(*rows.doubted)
+        rows.doubted.add_to(logits)
         others_R = torch.logaddexp(logits.logsumexp(), mask_logit_R)
         own_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
         confidence_R = (own_R - others_R).exp().nan_to_num(0.0)  # where no others are allowed

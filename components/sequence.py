@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.decoder import Memory
+from diffray.components.transforms import RowTransform, transforms_of
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
@@ -53,6 +54,7 @@ class Sequence:
     num_blocks: int = field(init=False)  # how many blocks the generation touches
     causal_block: int = field(init=False)  # of block-causal attention; 0: it goes both ways
     guided: bool = field(init=False)
+    transforms: tuple[RowTransform, ...] = field(init=False)  # of its rows' logits, in order
     # ... and the current block.
     start: int = field(init=False)
     stop: int = field(init=False)
@@ -100,7 +102,9 @@ class Sequence:
         self.first_block = (self.prompt_len - self.anchor) // block
         self.num_blocks = -(-(self.blocks_stop - self.anchor) // block) - self.first_block
         self.causal_block = block if self.block_causal else 0
-        self.guided = self.policy.cfg_scale > 0
+        cfg_scale = self.policy.cfg_scale
+        self.guided = cfg_scale > 0
+        self.transforms = transforms_of(self.params, cfg_scale, self.end_ids, self.prompt_len)
         self._enter_block(self.index)
 
     @property

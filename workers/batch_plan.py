@@ -105,7 +105,7 @@ class BatchPlan:
         if self.soft:
             masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
             x_TH = x_TH + slots.soft.read(layout.batch.cells_T, x_TH) * masked_T1
-        read_R = self._ask().read() if self.sequences else None
+        read_R = self._ask().read_T if self.sequences else None
         return self.model.forward(x_TH, replace(layout.batch, read_R=read_R), self.kv)
 
     def _place(self, step: int, chunks: Items[Chunk]) -> None:
@@ -154,18 +154,13 @@ class BatchPlan:
         return rewarded(found, known_RK, groups, cells_R, block, mask_token_id)
 
     def _logits(self, hidden_TH: Tensor, asked: Asked) -> Logits:
+        def head(tokens_R: Tensor) -> Tensor:
+            return self.model.head(hidden_TH.index_select(0, tokens_R))
+
         tokens_R = asked.tokens_R[: len(asked.rows.cells_R)]
-        values_RV = self.model.head(hidden_TH.index_select(0, tokens_R))
-        if asked.guided is not None:
-            rows_U, twins_U, scale_U = asked.guided
-            blind_UV = self.model.head(hidden_TH.index_select(0, twins_U))
-            scale_U1 = scale_U.unsqueeze(1).to(values_RV)
-            values_RV[rows_U] = blind_UV + (scale_U1 + 1) * (values_RV[rows_U] - blind_UV)
-        logits = Logits(values_RV, self.model.spec.vocab_start, self.mesh)
-        if asked.rows.edits is not None:
-            logits.add(*asked.rows.edits)
-        for rows, ids_K in asked.rows.only:
-            logits.keep_only(rows, ids_K)
+        logits = Logits(head(tokens_R), self.model.spec.vocab_start, self.mesh)
+        for transform in asked.rows.transforms:
+            transform.apply(logits, head)
         return logits
 
     def _soften(

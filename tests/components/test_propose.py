@@ -11,7 +11,8 @@ from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
-from diffray.components.propose import Draws, LogitBias, Rows, joined, propose, propose_plain
+from diffray.components.propose import Draws, Rows, joined, propose, propose_plain
+from diffray.components.transforms import KeptIds, LogitBias
 from diffray.kernels.confidence import confidence_of_logits
 from tests.kernels.test_logits import on_ranks
 
@@ -48,7 +49,7 @@ def block() -> Block:
 
 
 def rows(draws: Draws | None) -> Rows:
-    return Rows(CELLS, draws, None, None, (), None, (), 0)
+    return Rows(CELLS, draws, None, (), None, (), 0)
 
 
 DRAWS = Draws(torch.tensor([0, 2, 5]), torch.tensor([0.7, 1.5, 3.0]).double(), None, None)
@@ -131,8 +132,8 @@ def test_filters_and_wishes_need_the_logits() -> None:
     some = torch.tensor([1])
     assert not rows(DRAWS._replace(top_k_Q=some)).plain
     assert not rows(DRAWS._replace(top_p_Q=some.double())).plain
-    assert not Rows(CELLS, None, None, None, ((slice(0, 1), some),), None, (), 0).plain
-    assert not Rows(CELLS, None, None, None, (), None, (slice(0, 1),), 2).plain
+    assert not Rows(CELLS, None, None, (KeptIds(((slice(0, 1), some),)),), None, (), 0).plain
+    assert not Rows(CELLS, None, None, (), None, (slice(0, 1),), 2).plain
     assert not doubting(some).plain
 
 
@@ -140,9 +141,7 @@ def doubting(ids: Tensor) -> Rows:
     """Give these tokens no confidence in any row."""
     rows_E = torch.arange(len(CELLS)).repeat_interleave(len(ids))
     minus = torch.full((len(rows_E),), -torch.inf)
-    return Rows(
-        CELLS, None, None, None, (), LogitBias(rows_E, ids.repeat(len(CELLS)), minus), (), 0
-    )
+    return Rows(CELLS, None, None, (), LogitBias(rows_E, ids.repeat(len(CELLS)), minus), (), 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -152,7 +151,7 @@ def test_measures_are_of_the_distribution_that_is_drawn_from(size: int) -> None:
     temperature = torch.tensor([1.0, 0.5, 2.0, 1.0]).double()
     top_p = torch.tensor([1.0, 0.9, 1.0, 1e-9]).double()
     measured = Draws(some, temperature, torch.tensor([0, 0, 4, 0]), top_p)
-    asked = Rows(CELLS, None, measured, None, (), None, (), 0)
+    asked = Rows(CELLS, None, measured, (), None, (), 0)
     assert not asked.plain
 
     def found(mesh: Mesh) -> Tensor:

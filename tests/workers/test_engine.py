@@ -683,3 +683,21 @@ def test_soft_memory_is_that_of_the_soft_canvases_that_run() -> None:
     assert engine.slots.soft.num_rows == 0
     for request in requests:
         assert found[request.uid] == run(toy_engine(BIDIRECTIONAL), [request])[request.uid]
+
+
+def test_soft_requests_wait_for_memory() -> None:
+    """Together they hold no more rows than there may be; the tokens are those of each alone."""
+    policy: dict[str, object] = {"iteration": {"kind": "soft"}, "block_length": 8}
+    params = SamplingParams(max_tokens=16, ignore_eos=True, diffusion=policy)
+    requests = [Request(uid, prompt_of(8, seed=uid), params) for uid in range(5)]
+    expected = run(toy_engine(BIDIRECTIONAL), requests)
+    engine = toy_engine(BIDIRECTIONAL)
+    engine.slots.soft.most_rows = 50  # canvases have 24 positions
+    for request in requests:
+        engine.add(request)
+    found: dict[int, list[int]] = defaultdict(list)
+    while not engine.idle:
+        for update in engine.step():
+            found[update.uid] += update.ids
+        assert len(engine.running) <= 2 and engine.slots.soft.num_rows <= 50
+    assert found == expected

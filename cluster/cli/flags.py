@@ -105,7 +105,8 @@ Decoder = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="What makes tokens final: threshold, fixed, hierarchy, credit, factor or edit.",
+        help="What makes tokens final: threshold, fixed, hierarchy, credit, factor, edit, "
+        "schedule, origin, budget_threshold or entropy_bound.",
         rich_help_panel=_DIFFUSION,
     ),
 ]
@@ -121,7 +122,7 @@ Iteration = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="How blocks are denoised: blockwise, block_diffusion or soft.",
+        help="How blocks are denoised: blockwise, first_token, block_diffusion or soft.",
         rich_help_panel=_DIFFUSION,
     ),
 ]

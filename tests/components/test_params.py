@@ -58,7 +58,7 @@ from tests.helpers.toy import toy_spec
         ),
         (
             {"diffusion": {"iteration": "best"}},
-            r"^diffusion.iteration: write \{\"kind\": ...\} with one of 'blockwise', 'block_diff",
+            r"^diffusion.iteration: write \{\"kind\": ...\} with one of 'blockwise', 'first_token'",
         ),
         ({"logprobs": 5}, r"^logprobs: write True or False; .*top_logprobs=N \(given: 5\)$"),
         ({"logprobs": 0}, r"^logprobs: write True or False; .*top_logprobs=N \(given: 0\)$"),

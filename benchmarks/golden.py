@@ -1,16 +1,40 @@
-"""The golden cases in `tests/golden`: what the original systems generate, said in our words."""
+"""What the original systems generate, token by token, and whether diffray generates the same.
 
+    python -m benchmarks.golden FOLDER...
+
+A folder holds a checkpoint and `golden.json`, as those in `tests/golden` do. Every case is
+generated in float64 and in float32; it is exact if its tokens are the original's in both, in no
+more forwards.
+"""
+
+import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+from diffray import DiffusionLLM, SamplingParams
+from diffray.workers.messages import Request
+
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 MASK, EOS = 510, 511
+DTYPES = "float64", "float32"
 FAMILIES = {
+    "dream": "dream",
     "llada": "llada",
     "llada_moe": "llada_moe",
     "llada_moe_fused": "llada_moe",  # the same weights in another layout
     "llada2_moe": "llada2_moe",
+}
+# The words of the cases, where ours are others.
+_KINDS: dict[str, dict[str, dict[str, Any]]] = {
+    "decoder": {
+        "maskgit": {"kind": "schedule", "order": "probability"},
+        "margin": {"kind": "schedule", "order": "margin"},
+        "entropy": {"kind": "schedule", "order": "entropy"},
+    },
+    "cache": {"block": {"kind": "exact"}},
+    "iteration": {"whole": {"kind": "blockwise"}},
 }
 _NUMBERS = {
     "decoder": (
@@ -20,12 +44,15 @@ _NUMBERS = {
         "gamma",
         "decay",
         "steps",
+        "eps",
         "steps_per_block",
         "factor",
     ),
     "cache": ("before", "after", "warmup"),
     "iteration": ("cont_weight", "cont_weight_init", "cont_weight_growth", "threshold_decay"),
 }
+
+Case = dict[str, Any]
 
 
 def golden(family: str) -> dict[str, Any]:
@@ -34,21 +61,90 @@ def golden(family: str) -> dict[str, Any]:
     return found
 
 
-def cases_of(family: str) -> list[dict[str, Any]]:
-    cases: list[dict[str, Any]] = golden(family)["cases"]
+def cases_of(family: str) -> list[Case]:
+    cases: list[Case] = golden(family)["cases"]
     return cases
 
 
-def diffusion_of(case: dict[str, Any]) -> dict[str, object]:
+def diffusion_of(case: Case) -> dict[str, object]:
     """Say a golden case in our words."""
-    kinds = {
-        "iteration": case.get("iteration", "blockwise"),
-        "decoder": case["decoder"],
-        "cache": {"block": "exact"}.get(case["cache"], case["cache"]),
-    }
+    said = {"iteration": "blockwise"} | case
+    if case.get("first") == "prefill":
+        said["iteration"] = "first_token"
     parts = {
-        part: {"kind": kind} | {name: case[name] for name in _NUMBERS[part] if name in case}
-        for part, kind in kinds.items()
+        part: _KINDS[part].get(said[part], {"kind": said[part]})
+        | {name: case[name] for name in _NUMBERS[part] if name in case}
+        for part in ("iteration", "decoder", "cache")
     }
     whole = ("block_length", "cfg_scale", "zero_confidence_token_ids")
     return {name: case[name] for name in whole if name in case} | parts
+
+
+def params_of(case: Case) -> SamplingParams:
+    """Return what to ask for a case's tokens; end tokens are ordinary but for its `stop_ids`."""
+    return SamplingParams(
+        max_tokens=case["gen_length"],
+        ignore_eos=True,
+        stop_token_ids=case.get("stop_ids", ()),
+        bad_token_ids=case.get("bad_token_ids", ()),
+        top_p=case.get("top_p", 1.0),
+        top_k=case.get("top_k", 0),
+        diffusion=diffusion_of(case),
+    )
+
+
+def differences(llm: DiffusionLLM, cases: list[Case]) -> dict[int, str]:
+    """Return for each case that is not exact what is different; all run in one batch."""
+    asked, found = {}, {}
+    for number, case in enumerate(cases):
+        try:
+            asked[number] = params_of(case)
+            llm.engine.check(Request(0, tuple(case["prompt"]), asked[number]))
+        except (KeyError, ValueError) as error:
+            found[number] = f"cannot be asked for: {error}"
+            asked.pop(number, None)
+    prompts = [cases[number]["prompt"] for number in asked]
+    outputs = llm.generate(prompts, list(asked.values()), use_tqdm=False)
+    for number, output in zip(asked, outputs, strict=True):
+        expected, most = cases[number]["tokens"], cases[number].get("forwards")
+        if (tokens := output.outputs[0].token_ids) != expected:
+            pairs = enumerate(zip(tokens, expected, strict=False))
+            first = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(expected)))
+            found[number] = f"other tokens from position {first} on"
+        elif most is not None and output.forwards > most:
+            found[number] = f"{output.forwards} forwards instead of {most}"
+    return found
+
+
+def run(folder: Path) -> tuple[int, int]:
+    """Run a folder's cases, print what is different, and return how many are exact of how many."""
+    told = json.loads((folder / "golden.json").read_text())
+    cases, different = told["cases"], set()
+    for dtype in DTYPES:
+        ids = {"mask_token_id": told["mask_id"], "eos_token_id": told["eos_id"]}
+        with DiffusionLLM(str(folder), dtype=dtype, max_num_seqs=64, **ids) as llm:
+            for number, what in sorted(differences(llm, cases).items()):
+                different.add(number)
+                print(f"{folder} {dtype}, case {number}: {what}: {described(cases[number])}")
+    return len(cases) - len(different), len(cases)
+
+
+def described(case: Case) -> Case:
+    """Return a case without its tokens."""
+    return {name: value for name, value in case.items() if name not in ("prompt", "tokens")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folders", metavar="FOLDER", nargs="+", type=Path)
+    exact = total = 0
+    for folder in parser.parse_args().folders:
+        equal, count = run(folder)
+        print(f"{folder}: {equal} of {count} exact")
+        exact, total = exact + equal, total + count
+    print(f"{exact} of {total} exact")
+    sys.exit(exact < total)
+
+
+if __name__ == "__main__":
+    main()

@@ -49,7 +49,8 @@ class Attention(nn.Module):
         first_key, last_key = key_heads(mesh, dims.kv_heads)
         query_rows = Cut(dims.heads * size, first * size, last * size)
         key_rows = Cut(dims.kv_heads * size, first_key * size, last_key * size)
-        self.qkv = ColumnLinear(dims.hidden, (query_rows, key_rows, key_rows), dtype)
+        cuts = query_rows, key_rows, key_rows
+        self.qkv = ColumnLinear(dims.hidden, cuts, dtype, biased=dims.qkv_bias)
         self.norm: HeadNorm | None = None
         if dims.head_norm:
             self.norm = HeadNorm(last - first, last_key - first_key, size, dtype)

@@ -4,6 +4,7 @@ Letters: B rows, L positions of the longest block; shorter blocks are padded wit
 are neither masked nor editable. Q rows that ask for a ranking, K ids in each.
 """
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -25,10 +26,26 @@ class Block:
     index_B: Tensor  # this block is the index-th ...
     count_B: Tensor  # ... of so many that the generation has
     floor_B: Tensor  # the iteration asks for at least this threshold
+    plans: tuple["Plan", ...] = ()  # one for each row, where some decoder plans its shares
 
-    def rows(self, index: Tensor) -> "Block":
-        """Return some of the rows."""
-        return Block(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+    def steps_of(self, steps: int) -> Tensor:
+        """Return how many of a whole generation's steps fall to each row's block."""
+        before_B = steps * self.index_B // self.count_B
+        return steps * (self.index_B + 1) // self.count_B - before_B
+
+    def rows(self, index: Tensor, members: Items[int]) -> "Block":
+        """Return some of the rows, whose numbers are given on the device and on the host."""
+        plans = tuple(self.plans[member] for member in members) if self.plans else ()
+        tensors = (f.name for f in fields(self) if f.name != "plans")
+        return Block(**{name: getattr(self, name)[index] for name in tensors}, plans=plans)
+
+
+class Plan(NamedTuple):
+    """What the host knows of a row before the step is run."""
+
+    start: int  # of the block, on the canvas
+    stop: int
+    share: int  # how many positions become final, as `Decoder.shares` has it
 
 
 class Top(NamedTuple):
@@ -37,6 +54,18 @@ class Top(NamedTuple):
     cells_Q: Tensor  # flat index into [B, L]
     ids_QK: Tensor
     logprobs_QK: Tensor
+
+
+class Measures(NamedTuple):
+    """What decoders may ask about the distributions that tokens are drawn from.
+
+    These are the model's, over the temperature and cut by top-k and top-p; unlike in what is drawn,
+    the mask counts. Where no token is asked for all three are 0.
+    """
+
+    probability_BL: Tensor  # of the proposed token
+    margin_BL: Tensor  # between the largest probability and the second
+    entropy_BL: Tensor  # in nats
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +82,14 @@ class Proposal:
     confidence_BL: Tensor
     logprob_BL: Tensor
     top: Top | None = None  # where a request asks for it; decoders see none
+    measures: Measures | None = None  # where a decoder asks for them
 
     def rows(self, index: Tensor) -> "Proposal":
         """Return some of the rows, as a decoder sees them."""
-        return Proposal(self.ids_BL[index], self.confidence_BL[index], self.logprob_BL[index])
+        measures = self.measures and Measures(*(part[index] for part in self.measures))
+        return Proposal(
+            self.ids_BL[index],
+            self.confidence_BL[index],
+            self.logprob_BL[index],
+            measures=measures,
+        )

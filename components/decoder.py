@@ -4,12 +4,16 @@ Letters: B rows, L positions of a block, K token ids remembered per position.
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.config import PolicyPart
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class Memory(NamedTuple):
@@ -32,6 +36,7 @@ class Decoder(PolicyPart, ABC):
     edits: ClassVar[bool] = False  # may replace tokens that are already written
     has_threshold: ClassVar[bool] = False  # honours `block.floor_B`
     remembers: ClassVar[bool] = False  # has a memory within a block: see `remember`
+    measures: ClassVar[bool] = False  # reads `proposal.measures`, for which logits are written
 
     @abstractmethod
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
@@ -44,6 +49,13 @@ class Decoder(PolicyPart, ABC):
     def remember(self, memory: Memory, block: Block, top_BL: Tensor, prob_BL: Tensor) -> Bonus:
         """Update the memory, in place, with the most probable ids; return what to add to logits."""
         raise AssertionError("only decoders that remember are asked to")
+
+    def shares(self, sequence: "Sequence") -> Items[int]:
+        """Return how many positions each step of the current block takes, if it is known before.
+
+        They become `block.plans`. Together they are the block's masks.
+        """
+        return ()
 
     def settle_steps(self) -> int:
         """Return how many steps may follow after a block's last mask is gone.

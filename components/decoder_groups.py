@@ -49,7 +49,11 @@ def reward(
     ids, values = [], []
     for group in groups:
         if group.memory is not None:
-            own = block.rows(group.rows_G), top_BL[group.rows_G], prob_BL[group.rows_G]
+            own = (
+                block.rows(group.rows_G, group.members),
+                top_BL[group.rows_G],
+                prob_BL[group.rows_G],
+            )
             bonus = group.decoder.remember(group.memory, *own)
             ids.append((group.rows_G, bonus.ids_BLK))
             values.append((group.rows_G, bonus.values_BLK))

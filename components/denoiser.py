@@ -31,9 +31,10 @@ class Names(NamedTuple):
     layer: str  # the layers' common prefix, before the number
     attention_norm: str
     qkv: tuple[str, ...]  # three names, or one where the rows are stacked
-    head_norms: tuple[str, str]
     attention_out: str
     mlp_norm: str
+    head_norms: tuple[str, ...] = ()  # of queries and keys, where they have any
+    qkv_bias: tuple[str, ...] = ()  # of queries, keys and values, where they have any
 
 
 class MLP(Protocol):
@@ -102,6 +103,9 @@ class Layer(nn.Module):
             f"{prefix}.{own.mlp_norm}": self.mlp_norm.part(),
         }
         parts |= {f"{prefix}.{n}": p for n, p in zip(own.qkv, projections, strict=True)}
+        if qkv.bias_O is not None:
+            biases = qkv.bias_parts()
+            parts |= {f"{prefix}.{n}": p for n, p in zip(own.qkv_bias, biases, strict=True)}
         if self.attention.norm is not None:
             norms = self.attention.norm.parts()
             parts |= {f"{prefix}.{n}": p for n, p in zip(own.head_norms, norms, strict=True)}
@@ -120,6 +124,8 @@ class Denoiser(nn.Module):
         dtype: torch.dtype,
         *,
         block_causal: bool,
+        block_length: int = 32,
+        logit_shift: int = 0,
         kernels: Kernels = TORCH,
     ) -> None:
         super().__init__()
@@ -144,6 +150,8 @@ class Denoiser(nn.Module):
             vocab_start=self.output.rows.start,
             max_positions=dims.max_positions,
             block_causal=block_causal,
+            block_length=block_length,
+            logit_shift=logit_shift,
         )
 
     @property

@@ -20,6 +20,7 @@ class Dims:
     vocab: int
     max_positions: int
     tied: bool  # whether the embedding is also the head
+    qkv_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:

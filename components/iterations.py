@@ -17,6 +17,7 @@ class Iteration(PolicyPart):
     bidirectional: ClassVar[bool] = True  # valid for bidirectional attention
     block_causal: ClassVar[bool] = True  # valid for block-causal attention
     soft: ClassVar[bool] = False  # masked positions carry soft embeddings
+    first_alone: ClassVar[bool] = False  # a block's first step decides its first position alone
 
     early_stop: bool = Field(True, description="End the generation at its first end token.")
 
@@ -38,6 +39,19 @@ class Blockwise(Iteration):
     block_causal: ClassVar[bool] = False
 
     kind: Literal["blockwise"] = "blockwise"
+
+
+class FirstToken(Iteration):
+    """Blockwise, but a block's first step decides the block's first position and no other.
+
+    So Fast-dLLM runs Dream with its caches: where logits are about the next position, the first of
+    a block is decided by the forward that fills the cache, and later ones run the block alone.
+    """
+
+    block_causal: ClassVar[bool] = False
+    first_alone: ClassVar[bool] = True
+
+    kind: Literal["first_token"] = "first_token"
 
 
 class BlockDiffusion(Iteration):

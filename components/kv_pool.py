@@ -10,7 +10,7 @@ from torch import Tensor
 from diffray.components.backend import zeros
 from diffray.components.batch import Batch
 from diffray.components.prefixes import Prefixes
-from diffray.kernels.attention import QKRotary
+from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.choose import TORCH, Kernels
 
 
@@ -39,6 +39,9 @@ class KVPool:
         self.num_pages = num_pages
         self.keys_LSGD = zeros(shape, dtype, device)
         self.values_LSGD = zeros(shape, dtype, device)
+        self.layers = [
+            KVLayer(*pair) for pair in zip(self.keys_LSGD, self.values_LSGD, strict=True)
+        ]
         self.prefixes = Prefixes(page_size, enabled=share_prefixes)
         self._free = list(range(num_pages - 1, 0, -1))
 
@@ -66,5 +69,5 @@ class KVPool:
 
         A token's query heads come first, then key heads, then value heads.
         """
-        pool = self.keys_LSGD[layer], self.values_LSGD[layer]
-        return self.kernels.attend(heads_TND, rotary, *pool, batch.slots_T, batch.windows)
+        kv = self.layers[layer]
+        return self.kernels.attend(heads_TND, rotary, kv, batch.slots_T, batch.windows)

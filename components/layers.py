@@ -94,19 +94,30 @@ class Norm(nn.Module):
 
 
 class ColumnLinear(nn.Module):
-    """Several matrices with one input, each sharded by rows, in one matmul."""
+    """Several matrices with one input, each sharded by rows, in one matmul, perhaps biased."""
 
-    def __init__(self, columns: int, cuts: tuple[Cut, ...], dtype: torch.dtype) -> None:
+    def __init__(
+        self, columns: int, cuts: tuple[Cut, ...], dtype: torch.dtype, *, biased: bool = False
+    ) -> None:
         super().__init__()
         self.cuts = cuts
         self.sizes = [c.stop - c.start for c in cuts]
         self.weight_OI = empty(sum(self.sizes), columns, dtype=dtype)
+        self.bias_O = empty(sum(self.sizes), dtype=dtype) if biased else None
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        return linear(x_TI, self.weight_OI)
+        return linear(x_TI, self.weight_OI, self.bias_O)
 
     def pack(self) -> None:
         self.weight_OI = packed(self.weight_OI)
+
+    def bias_parts(self) -> list[Part]:
+        """Return a part for the bias of each matrix."""
+        assert self.bias_O is not None
+        return [
+            Part((c.rows,), (Piece(view, (slice(c.start, c.stop),)),))
+            for c, view in zip(self.cuts, self.bias_O.split(self.sizes), strict=True)
+        ]
 
     def parts(self) -> list[Part]:
         """Return a part for each matrix that is a separate tensor in the checkpoint."""

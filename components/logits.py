@@ -90,18 +90,22 @@ class Logits:
         """Return the log-sum-exp of each row over the whole vocabulary."""
         return self.mesh.all_gather(self.values_RV.logsumexp(-1)).logsumexp(0)
 
-    def sample(
+    def entropy(self) -> Tensor:
+        """Return the entropy of each row, in nats."""
+        logprobs_RV = self.values_RV - self.logsumexp().unsqueeze(1)
+        terms_RV = (logprobs_RV.exp() * logprobs_RV).nan_to_num_(0.0)  # what is forbidden adds 0
+        return -self.mesh.all_reduce(terms_RV.sum(-1))
+
+    def filtered(
         self,
         rows_Q: Tensor,
         temperature_Q: Tensor,
         top_k_Q: Tensor | None,
         top_p_Q: Tensor | None,
-        key: tuple[Tensor, Tensor, Tensor],
-    ) -> Tensor:
-        """Sample an id for some rows: add Gumbel noise to the tempered and filtered logits.
+    ) -> "Logits":
+        """Return the tempered logits of some rows, with -inf for what the filters leave out.
 
-        Top-k comes before top-p, as in vLLM; all ids that tie at a cut are kept. `key` holds each
-        row's seed, position and step.
+        Top-k comes before top-p, as in vLLM; all ids that tie at a cut are kept.
         """
         scores = self.values_RV[rows_Q] / temperature_Q.unsqueeze(1)
         if top_k_Q is not None:
@@ -120,8 +124,12 @@ class Logits:
                     top_p_Q < 1, -1
                 ),
             )
+        return Logits(scores, self.start, self.mesh)
+
+    def draw(self, key: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Draw an id for each row, by adding Gumbel noise; `key` is its seed, position and step."""
         drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
-        return self._best_of(scores + drawn.to(scores))[1]
+        return self._best_of(self.values_RV + drawn.to(self.values_RV))[1]
 
     def _local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the columns of some ids on this rank, and which of them it really holds."""

@@ -25,10 +25,12 @@ class ModelSpec:
     vocab_start: int  # the start of this rank's slice
     max_positions: int
     block_causal: bool
+    block_length: int = 32  # of requests that name none; block-causal models are trained with one
+    logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
 
 
 class Model(Protocol):
-    """A denoiser: logit i belongs to position i."""
+    """A denoiser: the logits of token i belong to position i, or to i + 1 if shifted."""
 
     @property
     def spec(self) -> ModelSpec: ...

@@ -17,18 +17,34 @@ from diffray.components.caches.prefix import Prefix
 from diffray.components.caches.vicinity import Vicinity
 from diffray.components.config import InvalidField, PolicyPart
 from diffray.components.decoder import Decoder
+from diffray.components.decoders.budget_threshold import BudgetThreshold
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.edit import Edit
+from diffray.components.decoders.entropy_bound import EntropyBound
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.fixed import Fixed
 from diffray.components.decoders.hierarchy import Hierarchy
+from diffray.components.decoders.origin import Origin
+from diffray.components.decoders.schedule import Schedule
 from diffray.components.decoders.threshold import Threshold
-from diffray.components.iterations import BlockDiffusion, Blockwise, Iteration, Soft
+from diffray.components.iterations import BlockDiffusion, Blockwise, FirstToken, Iteration, Soft
 from diffray.components.model import ModelSpec
 
-AnyIteration = Annotated[Blockwise | BlockDiffusion | Soft, Field(discriminator="kind")]
+AnyIteration = Annotated[
+    Blockwise | FirstToken | BlockDiffusion | Soft, Field(discriminator="kind")
+]
 AnyDecoder = Annotated[
-    Threshold | Fixed | Hierarchy | Credit | Factor | Edit, Field(discriminator="kind")
+    Threshold
+    | Fixed
+    | Hierarchy
+    | Credit
+    | Factor
+    | Edit
+    | Schedule
+    | Origin
+    | BudgetThreshold
+    | EntropyBound,
+    Field(discriminator="kind"),
 ]
 AnyCache = Annotated[NoCache | Prefix | Dual | Vicinity | Exact, Field(discriminator="kind")]
 
@@ -53,7 +69,9 @@ class DiffusionParams(PolicyPart):
 
     elsewhere: ClassVar[Mapping[str, str]] = IN_DECODER
 
-    block_length: int = Field(32, ge=1, description="Positions per block.")
+    block_length: int | None = Field(
+        None, ge=1, description="Positions per block; default: the model's own."
+    )
     iteration: AnyIteration | None = Field(
         None,
         description="How blocks are denoised; default: block_diffusion for block-causal models, "
@@ -102,6 +120,7 @@ class Policy:
         iteration = params.iteration or (BlockDiffusion() if causal else Blockwise())
         cache = params.cache or (Exact() if causal else Dual())
         decoder = params.decoder
+        length = params.block_length or spec.block_length
         plain = "block_diffusion" if causal else "blockwise"
         if not (iteration.block_causal if causal else iteration.bidirectional):
             raise InvalidField(
@@ -125,9 +144,9 @@ class Policy:
                 ),
                 "diffusion.cache",
             )
-        if decoder.remembers and params.block_length > LONGEST_REMEMBERED:
+        if decoder.remembers and length > LONGEST_REMEMBERED:
             raise InvalidField(
-                f"block_length is {params.block_length}, and decoder {decoder.kind!r} takes blocks "
+                f"block_length is {length}, and decoder {decoder.kind!r} takes blocks "
                 f"of at most {LONGEST_REMEMBERED}: at each position it remembers as many ids as a "
                 "block is long",
                 "diffusion.block_length",
@@ -142,4 +161,4 @@ class Policy:
             raise InvalidField(
                 f"cfg_scale does not go with iteration 'soft'; use {plain!r}", "diffusion.cfg_scale"
             )
-        return Policy(params.block_length, iteration, decoder, cache, params.cfg_scale)
+        return Policy(length, iteration, decoder, cache, params.cfg_scale)

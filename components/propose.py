@@ -5,36 +5,29 @@ positions of a block, K remembered or ranked ids.
 """
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from diffray.components.block import Block, Proposal, Top
+from diffray.components.block import Block, Measures, Proposal, Top
 from diffray.components.decoder_groups import DecoderGroup, reward
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
+from diffray.components.transforms import LogitBias, Planned
 from diffray.kernels.confidence import Confidence, Draw
 
 _RATHER_MASKED = -1.0
 
 
 class Draws(NamedTuple):
-    """Rows with a temperature, and how they draw."""
+    """Rows, and how the distributions that they draw from are made."""
 
     rows_Q: Tensor
     temperature_Q: Tensor
     top_k_Q: Tensor | None  # None where no row asks for it
     top_p_Q: Tensor | None
-
-
-class LogitBias(NamedTuple):
-    """What is added to single logits: biases, and -inf for forbidden tokens."""
-
-    rows_E: Tensor
-    ids_E: Tensor
-    values_E: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +36,8 @@ class Rows:
 
     cells_R: Tensor  # flat index into [B, L]
     draws: Draws | None
-    edits: LogitBias | None
-    only: tuple[tuple[slice, Tensor], ...]  # rows that may take these ids and no others
+    measured: Draws | None  # rows whose distributions are measured; cold ones have temperature 1
+    transforms: tuple[Planned, ...]  # of the logits, in their order
     doubted: LogitBias | None  # tokens without confidence, as -inf to add to their logits
     ranked: tuple[slice, ...]  # rows that ask for the most probable ids ...
     num_ranked: int  # ... and how many of them
@@ -55,7 +48,7 @@ class Rows:
         filtered = (
             self.draws is not None and (self.draws.top_k_Q, self.draws.top_p_Q) != (None,) * 2
         )
-        return not (filtered or self.edits or self.only or self.doubted or self.ranked)
+        return not (filtered or self.measured or self.transforms or self.doubted or self.ranked)
 
     def draw(self, block: Block) -> Draw | None:
         """Return how each row draws at this step; None where none does."""
@@ -74,7 +67,7 @@ class Rows:
 def propose(
     logits: Logits, rows: Rows, block: Block, groups: Items[DecoderGroup], mask_token_id: int
 ) -> Proposal:
-    """Choose a token for every head row from its logits, which are changed in place."""
+    """Choose a token for every head row from its transformed logits, which are changed in place."""
     if any(group.memory is not None for group in groups):
         top_R, top_ids_R = logits.best()
         logprob_R = top_R - logits.logsumexp()
@@ -83,6 +76,7 @@ def propose(
         logits.add(rows_RK, ids_RK.clamp(min=0), values_RK)
     lse_R = logits.logsumexp()
     mask_logit_R = logits.column(mask_token_id)
+    measured = None if rows.measured is None else logits.filtered(*rows.measured)
     logits.forbid(mask_token_id)
     best_R, ids_R = logits.best()
     top = _rank(logits, rows, lse_R) if rows.ranked else None
@@ -91,16 +85,22 @@ def propose(
         cells_Q = rows.cells_R[rows.draws.rows_Q]
         row_Q = cells_Q // block.ids_BL.shape[1]
         key = block.seed_B[row_Q], block.positions_BL.flatten()[cells_Q], block.step_B[row_Q]
-        ids_R = ids_R.index_copy(0, rows.draws.rows_Q, logits.sample(*rows.draws, key))
+        ids_R = ids_R.index_copy(0, rows.draws.rows_Q, logits.filtered(*rows.draws).draw(key))
         chosen_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
     logprob_R, rather_masked_R = chosen_R - lse_R, mask_logit_R > best_R
     confidence_R = logprob_R.exp()
     if rows.doubted is not None:
-        logits.add(*rows.doubted)
+        rows.doubted.add_to(logits)
         others_R = torch.logaddexp(logits.logsumexp(), mask_logit_R)
         own_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
         confidence_R = (own_R - others_R).exp().nan_to_num(0.0)  # where no others are allowed
-    return _proposal(ids_R, logprob_R, confidence_R, rather_masked_R, rows.cells_R, block, top)
+    proposal = _proposal(ids_R, logprob_R, confidence_R, rather_masked_R, rows.cells_R, block, top)
+    if measured is None or rows.measured is None:
+        return proposal
+    rows_Q = rows.measured.rows_Q
+    return replace(
+        proposal, measures=_measure(measured, ids_R[rows_Q], rows.cells_R[rows_Q], block)
+    )
 
 
 def propose_plain(found: Confidence, rows: Rows, block: Block) -> Proposal:
@@ -148,6 +148,15 @@ def _proposal(
         _spread(logprob_R, cells_R, logprob_R.new_zeros(block.ids_BL.shape)),
         top,
     )
+
+
+def _measure(logits: Logits, ids_Q: Tensor, cells_Q: Tensor, block: Block) -> Measures:
+    lse_Q = logits.logsumexp()
+    probability_Q = (logits.gather(ids_Q.unsqueeze(1)).squeeze(1) - lse_Q).exp()
+    best_Q2 = (logits.top((slice(None),), 2)[0] - lse_Q.unsqueeze(1)).exp()
+    zero_BL = lse_Q.new_zeros(block.ids_BL.shape)
+    found = probability_Q, best_Q2[:, 0] - best_Q2[:, 1], logits.entropy()
+    return Measures(*(_spread(part_Q, cells_Q, zero_BL) for part_Q in found))
 
 
 def _rank(logits: Logits, rows: Rows, lse_R: Tensor) -> Top:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.decoder import Memory
+from diffray.components.transforms import RowTransform, transforms_of
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
@@ -37,6 +38,7 @@ class Sequence:
     policy: "Policy"
     block_causal: bool
     end_ids: frozenset[int]  # end tokens; empty if ignored
+    logit_shift: int = 0
     suffix: tuple[int, ...] = ()
     watch: bool = False  # whether updates contain the canvas
     cache_salt: str = ""  # K/V are shared only within the same salt
@@ -52,10 +54,12 @@ class Sequence:
     num_blocks: int = field(init=False)  # blocks of the generation
     causal_block: int = field(init=False)  # the block length if block-causal, else 0
     guided: bool = field(init=False)
+    transforms: tuple[RowTransform, ...] = field(init=False)  # of its rows' logits, in order
     # ... and the current block.
     start: int = field(init=False)
     stop: int = field(init=False)
     kv_stop: int = field(init=False)  # the end of the keys that it sees
+    read_start: int = field(init=False)  # the first position that the block's logits come from
     prompt_in_block: int = field(init=False)  # positions of the prompt at its start
 
     # Progress. Finished blocks are in `final`; the current block lives in the engine's slots.
@@ -96,7 +100,9 @@ class Sequence:
         self.first_block = (self.prompt_len - self.anchor) // block
         self.num_blocks = -(-(self.blocks_stop - self.anchor) // block) - self.first_block
         self.causal_block = block if self.block_causal else 0
-        self.guided = self.policy.cfg_scale > 0
+        cfg_scale = self.policy.cfg_scale
+        self.guided = cfg_scale > 0
+        self.transforms = transforms_of(self.params, cfg_scale, self.end_ids, self.prompt_len)
         self._enter_block(self.index)
 
     @property
@@ -171,6 +177,9 @@ class Sequence:
         self.start = self.anchor + (self.first_block + index) * block
         self.stop = min(self.start + block, self.blocks_stop)
         self.kv_stop = self.stop if self.block_causal else self.length
+        # Where its first position is decided before, a block reads nothing from before itself.
+        shift = 0 if self.policy.iteration.first_alone else self.logit_shift
+        self.read_start = max(self.start - shift, 0)
         self.prompt_in_block = max(self.prompt_len - self.start, 0)
         self.step = self.post_steps = 0
         self.memory = self.masked_L = self.top = None

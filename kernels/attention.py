@@ -24,20 +24,22 @@ class QKRotary(NamedTuple):
     sin_T1R: Tensor
 
 
+class KVLayer(NamedTuple):
+    """The K/V memory of one layer: a row for each slot of the pool."""
+
+    keys_SGD: Tensor
+    values_SGD: Tensor
+
+
 def attend(
-    heads_THD: Tensor,
-    rotary: QKRotary,
-    keys_SGD: Tensor,
-    values_SGD: Tensor,
-    slots_T: Tensor,
-    windows: Windows,
+    heads_THD: Tensor, rotary: QKRotary, kv: KVLayer, slots_T: Tensor, windows: Windows
 ) -> Tensor:
     """Norm and rotate heads, store keys and values in place, return what the queries read.
 
     Of each token the query heads stand first, then the key heads, then as many value heads.
     """
-    stored = _rotate_and_store(heads_THD, rotary, keys_SGD, values_SGD, slots_T)
-    return window_attention(*stored, keys_SGD, values_SGD, windows.groups)
+    stored = _rotate_and_store(heads_THD, rotary, *kv, slots_T)
+    return window_attention(*stored, *kv, windows.groups)
 
 
 def _rotate_and_store(

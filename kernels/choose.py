@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffray.kernels import attention, confidence, experts, norm, quantized, router
-from diffray.kernels.attention import QKRotary
+from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.windows import PagedWindows, Windows
 
@@ -31,7 +31,7 @@ class Kernels(NamedTuple):
     name: str
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    attend: Callable[[Tensor, QKRotary, Tensor, Tensor, Tensor, Windows], Tensor]
+    attend: Callable[[Tensor, QKRotary, KVLayer, Tensor, Windows], Tensor]
     softmax_topk: Callable[[Tensor, Tensor | None, int], tuple[Tensor, Tensor]]
     grouped_sigmoid_topk: Callable[..., tuple[Tensor, Tensor]]
     experts_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

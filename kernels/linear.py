@@ -26,8 +26,8 @@ def pack(weight_OI: Tensor) -> Tensor:
     return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight_OI))
 
 
-def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
-    """Return x @ weight.T; float32 on a CPU goes to oneDNN.
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias; float32 on a CPU goes to oneDNN.
 
     torch itself uses MKL, which takes about twice as long on AMD's CPUs. The matrix may be packed.
     """
@@ -39,8 +39,8 @@ def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
         if num_rows > FEW and num_rows % ROUND:
             x_TI = functional.pad(x_TI, (0, 0, 0, -num_rows % ROUND))
         multiply = torch.ops.mkldnn._linear_pointwise.default
-        return cast(Tensor, multiply(x_TI, weight_OI, None, "none", [], ""))[:num_rows]
-    return functional.linear(x_TI, weight_OI)
+        return cast(Tensor, multiply(x_TI, weight_OI, bias_O, "none", [], ""))[:num_rows]
+    return functional.linear(x_TI, weight_OI, bias_O)
 
 
 def _has_onednn(tensor: Tensor) -> bool:

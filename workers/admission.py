@@ -149,6 +149,7 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         params=params,
         policy=Policy.resolve(params.diffusion, spec),
         block_causal=spec.block_causal,
+        logit_shift=spec.logit_shift,
         end_ids=frozenset(end_ids),
         suffix=request.suffix,
         watch=request.watch,

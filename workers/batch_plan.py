@@ -63,12 +63,15 @@ class BatchPlan:
         self.graphs = None if self.soft else graphs
         self._windows: list[Span] = []
         self._asked: Asked | None = None
+        self._first_only: list[bool] = []  # of each sequence, whether it asks for one position only
         self._blocks: BatchState | None = None  # unplanned yet
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
-        if step == 0:
-            self._asked = None  # fewer positions are masked by now
+        first_only = [s.policy.iteration.first_alone and s.step + step == 0 for s in self.sequences]
+        if step == 0 or first_only != self._first_only:
+            self._asked = None  # fewer positions are masked by now, or more are asked about
+        self._first_only = first_only
         self._place(step, chunks)
         hidden_TH = self._hidden()
         # A device has only begun with that: what else there is to plan is planned meanwhile.
@@ -76,7 +79,7 @@ class BatchPlan:
             return
         if self._blocks is None:
             self._blocks = BatchState(self.sequences, self.slots)
-        block = self._blocks.now(step)
+        block = self._blocks.now(step, first_only)
         self._blocks.accept(self._propose(hidden_TH, self._blocks, block, step), block)
 
     def outcomes(self) -> list[Outcome]:
@@ -102,7 +105,7 @@ class BatchPlan:
         if self.soft:
             masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
             x_TH = x_TH + slots.soft.read(layout.batch.cells_T, x_TH) * masked_T1
-        read_R = self._ask().read() if self.sequences else None
+        read_R = self._ask().read_T if self.sequences else None
         return self.model.forward(x_TH, replace(layout.batch, read_R=read_R), self.kv)
 
     def _place(self, step: int, chunks: Items[Chunk]) -> None:
@@ -117,7 +120,9 @@ class BatchPlan:
     def _ask(self) -> Asked:
         """Return what is asked of the head, for as long as the windows stand."""
         if self._asked is None:
-            self._asked = ask(self.sequences, self._layout, self.length, self.device)
+            self._asked = ask(
+                self.sequences, self._first_only, self._layout, self.length, self.device
+            )
             if self._layout.recorded is not None:
                 self._layout.recorded.read(self._asked.tokens_R)
         return self._asked
@@ -149,18 +154,13 @@ class BatchPlan:
         return rewarded(found, known_RK, groups, cells_R, block, mask_token_id)
 
     def _logits(self, hidden_TH: Tensor, asked: Asked) -> Logits:
+        def head(tokens_R: Tensor) -> Tensor:
+            return self.model.head(hidden_TH.index_select(0, tokens_R))
+
         tokens_R = asked.tokens_R[: len(asked.rows.cells_R)]
-        values_RV = self.model.head(hidden_TH.index_select(0, tokens_R))
-        if asked.guided is not None:
-            rows_U, twins_U, scale_U = asked.guided
-            blind_UV = self.model.head(hidden_TH.index_select(0, twins_U))
-            scale_U1 = scale_U.unsqueeze(1).to(values_RV)
-            values_RV[rows_U] = blind_UV + (scale_U1 + 1) * (values_RV[rows_U] - blind_UV)
-        logits = Logits(values_RV, self.model.spec.vocab_start, self.mesh)
-        if asked.rows.edits is not None:
-            logits.add(*asked.rows.edits)
-        for rows, ids_K in asked.rows.only:
-            logits.keep_only(rows, ids_K)
+        logits = Logits(head(tokens_R), self.model.spec.vocab_start, self.mesh)
+        for transform in asked.rows.transforms:
+            transform.apply(logits, head)
         return logits
 
     def _soften(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.backend import send
-from diffray.components.block import Block, Proposal
+from diffray.components.block import Block, Plan, Proposal
 from diffray.components.decoder import Decoder, Memory
 from diffray.components.decoder_groups import DecoderGroup
 from diffray.components.sequence import Sequence
@@ -28,6 +28,7 @@ class BatchState:
         self.length = max(self.lengths)
         self.edits = any(s.policy.decoder.edits for s in sequences)
         self._floors: list[float] = []
+        self._shares = [s.policy.decoder.shares(s) for s in sequences]
         facts = [
             (
                 s.start,
@@ -69,18 +70,26 @@ class BatchState:
         """Whether the decoder of any row has a memory."""
         return any(group.memory is not None for group in self.groups)
 
-    def now(self, step: int) -> Block:
-        """Return what decoders see at the `step`-th step of a round."""
+    def now(self, step: int, first_only: Items[bool]) -> Block:
+        """Return what decoders see at the `step`-th step of a round.
+
+        Where a row is `first_only`, only the first position of its block.
+        """
         floors = [s.policy.iteration.floor(s.steps_before + s.step + step) for s in self.sequences]
         if floors != self._floors:
             self._floors = floors
             self._floor_B = send(torch.tensor(floors, dtype=torch.float64), self.device)
+        masked_BL = self.masked_BL  # nothing in rows that are done
+        if any(first_only):
+            later_L = torch.arange(self.length, device=self.device) > 0
+            first_only_B = send(torch.tensor(first_only), self.device)
+            masked_BL = masked_BL & ~(first_only_B.unsqueeze(1) & later_L)
         editable_BL = self.ours_BL  # empty, unless a decoder edits
         if self.edits:
             editable_BL = self.ours_BL & ~self.masked_BL & ~self.done_B.unsqueeze(1)
         return Block(
             ids_BL=self.ids_BL,
-            masked_BL=self.masked_BL,  # nothing in rows that are done
+            masked_BL=masked_BL,
             editable_BL=editable_BL,
             positions_BL=self.positions_BL,
             seed_B=self.seed_B,
@@ -90,6 +99,7 @@ class BatchState:
             index_B=self.index_B,
             count_B=self.count_B,
             floor_B=self._floor_B,
+            plans=self._plans(step),
         )
 
     def accept(self, proposal: Proposal, block: Block) -> None:
@@ -98,7 +108,7 @@ class BatchState:
         accepted_BL = self._accept(proposal, block) & open_BL
         accepted_BL |= _rescue(proposal, block, accepted_BL)
         self.ids_BL = torch.where(accepted_BL, proposal.ids_BL, self.ids_BL)
-        self.masked_BL = block.masked_BL & ~accepted_BL
+        self.masked_BL = self.masked_BL & ~accepted_BL
         self._put(self.slots.ids_SN, self.ids_BL)
         self._put(self.slots.masked_SN, self.masked_BL)
         self.steps_BL = torch.where(accepted_BL, block.step_B.unsqueeze(1), self.steps_BL)
@@ -139,9 +149,19 @@ class BatchState:
             return self.groups[0].decoder.accept(proposal, block)
         accepted_BL = torch.zeros_like(self.masked_BL)
         for group in self.groups:
-            ours = proposal.rows(group.rows_G), block.rows(group.rows_G)
+            ours = proposal.rows(group.rows_G), block.rows(group.rows_G, group.members)
             accepted_BL[group.rows_G] = group.decoder.accept(*ours)
         return accepted_BL
+
+    def _plans(self, step: int) -> tuple[Plan, ...]:
+        """Return what is planned for the `step`-th step of a round; nothing once a row is done."""
+        if not any(self._shares):
+            return ()
+        found = []
+        for s, shares in zip(self.sequences, self._shares, strict=True):
+            at = s.step + step
+            found.append(Plan(s.start, s.stop, shares[at] if at < len(shares) else 0))
+        return tuple(found)
 
     def _plan_groups(self) -> list[DecoderGroup]:
         rows: dict[Decoder, list[int]] = defaultdict(list)

@@ -216,6 +216,8 @@ class Engine:
             found = self.kv.prefixes.find(sequence)
             if self._pages(sequence, sequence.kv_stop) - num_held(found) > self.kv.num_free:
                 return
+            if sequence.policy.iteration.soft and not self.slots.soft.has_room(sequence.length):
+                return
             self.waiting.popleft()
             self.slots.admit(sequence)
             self.running.append(sequence)

@@ -44,11 +44,11 @@ class EngineOptions(Config):
         None,
         description="Record CUDA graphs at startup; default: on one GPU with triton kernels.",
     )
-    graph_block_length: int = Field(
-        32,
+    graph_block_length: int | None = Field(
+        None,
         ge=1,
-        description="The block length that CUDA graphs are recorded for. DiffusionLLM takes it "
-        "from its diffusion argument.",
+        description="The block length that CUDA graphs are recorded for; default: the model's own. "
+        "DiffusionLLM takes it from its diffusion argument.",
     )
     tune_kernels: bool = Field(
         False,
@@ -127,7 +127,7 @@ class EngineKeywords(TypedDict, total=False):
     kernels: Kernels | str
     quantization: Quantization | str | None
     cuda_graphs: bool | None
-    graph_block_length: int
+    graph_block_length: int | None
     tune_kernels: bool
     enable_prefix_caching: bool | None
     mask_token_id: int | None

@@ -27,6 +27,9 @@ from diffray.workers.text import Tokenizer
 from diffray.workers.tune import tune
 
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
+# Inputs of soft requests take at most this share of the K/V memory's size, in addition to it. Half
+# is for the copy that is made whenever a soft request begins or ends.
+_SHARE_FOR_SOFT = 1 / 8
 
 
 def build_engine(
@@ -115,11 +118,15 @@ def engine_of(
         )
 
     record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name, mesh.size)
-    buckets = buckets_for(setup.max_num_seqs, setup.graph_block_length)
+    block_length = setup.graph_block_length or spec.block_length
+    buckets = buckets_for(setup.max_num_seqs, block_length + spec.logit_shift)
     reserved = 0 if record is None else memory_for(buckets[0], loaded, pool(1), slots)
     # Not yet a collective: others may still be loading.
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
     kv, graphs = pool(pages), None
+    row = spec.hidden_size * loaded.dtype.itemsize
+    rows = int((kv.keys_LSGD.nbytes + kv.values_LSGD.nbytes) * _SHARE_FOR_SOFT / 2 / row)
+    slots.soft.most_rows = max(rows, length)
     if setup.tune_kernels:
         # Attention that goes both ways runs whole canvases, else a prompt comes in chunks.
         longest = setup.chunk if spec.block_causal else length

@@ -13,10 +13,12 @@ class SoftInputs:
     """Embeddings at each position of some slots' canvases; elsewhere they are zero.
 
     It holds as many rows as those canvases have positions, and none while no soft request runs.
+    They are at most `most_rows`, which hold one canvas at least; None sets no bound.
     """
 
     def __init__(self, num_slots: int, slot_length: int, device: torch.device) -> None:
         self._num_slots, self._slot_length, self._device = num_slots, slot_length, device
+        self.most_rows: int | None = None
         self._lengths: dict[int, int] = {}  # of each soft slot's canvas
         self._fresh: set[int] = set()  # slots that have not been given memory yet
         self._parts: dict[int, slice] = {}  # where each slot's rows are
@@ -27,6 +29,10 @@ class SoftInputs:
     def num_rows(self) -> int:
         """How many positions there is memory for."""
         return 0 if self._rows_CH is None else len(self._rows_CH)
+
+    def has_room(self, length: int) -> bool:
+        """Whether the memory takes one more canvas of this length."""
+        return self.most_rows is None or sum(self._lengths.values()) + length <= self.most_rows
 
     def enter(self, slot: int, length: int) -> None:
         """Begin with zeros at all positions of a slot's canvas."""

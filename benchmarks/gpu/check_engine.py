@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK, cases_of, diffusion_of, golden
+from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK, cases_of, golden, params_of
 from benchmarks.gpu.measure import arguments, facts, need_cuda, write_report
 from diffray.components.batch import Batch, Window
 from diffray.components.denoiser import Denoiser
@@ -130,9 +130,7 @@ def requests_of(family: str) -> list[Request]:
         Request(
             number,
             tuple(case["prompt"]),
-            SamplingParams(
-                max_tokens=case["gen_length"], ignore_eos=True, diffusion=diffusion_of(case)
-            ),
+            params_of(case),
         )
         for number, case in enumerate(cases_of(FAMILIES[family]))
     ]

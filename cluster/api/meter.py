@@ -15,11 +15,15 @@ REFUSED: Final = "refused"  # a choice is cancelled because another of its reque
 class Meter:
     """Counts a choice from its first update on; of a refused one only the refusal is counted.
 
-    `leads`: it is the first choice of its prompt, which is counted once.
+    `leads`: it is the first choice of its prompt, which is counted once. `block_length` is the
+    model's own.
     """
 
-    def __init__(self, metrics: Metrics, request: Request, *, leads: bool) -> None:
+    def __init__(
+        self, metrics: Metrics, request: Request, *, leads: bool, block_length: int
+    ) -> None:
         self._to, self._request, self._leads = metrics, request, leads
+        self._block_length = block_length
         self._arrived = time.perf_counter()
         self._admitted = self._first = self._last = 0.0
         self._first_tokens = self._tokens = self._forwards = 0
@@ -31,7 +35,8 @@ class Meter:
         steps, self._forwards = update.forwards - self._forwards, update.forwards
         to.steps.inc(steps)
         params = self._request.params
-        to.positions.inc(steps * min(params.diffusion.block_length, params.max_tokens))
+        length = params.diffusion.block_length or self._block_length
+        to.positions.inc(steps * min(length, params.max_tokens))
         new, self._tokens = len(output.token_ids) - self._tokens, len(output.token_ids)
         if not new:
             return

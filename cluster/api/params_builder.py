@@ -61,7 +61,7 @@ class ParamsBuilder:
         pages = limits.num_pages // (2 if diffusion.cfg_scale > 0 else 1)
         positions = min(limits.context, pages * limits.page_size)
         if limits.spec.block_causal:
-            positions -= positions % diffusion.block_length
+            positions -= positions % (diffusion.block_length or limits.spec.block_length)
         return positions
 
     def _max_tokens(

@@ -86,7 +86,9 @@ class Runner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _one(self, choice: Choice, priority: int) -> AsyncGenerator[Delta, None]:
-        meter, failure = Meter(self.metrics, choice.request, leads=choice.leads), None
+        own = self.engine.limits.spec.block_length
+        meter = Meter(self.metrics, choice.request, leads=choice.leads, block_length=own)
+        failure = None
         try:
             updates = self.engine.submit(choice.checked, priority=priority, deadline=self.deadline)
             async with aclosing(updates):

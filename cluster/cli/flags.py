@@ -59,7 +59,8 @@ Decoder = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="What makes tokens final: threshold, fixed, hierarchy, credit, factor or edit.",
+        help="What makes tokens final: threshold, fixed, hierarchy, credit, factor, edit, "
+        "schedule, origin, budget_threshold or entropy_bound.",
         rich_help_panel=_DIFFUSION,
     ),
 ]
@@ -75,7 +76,7 @@ Iteration = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="How blocks are denoised: blockwise, block_diffusion or soft.",
+        help="How blocks are denoised: blockwise, first_token, block_diffusion or soft.",
         rich_help_panel=_DIFFUSION,
     ),
 ]

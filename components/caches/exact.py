@@ -20,4 +20,5 @@ class Exact(CachePolicy):
     kind: Literal["exact"] = "exact"
 
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
-        return (sequence.clean_end if step == 0 else sequence.start), sequence.stop
+        start = sequence.read_start
+        return (min(sequence.clean_end, start) if step == 0 else start), sequence.stop

@@ -21,4 +21,4 @@ class Prefix(CachePolicy):
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
         if refreshes(step, self.refresh):
             return 0, sequence.kv_stop
-        return sequence.start, sequence.kv_stop
+        return sequence.read_start, sequence.kv_stop

@@ -31,6 +31,6 @@ class Vicinity(CachePolicy):
         warming = sequence.steps_before + step <= self.warmup
         if warming or refreshes(step, self.refresh):
             return 0, sequence.kv_stop
-        return max(0, sequence.start - self.before), min(
+        return max(0, sequence.read_start - self.before), min(
             sequence.kv_stop, sequence.stop + self.after
         )

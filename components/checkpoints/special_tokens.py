@@ -1,6 +1,7 @@
 """Finds the mask token and the end tokens in a checkpoint's files."""
 
 from collections.abc import Sequence as Items
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal
 
@@ -38,18 +39,23 @@ def special_ids(
 
 
 def find_ids(path: Path, config: Config, kind: Kind) -> tuple[int, ...]:
-    """Return the ids of a kind of token from the first file that has them, or nothing."""
+    """Return the ids of a kind of token from the configs, else from the tokenizer, or nothing.
+
+    For the mask the first config counts, for end tokens all of them: generation_config.json alone
+    may name the token that ends a chat model's answers.
+    """
     key = f"{kind}_token_id"
-    for source in (config, _read(path, "generation_config.json")):
-        if found := _as_ids(source.get(key), key):
-            return found
+    configs = config, _read(path, "generation_config.json")
+    told = [ids for source in configs if (ids := _as_ids(source.get(key), key))]
+    if told:
+        return told[0] if kind == "mask" else tuple(dict.fromkeys(chain(*told)))
     tokenizer_config = _read(path, "tokenizer_config.json")
     own = tokenizer_config.get(f"{kind}_token")
     if isinstance(own, dict):
         own = own.get("content")
     names = (own, *_KNOWN_NAMES[kind]) if isinstance(own, str) else _KNOWN_NAMES[kind]
-    ids = _added_tokens(path, tokenizer_config)
-    return next(((ids[name],) for name in names if name in ids), ())
+    added = _added_tokens(path, tokenizer_config)
+    return next(((added[name],) for name in names if name in added), ())
 
 
 def _added_tokens(path: Path, tokenizer_config: Config) -> dict[str, int]:

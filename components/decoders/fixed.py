@@ -27,9 +27,7 @@ class Fixed(Decoder):
     )
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
-        before_B = self.steps * block.index_B // block.count_B
-        share_B = self.steps * (block.index_B + 1) // block.count_B - before_B
-        steps_left_B = (share_B - block.step_in_block_B).clamp(min=1)
+        steps_left_B = (block.steps_of(self.steps) - block.step_in_block_B).clamp(min=1)
         masks_B = block.masked_BL.sum(-1)
         accepted_B = (masks_B + steps_left_B - 1) // steps_left_B
 

@@ -16,7 +16,6 @@ NAMES = Names(
     layer="model.transformer.blocks",
     attention_norm="attn_norm.weight",
     qkv=("q_proj.weight", "k_proj.weight", "v_proj.weight"),
-    head_norms=("q_norm.weight", "k_norm.weight"),
     attention_out="attn_out.weight",
     mlp_norm="ff_norm.weight",
 )

@@ -143,4 +143,8 @@ def build_llada2_moe(
         return GatedMLP(dims.hidden, dense_width, DENSE_NAMES, mesh, dtype)
 
     mlps: list[MLP] = [dense() if index < num_dense else sparse() for index in range(dims.layers)]
-    return Denoiser(dims, mlps, NAMES, mesh, dtype, block_causal=True, kernels=kernels)
+    # The published configs do not name the length; LLaDA2 was trained with blocks of 32.
+    block = fields.count("block_length", fields.count("block_size", 32))
+    return Denoiser(
+        dims, mlps, NAMES, mesh, dtype, block_causal=True, block_length=block, kernels=kernels
+    )

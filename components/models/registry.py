@@ -6,6 +6,7 @@ import torch
 
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh, UnevenError
+from diffray.components.models.dream import build_dream
 from diffray.components.models.fields import Config
 from diffray.components.models.llada import build_llada
 from diffray.components.models.llada2_moe import build_llada2_moe
@@ -22,6 +23,7 @@ class Build(Protocol):
 
 
 ARCHITECTURES: dict[str, Build] = {
+    "DreamModel": build_dream,
     "LLaDAModelLM": build_llada,
     "LLaDAMoEModelLM": build_llada_moe,
     "FusedLLaDAMoEModelLM": build_llada_moe,
@@ -89,6 +91,8 @@ def choose_build(config: Config) -> Build:
         return build_llada2_moe
     elif model_type == "llada":
         return build_llada_moe if "num_experts" in config else build_llada
+    elif model_type == "Dream":
+        return build_dream
     raise ValueError(
         f"config.json names the architectures {architectures!r} (model_type {model_type!r}); "
         f"supported are {', '.join(ARCHITECTURES)}"

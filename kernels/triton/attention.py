@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffray.kernels.attention import QKRotary
+from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.triton.rope import rotate_and_store
 from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
 from diffray.kernels.windows import PagedWindows, Windows
@@ -28,15 +28,14 @@ _MOST_SPLITS = 32
 def attend(
     heads_TND: Tensor,
     rotary: QKRotary,
-    keys_SGD: Tensor,
-    values_SGD: Tensor,
+    kv: KVLayer,
     slots_T: Tensor,
     windows: Windows,
     tuner: Tuner = UNTUNED,
 ) -> Tensor:
     """Norm and rotate heads, store keys and values in place, return the attention output."""
-    q_TQD = rotate_and_store(heads_TND, rotary, keys_SGD, values_SGD, slots_T)
-    return paged_attention(q_TQD, keys_SGD, values_SGD, windows.paged, tuner)
+    q_TQD = rotate_and_store(heads_TND, rotary, *kv, slots_T)
+    return paged_attention(q_TQD, *kv, windows.paged, tuner)
 
 
 def paged_attention(

@@ -296,14 +296,15 @@ def test_what_is_no_folder_is_sought_on_the_hub_and_the_error_says_so(dense: Pat
         resolve(dense / "config.json")
 
 
-def test_special_ids_come_from_the_first_that_tells_them(tmp_path: Path) -> None:
+def test_special_ids_come_from_the_files_that_tell_them(tmp_path: Path) -> None:
     assert special_ids(tmp_path, LLADA) == (62, (63,))
     assert special_ids(tmp_path, LLADA, mask_token_id=1, eos_token_id=[2, 3]) == (1, (2, 3))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [60, 61]}')
     tokens = [{"id": 58, "content": "<|mask|>"}, {"id": 57, "content": "<|end|>"}]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
     assert special_ids(tmp_path, {}) == (58, (60, 61))
-    assert special_ids(tmp_path, {"eos_token_id": 63}) == (58, (63,))
+    assert special_ids(tmp_path, {"eos_token_id": 63}) == (58, (63, 60, 61))
+    assert special_ids(tmp_path, {"eos_token_id": [61, 63]}) == (58, (61, 63, 60))
     (tmp_path / "generation_config.json").unlink()
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"mask_token": {"content": "<mask>"}, "eos_token": "<|end|>"}).replace(

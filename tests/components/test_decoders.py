@@ -1,15 +1,27 @@
 """Each decoder's rule, on confidences written by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from diffray.components.block import Measures
+from diffray.components.caches.none import NoCache
 from diffray.components.decoder import Decoder, Memory
+from diffray.components.decoders.budget_threshold import BudgetThreshold
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.edit import Edit
+from diffray.components.decoders.entropy_bound import EntropyBound
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.fixed import Fixed
 from diffray.components.decoders.hierarchy import Hierarchy
+from diffray.components.decoders.origin import Origin
+from diffray.components.decoders.schedule import Schedule
 from diffray.components.decoders.threshold import Threshold
+from diffray.components.iterations import Blockwise, FirstToken, Iteration
+from diffray.components.params import SamplingParams
+from diffray.components.policy import Policy
+from diffray.components.sequence import Sequence
 from tests.helpers.decoding import DECIDED, accepted, block_of, proposal_of
 
 
@@ -152,6 +164,105 @@ def test_credit_equals_the_dense_definition() -> None:
         masked[:, 0] = False  # a decided position gains nothing more
 
 
+@pytest.mark.parametrize("order", ["probability", "margin", "entropy"])
+def test_a_schedule_takes_the_surest_of_what_is_planned(order: str) -> None:
+    decoder = Schedule.model_validate({"order": order})
+    assert accepted(decoder, 0.5, 0.9, DECIDED, 0.7, share=2) == [1, 3]
+    assert accepted(decoder, 0.5, 0.9, DECIDED, 0.7, share=0) == []
+    # What the model would rather keep masked comes last, in order.
+    assert accepted(decoder, -0.1, -0.2, 0.1, share=2) == [0, 2]
+
+
+def test_a_schedule_orders_by_what_it_is_told_to() -> None:
+    measures = [[0.6, 0.5, 0.4]], [[0.1, 0.3, 0.2]], [[2.0, 1.5, 1.0]]
+    proposal = replace(
+        proposal_of(torch.tensor([[0.3] * 3])), measures=Measures(*map(torch.tensor, measures))
+    )
+    block = block_of(torch.ones(1, 3, dtype=torch.bool), share=1)
+    for order, best in (("probability", 0), ("margin", 1), ("entropy", 2)):
+        mask = Schedule.model_validate({"order": order}).accept(proposal, block)
+        assert mask.tolist() == [[place == best for place in range(3)]]
+
+
+def sequence_of(length: int, iteration: Iteration, blocks: int = 1) -> Sequence:
+    """Return a generation in its first block."""
+    policy = Policy(length, iteration, Schedule(), NoCache(), 0.0)
+    params = SamplingParams(max_tokens=length * blocks)
+    return Sequence(0, (1, 2), params, policy, False, frozenset())
+
+
+@pytest.mark.parametrize("iteration", [Blockwise(), FirstToken()], ids=["all", "first"])
+@pytest.mark.parametrize("eps", [0.0, 1e-3, 0.5, 1.0])
+@pytest.mark.parametrize("length", [1, 2, 19, 64])
+@pytest.mark.parametrize("steps", [1, 2, 19, 64, 4096])
+def test_a_schedule_decides_every_mask_in_no_more_steps(
+    steps: int, length: int, eps: float, iteration: Iteration
+) -> None:
+    shares = Schedule(steps=steps, eps=eps).shares(sequence_of(length, iteration))
+    assert sum(shares) == length and min(shares) >= 1
+    assert len(shares) <= steps + iteration.first_alone
+    assert shares[0] == 1 or not iteration.first_alone
+
+
+def test_a_schedule_is_dreams() -> None:
+    """As its formula says, one step after the other; steps that take nothing are left out."""
+    for steps, length in ((16, 48), (20, 57), (57, 40), (64, 64), (33, 33)):
+        times, left, expected = torch.linspace(1, 1e-3, steps + 1), torch.tensor(1.0 * length), []
+        for step in range(steps):
+            share = int(left * (1 - times[step + 1] / times[step]) if step < steps - 1 else left)
+            expected += [share] * (share > 0)
+            left = left - share
+        assert Schedule(steps=steps).shares(sequence_of(length, Blockwise())) == tuple(expected)
+
+
+def test_a_schedule_is_spread_over_blocks() -> None:
+    shares = Schedule(steps=6, eps=0.0).shares(sequence_of(8, Blockwise(), blocks=3))
+    assert shares == (4, 4)
+
+
+def test_origin_decides_each_position_at_a_time_of_its_own() -> None:
+    """After n of N steps a share of 1 - n / N is left, whatever is decided with it."""
+    many, steps = 20_000, 4
+    decoder = Origin(steps=steps, eps=0.0)
+    masked = torch.ones(1, many, dtype=torch.bool)
+    proposal = proposal_of(torch.full((1, many), 0.5, dtype=torch.float64))
+    for step in range(steps):
+        masked = masked & ~decoder.accept(proposal, block_of(masked))
+        assert masked.double().mean() == pytest.approx(1 - (step + 1) / steps, abs=0.02)
+    assert not masked.any()
+
+
+def test_origin_takes_all_at_once_in_one_step() -> None:
+    assert accepted(Origin(steps=1), 0.5, DECIDED, 0.1, 0.2) == [0, 2, 3]
+
+
+def test_a_budget_lets_later_steps_take_what_earlier_ones_withheld() -> None:
+    decoder = BudgetThreshold(steps=4, threshold=0.6)  # of 8 positions: 2 a step
+    assert accepted(decoder, *[0.9] * 3, *[0.7] * 5) == [0, 1]
+    assert accepted(decoder, 0.9, *[0.3] * 7) == [0]
+    assert accepted(decoder, *[0.3] * 7, 0.4) == [7]
+    # One of the four that were allowed is final, so the second step may take three.
+    second = torch.tensor([1])
+    after = (DECIDED, 0.9, 0.8, 0.7, 0.65, 0.3, 0.3, 0.3)
+    assert accepted(decoder, *after, step_in_block_B=second) == [1, 2, 3]
+    late = torch.tensor([9])  # after the last step everything is allowed
+    assert accepted(decoder, *after, step_in_block_B=late) == [1, 2, 3, 4]
+
+
+def test_an_entropy_bound_counts_all_but_the_largest() -> None:
+    """Entropies here are one minus the confidence: those before the last have at most gamma."""
+    row = (0.9, 0.7, 0.8, DECIDED, 0.1)  # 0.1, 0.3, 0.2 and 0.9 nats
+    assert accepted(EntropyBound(gamma=0), *row) == [0]
+    assert accepted(EntropyBound(gamma=0.11), *row) == [0, 2]
+    assert accepted(EntropyBound(gamma=0.31), *row) == [0, 1, 2]
+    assert accepted(EntropyBound(gamma=0.61), *row) == [0, 1, 2, 4]
+
+
+def test_an_entropy_bound_takes_what_is_certain_together() -> None:
+    assert accepted(EntropyBound(gamma=0), 1.0, 1.0, 0.5, 0.4) == [0, 1, 2]
+    assert accepted(EntropyBound(gamma=9), -0.1, 0.5, -0.2) == [1]
+
+
 @pytest.mark.parametrize(
     "decoder",
     [
@@ -162,6 +273,12 @@ def test_credit_equals_the_dense_definition() -> None:
         Factor(),
         Credit(),
         Edit(),
+        Schedule(order="probability"),
+        Schedule(order="margin"),
+        Schedule(order="entropy"),
+        Origin(steps=5),
+        BudgetThreshold(steps=3, threshold=0.5),
+        EntropyBound(gamma=0.7),
     ],
     ids=lambda d: d.kind,
 )
@@ -176,6 +293,5 @@ def test_rows_do_not_depend_on_each_other(decoder: Decoder) -> None:
     assert (together & masked).any(-1).all()
     for row in range(5):
         index = torch.tensor([row])
-        assert torch.equal(
-            decoder.accept(proposal.rows(index), block.rows(index))[0], together[row]
-        )
+        alone = decoder.accept(proposal.rows(index), block.rows(index, [row]))
+        assert torch.equal(alone[0], together[row])

@@ -16,6 +16,7 @@ from diffray.components.models.registry import choose_build
 from tests.helpers import plain_models
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny_checkpoints import (
+    DREAM,
     IDS,
     LLADA,
     LLADA2_MOE,
@@ -25,7 +26,7 @@ from tests.helpers.tiny_checkpoints import (
     save,
 )
 
-NAMES = ["llada", "llada_moe", "llada_moe_fused", "llada2_moe"]
+NAMES = ["dream", "llada", "llada_moe", "llada_moe_fused", "llada2_moe"]
 LLADA2_MINI = LLADA2_MOE | {
     "vocab_size": 157184,
     "hidden_size": 2048,
@@ -70,6 +71,9 @@ def llada2(w: dict[str, Tensor], c: dict[str, Any], ids: Tensor) -> Tensor:
         (LLADA, {"weight_tying": True}, plain_models.llada),
         (LLADA, {"embedding_size": 80}, plain_models.llada),
         (LLADA, {"mlp_hidden_size": None, "mlp_ratio": 2}, plain_models.llada),
+        (DREAM, {}, plain_models.dream),
+        (DREAM, {"num_key_value_heads": 4}, plain_models.dream),
+        (DREAM, {"tie_word_embeddings": True}, plain_models.dream),
         (LLADA_MOE, {}, plain_models.llada_moe),
         (LLADA_MOE, {"qk_layernorm": False}, plain_models.llada_moe),
         (LLADA_MOE, {"num_key_value_heads": 1}, plain_models.llada_moe),
@@ -142,6 +146,20 @@ def test_config_variants_equal_the_plain_oracle(
         ),
         (LLADA2_MINI, 14813, 16.25),
         (
+            DREAM
+            | {
+                "vocab_size": 152064,
+                "hidden_size": 3584,
+                "intermediate_size": 18944,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 28,
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 131072,
+            },
+            339,
+            7.616,
+        ),
+        (
             LLADA2_MINI
             | {
                 "hidden_size": 4096,
@@ -162,6 +180,7 @@ def test_published_models_have_the_tensors_they_should(
     assert len(parts) == num_tensors
     total = sum(math.prod(part.shape) for part in parts.values())
     assert total / 1e9 == pytest.approx(billions, rel=1e-3)
+    ranks = 4 if config["architectures"] == ["DreamModel"] else 8  # 28 heads
     for expert_parallel in (False, True):
-        for rank in range(8):
-            choose_build(config)(config, Mesh(rank, 8, expert_parallel), torch.bfloat16)
+        for rank in range(ranks):
+            choose_build(config)(config, Mesh(rank, ranks, expert_parallel), torch.bfloat16)

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from pydantic import Field, field_validator
@@ -58,7 +59,7 @@ from tests.helpers.toy import toy_spec
         ),
         (
             {"diffusion": {"iteration": "best"}},
-            r"^diffusion.iteration: write \{\"kind\": ...\} with one of 'blockwise', 'block_diff",
+            r"^diffusion.iteration: write \{\"kind\": ...\} with one of 'blockwise', 'first_token'",
         ),
         ({"logprobs": 5}, r"^logprobs: write True or False; .*top_logprobs=N \(given: 5\)$"),
         ({"logprobs": 0}, r"^logprobs: write True or False; .*top_logprobs=N \(given: 0\)$"),
@@ -177,6 +178,14 @@ def test_defaults_fit_the_model(causal: bool, iteration: str, cache: str) -> Non
     policy = Policy.resolve(DiffusionParams(), toy_spec(causal))
     assert policy.iteration.kind == iteration  # type: ignore[attr-defined]
     assert policy.cache.kind == cache  # type: ignore[attr-defined]
+
+
+def test_a_request_that_names_no_block_length_takes_the_models_own() -> None:
+    spec = replace(toy_spec(True), block_length=4)
+    assert Policy.resolve(DiffusionParams(), spec).block_length == 4
+    assert Policy.resolve(DiffusionParams(block_length=8), spec).block_length == 8
+    server = DiffusionParams(block_length=16)
+    assert Policy.resolve(DiffusionParams().over(server), spec).block_length == 16
 
 
 def test_a_decoder_that_remembers_takes_no_endless_block() -> None:

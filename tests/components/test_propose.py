@@ -11,7 +11,8 @@ from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
-from diffray.components.propose import Draws, LogitBias, Rows, joined, propose, propose_plain
+from diffray.components.propose import Draws, Rows, joined, propose, propose_plain
+from diffray.components.transforms import KeptIds, LogitBias
 from diffray.kernels.confidence import confidence_of_logits
 from tests.helpers.threads import on_ranks
 
@@ -131,7 +132,7 @@ def test_filters_and_wishes_need_the_logits() -> None:
     some = torch.tensor([1])
     assert not rows(DRAWS._replace(top_k_Q=some)).plain
     assert not rows(DRAWS._replace(top_p_Q=some.double())).plain
-    assert not Rows(CELLS, None, None, ((slice(0, 1), some),), None, (), 0).plain
+    assert not Rows(CELLS, None, None, (KeptIds(((slice(0, 1), some),)),), None, (), 0).plain
     assert not Rows(CELLS, None, None, (), None, (slice(0, 1),), 2).plain
     assert not doubting(some).plain
 
@@ -141,6 +142,40 @@ def doubting(ids: Tensor) -> Rows:
     rows_E = torch.arange(len(CELLS)).repeat_interleave(len(ids))
     minus = torch.full((len(rows_E),), -torch.inf)
     return Rows(CELLS, None, None, (), LogitBias(rows_E, ids.repeat(len(CELLS)), minus), (), 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_measures_are_of_the_distribution_that_is_drawn_from(size: int) -> None:
+    """Over the temperature, cut by the filters, the mask's probability included."""
+    some = torch.tensor([0, 2, 3, 6])
+    temperature = torch.tensor([1.0, 0.5, 2.0, 1.0]).double()
+    top_p = torch.tensor([1.0, 0.9, 1.0, 1e-9]).double()
+    measured = Draws(some, temperature, torch.tensor([0, 0, 4, 0]), top_p)
+    asked = Rows(CELLS, None, measured, (), None, (), 0)
+    assert not asked.plain
+
+    def found(mesh: Mesh) -> Tensor:
+        start, stop = mesh.shard(VOCAB, "vocabulary")
+        here = Logits(logits()[:, start:stop], start, mesh)
+        proposal = propose(here, asked, block(), (), MASK)
+        assert proposal.measures is not None
+        ids_BL = proposal.ids_BL.to(logits().dtype)
+        return torch.stack([ids_BL, *proposal.measures])
+
+    expected = torch.zeros(3, ROWS * LENGTH, dtype=torch.float64)
+    for row, t, k, p in zip(some, temperature, (VOCAB, VOCAB, 4, VOCAB), top_p, strict=True):
+        probs = (logits()[row] / t).softmax(-1)
+        order = probs.argsort(descending=True, stable=True)
+        kept = order[: max(1, min(k, int((probs[order].cumsum(0) < p).sum()) + 1))]
+        probs = torch.zeros_like(probs).index_copy(0, kept, probs[kept] / probs[kept].sum())
+        own = probs[logits()[row].index_fill(0, torch.tensor([MASK]), -torch.inf).argmax()]
+        best = probs.topk(2).values
+        entropy = -torch.xlogy(probs, probs).sum()
+        expected[:, CELLS[row]] = torch.stack([own, best[0] - best[1], entropy])
+    plain = propose(Logits(logits(), 0, Mesh()), rows(None), block(), (), MASK)
+    for ids_BL, *measures in on_ranks(size, found):
+        torch.testing.assert_close(torch.stack(measures).flatten(1), expected)
+        assert torch.equal(ids_BL.long(), plain.ids_BL)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

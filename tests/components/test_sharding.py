@@ -41,7 +41,7 @@ def results(path: Path, block: int, mesh: Mesh) -> list[Tensor]:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     ("name", "expert_parallel"),
-    [("llada", False), *((name, ep) for name in SPARSE for ep in (False, True))],
+    [("llada", False), ("dream", False), *((name, ep) for name in SPARSE for ep in (False, True))],
 )
 def test_ranks_together_equal_one(name: str, size: int, expert_parallel: bool) -> None:
     block = 4 if name == "llada2_moe" else 0

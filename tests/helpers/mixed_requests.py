@@ -8,10 +8,13 @@ from tests.helpers.toy import (
 )
 
 BIDIRECTIONAL = ToyModel()
-
-
 CAUSAL = ToyModel(block_causal=True)
-
+SHIFTED = ToyModel(logit_shift=1)
+DECODERS = [
+    *("threshold", "fixed", "hierarchy", "credit", "factor", "edit", "schedule", "origin"),
+    *("budget_threshold", "entropy_bound"),
+]
+SHIFTED_CAUSAL = ToyModel(block_causal=True, logit_shift=1)
 
 MIXED: list[dict[str, object]] = [
     {"decoder": {"kind": "threshold", "threshold": 0.6}, "cache": {"kind": "dual"}},
@@ -30,9 +33,16 @@ MIXED: list[dict[str, object]] = [
     },
     {"decoder": {"kind": "factor"}, "cache": {"kind": "dual", "refresh": 3}, "cfg_scale": 0.7},
     {"decoder": {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.2}, "block_length": 12},
+    {"decoder": {"kind": "schedule", "steps": 21}, "block_length": 16},
+    {
+        "decoder": {"kind": "schedule", "steps": 30, "order": "margin"},
+        "iteration": {"kind": "first_token"},
+        "block_length": 16,
+    },
+    {"decoder": {"kind": "origin", "steps": 24}, "cache": {"kind": "none"}},
+    {"decoder": {"kind": "budget_threshold", "steps": 20, "threshold": 0.4}, "block_length": 24},
+    {"decoder": {"kind": "entropy_bound", "gamma": 0.5}, "cfg_scale": 0.4},
 ]
-
-
 MIXED_CAUSAL: list[dict[str, object]] = [
     {"decoder": {"kind": "threshold", "threshold": 0.6, "steps_per_block": 5}},
     {"decoder": {"kind": "credit"}, "block_length": 16},

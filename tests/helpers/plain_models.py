@@ -1,4 +1,4 @@
-"""LLaDA, LLaDA-MoE and LLaDA2 written down plainly from a checkpoint's names: slow and clear.
+"""The models written down plainly from a checkpoint's names: slow and clear.
 
 An oracle for the real models: float64, one sequence, one expert of one token at a time.
 """
@@ -54,7 +54,7 @@ def stack(
     mlp: Callable[[str, int, Tensor], Tensor],
     block: int,
 ) -> Tensor:
-    """Run the layers of the two sparse families, which differ in the names of attention."""
+    """Run the layers of the families that are named alike but for attention."""
     eps, heads, fused = c["rms_norm_eps"], c["num_attention_heads"], "n_group" in c
     kv = c.get("num_key_value_heads") or heads
     size = c.get("head_dim") or c["hidden_size"] // heads
@@ -70,7 +70,11 @@ def stack(
             q, k, v = rows.split([heads * size, kv * size, kv * size], -1)
             norms, out = ("attention.query_layernorm", "attention.key_layernorm"), "attention.dense"
         else:
-            q, k, v = (h @ w[f"{name}.self_attn.{n}_proj.weight"].T for n in "qkv")
+            q, k, v = (
+                h @ w[f"{name}.self_attn.{n}_proj.weight"].T
+                + w.get(f"{name}.self_attn.{n}_proj.bias", 0.0)
+                for n in "qkv"
+            )
             norms, out = ("self_attn.q_norm", "self_attn.k_norm"), "self_attn.o_proj"
         q, k, v = (t.unflatten(-1, (-1, size)) for t in (q, k, v))
         if fused or c.get("qk_layernorm"):
@@ -105,6 +109,16 @@ def llada(w: Weights, c: dict[str, Any], ids: Tensor) -> Tensor:
     return (
         norm(x, w["model.transformer.ln_f.weight"], eps) @ w[f"model.transformer.{head}.weight"].T
     )
+
+
+def dream(w: Weights, c: dict[str, Any], ids: Tensor) -> Tensor:
+    def mlp(name: str, layer: int, x: Tensor) -> Tensor:
+        return gated(x, w, *(f"{name}.mlp.{p}_proj.weight" for p in ("gate", "up", "down")))
+
+    x = w["model.embed_tokens.weight"][ids]
+    hidden = stack(w, c, x, "model.layers", c["num_hidden_layers"], mlp, 0)
+    head = "model.embed_tokens" if c.get("tie_word_embeddings") else "lm_head"
+    return hidden @ w[f"{head}.weight"].T
 
 
 def llada_moe(w: Weights, c: dict[str, Any], ids: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ BIDIRECTIONAL: list[dict[str, Any]] = [
     },
     {"decoder": {"kind": "factor"}, "cache": {"kind": "dual", "refresh": 3}, "cfg_scale": 0.7},
     {"decoder": {"kind": "edit", "threshold": 0.1, "edit_threshold": 0.2}},
+    {"decoder": {"kind": "schedule", "steps": 5}, "iteration": {"kind": "first_token"}},
+    {"decoder": {"kind": "entropy_bound", "gamma": 2.0}},
 ]
 BLOCK_CAUSAL: list[dict[str, Any]] = [
     {"decoder": {"kind": "threshold", "threshold": 0.2}, "cache": {"kind": "exact"}},
@@ -46,8 +48,10 @@ BLOCK_CAUSAL: list[dict[str, Any]] = [
     {"decoder": {"kind": "fixed", "steps": 2}, "cache": {"kind": "none"}},
     {"decoder": {"kind": "factor"}, "cfg_scale": 0.7},
     {"decoder": {"kind": "edit", "threshold": 0.1, "edit_threshold": 0.2}},
+    {"decoder": {"kind": "schedule", "steps": 5, "order": "margin"}},
+    {"decoder": {"kind": "entropy_bound", "gamma": 2.0}},
 ]
-PROMPTS = [5, 9, 13, 16, 21, 26]
+PROMPTS = [5, 9, 13, 16, 21, 26, 8, 11]
 # Greedy and seeded, filtered and not.
 SAMPLING: list[dict[str, Any]] = [
     {"max_tokens": 9},
@@ -56,6 +60,8 @@ SAMPLING: list[dict[str, Any]] = [
     {"max_tokens": 4, "temperature": 0.9, "top_k": 9, "top_p": 0.8},
     {"max_tokens": 7, "temperature": 0.7, "min_tokens": 4},
     {"max_tokens": 6},
+    {"max_tokens": 9, "top_p": 0.7},
+    {"max_tokens": 8, "temperature": 0.5, "top_k": 20},
 ]
 
 
@@ -91,7 +97,7 @@ def run_case(mesh: Mesh, case: Case) -> Found:
     """Build the engine of one case and run its batch."""
     mesh = replace(mesh, expert_parallel=case.expert_parallel)
     setup = EngineOptions(
-        dtype=case.dtype, device="cpu", max_num_seqs=6, max_model_len=64, page_size=8
+        dtype=case.dtype, device="cpu", max_num_seqs=8, max_model_len=64, page_size=8
     )
     if "golden" in case.model:
         setup = setup.model_copy(update={"mask_token_id": 510, "eos_token_id": 511})
@@ -120,7 +126,8 @@ def requests_for(spec: ModelSpec) -> list[Request]:
     draw = torch.Generator().manual_seed(5)
     policies = BLOCK_CAUSAL if spec.block_causal else BIDIRECTIONAL
     ids = torch.randint(0, 60, (sum(PROMPTS),), generator=draw).tolist()
-    first = [0] * len(PROMPTS) if spec.block_causal else [sum(PROMPTS[:n]) for n in range(6)]
+    before = [sum(PROMPTS[:n]) for n in range(len(PROMPTS))]
+    first = [0] * len(PROMPTS) if spec.block_causal else before
     return [
         Request(
             uid,

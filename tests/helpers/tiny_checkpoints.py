@@ -36,6 +36,24 @@ LLADA: dict[str, Any] = {
     "mask_token_id": 62,
     "eos_token_id": 63,
 }
+DREAM: dict[str, Any] = {
+    "architectures": ["DreamModel"],
+    "model_type": "Dream",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "use_sliding_window": False,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "mask_token_id": 62,
+    "eos_token_id": 63,
+}
 LLADA_MOE: dict[str, Any] = {
     "architectures": ["LLaDAMoEModelLM"],
     "model_type": "llada",

@@ -27,7 +27,11 @@ CPU = torch.device("cpu")
 
 
 def toy_spec(
-    block_causal: bool = False, num_layers: int = 2, head_dim: int = 8, hidden_size: int = 16
+    block_causal: bool = False,
+    num_layers: int = 2,
+    head_dim: int = 8,
+    hidden_size: int = 16,
+    logit_shift: int = 0,
 ) -> ModelSpec:
     return ModelSpec(
         num_layers=num_layers,
@@ -38,6 +42,7 @@ def toy_spec(
         vocab_start=0,
         max_positions=512,
         block_causal=block_causal,
+        logit_shift=logit_shift,
     )
 
 
@@ -63,8 +68,8 @@ class WritesLogits(ABC):
 class ToyModel(WritesLogits):
     """A two-layer transformer with random float64 weights; confident enough to be interesting."""
 
-    def __init__(self, block_causal: bool = False, seed: int = 0) -> None:
-        self.spec = toy_spec(block_causal)
+    def __init__(self, block_causal: bool = False, seed: int = 0, logit_shift: int = 0) -> None:
+        self.spec = toy_spec(block_causal, logit_shift=logit_shift)
         draw = torch.Generator().manual_seed(seed)
 
         def random(*shape: int, scale: float) -> Tensor:

@@ -27,13 +27,12 @@ def shard(mesh: Mesh) -> Logits:
 def draw_ids(logits: Logits, temperature: float, top_k: int, top_p: float) -> Tensor:
     rows = torch.arange(ROWS)
     key = torch.full((ROWS,), 7), rows, torch.zeros(ROWS, dtype=torch.long)
-    return logits.sample(
+    return logits.filtered(
         rows,
         torch.full((ROWS,), temperature, dtype=torch.float64),
         torch.full((ROWS,), top_k),
         torch.full((ROWS,), top_p, dtype=torch.float64),
-        key,
-    )
+    ).draw(key)
 
 
 def answers(mesh: Mesh) -> Tensor:
@@ -97,13 +96,12 @@ def test_top_k_and_top_p_keep_what_they_should() -> None:
         logits = Logits(one.expand(many, 5).clone(), 0, Mesh())
         rows = torch.arange(many)
         key = torch.zeros(many, dtype=torch.long), rows, torch.zeros(many, dtype=torch.long)
-        ids = logits.sample(
+        ids = logits.filtered(
             rows,
             torch.ones(many, dtype=torch.float64),
             torch.full((many,), top_k),
             torch.full((many,), top_p, dtype=torch.float64),
-            key,
-        )
+        ).draw(key)
         return set(ids.tolist())
 
     assert kept(0, 1.0) == {0, 1, 2, 3, 4}
@@ -140,13 +138,13 @@ def test_filters_keep_what_sorting_keeps(size: int) -> None:
             start, stop = mesh.shard(VOCAB, "vocabulary")
             part = row[start:stop].expand(many, -1).clone()
             rows = torch.arange(many)
-            return Logits(part, start, mesh).sample(
+            kept = Logits(part, start, mesh).filtered(
                 rows,
                 torch.ones(many, dtype=torch.float64),
                 torch.full((many,), top_k),
                 torch.full((many,), top_p, dtype=torch.float64),
-                (rows, rows, rows),
             )
+            return kept.draw((rows, rows, rows))
 
         expected = kept_by_sorting(row.double(), top_k, top_p) - {0, 1, 2, 3}
         for found in on_ranks(size, drawn):
@@ -177,7 +175,7 @@ def test_samples_follow_the_distribution() -> None:
     logits = Logits(probs.log().expand(many, 4).clone(), 0, Mesh())
     rows, zeros = torch.arange(many), torch.zeros(many, dtype=torch.long)
     ones = torch.ones(many, dtype=torch.float64)
-    ids = logits.sample(rows, ones, None, None, (zeros + 5, rows, zeros))
+    ids = logits.filtered(rows, ones, None, None).draw((zeros + 5, rows, zeros))
     shares = torch.bincount(ids, minlength=4) / many
     assert torch.allclose(shares.double(), probs, atol=0.01)
 

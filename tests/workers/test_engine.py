@@ -18,7 +18,16 @@ from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from diffray.workers.slots import Slots
-from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
+from tests.helpers.mixed_requests import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    DECODERS,
+    MIXED,
+    MIXED_CAUSAL,
+    SHIFTED,
+    SHIFTED_CAUSAL,
+    mixed_requests,
+)
 from tests.helpers.toy import (
     CPU,
     EOS,
@@ -36,7 +45,9 @@ from tests.helpers.toy import (
 
 
 @pytest.mark.parametrize(
-    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
+    ("model", "policies"),
+    [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL), (SHIFTED, MIXED)],
+    ids=["bi", "causal", "shifted"],
 )
 class TestNobodyElseMatters:
     def test_batched_equals_alone(self, model: ToyModel, policies: list[dict[str, object]]) -> None:
@@ -144,7 +155,9 @@ def test_long_rounds_waste_no_forward(decoder: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
+    ("model", "policies"),
+    [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL), (SHIFTED, MIXED)],
+    ids=["bi", "causal", "shifted"],
 )
 def test_an_interrupt_changes_nobody(
     model: ToyModel, policies: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
@@ -207,15 +220,16 @@ def test_greedy_ignores_the_seed() -> None:
     )
 
 
-@pytest.mark.parametrize("decoder", ["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
-def test_exact_cache_equals_recomputation(decoder: str) -> None:
+@pytest.mark.parametrize("model", [CAUSAL, SHIFTED_CAUSAL], ids=["plain", "shifted"])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_exact_cache_equals_recomputation(decoder: str, model: ToyModel) -> None:
     def policy(cache: str) -> dict[str, object]:
         return {"block_length": 16, "decoder": {"kind": decoder}, "cache": {"kind": cache}}
 
     for length in (5, 16, 45):
         exact, none = (
             generate(
-                CAUSAL, prompt_of(length), max_tokens=50, ignore_eos=True,
+                model, prompt_of(length), max_tokens=50, ignore_eos=True,
                 diffusion=policy(kind),
             )
             for kind in ("exact", "none")
@@ -246,29 +260,49 @@ def test_denoising_goes_on_while_a_prompt_fills() -> None:
     assert set(drain(engine)) >= {1}
 
 
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
 @pytest.mark.parametrize("kind", ["prefix", "dual", "vicinity"])
-def test_refresh_at_every_step_equals_no_cache(kind: str) -> None:
+def test_refresh_at_every_step_equals_no_cache(kind: str, model: ToyModel) -> None:
     def tokens(cache: dict[str, object]) -> list[int]:
         diffusion = {"block_length": 10, "cache": cache}
-        return generate(
-            BIDIRECTIONAL, prompt_of(20), max_tokens=45, ignore_eos=True, diffusion=diffusion
-        )
+        return generate(model, prompt_of(20), max_tokens=45, ignore_eos=True, diffusion=diffusion)
 
     assert tokens({"kind": kind, "refresh": 1}) == tokens({"kind": "none"})
     assert tokens({"kind": kind}) != tokens({"kind": "none"}), "the test cannot tell them apart"
 
 
-def test_vicinity_without_neighbours_is_dual() -> None:
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
+def test_vicinity_without_neighbours_is_dual(model: ToyModel) -> None:
     caches: list[dict[str, object]] = [
         {"kind": "vicinity", "before": 0, "after": 0, "warmup": 0},
         {"kind": "dual"},
     ]
     found = [
-        generate(BIDIRECTIONAL, prompt_of(20), max_tokens=45, ignore_eos=True,
+        generate(model, prompt_of(20), max_tokens=45, ignore_eos=True,
                  diffusion={"block_length": 10, "cache": cache})
         for cache in caches
     ]  # fmt: skip
     assert found[0] == found[1]
+
+
+def test_shifted_logits_are_those_of_the_position_before() -> None:
+    """In one step: the first position of the canvas alone reads its own."""
+    one_step: dict[str, object] = {"block_length": 64, "decoder": {"kind": "fixed", "steps": 1}}
+    params = SamplingParams(max_tokens=12, ignore_eos=True, diffusion=one_step)
+    for prompt, suffix in (((), (1, 2, 3)), (prompt_of(9), (4,)), (prompt_of(1), ())):
+        request = Request(0, prompt, params, suffix=suffix)
+        ids = torch.tensor([*prompt, *[MASK] * 12, *suffix])
+        logits = torch.cat([(found := whole_forward(SHIFTED, ids))[:1], found[:-1]])
+        logits[:, MASK] = -torch.inf
+        expected = logits.argmax(-1)[len(prompt) : len(prompt) + 12].tolist()
+        assert run(toy_engine(SHIFTED), [request])[0] == expected
+
+
+def whole_forward(model: ToyModel, ids: Tensor) -> Tensor:
+    kv = toy_engine(model).kv
+    pages = torch.tensor(kv.allocate(kv.pages_for(len(ids))))
+    batch = Batch.pack([Window(0, len(ids), len(ids), 0, pages)], CPU, kv.page_size)
+    return model.head(model.forward(model.embed(ids), batch, kv))
 
 
 def test_guidance_of_zero_is_none_and_of_one_is_something() -> None:
@@ -299,7 +333,7 @@ def test_guidance_is_llada_s_formula() -> None:
     assert ids == combined.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("decoder", ["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_model_that_prefers_the_mask_terminates(decoder: str, causal: bool) -> None:
     model = ScriptedModel(lambda position: {MASK: 30.0, 5: 3.0}, block_causal=causal)
@@ -509,9 +543,7 @@ def test_any_shape_fills_the_canvas(
     data: st.DataObject,
 ) -> None:
     """Lengths and block sizes that divide nothing: all tokens, no masks, same as without cache."""
-    decoder = data.draw(
-        st.sampled_from(["threshold", "fixed", "hierarchy", "credit", "factor", "edit"])
-    )
+    decoder = data.draw(st.sampled_from(DECODERS))
     diffusion: dict[str, object] = {"block_length": block_length, "decoder": {"kind": decoder}}
     model = CAUSAL if causal else BIDIRECTIONAL
 
@@ -596,3 +628,21 @@ def test_soft_memory_is_that_of_the_soft_canvases_that_run() -> None:
     assert engine.slots.soft.num_rows == 0
     for request in requests:
         assert found[request.uid] == run(toy_engine(BIDIRECTIONAL), [request])[request.uid]
+
+
+def test_soft_requests_wait_for_memory() -> None:
+    """Together they hold no more rows than there may be; the tokens are those of each alone."""
+    policy: dict[str, object] = {"iteration": {"kind": "soft"}, "block_length": 8}
+    params = SamplingParams(max_tokens=16, ignore_eos=True, diffusion=policy)
+    requests = [Request(uid, prompt_of(8, seed=uid), params) for uid in range(5)]
+    expected = run(toy_engine(BIDIRECTIONAL), requests)
+    engine = toy_engine(BIDIRECTIONAL)
+    engine.slots.soft.most_rows = 50  # canvases have 24 positions
+    for request in requests:
+        engine.add(request)
+    found: dict[int, list[int]] = defaultdict(list)
+    while not engine.idle:
+        for update in engine.step():
+            found[update.uid] += update.ids
+        assert len(engine.running) <= 2 and engine.slots.soft.num_rows <= 50
+    assert found == expected

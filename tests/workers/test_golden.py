@@ -2,11 +2,22 @@
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK, cases_of, diffusion_of
+from benchmarks.golden import (
+    EOS,
+    FAMILIES,
+    GOLDEN,
+    MASK,
+    cases_of,
+    described,
+    differences,
+    golden,
+    main,
+)
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Update
@@ -41,20 +52,33 @@ def test_tokens_equal_the_originals_for_one_more_rule(family: str, name: str, dt
 
 
 def compare(llm: DiffusionLLM, cases: list[dict[str, Any]]) -> None:
-    params = [
-        SamplingParams(
-            max_tokens=case["gen_length"],
-            ignore_eos=True,
-            bad_token_ids=case.get("bad_token_ids", ()),
-            diffusion=diffusion_of(case),
-        )
-        for case in cases
-    ]
-    found = llm.generate([case["prompt"] for case in cases], params)
-    for case, out in zip(cases, found, strict=True):
-        described = {k: v for k, v in case.items() if k not in ("prompt", "tokens")}
-        assert out.outputs[0].token_ids == case["tokens"], described
-        assert out.forwards <= case.get("forwards", 10**9), described
+    found = differences(llm, cases)
+    assert not found, [(what, described(cases[number])) for number, what in found.items()]
+
+
+def test_a_difference_is_told_and_ends_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another token, more forwards than the original's, and what cannot be asked for."""
+    for file in (GOLDEN / "dream").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    told = golden("dream")
+    right, token, forwards, unknown = (dict(case) for case in told["cases"][-4:])
+    token["tokens"] = [*token["tokens"][:-1], 1]
+    forwards["forwards"] = 3
+    unknown["decoder"] = "nobody's"
+    (tmp_path / "golden.json").unlink()
+    for cases, last in (([right], "1 of 1"), ([right, token, forwards, unknown], "1 of 4")):
+        (tmp_path / "golden.json").write_text(json.dumps(told | {"cases": cases}))
+        monkeypatch.setattr("sys.argv", ["golden", str(tmp_path)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr().out
+        assert printed.splitlines()[-1] == f"{last} exact"
+        assert bool(ended.value.code) == (last != "1 of 1")
+    assert "case 1: other tokens from position" in printed
+    assert "case 2: " in printed and "forwards instead of 3" in printed
+    assert "case 3: cannot be asked for: " in printed and "nobody's" in printed
 
 
 @pytest.mark.parametrize("batch", [1, 8])

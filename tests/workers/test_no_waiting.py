@@ -63,6 +63,8 @@ def test_no_step_but_the_first_waits(
             ),
         )
         for uid, policy in enumerate(policies)
+        # Its second step asks for more positions, so it is planned like a first.
+        if policy.get("iteration") != {"kind": "first_token"}
     ]
     monkeypatch.setattr(Sequence, "steps_ahead", 4)  # else rounds would often have one step
     expected = run(toy_engine(model), requests, steps=4)

@@ -177,10 +177,11 @@ def choosy_requests() -> list[Request]:
             prompt_of(5 + uid, uid),
             SamplingParams(
                 max_tokens=20, temperature=(0, 0.9)[uid % 2], seed=uid, logprobs=True,
-                top_logprobs=(20, 3, 0, 7, 1)[uid], diffusion=policy, **choice,
+                top_logprobs=(20, 3, 0, 7, 1)[uid % 5], diffusion=policy,
+                **choices[uid % 5],
             ),
         )
-        for uid, (policy, choice) in enumerate(zip(policies, choices, strict=True))
+        for uid, policy in enumerate(policies)
     ]  # fmt: skip
 
 

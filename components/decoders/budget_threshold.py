@@ -1,0 +1,33 @@
+"""Fast-dLLM's rule for Dream without a cache: a threshold, under a budget that grows."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+from diffray.components.decoders.fixed import highest
+
+
+class BudgetThreshold(Decoder):
+    """Of the most confident masks, those at or above the threshold become final.
+
+    After n steps no more may be final than n of `steps` equal parts of the block: what one step
+    withholds, the next may take. The most confident mask always becomes final, so a block may take
+    more steps. `steps` counts the whole generation and is spread evenly over its blocks.
+    """
+
+    kind: Literal["budget_threshold"] = "budget_threshold"
+    steps: int = Field(64, ge=1, description="Steps of the whole generation.")
+    threshold: float = Field(0.9, ge=0, le=1, description="The least confidence to accept.")
+
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        confidence_BL = proposal.confidence_BL.masked_fill(~block.masked_BL, -torch.inf)
+        steps_B = block.steps_of(self.steps).clamp(min=1)
+        done_B = torch.minimum(block.step_in_block_B + 1, steps_B)
+        final_B = block.length_B - block.masked_BL.sum(-1)
+        allowed_B = block.length_B * done_B // steps_B - final_B
+        sure_BL = highest(confidence_BL, allowed_B) & (confidence_BL >= self.threshold)
+        return block.masked_BL & (sure_BL | highest(confidence_BL, torch.ones_like(allowed_B)))

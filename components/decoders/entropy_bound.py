@@ -1,0 +1,39 @@
+"""The entropy-bounded sampler (EB-Sampler): as many positions as are nearly independent."""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+
+
+class EntropyBound(Decoder):
+    """Accept in the order of entropy, as long as those before have at most `gamma` nats together.
+
+    Tokens that are chosen together are chosen as if they were independent. What that may be wrong
+    by is bounded by the sum of their entropies without the largest, and the rule bounds this sum.
+    The position with the least entropy always becomes final. Entropies are those of the
+    distributions that tokens are drawn from.
+    """
+
+    measures: ClassVar[bool] = True
+
+    kind: Literal["entropy_bound"] = "entropy_bound"
+    gamma: float = Field(
+        0.1, ge=0, description="The most entropy, in nats, of the tokens accepted before one."
+    )
+
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        assert proposal.measures is not None
+        # Where the model would rather keep the mask, no other position may go along.
+        entropy_BL = proposal.measures.entropy_BL.masked_fill(
+            ~block.masked_BL | (proposal.confidence_BL < 0), torch.inf
+        )
+        sorted_BL, order_BL = entropy_BL.sort(dim=-1, stable=True)
+        before_BL = sorted_BL.cumsum(-1).roll(1, dims=-1)
+        before_BL[:, 0] = 0
+        passes_BL = (before_BL <= self.gamma) & sorted_BL.isfinite()
+        return torch.zeros_like(passes_BL).scatter(1, order_BL, passes_BL) & block.masked_BL

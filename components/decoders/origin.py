@@ -1,0 +1,34 @@
+"""Dream's `origin`: positions become final in random order, each at a time of its own."""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+from diffray.kernels import noise
+
+
+class Origin(Decoder):
+    """Time goes from 1 to `eps` in equal steps; from t to s each mask goes with chance 1 - s/t.
+
+    A mask is therefore left at time s with probability s: one number is drawn for each position,
+    and steps at which no position would become final are left out. `steps` counts the whole
+    generation and is spread evenly over its blocks.
+    """
+
+    kind: Literal["origin"] = "origin"
+    steps: int = Field(64, ge=1, description="Steps of the whole generation.")
+    eps: float = Field(1e-3, ge=0, le=1, description="The time at which the schedule ends.")
+
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        shape = block.positions_BL.shape
+        seed_BL = block.seed_B.unsqueeze(1).expand(shape)
+        drawn_BL = noise.uniform(seed_BL, block.positions_BL, block.positions_BL * 0)
+        steps_B1 = block.steps_of(self.steps).clamp(min=1).unsqueeze(1)
+        # The last step decides all that is left.
+        step_BL = (1 - drawn_BL) / (1 - self.eps) * steps_B1 if self.eps < 1 else drawn_BL * 0
+        step_BL = step_BL.ceil().minimum(steps_B1)
+        next_B1 = step_BL.masked_fill(~block.masked_BL, float("inf")).amin(-1, keepdim=True)
+        return block.masked_BL & (step_BL == next_B1)

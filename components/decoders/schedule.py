@@ -1,0 +1,61 @@
+"""Dream's own sampler: each step decides a number of positions that was planned beforehand."""
+
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import pad
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+from diffray.components.sequence import Sequence
+
+
+class Schedule(Decoder):
+    """Time goes from 1 to `eps` in equal steps; going from t to s decides 1 - s/t of the masks.
+
+    First those with the largest probability (Dream's `maskgit_plus`) or margin (`topk_margin`), or
+    the least entropy, of what tokens are drawn from. `steps` counts the whole generation and is
+    spread evenly over its blocks; those that would decide nothing are left out.
+    """
+
+    measures: ClassVar[bool] = True
+
+    kind: Literal["schedule"] = "schedule"
+    steps: int = Field(64, ge=1, le=2**12, description="Steps of the whole generation.")
+    eps: float = Field(1e-3, ge=0, le=1, description="The time at which the schedule ends.")
+    order: Literal["probability", "margin", "entropy"] = Field(
+        "entropy", description="What ranks the positions: the largest first, of entropy the least."
+    )
+
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        assert proposal.measures is not None
+        probability_BL, margin_BL, entropy_BL = proposal.measures
+        orders = {"probability": probability_BL, "margin": margin_BL, "entropy": -entropy_BL}
+        # Positions at which the model would rather keep the mask come after all others.
+        scores_BL = orders[self.order] - 1e3 * (proposal.confidence_BL < 0)
+        scores_BL.masked_fill_(~block.masked_BL, -torch.inf)
+        # Filters make many equal: among them Dream's own topk over a row's canvas decides.
+        accepted_BL = torch.zeros_like(block.masked_BL)
+        for scores_L, accepted_L, plan in zip(scores_BL, accepted_BL, block.plans, strict=True):
+            canvas_N = pad(scores_L[: plan.stop - plan.start], (plan.start, 0), value=-torch.inf)
+            accepted_L[canvas_N.topk(plan.share).indices - plan.start] = True
+        return accepted_BL & block.masked_BL
+
+    def shares(self, sequence: Sequence) -> tuple[int, ...]:
+        index, count = sequence.index, sequence.num_blocks
+        steps = self.steps * (index + 1) // count - self.steps * index // count
+        masks = sequence.stop - max(sequence.start, sequence.prompt_len)
+        return _plan(max(steps, 1), self.eps, masks, sequence.policy.iteration.first_alone)
+
+
+@lru_cache(maxsize=256)
+def _plan(steps: int, eps: float, masks: int, first_alone: bool) -> tuple[int, ...]:
+    times = torch.linspace(1, eps, steps + 1)  # float32, as Dream's, so that both round alike
+    rates = 1 - times[1:] / times[:-1]
+    found = [1] if first_alone else []
+    for rate in rates[len(found) : -1]:
+        found.append(int((masks - sum(found)) * rate))
+    return tuple(share for share in (*found, masks - sum(found)) if share)

@@ -17,8 +17,7 @@ class Schedule(Decoder):
     """Time goes from 1 to `eps` in equal steps; going from t to s decides 1 - s/t of the masks.
 
     First those with the largest probability (Dream's `maskgit_plus`) or margin (`topk_margin`), or
-    the least entropy, of what tokens are drawn from. `steps` counts the whole generation and is
-    spread evenly over its blocks; those that would decide nothing are left out.
+    the least entropy. `steps` is spread evenly over blocks; idle steps are left out.
     """
 
     measures: ClassVar[bool] = True
@@ -26,9 +25,7 @@ class Schedule(Decoder):
     kind: Literal["schedule"] = "schedule"
     steps: int = Field(64, ge=1, le=2**12, description="Steps of the whole generation.")
     eps: float = Field(1e-3, ge=0, le=1, description="The time at which the schedule ends.")
-    order: Literal["probability", "margin", "entropy"] = Field(
-        "entropy", description="What ranks the positions: the largest first, of entropy the least."
-    )
+    order: Literal["probability", "margin", "entropy"] = Field("entropy", description="Ranking.")
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         assert proposal.measures is not None

@@ -53,7 +53,8 @@ Raw = Annotated[
 ]
 
 BlockLength = Annotated[
-    int | None, typer.Option(help="Positions per block; default: the model's own.", rich_help_panel=_DIFFUSION)
+    int | None,
+    typer.Option(help="Positions per block; default: the model's own.", rich_help_panel=_DIFFUSION),
 ]
 Decoder = Annotated[
     str | None,

@@ -40,7 +40,7 @@ def run_here(engine: Engine, driver: Driver, steps: int | None = None) -> list[E
 
 
 def _sequence(checked: CheckedRequest) -> Sequence:
-    return checked.sequence
+    return checked.new_sequence()
 
 
 @dataclass(slots=True, eq=False)

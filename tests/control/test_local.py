@@ -270,3 +270,26 @@ def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: int) ->
 
     asyncio.run(scenario())
     assert most == together
+
+
+def test_one_checked_request_may_run_again(engine: LocalEngine) -> None:
+    checked = check_request(Request(1, (1, 2), LONG), engine.limits)
+
+    async def tokens(most: int = 400) -> list[int]:
+        ids: list[int] = []
+        async with aclosing(engine.submit(checked)) as stream:
+            async for update in stream:
+                ids += update.ids
+                if len(ids) >= most:
+                    break
+        return ids
+
+    async def scenario() -> None:
+        first = await tokens()
+        assert len(first) == 400
+        assert await tokens() == first
+        part = await tokens(most=20)  # cancelled half way
+        assert first[: len(part)] == part
+        assert await tokens() == first
+
+    asyncio.run(scenario())

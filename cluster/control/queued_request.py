@@ -93,5 +93,5 @@ class QueuedRequest:
 
     def again(self) -> None:
         """Have the request resumed from what it has reported."""
-        resume = Resume(tuple(self.ids), self.progress, self.forwards) if self.ids else None
+        resume = Resume(tuple(self.ids), self.progress, self.forwards) if self.forwards else None
         self.request = self.request.resumed(resume)

@@ -8,13 +8,13 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.quarantine import REASON, CrashQuarantine
 from diffray.cluster.control.queued_request import QueuedRequest
+from diffray.cluster.control.running_prefixes import RunningPrefixes
 from diffray.workers.messages import Footprint, Reply, Round, Schedulable
 
 if TYPE_CHECKING:
@@ -56,10 +56,11 @@ class Scheduler:
         time_slice: int = 0,
         page_size: int = 1,
     ) -> None:
-        self.slots, self.pages, self.page_size = slots, pages, page_size
+        self.slots, self.pages = slots, pages
         self.max_waiting, self.check_every = max_waiting, check_every
         self.time_slice = time_slice
         self.running: dict[int, QueuedRequest] = {}
+        self._prefixes = RunningPrefixes(page_size)  # of those that run
         self.quarantine = CrashQuarantine()
         self._waiting: list[tuple[tuple[int, int, int, int], QueuedRequest]] = []  # sorted
         self._open: dict[int, QueuedRequest] = {}  # waiting, running or giving way
@@ -102,7 +103,8 @@ class Scheduler:
                 f"the queue is full ({self.waiting} requests are waiting, "
                 f"{len(self.running)} are running); try again later"
             )
-        queued = QueuedRequest(request, footprint, priority, deadline, self._arrivals)
+        prefixes = self._prefixes.hashes(request, footprint)
+        queued = QueuedRequest(request, footprint, priority, deadline, self._arrivals, prefixes)
         if (resume := request.resume) is not None:  # it has come from another coordinator
             queued.ids = list(resume.ids)
             queued.progress, queued.forwards = resume.progress, resume.forwards
@@ -120,7 +122,7 @@ class Scheduler:
         if queued is None:
             return
         self.quarantine.forget(queued)
-        if self.running.pop(uid, None):
+        if self._stop(queued):
             self._cancelled.append(uid)
         elif not self._preempting.pop(uid, None):
             at = bisect_left(self._waiting, (queued.order,))
@@ -208,6 +210,7 @@ class Scheduler:
 
     def _forget_ranks(self) -> None:
         self.running.clear()
+        self._prefixes.clear()
         self._cancelled.clear()
         self._preempting.clear()
         self._flying.clear()
@@ -221,6 +224,7 @@ class Scheduler:
             self._admitted += 1
             queued.began, queued.answered = self._steps, False
             self.running[queued.uid] = queued
+            self._prefixes.add(queued)
             admitted.append(queued)
 
     def _next(self, free: int) -> Iterator[QueuedRequest]:
@@ -274,17 +278,11 @@ class Scheduler:
         queued.taken = queued.needs
         if not self.running:
             return False
+        if self._held_back > 0:
+            return True
         if queued.taken > free:
-            queued.taken -= self._shared_pages(queued)
-        return self._held_back > 0 or queued.taken > free
-
-    def _shared_pages(self, queued: QueuedRequest) -> int:
-        """Return how many of its pages a running request holds already."""
-        if not queued.footprint.block:
-            return 0
-        unit = lcm(queued.footprint.block, self.page_size)
-        shared = (queued.shared_tokens(other, unit) for other in self.running.values())
-        return max(shared, default=0) // self.page_size
+            queued.taken -= self._prefixes.shared_pages(queued)
+        return queued.taken > free
 
     def _preempt(self) -> list[QueuedRequest]:
         """Preempt the request that ran longest, if others wait for room."""
@@ -299,7 +297,7 @@ class Scheduler:
         queued = min(able, key=lambda t: t.began)
         queued.preempted += 1
         self.preemptions += 1
-        del self.running[queued.uid]
+        self._stop(queued)
         self._preempting[queued.uid] = queued
         self._cancelled.append(queued.uid)
         return [queued]
@@ -325,8 +323,15 @@ class Scheduler:
         self._arrivals += 1
         insort(self._waiting, (queued.order, queued))
 
+    def _stop(self, queued: QueuedRequest) -> bool:
+        """Have a request run no longer; returns whether it did."""
+        if self.running.pop(queued.uid, None) is None:
+            return False
+        self._prefixes.remove(queued)
+        return True
+
     def _close(self, queued: QueuedRequest) -> None:
-        self.running.pop(queued.uid, None)
+        self._stop(queued)
         self._preempting.pop(queued.uid, None)
         del self._open[queued.uid]
         self.quarantine.forget(queued)

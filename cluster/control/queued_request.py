@@ -28,6 +28,7 @@ class QueuedRequest:
     ids: list[int] = field(default_factory=list)
     progress: Progress = BEGINNING
     forwards: int = 0
+    ended: bool = False  # whether its last update has come
     # Since it was last admitted.
     began: int = 0  # steps that all rounds had made until then
     admitted: float | None = None  # when; until its first update
@@ -73,6 +74,7 @@ class QueuedRequest:
 
     def follow(self, update: Update) -> None:
         """Remember an update."""
+        self.ended = update.finish_reason is not None
         self.ids += update.ids
         self.forwards, self.progress = update.forwards, update.progress
 

@@ -63,7 +63,7 @@ class Scheduler:
         self._prefixes = RunningPrefixes(page_size)  # of those that run
         self.quarantine = CrashQuarantine()
         self._waiting: list[tuple[tuple[int, int, int, int], QueuedRequest]] = []  # sorted
-        self._open: dict[int, QueuedRequest] = {}  # waiting, running or giving way
+        self.open: dict[int, QueuedRequest] = {}  # waiting, running or giving way
         self._cancelled: list[int] = []  # not yet told to the ranks
         self._preempting: dict[int, QueuedRequest] = {}  # told, or about to be told, to give way
         self._flying: deque[_Flight] = deque()
@@ -81,7 +81,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._open) - len(self.running)
+        return len(self.open) - len(self.running)
 
     def submit(
         self,
@@ -109,25 +109,27 @@ class Scheduler:
             queued.ids = list(resume.ids)
             queued.progress, queued.forwards = resume.progress, resume.forwards
         self._arrivals += 1
-        self._open[queued.uid] = queued
+        self.open[queued.uid] = queued
         insort(self._waiting, (queued.order, queued))
 
     def knows(self, uid: int) -> bool:
         """Return whether this request is running or waiting."""
-        return uid in self._open
+        return uid in self.open
 
     def cancel(self, uid: int) -> None:
         """Forget a request, if it is still there; the next round frees what it holds."""
-        queued = self._open.pop(uid, None)
+        queued = self.open.get(uid)
         if queued is None:
             return
         self.quarantine.forget(queued)
-        if self._stop(queued):
+        if uid in self.running:
             self._cancelled.append(uid)
+            self._stop(queued)
         elif not self._preempting.pop(uid, None):
             at = bisect_left(self._waiting, (queued.order,))
             if at < len(self._waiting) and self._waiting[at][1] is queued:
                 del self._waiting[at]
+        del self.open[uid]  # last, so that an interrupted call can be repeated
 
     def plan(self, steps: int) -> Round[Any] | None:
         """Return the next round, or None where there is nothing to do."""
@@ -178,7 +180,7 @@ class Scheduler:
 
     def expire(self, now: float) -> list[Event]:
         """Cancel the requests that are past their deadline; returns the events of that."""
-        late = [t.uid for t in self._open.values() if t.deadline is not None and t.deadline <= now]
+        late = [t.uid for t in self.open.values() if t.deadline is not None and t.deadline <= now]
         for uid in late:
             self.cancel(uid)
         return [Event(Kind.LATE, uid) for uid in late]
@@ -195,14 +197,26 @@ class Scheduler:
         for queued in clear:
             insort(self._waiting, (queued.order, queued))
         for queued in guilty:
-            del self._open[queued.uid]
+            del self.open[queued.uid]
         self._forget_ranks()
         return [Event(Kind.POISON, queued.uid, reason=REASON) for queued in guilty]
 
+    def start_over(self) -> None:
+        """Resume all that ran on an engine that has forgotten it; no request is to blame."""
+        self._forget_ranks()
+        waiting = {queued.uid for _, queued in self._waiting}
+        for queued in [each for uid, each in self.open.items() if uid not in waiting]:
+            self.quarantine.forget(queued)
+            if queued.ended:
+                del self.open[queued.uid]
+            else:
+                queued.again()
+                insort(self._waiting, (queued.order, queued))
+
     def fail_all(self, reason: str) -> list[Event]:
         """Fail every request; returns the events of that."""
-        uids = list(self._open)
-        self._open.clear()
+        uids = list(self.open)
+        self.open.clear()
         self._waiting.clear()
         self.quarantine = CrashQuarantine()
         self._forget_ranks()
@@ -323,15 +337,12 @@ class Scheduler:
         self._arrivals += 1
         insort(self._waiting, (queued.order, queued))
 
-    def _stop(self, queued: QueuedRequest) -> bool:
-        """Have a request run no longer; returns whether it did."""
-        if self.running.pop(queued.uid, None) is None:
-            return False
-        self._prefixes.remove(queued)
-        return True
+    def _stop(self, queued: QueuedRequest) -> None:
+        if self.running.pop(queued.uid, None):
+            self._prefixes.remove(queued)
 
     def _close(self, queued: QueuedRequest) -> None:
         self._stop(queued)
         self._preempting.pop(queued.uid, None)
-        del self._open[queued.uid]
+        del self.open[queued.uid]
         self.quarantine.forget(queued)

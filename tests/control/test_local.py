@@ -304,12 +304,12 @@ def test_forwards_never_fall_where_a_request_gives_way_before_its_first_token() 
         params = SamplingParams(max_tokens=length, ignore_eos=True, diffusion=policy)
         return Request(uid, (1, 2, 3), params, watch=True)
 
-    async def scenario() -> list[list[Update]]:
+    async def scenario(engine: LocalEngine) -> list[list[Update]]:
         requests = [asks(0, 32), *(asks(uid, 16) for uid in range(1, 5))]
         return await asyncio.gather(*(finish(engine, request) for request in requests))
 
     with LocalEngine(inner, EngineConfig(time_slice=1, steps_per_round=1)) as engine:
-        answers = asyncio.run(scenario())
+        answers = asyncio.run(scenario(engine))
         assert engine._driver.scheduler.preemptions
     for updates in answers:
         forwards = [update.forwards for update in updates]

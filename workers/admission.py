@@ -45,8 +45,9 @@ class CheckedRequest:
     """A request that can run, and what was found out about it; ready for a scheduler."""
 
     request: Request
-    sequence: Sequence
     limits: Limits
+    footprint: Footprint
+    restarts: bool
 
     @property
     def uid(self) -> int:
@@ -69,17 +70,16 @@ class CheckedRequest:
         return self.request.params.max_tokens
 
     @property
-    def restarts(self) -> bool:
-        return self.sequence.policy.iteration.soft
-
-    @property
     def content(self) -> int:
         params = self.request.params.model_dump_json(exclude={"seed"})
         return hash((self.prompt, self.request.suffix, params))
 
-    @property
-    def footprint(self) -> Footprint:
-        return self.limits.footprint(self.sequence)
+    def new_sequence(self) -> Sequence:
+        """Return a new sequence, so that the request may run more than once."""
+        sequence = _sequence(self.request, self.limits)
+        if self.request.resume is not None:
+            _resume(sequence, self.request.resume)
+        return sequence
 
     def resumed(self, resume: Resume | None) -> "CheckedRequest":
         return check_request(replace(self.request, resume=resume), self.limits)
@@ -87,7 +87,12 @@ class CheckedRequest:
 
 def check_request(request: Request, limits: Limits) -> CheckedRequest:
     """Check a request once, where it arrives; raises ValueError with a reason."""
-    return CheckedRequest(request, check(request, limits), limits)
+    return _checked(request, check(request, limits), limits)
+
+
+def _checked(request: Request, sequence: Sequence, limits: Limits) -> CheckedRequest:
+    soft = sequence.policy.iteration.soft
+    return CheckedRequest(request, limits, limits.footprint(sequence), restarts=soft)
 
 
 def check_choices(request: Request, limits: Limits, uid: Callable[[], int]) -> list[CheckedRequest]:
@@ -102,7 +107,7 @@ def check_choices(request: Request, limits: Limits, uid: Callable[[], int]) -> l
         own = params.model_copy(update={"seed": derived_seed(seed, index)})
         each = replace(request, uid=uid(), params=own)
         sequence = _sequence(each, limits) if choices else check(each, limits)
-        choices.append(CheckedRequest(each, sequence, limits))
+        choices.append(_checked(each, sequence, limits))
     return choices
 
 

@@ -308,6 +308,7 @@ class Engine:
         self.tokens += len(update.ids)
         if update.finish_reason:
             self._release(sequence)
+            sequence.memory = sequence.masked_L = sequence.top = None
         elif outcome.done:
             self._replan()
             sequence.finish_block(outcome.ids)

@@ -144,7 +144,7 @@ class Schedulable(Protocol):
         ...
 
     def resumed(self, resume: Resume | None) -> Self:
-        """Return the same request, untouched, to be run from there or from its start."""
+        """Return the same request, to be run from there or from its start."""
         ...
 
 

@@ -21,6 +21,7 @@ class Driver:
         self.scheduler, self.steps, self.in_flight = scheduler, steps, in_flight
         self.flying = 0  # rounds without a reply
         self.rounds = self.tokens = 0
+        self.in_round = False  # of `run_here`; still set when the next begins: interrupted
         self._fresh = True  # the engine has had nothing to do
         self._round_tokens = list(NO_ROUNDS)
         self._reply: Reply | None = None  # the last
@@ -59,6 +60,11 @@ class Driver:
         """Start over with a new engine that knows no request; returns the events of the loss."""
         self.flying, self._fresh = 0, True
         return self.scheduler.restart()
+
+    def start_over(self) -> None:
+        """Resume all requests on the same engine, which has forgotten them."""
+        self.flying, self._fresh = 0, True
+        self.scheduler.start_over()
 
     def load(self, restarts: int = 0) -> Load:
         scheduler, reply = self.scheduler, self._reply

@@ -1,6 +1,7 @@
 """The whole engine in this process: from prompts to text, offline or streamed."""
 
 import sys
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from functools import partial
@@ -8,10 +9,12 @@ from inspect import Parameter, signature
 from itertools import count
 from types import TracebackType
 from typing import Any, NamedTuple, Never, Self, Unpack
+from weakref import WeakValueDictionary
 
 from tqdm.auto import tqdm
 
 from diffray.cluster.control.driver import Driver
+from diffray.cluster.control.events import Event
 from diffray.cluster.control.local import run_here
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.components.params import SamplingParams
@@ -21,7 +24,7 @@ from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineKeywords, EngineOptions
 from diffray.workers.job import Job
 from diffray.workers.messages import Request
-from diffray.workers.output import Delta, RequestOutput
+from diffray.workers.output import CompletionOutput, Delta, RequestOutput
 from diffray.workers.prompts import (
     Prompt,
     as_conversations,
@@ -67,7 +70,9 @@ class DiffusionLLM:
         scheduler = Scheduler.of(self._limits, max_waiting=sys.maxsize)
         self._driver = Driver(scheduler, setup.steps_per_round)
         self.model = model
-        self._jobs: dict[int, Job] = {}  # by the uid of their engine request
+        # By the uid of their engine request; a call owns its jobs, and they end with it.
+        self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
+        self._events: deque[Event] = deque()  # not applied yet: Ctrl-C came first
         self._uids = count()
 
     def __repr__(self) -> str:
@@ -163,8 +168,10 @@ class DiffusionLLM:
         """Yield the answer to one prompt or conversation as it becomes final."""
         refuse_unknown("stream", unknown)
         wish = one_each(sampling_params, 1)[0]
-        jobs = self._submit(self._requests(self._encode_any(prompt), wish))
+        requests = self._requests(self._encode_any(prompt), wish)
+        jobs: dict[int, Job] = {}
         try:
+            self._submit(requests, jobs)
             while jobs:
                 self._advance()
                 for uid, job in list(jobs.items()):
@@ -187,9 +194,11 @@ class DiffusionLLM:
         wish = one_each(sampling_params, 1)[0]
         if wish.n != 1:
             raise ValueError(f"watch shows one answer; leave n out (given: {wish.n})")
-        jobs = self._submit(self._requests(self._encode_any(prompt), wish, watch=True))
-        (job,) = jobs.values()
+        requests = self._requests(self._encode_any(prompt), wish, watch=True)
+        jobs: dict[int, Job] = {}
         try:
+            self._submit(requests, jobs)
+            (job,) = jobs.values()
             while not job.finished:
                 job.canvas = None
                 self._advance(1)
@@ -213,15 +222,15 @@ class DiffusionLLM:
         checked = [self._requests(*both) for both in zip(encoded, each, strict=True)]
         jobs: dict[int, Job] = {}
         outputs = []
-        for prompt, given, requests in zip(prompts, encoded, checked, strict=True):
-            mine = self._submit(requests)
-            choices = [job.choice for job in mine.values()]
-            text = prompt if isinstance(prompt, str) else None
-            outputs.append(RequestOutput(text, list(given.prompt), choices))
-            jobs |= mine
+        total = sum(map(len, checked))
         # Shown only for work that takes longer than a few seconds.
-        with tqdm(total=len(jobs), unit="seq", delay=3, disable=not use_tqdm) as progress:
+        with tqdm(total=total, unit="seq", delay=3, disable=not use_tqdm) as progress:
             try:
+                for prompt, given, requests in zip(prompts, encoded, checked, strict=True):
+                    text = prompt if isinstance(prompt, str) else None
+                    choices = self._submit(requests, jobs)
+                    outputs.append(RequestOutput(text, list(given.prompt), choices))
+                del checked
                 while jobs:
                     self._advance()
                     finished = [uid for uid, job in jobs.items() if job.finished]
@@ -242,27 +251,34 @@ class DiffusionLLM:
         request = Request(0, given.prompt, params, suffix=given.suffix, watch=watch)
         return check_choices(request, self.engine.limits, partial(next, self._uids))
 
-    def _submit(self, requests: list[CheckedRequest]) -> dict[int, Job]:
-        """Queue the choices of one prompt."""
-        jobs = {}
+    def _submit(
+        self, requests: list[CheckedRequest], jobs: dict[int, Job]
+    ) -> list[CompletionOutput]:
+        """Queue the choices of one prompt, and add their jobs."""
+        choices = []
         for index, checked in enumerate(requests):
+            job = Job(index, checked.request.params, self.tokenizer)
+            jobs[checked.uid] = self._jobs[checked.uid] = job
             self._driver.scheduler.submit(checked, checked.footprint)
-            jobs[checked.uid] = Job(index, checked.request.params, self.tokenizer)
-        self._jobs |= jobs
-        return jobs
+            choices.append(job.choice)
+        return choices
 
     def _advance(self, steps: int | None = None) -> None:
         """Run one round for all jobs, whichever call they belong to."""
-        for event in run_here(self.engine, self._driver, steps):
+        self._events += run_here(self.engine, self._driver, steps)
+        while self._events:
+            event = self._events.popleft()
             if event.update is None:
                 raise RuntimeError(event.reason)
-            job = self._jobs[event.uid]
-            job.apply(event.update)
-            if job.finished:
+            if job := self._jobs.get(event.uid):
+                job.apply(event.update)
+            if job is None or job.finished:
                 self._driver.scheduler.cancel(event.uid)  # past a stop string the engine goes on
-                del self._jobs[event.uid]
+                self._jobs.pop(event.uid, None)
         if not self._jobs:
             self._release()
+        elif not self._driver.scheduler.open:
+            raise RuntimeError("another call was interrupted while this one's answer came")
 
     def _cancel(self, jobs: dict[int, Job]) -> None:
         for uid in jobs:
@@ -272,7 +288,9 @@ class DiffusionLLM:
             self._release()
 
     def _release(self) -> None:
-        """Free what cancelled requests hold: no later round may come to do so."""
+        """Free what requests without a job hold: no later round may come to do so."""
+        for uid in list(self._driver.scheduler.open):
+            self._driver.scheduler.cancel(uid)
         if self._engine is not None:
             run_here(self._engine, self._driver)
 

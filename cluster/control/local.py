@@ -19,7 +19,7 @@ from diffray.components.sequence import Sequence
 from diffray.workers.admission import CheckedRequest, Limits
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.messages import Reply, Round, Update
+from diffray.workers.messages import Round, Update
 from diffray.workers.setup import build_engine
 from diffray.workers.text import Tokenizer
 
@@ -27,20 +27,23 @@ log = logging.getLogger(__name__)
 
 
 def run_here(engine: Engine, driver: Driver, steps: int | None = None) -> list[Event]:
-    """Run one round in the calling thread; interrupted, its requests go on in the next."""
+    """Run one round in the calling thread.
+
+    Ctrl-C may interrupt it anywhere: the next call then resumes what ran from what was reported.
+    """
+    if driver.in_round:
+        for sequence in [*engine.running, *engine.waiting]:
+            engine.cancel(sequence.uid)
+        driver.start_over()
+    driver.in_round = True
     order = driver.next(steps)
-    if order is None:
-        return []
-    try:
-        reply = engine.run(order, _sequence)
-    except BaseException:
-        driver.take(Reply(order.number, 0, [], [], engine.stats()))
-        raise
-    return driver.take(reply)
+    events = [] if order is None else driver.take(engine.run(order, _sequence))
+    driver.in_round = False
+    return events
 
 
 def _sequence(checked: CheckedRequest) -> Sequence:
-    return checked.sequence
+    return checked.new_sequence()
 
 
 @dataclass(slots=True, eq=False)

@@ -24,9 +24,11 @@ class QueuedRequest:
     priority: int
     deadline: float | None  # on the clock of whoever drives the scheduler
     number: int  # of its arrival
+    prefixes: tuple[int, ...] = ()  # hashes of its prompt's beginnings, where it may share them
     ids: list[int] = field(default_factory=list)
     progress: Progress = BEGINNING
     forwards: int = 0
+    ended: bool = False  # whether its last update has come
     # Since it was last admitted.
     began: int = 0  # steps that all rounds had made until then
     admitted: float | None = None  # when; until its first update
@@ -70,28 +72,13 @@ class QueuedRequest:
         growth = max(most - pages, 0)
         return pages + -(-growth * len(self.ids) // self.request.max_tokens)
 
-    def shared_tokens(self, other: "QueuedRequest", unit: int) -> int:
-        """Return how many of its first tokens, in whole units, have the same K/V as the other's."""
-        mine, its = self.request, other.request
-        if mine.cache_salt != its.cache_salt or self.footprint.block != other.footprint.block:
-            return 0
-        end = min(len(mine.prompt), len(its.prompt)) // unit * unit
-        same, step = 0, unit
-        while same < end and step:  # steps double as long as all is equal, and then shrink again
-            stop = min(same + step, end)
-            if mine.prompt[same:stop] == its.prompt[same:stop]:
-                same, step = stop, 2 * step
-            else:
-                end = stop - unit
-                step = (end - same) // (2 * unit) * unit or min(unit, end - same)
-        return same
-
     def follow(self, update: Update) -> None:
         """Remember an update."""
+        self.ended = update.finish_reason is not None
         self.ids += update.ids
         self.forwards, self.progress = update.forwards, update.progress
 
     def again(self) -> None:
         """Have the request resumed from what it has reported."""
-        resume = Resume(tuple(self.ids), self.progress, self.forwards) if self.ids else None
+        resume = Resume(tuple(self.ids), self.progress, self.forwards) if self.forwards else None
         self.request = self.request.resumed(resume)

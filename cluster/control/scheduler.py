@@ -8,13 +8,13 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.quarantine import REASON, CrashQuarantine
 from diffray.cluster.control.queued_request import QueuedRequest
+from diffray.cluster.control.running_prefixes import RunningPrefixes
 from diffray.workers.messages import Footprint, Reply, Round, Schedulable
 
 if TYPE_CHECKING:
@@ -56,13 +56,14 @@ class Scheduler:
         time_slice: int = 0,
         page_size: int = 1,
     ) -> None:
-        self.slots, self.pages, self.page_size = slots, pages, page_size
+        self.slots, self.pages = slots, pages
         self.max_waiting, self.check_every = max_waiting, check_every
         self.time_slice = time_slice
         self.running: dict[int, QueuedRequest] = {}
+        self._prefixes = RunningPrefixes(page_size)  # of those that run
         self.quarantine = CrashQuarantine()
         self._waiting: list[tuple[tuple[int, int, int, int], QueuedRequest]] = []  # sorted
-        self._open: dict[int, QueuedRequest] = {}  # waiting, running or giving way
+        self.open: dict[int, QueuedRequest] = {}  # waiting, running or giving way
         self._cancelled: list[int] = []  # not yet told to the ranks
         self._preempting: dict[int, QueuedRequest] = {}  # told, or about to be told, to give way
         self._flying: deque[_Flight] = deque()
@@ -80,7 +81,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._open) - len(self.running)
+        return len(self.open) - len(self.running)
 
     def submit(
         self,
@@ -102,30 +103,33 @@ class Scheduler:
                 f"the queue is full ({self.waiting} requests are waiting, "
                 f"{len(self.running)} are running); try again later"
             )
-        queued = QueuedRequest(request, footprint, priority, deadline, self._arrivals)
+        prefixes = self._prefixes.hashes(request, footprint)
+        queued = QueuedRequest(request, footprint, priority, deadline, self._arrivals, prefixes)
         if (resume := request.resume) is not None:  # it has come from another coordinator
             queued.ids = list(resume.ids)
             queued.progress, queued.forwards = resume.progress, resume.forwards
         self._arrivals += 1
-        self._open[queued.uid] = queued
+        self.open[queued.uid] = queued
         insort(self._waiting, (queued.order, queued))
 
     def knows(self, uid: int) -> bool:
         """Return whether this request is running or waiting."""
-        return uid in self._open
+        return uid in self.open
 
     def cancel(self, uid: int) -> None:
         """Forget a request, if it is still there; the next round frees what it holds."""
-        queued = self._open.pop(uid, None)
+        queued = self.open.get(uid)
         if queued is None:
             return
         self.quarantine.forget(queued)
-        if self.running.pop(uid, None):
+        if uid in self.running:
             self._cancelled.append(uid)
+            self._stop(queued)
         elif not self._preempting.pop(uid, None):
             at = bisect_left(self._waiting, (queued.order,))
             if at < len(self._waiting) and self._waiting[at][1] is queued:
                 del self._waiting[at]
+        del self.open[uid]  # last, so that an interrupted call can be repeated
 
     def plan(self, steps: int) -> Round[Any] | None:
         """Return the next round, or None where there is nothing to do."""
@@ -176,7 +180,7 @@ class Scheduler:
 
     def expire(self, now: float) -> list[Event]:
         """Cancel the requests that are past their deadline; returns the events of that."""
-        late = [t.uid for t in self._open.values() if t.deadline is not None and t.deadline <= now]
+        late = [t.uid for t in self.open.values() if t.deadline is not None and t.deadline <= now]
         for uid in late:
             self.cancel(uid)
         return [Event(Kind.LATE, uid) for uid in late]
@@ -193,14 +197,26 @@ class Scheduler:
         for queued in clear:
             insort(self._waiting, (queued.order, queued))
         for queued in guilty:
-            del self._open[queued.uid]
+            del self.open[queued.uid]
         self._forget_ranks()
         return [Event(Kind.POISON, queued.uid, reason=REASON) for queued in guilty]
 
+    def start_over(self) -> None:
+        """Resume all that ran on an engine that has forgotten it; no request is to blame."""
+        self._forget_ranks()
+        waiting = {queued.uid for _, queued in self._waiting}
+        for queued in [each for uid, each in self.open.items() if uid not in waiting]:
+            self.quarantine.forget(queued)
+            if queued.ended:
+                del self.open[queued.uid]
+            else:
+                queued.again()
+                insort(self._waiting, (queued.order, queued))
+
     def fail_all(self, reason: str) -> list[Event]:
         """Fail every request; returns the events of that."""
-        uids = list(self._open)
-        self._open.clear()
+        uids = list(self.open)
+        self.open.clear()
         self._waiting.clear()
         self.quarantine = CrashQuarantine()
         self._forget_ranks()
@@ -208,6 +224,7 @@ class Scheduler:
 
     def _forget_ranks(self) -> None:
         self.running.clear()
+        self._prefixes.clear()
         self._cancelled.clear()
         self._preempting.clear()
         self._flying.clear()
@@ -221,6 +238,7 @@ class Scheduler:
             self._admitted += 1
             queued.began, queued.answered = self._steps, False
             self.running[queued.uid] = queued
+            self._prefixes.add(queued)
             admitted.append(queued)
 
     def _next(self, free: int) -> Iterator[QueuedRequest]:
@@ -274,17 +292,11 @@ class Scheduler:
         queued.taken = queued.needs
         if not self.running:
             return False
+        if self._held_back > 0:
+            return True
         if queued.taken > free:
-            queued.taken -= self._shared_pages(queued)
-        return self._held_back > 0 or queued.taken > free
-
-    def _shared_pages(self, queued: QueuedRequest) -> int:
-        """Return how many of its pages a running request holds already."""
-        if not queued.footprint.block:
-            return 0
-        unit = lcm(queued.footprint.block, self.page_size)
-        shared = (queued.shared_tokens(other, unit) for other in self.running.values())
-        return max(shared, default=0) // self.page_size
+            queued.taken -= self._prefixes.shared_pages(queued)
+        return queued.taken > free
 
     def _preempt(self) -> list[QueuedRequest]:
         """Preempt the request that ran longest, if others wait for room."""
@@ -299,7 +311,7 @@ class Scheduler:
         queued = min(able, key=lambda t: t.began)
         queued.preempted += 1
         self.preemptions += 1
-        del self.running[queued.uid]
+        self._stop(queued)
         self._preempting[queued.uid] = queued
         self._cancelled.append(queued.uid)
         return [queued]
@@ -325,8 +337,12 @@ class Scheduler:
         self._arrivals += 1
         insort(self._waiting, (queued.order, queued))
 
+    def _stop(self, queued: QueuedRequest) -> None:
+        if self.running.pop(queued.uid, None):
+            self._prefixes.remove(queued)
+
     def _close(self, queued: QueuedRequest) -> None:
-        self.running.pop(queued.uid, None)
+        self._stop(queued)
         self._preempting.pop(queued.uid, None)
-        del self._open[queued.uid]
+        del self.open[queued.uid]
         self.quarantine.forget(queued)

@@ -1,5 +1,6 @@
 """The public Python API, on a tiny checkpoint with and without a tokenizer."""
 
+import gc
 import logging
 import math
 import shutil
@@ -12,6 +13,7 @@ import torch
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.denoiser import Denoiser
+from diffray.components.sequence import Sequence
 from tests.helpers.byte_tokenizer import byte_tokenizer
 from tests.helpers.paths import GOLDEN
 
@@ -413,3 +415,19 @@ def test_an_interrupt_frees_everything_and_the_next_call_works(
         llm.generate([[1, 2, 3]] * 3, params)
     assert llm.engine.idle and llm.engine.kv.num_free == free
     assert llm.generate([1, 2, 3], params)[0].outputs[0].token_ids == expected
+
+
+def test_a_call_keeps_no_sequences_of_what_has_finished(
+    llm: DiffusionLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance, most = llm._advance, 0
+
+    def counted(*args: Any) -> None:
+        nonlocal most
+        gc.collect()
+        most = max(most, sum(type(each) is Sequence for each in gc.get_objects()))
+        advance(*args)
+
+    monkeypatch.setattr(llm, "_advance", counted)
+    llm.generate([[1, 2, 3]] * 24, SamplingParams(max_tokens=8, ignore_eos=True))
+    assert most <= 2 * 4, "more than run at a time, and ran in the plan before"

@@ -14,7 +14,7 @@ from diffray.cluster.control.local import LocalEngine, load_local
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request, Update
-from tests.helpers.toy import ToyModel, drain, toy_engine
+from tests.helpers.toy import ScriptedModel, ToyModel, drain, toy_engine
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, diffusion={"block_length": 8})
 SHORT = SamplingParams(max_tokens=16, ignore_eos=True, diffusion={"block_length": 8})
@@ -270,3 +270,48 @@ def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: int) ->
 
     asyncio.run(scenario())
     assert most == together
+
+
+def test_one_checked_request_may_run_again(engine: LocalEngine) -> None:
+    checked = check_request(Request(1, (1, 2), LONG), engine.limits)
+
+    async def tokens(most: int = 400) -> list[int]:
+        ids: list[int] = []
+        async with aclosing(engine.submit(checked)) as stream:
+            async for update in stream:
+                ids += update.ids
+                if len(ids) >= most:
+                    break
+        return ids
+
+    async def scenario() -> None:
+        first = await tokens()
+        assert len(first) == 400
+        assert await tokens() == first
+        part = await tokens(most=20)  # cancelled half way
+        assert first[: len(part)] == part
+        assert await tokens() == first
+
+    asyncio.run(scenario())
+
+
+def test_forwards_never_fall_where_a_request_gives_way_before_its_first_token() -> None:
+    # The best tokens come first at the right, so none is final before the whole block is.
+    inner = toy_engine(ScriptedModel(lambda position: {1: 5.0 + position}), num_slots=2)
+
+    def asks(uid: int, length: int) -> Request:
+        policy = {"block_length": length, "decoder": {"kind": "fixed", "steps": length}}
+        params = SamplingParams(max_tokens=length, ignore_eos=True, diffusion=policy)
+        return Request(uid, (1, 2, 3), params, watch=True)
+
+    async def scenario(engine: LocalEngine) -> list[list[Update]]:
+        requests = [asks(0, 32), *(asks(uid, 16) for uid in range(1, 5))]
+        return await asyncio.gather(*(finish(engine, request) for request in requests))
+
+    with LocalEngine(inner, EngineConfig(time_slice=1, steps_per_round=1)) as engine:
+        answers = asyncio.run(scenario(engine))
+        assert engine._driver.scheduler.preemptions
+    for updates in answers:
+        forwards = [update.forwards for update in updates]
+        assert forwards == sorted(forwards)
+        assert updates[-1].finish_reason == "length"

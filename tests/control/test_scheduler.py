@@ -191,7 +191,7 @@ def test_a_priority_starves_nobody() -> None:
         assert message is not None
         began += [request.uid for request in message.add]
         scheduler.settle(ranks.step(message))
-        for late in list(scheduler._open)[100:]:
+        for late in list(scheduler.open)[100:]:
             scheduler.cancel(late)
     assert [began.index(uid) + 1 for uid in range(4)] == [FIRST_COME * n for n in range(1, 5)]
     assert [uid for uid in began if uid >= 10] == sorted(uid for uid in began if uid >= 10)

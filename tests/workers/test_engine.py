@@ -646,3 +646,17 @@ def test_soft_requests_wait_for_memory() -> None:
             found[update.uid] += update.ids
         assert len(engine.running) <= 2 and engine.slots.soft.num_rows <= 50
     assert found == expected
+
+
+def test_a_finished_sequence_holds_no_tensors() -> None:
+    engine = toy_engine(ToyModel())
+    diffusion = {"block_length": 8, "decoder": {"kind": "credit"}}
+    params = SamplingParams(max_tokens=16, ignore_eos=True, diffusion=diffusion)
+    sequences = [engine.check(Request(uid, (1, 2, 3), params)) for uid in range(2)]
+    for sequence in sequences:
+        engine.enqueue(sequence)
+    while not engine.idle:
+        engine.step()
+    for sequence in sequences:
+        assert (sequence.memory, sequence.masked_L, sequence.top) == (None, None, None)
+        assert sequence.pages_P is None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks.golden import FAMILIES, GOLDEN, cases_of, diffusion_of
+from benchmarks.golden import FAMILIES, GOLDEN, cases_of, params_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.backend import Record, choose_recorder
 from diffray.components.sequence import Sequence
@@ -126,10 +126,7 @@ def test_golden_tokens_come_out_of_padded_steps(
     ) as llm:  # fmt: skip
         with_graphs(llm.engine, [Bucket(8, 160), Bucket(8, 64), Bucket(3, 32)])
         seen = replays(monkeypatch)
-        params = [
-            SamplingParams(max_tokens=c["gen_length"], ignore_eos=True, diffusion=diffusion_of(c))
-            for c in cases
-        ]
+        params = [params_of(case) for case in cases]
         found = llm.generate([case["prompt"] for case in cases], params)
         assert len(set(seen)) > 1 and len(seen) == llm.engine.forwards
     for case, out in zip(cases, found, strict=True):

@@ -3,42 +3,17 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
-import pytest
 from ray import serve
 from ray._private.state import actors
 
 from diffray.cluster.serve.config_file import Application, applications
 from diffray.cluster.serve.server import deploy
-from tests.helpers.local_ray import local_cluster
-from tests.helpers.serve_process import free_port
-
-NODES = 4
-
 
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
-
-
-# Serve hears of a replica's load every 10 s, and it forgets metrics for as long.
-QUICK = {
-    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
-    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
-}
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """Start four nodes with room for one replica of one rank each."""
-    with local_cluster([{"num_cpus": 2}] * NODES, QUICK):
-        port = free_port()
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            serve.shutdown()
 
 
 def application(name: str, **options: Any) -> tuple[Application, ...]:

@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from ray import serve
 
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.serve.server import Interrupted, deploy, remove
+from tests.helpers.local_ray import local_cluster
 from tests.helpers.nodes import (
     MESSAGES,
     alive,
@@ -22,8 +24,29 @@ from tests.helpers.nodes import (
     start,
     states,
 )
+from tests.helpers.serve_process import free_port
 
 pytestmark = pytest.mark.slow
+
+NODES = 4
+
+# Serve hears of a replica's load every 10 s, and it forgets metrics for as long.
+QUICK = {
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Start four nodes with room for one replica of one rank each."""
+    with local_cluster([{"num_cpus": 2}] * NODES, QUICK):
+        port = free_port()
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            serve.shutdown()
 
 
 def test_a_replica_that_no_node_can_hold_spans_nodes_and_answers_the_same(url: str) -> None:

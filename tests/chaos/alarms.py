@@ -84,7 +84,7 @@ def as_text(text: str, outcome: Outcome, loads: list[float]) -> str:
     return "\n".join(
         [
             *(lines or ["no silence of more than a third of heartbeat_timeout_s"]),
-            f"taken for hung: {', '.join(HUNG.findall(text)) or 'none'}",
+            f"assumed hung: {', '.join(HUNG.findall(text)) or 'none'}",
             f"{outcome.tally.counts['right']} answers right, {len(outcome.tally.wrong)} wrong",
             f"load average {min(loads):.0f} to {max(loads):.0f}",
         ]

@@ -192,6 +192,32 @@ def first_model(client: httpx2.Client, endpoint: Endpoint) -> str:
     return str(models[0]["id"])
 
 
+def scenario_of(
+    server: Server, model: str, url: str, name: str, data: own.Data, body: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what guidellm asks of the server for one data set, whatever the load."""
+    is_random = name == RANDOM
+    ends = {"ignore_eos": data.ignore_eos or is_random}
+    return {
+        "backend": {
+            "kind": "openai_http",
+            "target": url,
+            "model": model,
+            "request_format": "/v1/completions" if is_random else "/v1/chat/completions",
+            "api_key": server.api_key,
+            "verify": True,
+            "extras": {"body": ends | body},
+        },
+        "constraints": [{"kind": "max_requests", "count": data.num_prompts}],
+    }
+
+
+def tokenizer_of(server: Server, model: str) -> str:
+    from diffray.components.checkpoints.checkpoint import resolve
+
+    return str(resolve(server.tokenizer or model))
+
+
 @spread
 def serve(
     *,
@@ -238,28 +264,13 @@ def serve(
             model = server.model or first_model(client, endpoint)
             facts |= {"server": endpoint.url, "model": model, "asked": json.dumps(body)}
             for number, ((name, asks), rate, limit) in enumerate(runs):
-                tokenizer = None
-                if name == RANDOM:
-                    from diffray.components.checkpoints.checkpoint import resolve
-
-                    tokenizer = str(resolve(server.tokenizer or model))
-                ends = {"ignore_eos": data.ignore_eos or name == RANDOM}
-                path = "/v1/completions" if name == RANDOM else "/v1/chat/completions"
-                scenario = {
-                    "backend": {
-                        "kind": "openai_http",
-                        "target": endpoint.url,
-                        "model": model,
-                        "request_format": path,
-                        "api_key": server.api_key,
-                        "verify": True,
-                        "extras": {"body": ends | body},
-                    },
+                scenario = scenario_of(server, model, endpoint.url, name, data, body) | {
                     "profile": profile(rate, limit),
-                    "constraints": [{"kind": "max_requests", "count": data.num_prompts}],
                     "seed": {"kind": "static", "value": seed + number},
                     "metrics": {"kind": "generative", "slo": objectives},
-                } | write_data(Path(made), name, asks, data, tokenizer)
+                }
+                tokenizer = tokenizer_of(server, model) if name == RANDOM else None
+                scenario |= write_data(Path(made), name, asks, data, tokenizer)
                 typer.echo(
                     f"run {number + 1} of {len(runs)}: {name}, {json.dumps(profile(rate, limit))}"
                 )

@@ -60,7 +60,7 @@ class Measures(NamedTuple):
     """What decoders may ask about the distributions that tokens are drawn from.
 
     These are the model's, over the temperature and cut by top-k and top-p; unlike in what is drawn,
-    the mask counts. Where no token is asked for all three are 0.
+    the mask counts. Where no token is proposed all three are 0.
     """
 
     probability_BL: Tensor  # of the proposed token
@@ -70,7 +70,7 @@ class Measures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One token for each position asked about; never the mask token.
+    """One token for each position of the head's rows; never the mask token.
 
     `confidence` is its probability under the model, without temperature; 0 for a token in the
     request's `zero_confidence_token_ids`. Where the model would rather keep the mask it is that

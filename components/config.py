@@ -129,7 +129,7 @@ def explain(error: ValidationError, names: Mapping[str, str] | None = None) -> s
 
 
 def sentence(mistake: ErrorDetails, names: Mapping[str, str] | None = None) -> str:
-    """Return the sentence for one mistake, the same whoever made it."""
+    """Return the sentence for one mistake, the same for every interface."""
     kind, loc = mistake["type"], mistake["loc"]
     where = dotted(loc[:-1] if kind == "unknown_option" else loc)
     prefix = f"{(names or {}).get(where, where)}: " if where else ""

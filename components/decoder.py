@@ -48,7 +48,7 @@ class Decoder(PolicyPart, ABC):
 
     def remember(self, memory: Memory, block: Block, top_BL: Tensor, prob_BL: Tensor) -> Bonus:
         """Update the memory, in place, with the most probable ids; return what to add to logits."""
-        raise AssertionError("only decoders that remember are asked to")
+        raise AssertionError("only decoders with a memory have it updated")
 
     def shares(self, sequence: "Sequence") -> Items[int]:
         """Return how many positions each step of the current block takes, if it is known before.

@@ -71,8 +71,8 @@ def rewarded(
 ) -> Confidence:
     """Return what would have been found, had decoders added to the logits; no row draws.
 
-    Gathered are the mask's logit and those of the ids that were known. Only known ids gain, so
-    nobody else's logits are needed: the best is the best of before or one of them.
+    Gathered are the mask's logit and those of the ids that were known. Only known ids gain, so no
+    other logits are needed: the best is the best of before or one of them.
     """
     mask_R, lse_R, logits_RK = found.gathered_RK[:, 0], found.logsumexp_R, found.gathered_RK[:, 1:]
     top_R = torch.maximum(found.best_R, mask_R)

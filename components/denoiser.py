@@ -79,7 +79,7 @@ class Layer(nn.Module):
         kv: KVPool,
         read_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return two summands of the states of the tokens asked for, or of all.
+        """Return two summands of the hidden states, of the tokens in `read_R` or of all.
 
         Stores the K/V of all in place.
         """

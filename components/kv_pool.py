@@ -55,7 +55,7 @@ class KVPool:
 
     def allocate(self, num_pages: int) -> list[int]:
         """Allocate pages; the caller has checked `num_free`."""
-        assert num_pages <= self.num_free, "more pages asked for than are free"
+        assert num_pages <= self.num_free, "more pages needed than are free"
         while num_pages > len(self._free):
             self.free(self.prefixes.give_up())
         return [self._free.pop() for _ in range(num_pages)]

@@ -39,12 +39,12 @@ class Rows:
     measured: Draws | None  # rows whose distributions are measured; cold ones have temperature 1
     transforms: tuple[Planned, ...]  # of the logits, in their order
     doubted: LogitBias | None  # tokens without confidence, as -inf to add to their logits
-    ranked: tuple[slice, ...]  # rows that ask for the most probable ids ...
+    ranked: tuple[slice, ...]  # rows whose most probable ids are reported ...
     num_ranked: int  # ... and how many of them
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is asked for that needs the logits themselves."""
+        """Whether no row needs the logits themselves."""
         filtered = (
             self.draws is not None and (self.draws.top_k_Q, self.draws.top_p_Q) != (None,) * 2
         )

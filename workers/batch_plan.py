@@ -25,7 +25,7 @@ from diffray.workers.batch_state import BatchState
 from diffray.workers.graphs import Graphs
 from diffray.workers.layout import Layout, Span
 from diffray.workers.outcome import Outcome
-from diffray.workers.request_rows import Asked, Softened, ask
+from diffray.workers.request_rows import HeadPlan, Softened, plan_head
 from diffray.workers.slots import Slots
 
 _SOFT_ROWS = 256  # whose probabilities over the vocabulary are there at a time
@@ -62,15 +62,15 @@ class BatchPlan:
         # Soft embeddings are added to what a recording would look up by itself.
         self.graphs = None if self.soft else graphs
         self._windows: list[Span] = []
-        self._asked: Asked | None = None
-        self._first_only: list[bool] = []  # of each sequence, whether it asks for one position only
+        self._head: HeadPlan | None = None
+        self._first_only: list[bool] = []  # of each sequence: whether it needs one position only
         self._blocks: BatchState | None = None  # unplanned yet
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
         first_only = [s.policy.iteration.first_alone and s.step + step == 0 for s in self.sequences]
         if step == 0 or first_only != self._first_only:
-            self._asked = None  # fewer positions are masked by now, or more are asked about
+            self._head = None  # fewer positions are masked by now, or more are needed
         self._first_only = first_only
         self._place(step, chunks)
         hidden_TH = self._hidden()
@@ -105,7 +105,7 @@ class BatchPlan:
         if self.soft:
             masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
             x_TH = x_TH + slots.soft.read(layout.batch.cells_T, x_TH) * masked_T1
-        read_R = self._ask().read_T if self.sequences else None
+        read_R = self._plan_head().read_T if self.sequences else None
         return self.model.forward(x_TH, replace(layout.batch, read_R=read_R), self.kv)
 
     def _place(self, step: int, chunks: Items[Chunk]) -> None:
@@ -115,51 +115,51 @@ class BatchPlan:
         if self._windows != windows:
             self._windows = windows
             self._layout = Layout.of(windows, self.slots, self.kv.page_size, self.graphs)
-            self._asked = None
+            self._head = None
 
-    def _ask(self) -> Asked:
-        """Return what is asked of the head, for as long as the windows stand."""
-        if self._asked is None:
-            self._asked = ask(
+    def _plan_head(self) -> HeadPlan:
+        """Return the rows of the head, planned once for as long as the windows stay."""
+        if self._head is None:
+            self._head = plan_head(
                 self.sequences, self._first_only, self._layout, self.length, self.device
             )
             if self._layout.recorded is not None:
-                self._layout.recorded.read(self._asked.tokens_R)
-        return self._asked
+                self._layout.recorded.read(self._head.tokens_R)
+        return self._head
 
     def _propose(self, hidden_TH: Tensor, blocks: BatchState, block: Block, step: int) -> Proposal:
-        """Choose tokens; the logits are written only where somebody wants more than the best."""
-        asked, mask_token_id = self._ask(), self.slots.mask_token_id
-        if asked.plain and (asked.rows.draws is None or not blocks.remembering):
-            found = self._confidence(hidden_TH, asked, blocks.groups, block)
-            return propose_plain(found, asked.rows, block)
-        logits = self._logits(hidden_TH, asked)
-        if asked.soft is not None:
-            self._soften(hidden_TH, logits, asked.soft, blocks.done_B, step)
-        return propose(logits, asked.rows, block, blocks.groups, mask_token_id)
+        """Choose tokens; logits are written only if a request needs more than the best token."""
+        plan, mask_token_id = self._plan_head(), self.slots.mask_token_id
+        if plan.plain and (plan.rows.draws is None or not blocks.remembering):
+            found = self._confidence(hidden_TH, plan, blocks.groups, block)
+            return propose_plain(found, plan.rows, block)
+        logits = self._logits(hidden_TH, plan)
+        if plan.soft is not None:
+            self._soften(hidden_TH, logits, plan.soft, blocks.done_B, step)
+        return propose(logits, plan.rows, block, blocks.groups, mask_token_id)
 
     def _confidence(
-        self, hidden_TH: Tensor, asked: Asked, groups: Items[DecoderGroup], block: Block
+        self, hidden_TH: Tensor, plan: HeadPlan, groups: Items[DecoderGroup], block: Block
     ) -> Confidence:
         """Find the best or the drawn token of each row, with what decoders add to logits."""
-        cells_R, mask_token_id = asked.rows.cells_R, self.slots.mask_token_id
-        draw, known_RK = asked.rows.draw(block), recall(groups, cells_R, block)
+        cells_R, mask_token_id = plan.rows.cells_R, self.slots.mask_token_id
+        draw, known_RK = plan.rows.draw(block), recall(groups, cells_R, block)
         recorded = self._layout.recorded
         if recorded is not None and draw is None and known_RK is None:
-            return joined(recorded.choose(len(asked.tokens_R)), self.mesh)
-        hidden_RH = hidden_TH.index_select(0, asked.tokens_R)
+            return joined(recorded.choose(len(plan.tokens_R)), self.mesh)
+        hidden_RH = hidden_TH.index_select(0, plan.tokens_R)
         found = joined(self.model.confidence(hidden_RH, mask_token_id, draw, known_RK), self.mesh)
         if known_RK is None:
             return found
         return rewarded(found, known_RK, groups, cells_R, block, mask_token_id)
 
-    def _logits(self, hidden_TH: Tensor, asked: Asked) -> Logits:
+    def _logits(self, hidden_TH: Tensor, plan: HeadPlan) -> Logits:
         def head(tokens_R: Tensor) -> Tensor:
             return self.model.head(hidden_TH.index_select(0, tokens_R))
 
-        tokens_R = asked.tokens_R[: len(asked.rows.cells_R)]
+        tokens_R = plan.tokens_R[: len(plan.rows.cells_R)]
         logits = Logits(head(tokens_R), self.model.spec.vocab_start, self.mesh)
-        for transform in asked.rows.transforms:
+        for transform in plan.rows.transforms:
             transform.apply(logits, head)
         return logits
 

@@ -140,7 +140,7 @@ class Schedulable(Protocol):
 
     @property
     def content(self) -> int:
-        """A checksum of what was asked, whoever asked it and with whatever seed."""
+        """A checksum of the request without its uid and seed."""
         ...
 
     def resumed(self, resume: Resume | None) -> Self:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice. `logprobs` and `steps` are set if the request asked for logprobs.
+    """One choice. `logprobs` and `steps` are set if the request has `logprobs`.
 
     They hold each token's log-probability at the step at which it became final (given the canvas
     at that time: not a left-to-right likelihood), and that step, counted from 0. `top_logprobs`

@@ -1,4 +1,4 @@
-"""What the requests ask of the head: which rows, how to choose, what to forbid.
+"""What the head computes for a step: which rows, how to choose tokens, what to forbid.
 
 Letters: B sequences, L positions of the longest block, R rows of the head, Q rows that draw, U rows
 of guided sequences, E single entries, I of them in blocks, O outside.
@@ -31,7 +31,7 @@ class Softened(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HeadPlan:
     """The head's rows: first those of the blocks, then those that only soft diffusion reads."""
 
     tokens_R: Tensor  # index into the packed hidden states
@@ -41,38 +41,38 @@ class Asked:
 
     @property
     def plain(self) -> bool:
-        """Whether the head need not write its logits: one token a row is all that is asked for."""
+        """Whether the head need not write its logits: each row needs one token and no more."""
         return self.rows.plain and self.soft is None
 
 
-def ask(
+def plan_head(
     sequences: Items[Sequence],
     first_only: Items[bool],
     layout: Layout,
     length: int,
     device: torch.device,
-) -> Asked:
-    """Collect the masked (or editable) positions of all blocks, and their requests' wishes.
+) -> HeadPlan:
+    """Collect the masked (or editable) positions of all blocks, with the options of their requests.
 
-    Sequences that are `first_only` ask for the first position of their block only.
+    Of sequences that are `first_only`, only the first position of their block.
     """
     wanted = [_wanted(s, only_first=only) for s, only in zip(sequences, first_only, strict=True)]
     wanted_BL = pad_sequence(wanted, batch_first=True)
     row_R, offset_R = wanted_BL.nonzero().unbind(1)
     tokens_R = _tokens(sequences, layout, row_R, offset_R)
-    asked = _Collector(tokens_R, row_R * length + offset_R)
+    plan = _Collector(tokens_R, row_R * length + offset_R)
     ends = accumulate(wanted_BL.sum(1).tolist(), initial=0)
     for number, (sequence, span) in enumerate(zip(sequences, pairwise(ends), strict=True)):
-        asked.block(number, sequence, slice(*span), offset_R, layout)
+        plan.block(number, sequence, slice(*span), offset_R, layout)
     for number, sequence in enumerate(sequences):
         if sequence.policy.iteration.soft:
-            asked.beyond(number, sequence, layout)
-    return asked.result(layout, device)
+            plan.beyond(number, sequence, layout)
+    return plan.result(layout, device)
 
 
 def _tokens(sequences: Items[Sequence], layout: Layout, row_R: Tensor, offset_R: Tensor) -> Tensor:
     """Return the packed tokens whose logits are about these positions of blocks."""
-    # Position 0 has nobody before it: even where logits are shifted it reads its own.
+    # Position 0 has none before it: even where logits are shifted it reads its own.
     before_B = [
         offset - window_start
         for offset, (_, window_start, _, _) in zip(layout.offsets, layout.windows, strict=False)
@@ -82,7 +82,7 @@ def _tokens(sequences: Items[Sequence], layout: Layout, row_R: Tensor, offset_R:
 
 
 def _wanted(sequence: Sequence, *, only_first: bool) -> Tensor:
-    """Return at which positions of its block the sequence asks for a token."""
+    """Return at which positions of its block the sequence needs a token."""
     if only_first:
         return torch.arange(sequence.start, sequence.stop) == sequence.start
     if sequence.policy.decoder.edits:
@@ -91,7 +91,7 @@ def _wanted(sequence: Sequence, *, only_first: bool) -> Tensor:
 
 
 class _Collector:
-    """Index tensors under construction, on the host; only wishes cost something per sequence."""
+    """Index tensors under construction, on the host; plain requests add almost nothing."""
 
     def __init__(self, tokens_R: Tensor, cells_R: Tensor) -> None:
         self.count = len(tokens_R)
@@ -110,7 +110,7 @@ class _Collector:
     def block(
         self, number: int, sequence: Sequence, span: slice, offset_R: Tensor, layout: Layout
     ) -> None:
-        """Add what a sequence wishes for the rows of its block."""
+        """Add the rows of a sequence's block, with its options."""
         params, policy = sequence.params, sequence.policy
         filters = max(params.top_k, 0), params.top_p
         if params.draws:
@@ -157,7 +157,7 @@ class _Collector:
         self.soft.append((rows, number))
         self.soft_tokens.append(layout.offsets[number] + positions - layout.windows[number][1])
 
-    def result(self, layout: Layout, device: torch.device) -> Asked:
+    def result(self, layout: Layout, device: torch.device) -> HeadPlan:
         def joined(parts: Items[Tensor]) -> Tensor:
             return send(torch.cat(list(parts)), device)
 
@@ -205,7 +205,7 @@ class _Collector:
             num_ranked=self.num_ranked,
         )
         read_T = torch.cat([tokens_R, joined(self.twins)]) if self.twins else tokens_R
-        return Asked(tokens_R, read_T, rows, soft)
+        return HeadPlan(tokens_R, read_T, rows, soft)
 
 
 def _rows(span: slice) -> Tensor:

@@ -1,7 +1,7 @@
 """The canvases of the running sequences, on the device.
 
-A masked position holds the mask token's id, so that the model sees it, but what is masked is told
-by a flag alone: a mask id in a prompt is an ordinary token.
+A masked position holds the mask token's id, so that the model sees it, but only a flag says
+what is masked: a mask id in a prompt is an ordinary token.
 
 Letters: S slots, N positions of the longest canvas.
 """
@@ -44,7 +44,7 @@ class Slots:
 
     @property
     def trash(self) -> int:
-        """The flat index of a position that nobody reads."""
+        """The flat index of a position that is never read."""
         return self.ids_SN.numel() - 1
 
     def admit(self, sequence: Sequence) -> None:

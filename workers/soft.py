@@ -22,7 +22,7 @@ class SoftInputs:
         self._lengths: dict[int, int] = {}  # of each soft slot's canvas
         self._fresh: set[int] = set()  # slots that have not been given memory yet
         self._parts: dict[int, slice] = {}  # where each slot's rows are
-        self._rows_CH: Tensor | None = None  # the first one stays zero: it is everybody else's
+        self._rows_CH: Tensor | None = None  # the first one stays zero: all other positions read it
         self._first_S: Tensor | None = None  # the row of each slot's first position
 
     @property

@@ -53,8 +53,9 @@ def load_model(
     config = read_config(path)
     model = build_model(config, mesh or Mesh(), number, choose_kernels(kernels, place, number))
     if quantized is not None and not model.routed:
-        wish = f"quantization is {quantization!r}"
-        raise ValueError(f"{wish}, but {path} has no experts; leave it out")
+        raise ValueError(
+            f"quantization is {quantization!r}, but {path} has no experts; leave it out"
+        )
     files = open_weights(path)
     # Checked while the model has no storage, so a wrong checkpoint costs no memory.
     account(model.parts(names_in(files)), files, path)

@@ -46,9 +46,9 @@ def find_ids(path: Path, config: Config, kind: Kind) -> tuple[int, ...]:
     """
     key = f"{kind}_token_id"
     configs = config, _read(path, "generation_config.json")
-    told = [ids for source in configs if (ids := _as_ids(source.get(key), key))]
-    if told:
-        return told[0] if kind == "mask" else tuple(dict.fromkeys(chain(*told)))
+    named = [ids for source in configs if (ids := _as_ids(source.get(key), key))]
+    if named:
+        return named[0] if kind == "mask" else tuple(dict.fromkeys(chain(*named)))
     tokenizer_config = _read(path, "tokenizer_config.json")
     own = tokenizer_config.get(f"{kind}_token")
     if isinstance(own, dict):

@@ -48,12 +48,12 @@ def build_model(
 
 
 def check_ranks(config: Config, size: int, *, expert_parallel: bool) -> None:
-    """Refuse a number of ranks over which the model cannot be cut, before anybody loads it."""
+    """Refuse a number of ranks over which the model cannot be cut, before it is loaded."""
     build_model(config, Mesh(0, size, expert_parallel), torch.float32)
 
 
 def check_prefix_caching(config: Config) -> None:
-    """Refuse it where a prompt's K/V are of use to nobody else."""
+    """Refuse it where no two requests could share a prompt's K/V."""
     if not build_model(config, Mesh(), torch.float32).spec.block_causal:
         raise ValueError(
             "enable_prefix_caching needs block-causal attention; in this model all positions see "
@@ -78,7 +78,7 @@ def rank_counts(config: Config, *, expert_parallel: bool) -> tuple[int, ...]:
 def choose_build(config: Config) -> Build:
     """Return the builder of the config's architecture.
 
-    A config without `architectures` is told by its keys: dense LLaDA and LLaDA-MoE share one
+    A config without `architectures` is recognised by its keys: dense LLaDA and LLaDA-MoE share one
     `model_type`.
     """
     architectures = config.get("architectures")

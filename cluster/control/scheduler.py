@@ -8,6 +8,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 PASSES = 16  # how many later requests may run before one that finds no pages
 FIRST_COME = 8  # one of so many admissions goes to the oldest request, whatever its priority
-LONGEST = 16  # time slices of a turn while only requests wait that ask for as much
+LONGEST = 16  # time slices of a turn while only requests wait that need as much
+NEAR = 64  # waiting requests whose lengths count for a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +307,12 @@ class Scheduler:
         wait = [*self.quarantine.queue[:1], *(queued for _, queued in self._waiting[:1])]
         if not wait and not self._held_back:
             return []
-        able = [t for t in self.running.values() if t.answered and self._may_preempt(t, wait)]
+        # Also a short request behind long ones ends their turns; they are admitted before it.
+        near = (queued for _, queued in islice(self._waiting, NEAR))
+        shortest = min((other.missing for other in chain(wait, near)), default=0)
+        able = [
+            t for t in self.running.values() if t.answered and self._may_preempt(t, wait, shortest)
+        ]
         if not able:
             return []
         queued = min(able, key=lambda t: t.began)
@@ -316,8 +323,8 @@ class Scheduler:
         self._cancelled.append(queued.uid)
         return [queued]
 
-    def _may_preempt(self, queued: QueuedRequest, wait: list[QueuedRequest]) -> bool:
-        """Return whether a request has had its turn, given the requests that wait.
+    def _may_preempt(self, queued: QueuedRequest, wait: list[QueuedRequest], shortest: int) -> bool:
+        """Return whether a request has had its turn, given who is next and the shortest near it.
 
         Turns grow, so that a request that restarts each time, as soft generations do, ends too.
         """
@@ -326,8 +333,7 @@ class Scheduler:
         turn = self.time_slice * queued.growth
         if all(other.preempted >= queued.preempted for other in wait):
             # Among equals preemption would only make all of them end later.
-            asked = min((other.missing for other in wait), default=0)
-            turn = max(turn, min(asked, LONGEST * self.time_slice))
+            turn = max(turn, min(shortest, LONGEST * self.time_slice))
         return self._steps - queued.began >= turn
 
     def _queue_again(self, queued: QueuedRequest) -> None:

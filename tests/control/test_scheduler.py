@@ -160,6 +160,22 @@ def test_of_equal_requests_none_gives_way() -> None:
     assert scheduler.preemptions == 0
 
 
+def test_a_short_request_behind_waiting_long_ones_hardly_waits_either() -> None:
+    """Long ones that have waited for a while come first; their turns end for it nevertheless."""
+    scheduler = Scheduler(slots=4, pages=1000, max_waiting=1000, time_slice=8)
+    ranks = FakeRanks(slots=4, pages=1000, need={uid: 1 for uid in range(200)})
+    for uid in range(12):
+        scheduler.submit(asked(uid, 400), Footprint(1))
+    for uid in range(100, 100 + 60):  # each ends within a turn; the long ones' order comes up
+        scheduler.submit(asked(uid, 4), Footprint(1))
+        for rounds in range(1, 200):
+            message = scheduler.plan(steps=1)
+            assert message is not None
+            if any(e.ends for e in scheduler.settle(ranks.step(message)) if e.uid == uid):
+                break
+        assert rounds <= 60, (uid, rounds)
+
+
 @pytest.mark.parametrize(("longs", "tokens"), [(16, 900), (40, 900), (16, 2500)])
 def test_short_requests_hardly_wait_whatever_the_context(longs: int, tokens: int) -> None:
     """The default turn suits a context of 1024 too, and gives way at next to no cost."""

@@ -1,6 +1,6 @@
 """What the original systems generate, token by token, and whether diffray generates the same.
 
-    python -m benchmarks.golden FOLDER...
+    python -m tests.helpers.golden FOLDER...
 
 A folder holds a checkpoint and `golden.json`, as those in `tests/golden` do. Every case is
 generated in float64 and in float32; it is exact if its tokens are the original's in both, in no
@@ -15,8 +15,8 @@ from typing import Any
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.messages import Request
+from tests.helpers.paths import GOLDEN
 
-GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 MASK, EOS = 510, 511
 DTYPES = "float64", "float32"
 FAMILIES = {

@@ -162,8 +162,8 @@ def compare(
         "Fast-dLLM": clock.timed(lambda _: runner(work)),
     }
     found = list(paired.take_turns(contenders, turns).values())
-    batch = f"{len(work.prompts)}{' ragged' if work.ragged else ''}"
-    cells = [f"{batch}{' (Fast-dLLM one by one)' if runner == theirs.one_by_one else ''}"]
+    one_by_one = " (Fast-dLLM one by one)" if runner == theirs.one_by_one else ""
+    cells = [f"{len(work.prompts)}{' ragged' if work.ragged else ''}{one_by_one}"]
     for all_ in found:
         last, forwards = all_[-1], sum(all_[-1].forwards)
         each = f"{forwards / len(last.rows):.1f}", f"{last.tokens / forwards:.2f}"

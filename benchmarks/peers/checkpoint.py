@@ -44,8 +44,8 @@ def code_folder(checkout: Path, files: tuple[str, ...]) -> Path:
     raise ValueError(f"{checkout} has no {' with '.join(files)}; give a checkout that has them")
 
 
-def write_llada(folder: Path, code: Path, *, layers: int, hidden: int, seed: int) -> int:
-    """Write a random LLaDA with its own vocabulary; returns the number of parameters.
+def write_llada(folder: Path, code: Path, *, layers: int, hidden: int, seed: int) -> None:
+    """Write a random LLaDA with its own vocabulary.
 
     The weights are in bfloat16, because dlmserve reads no float32; widened, they are the same in
     all systems. Special ids are never the best, so every answer has its full length.
@@ -55,10 +55,9 @@ def write_llada(folder: Path, code: Path, *, layers: int, hidden: int, seed: int
     ids = {"mask_token_id": MASK_ID, "eos_token_id": END_ID, "pad_token_id": END_ID}
     config = config_of("llada", shape) | ids | {"auto_map": LLADA_MAP}
     special = slice(ORDINARY, VOCAB)
-    count = write(folder, config, seed=seed, dtype=torch.bfloat16, never=special)
+    write(folder, config, seed=seed, dtype=torch.bfloat16, never=special)
     copy_code(folder, code, LLADA_CODE)
     write_tokenizer(folder)
-    return count
 
 
 def copy_llada2(name: str, folder: Path, code: Path) -> None:

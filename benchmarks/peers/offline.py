@@ -8,7 +8,9 @@ blocks would move. The engine takes them one by one too, and then all at once.
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,6 +32,42 @@ def gen_length(prompt: list[int], wanted: int) -> int:
     return wanted + -(len(prompt) + wanted) % BLOCK_LENGTH
 
 
+def contenders(
+    llm: DiffusionLLM, send: Callable[[Any], Any], prompts: list[list[int]], wanted: int
+) -> dict[str, Callable[[int], paired.Turn]]:
+    """Return the engine and the pipeline, which `send` reaches, each in two ways."""
+    lengths = [gen_length(prompt, wanted) for prompt in prompts]
+    diffusion = {
+        "block_length": BLOCK_LENGTH,
+        "decoder": {"kind": "threshold", "threshold": THRESHOLD},
+    }
+    params = [
+        SamplingParams(max_tokens=length, ignore_eos=True, diffusion=diffusion)
+        for length in lengths
+    ]
+    request = {
+        "prompts": prompts,
+        "gen_lengths": lengths,
+        "block_length": BLOCK_LENGTH,
+        "threshold": THRESHOLD,
+        "mask_id": llm.engine.limits.mask_token_id,
+    }
+
+    def engine(at_once: bool) -> Callable[[int], paired.Turn]:
+        clock = paired.Clock(time.perf_counter)
+        return clock.timed(lambda _: paired.generate(llm, prompts, params, at_once=at_once))
+
+    def pipeline(block_causal: bool) -> Callable[[int], paired.Turn]:
+        return lambda _: paired.Turn(*send(request | {"block_causal": block_causal}))
+
+    return {
+        "diffray, one by one": engine(at_once=False),
+        "diffray, all at once": engine(at_once=True),
+        "diffusers, given LLaDA2's mask": pipeline(block_causal=True),
+        "diffusers, as it is": pipeline(block_causal=False),
+    }
+
+
 def compare(args: argparse.Namespace, environment: Environment) -> None:
     """Print the table."""
     code = checkpoint.code_folder(args.llada2_code, checkpoint.LLADA2_CODE)
@@ -49,43 +87,13 @@ def compare(args: argparse.Namespace, environment: Environment) -> None:
     ):
         items = held_out_items(args.questions, seed=args.seed)
         prompts = as_ids(llm, [Ask("demo", item.question) for item in items], raw=False)
-        lengths = [gen_length(prompt, args.gen_length) for prompt in prompts]
-        diffusion = {
-            "block_length": BLOCK_LENGTH,
-            "decoder": {"kind": "threshold", "threshold": THRESHOLD},
-        }
-        params = [
-            SamplingParams(max_tokens=length, ignore_eos=True, diffusion=diffusion)
-            for length in lengths
-        ]
-        request = {
-            "prompts": prompts,
-            "gen_lengths": lengths,
-            "block_length": BLOCK_LENGTH,
-            "threshold": THRESHOLD,
-            "mask_id": llm.engine.limits.mask_token_id,
-        }
-        timed = paired.Clock(time.perf_counter).timed
         turns = paired.take_turns(
-            {
-                "diffray, one by one": timed(
-                    lambda _: paired.generate(llm, prompts, params, at_once=False)
-                ),
-                "diffray, all at once": timed(lambda _: paired.generate(llm, prompts, params)),
-                "diffusers, given LLaDA2's mask": lambda _: paired.Turn(
-                    *send(request | {"block_causal": True})
-                ),
-                "diffusers, as it is": lambda _: paired.Turn(
-                    *send(request | {"block_causal": False})
-                ),
-            },
+            contenders(llm, send, prompts, args.gen_length),
             args.turns,
             describe=lambda turn: f"{turn.rate:.1f} tokens/s",
         )
-    print(
-        f"{args.llada2}, float32, {args.threads} threads, {args.questions} prompts,"
-        f" all at once is {AT_ONCE} at once"
-    )
+    sizes = f"{args.questions} prompts, all at once is {AT_ONCE} at once"
+    print(f"{args.llada2}, float32, {args.threads} threads, {sizes}")
     print(HEAD)
     first, *_ = turns.values()
     for name, found in turns.items():

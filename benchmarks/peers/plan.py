@@ -72,7 +72,6 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--hidden must be a multiple of {HEAD_DIM}, the size of a head")
     shortest, longest = args.prompt_length
     counts = [args.questions, args.turns, args.threads, args.layers, shortest, *args.concurrency]
-    if args.requests is not None:
-        counts.append(args.requests)
+    counts += [] if args.requests is None else [args.requests]
     if min(counts) < 1 or shortest > longest:
         raise ValueError("counts and lengths are at least 1, and --prompt-length MIN at most MAX")

@@ -5,12 +5,11 @@
     python -m benchmarks.compare_fast_dllm --fast-dllm Fast-dLLM tests/golden/llada /tmp/llada-100m
 
 Both decode with threshold 0.9, the dual cache and blocks of 32. First Fast-dLLM must reproduce its
-golden cases, which shows that it is run as it should be. Then the systems take turns. All tokens
-count, and the prompt's forward is included. With `--ragged N` there are N requests more, of prompts
-and answers of all lengths: the engine runs them as they come, as many at once as the largest batch,
-and Fast-dLLM one by one, as its batches are of prompts of one length. The environment's
-TORCHDYNAMO_DISABLE=1 leaves out the torch.compile around Fast-dLLM's attention, which slowed it on
-the golden checkpoint.
+golden cases, which shows that it is run as intended. Then the systems take turns. All tokens count,
+and the prompt's forward is included. `--ragged N` adds N requests with prompts and answers of all
+lengths: the engine runs as many at once as the largest batch, Fast-dLLM one by one, because the
+prompts of its batches have one length. TORCHDYNAMO_DISABLE=1 in the environment disables the
+torch.compile around Fast-dLLM's attention, which slowed it on the golden checkpoint.
 """
 
 import argparse
@@ -20,7 +19,6 @@ import random
 import sys
 import types
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,17 +26,26 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import paired
-from benchmarks.golden import GOLDEN, cases_of
 from diffray import DiffusionLLM, SamplingParams
+from tests.helpers.golden import cases_of
+from tests.helpers.paths import GOLDEN
 
 THRESHOLD, BLOCK_LENGTH = 0.9, 32
-
-
-class Answer(NamedTuple):
-    """Each row's tokens, and how many forwards each row took part in."""
-
-    tokens: list[list[int]]
-    forwards: list[int]
+FUNCTIONS = {
+    "none": "generate",
+    "prefix": "generate_with_prefix_cache",
+    "dual": "generate_with_dual_cache",
+}
+DIFFUSION = {
+    "block_length": BLOCK_LENGTH,
+    "iteration": {"kind": "blockwise"},
+    "decoder": {"kind": "threshold", "threshold": THRESHOLD},
+    "cache": {"kind": "dual"},
+}
+HEAD = paired.head(
+    *("checkpoint", "batch", "diffray tok/s", "forwards a row", "tokens a forward"),
+    *("Fast-dLLM tok/s", "forwards a row", "tokens a forward", "speed ratio", "equal tokens"),
+)
 
 
 class Work(NamedTuple):
@@ -56,9 +63,8 @@ class FastDLLM:
     """Fast-dLLM's generate functions on one checkpoint, from a checkout of its repository."""
 
     def __init__(self, checkout: Path, checkpoint: Path) -> None:
-        source = next(
-            (f for f in (checkout / "v1" / "llada", checkout / "llada") if f.is_dir()), None
-        )
+        folders = (checkout / "v1" / "llada", checkout / "llada")
+        source = next(filter(Path.is_dir, folders), None)
         if source is None:
             raise ValueError(f"{checkout} has neither v1/llada nor llada: not Fast-dLLM's checkout")
         # Early versions import einops, and use it nowhere that is reached.
@@ -77,92 +83,59 @@ class FastDLLM:
         self.model.load_state_dict(weights)
 
     def run(
-        self,
-        prompts: list[list[int]],
-        gen_length: int,
-        block_length: int = BLOCK_LENGTH,
-        *,
-        cache: str = "dual",
-        steps: int | None = None,
-        **rule: float,
-    ) -> Answer:
-        """Run one batch; `rule` is its threshold or factor, none the fixed schedule."""
-        name = {"none": "generate", "prefix": "generate_with_prefix_cache"}.get(
-            cache, "generate_with_dual_cache"
-        )
-        canvas, forwards = getattr(self.functions, name)(
+        self, prompts: list[list[int]], length: int, cache: str = "dual", **options: float
+    ) -> paired.Answers:
+        """Run one batch of prompts of one length."""
+        canvas, forwards = getattr(self.functions, FUNCTIONS[cache])(
             self.model,
             torch.tensor(prompts),
-            steps=steps or gen_length,
-            gen_length=gen_length,
-            block_length=block_length,
+            gen_length=length,
             mask_id=self.mask_id,
-            **rule,
+            **{"steps": length, "block_length": BLOCK_LENGTH} | options,
         )
-        return Answer(canvas[:, len(prompts[0]) :].tolist(), [forwards] * len(prompts))
+        return paired.Answers(canvas[:, len(prompts[0]) :].tolist(), [forwards] * len(prompts))
 
-    def run_one_by_one(self, work: Work) -> Answer:
-        rows = [self.run([p], n, threshold=THRESHOLD) for p, n in zip(*work, strict=True)]
-        return Answer([r.tokens[0] for r in rows], [r.forwards[0] for r in rows])
+    def one_by_one(self, work: Work) -> paired.Answers:
+        runs = [self.run([p], n, threshold=THRESHOLD) for p, n in zip(*work, strict=True)]
+        return paired.Answers([run.rows[0] for run in runs], [run.forwards[0] for run in runs])
 
-    def run_batched(self, work: Work) -> Answer:
+    def batched(self, work: Work) -> paired.Answers:
         return self.run(work.prompts, work.lengths[0], threshold=THRESHOLD)
 
-    def best_runner(self, work: Work) -> Callable[[Work], Answer]:
-        """Return its own batched call where that gives every row what the row gets alone."""
+    def best_runner(self, work: Work) -> Callable[[Work], paired.Answers]:
+        """Return its own batched call, unless that fails or the prompts are ragged."""
         if len(work.prompts) == 1:
-            return self.run_batched
+            return self.batched
         if work.ragged:
-            return self.run_one_by_one
+            return self.one_by_one
         try:
-            batched = self.run_batched(work).tokens
+            batched = self.batched(work).rows
         except (RuntimeError, IndexError) as error:
             print(f"Fast-dLLM cannot run this batch ({error}): one by one", file=sys.stderr)
-            return self.run_one_by_one
-        if batched != self.run_one_by_one(work).tokens:
+            return self.one_by_one
+        if batched != self.one_by_one(work).rows:
             print("Fast-dLLM's rows differ from the same rows alone", file=sys.stderr)
-        return self.run_batched
+        return self.batched
 
 
 def check_golden(checkout: Path) -> str:
-    """Reproduce the golden cases that come from Fast-dLLM; returns how many agree."""
+    """Reproduce the golden cases that come from Fast-dLLM; return how many agree."""
     system = FastDLLM(checkout, GOLDEN / "llada")
     cases = [case for case in cases_of("llada") if case["source"] == "fast-dllm"]
     equal = fewer = 0
     for case in cases:
-        given = {name: case[name] for name in ("steps", "threshold") if name in case}
-        found = system.run(
-            [case["prompt"]],
-            case["gen_length"],
-            case["block_length"],
-            cache=case["cache"],
-            **given,
-        )
-        equal += found.tokens[0] == case["tokens"]
+        names = ("steps", "threshold", "block_length")
+        options = {name: case[name] for name in names if name in case}
+        found = system.run([case["prompt"]], case["gen_length"], case["cache"], **options)
+        equal += found.rows[0] == case["tokens"]
         fewer += found.forwards[0] < case["forwards"]
     return f"Fast-dLLM reproduces {equal} of its {len(cases)} golden cases ({fewer} sooner)"
 
 
-def ours(llm: DiffusionLLM, work: Work) -> Answer:
-    diffusion = {
-        "block_length": BLOCK_LENGTH,
-        "iteration": {"kind": "blockwise"},
-        "decoder": {"kind": "threshold", "threshold": THRESHOLD},
-        "cache": {"kind": "dual"},
-    }
-    params = [
-        SamplingParams(max_tokens=length, ignore_eos=True, diffusion=diffusion)
-        for length in work.lengths
-    ]
-    found = llm.generate(work.prompts, params, use_tqdm=False)
-    return Answer([row.outputs[0].token_ids for row in found], [row.forwards for row in found])
-
-
 def all_work(mask_id: int, args: argparse.Namespace) -> list[Work]:
-    """Return the batches, and the ragged requests behind them."""
+    """Return the batches, then the ragged requests; the ids from `mask_id` on are special."""
     generator = torch.Generator().manual_seed(args.seed)
     shape = (max(args.batches), args.prompt_length)
-    # The last two ids are the mask and the end of text.
     prompts = torch.randint(0, mask_id, shape, generator=generator).tolist()
     work = [Work(prompts[:batch], [args.gen_length] * batch) for batch in args.batches]
     if args.ragged:
@@ -176,50 +149,26 @@ def all_work(mask_id: int, args: argparse.Namespace) -> list[Work]:
 
 
 def compare(
-    checkout: Path, checkpoint: Path, args: argparse.Namespace, clock: paired.Clock
-) -> None:
-    """Print one row of the table for each batch, and one for the ragged requests."""
-    theirs = FastDLLM(checkout, checkpoint)
-    most = max(args.batches)
-    with DiffusionLLM(str(checkpoint), dtype="float32", max_num_seqs=most) as llm:
-        for work in all_work(theirs.mask_id, args):
-            runner = theirs.best_runner(work)
-            last: dict[str, Answer] = {}
-            systems = {"diffray": partial(ours, llm, work), "Fast-dLLM": partial(runner, work)}
-
-            def act(_: int, name: str, call: Callable[[], Answer], last: Any = last) -> Any:
-                last[name] = call()
-                return last[name].tokens
-
-            contenders = {
-                name: clock.timed(partial(act, name=name, call=call))
-                for name, call in systems.items()
-            }
-            turns = paired.take_turns(contenders, args.repeats)
-            many = f"{len(work.prompts)} ragged" if work.ragged else f"{len(work.prompts)}"
-            one_by_one = runner == theirs.run_one_by_one
-            cells: list[str] = []
-            for name, all_ in turns.items():
-                forwards = sum(last[name].forwards) / len(last[name].forwards)
-                own = all_[-1].tokens / len(all_[-1].answers) / forwards
-                cells += [paired.rate(all_), f"{forwards:.1f}", f"{own:.2f}"]
-            mine, their = turns.values()
-            print(
-                paired.row(
-                    checkpoint.name,
-                    f"{many}{' (Fast-dLLM one by one)' if one_by_one else ''}",
-                    *cells,
-                    paired.ratio(paired.rates(mine), paired.rates(their)),
-                    paired.equal_tokens(mine[-1], their[-1]),
-                ),
-                flush=True,
-            )
-
-
-HEAD = paired.head(
-    *("checkpoint", "batch", "diffray tok/s", "forwards a row", "tokens a forward"),
-    *("Fast-dLLM tok/s", "forwards a row", "tokens a forward", "speed ratio", "equal tokens"),
-)
+    llm: DiffusionLLM, theirs: FastDLLM, work: Work, clock: paired.Clock, turns: int
+) -> list[str]:
+    """Return the cells of the table's row."""
+    params = [
+        SamplingParams(max_tokens=length, ignore_eos=True, diffusion=DIFFUSION)
+        for length in work.lengths
+    ]
+    runner = theirs.best_runner(work)
+    contenders = {
+        "diffray": clock.timed(lambda _: paired.generate(llm, work.prompts, params)),
+        "Fast-dLLM": clock.timed(lambda _: runner(work)),
+    }
+    found = list(paired.take_turns(contenders, turns).values())
+    one_by_one = " (Fast-dLLM one by one)" if runner == theirs.one_by_one else ""
+    cells = [f"{len(work.prompts)}{' ragged' if work.ragged else ''}{one_by_one}"]
+    for all_ in found:
+        last, forwards = all_[-1], sum(all_[-1].forwards)
+        each = f"{forwards / len(last.rows):.1f}", f"{last.tokens / forwards:.2f}"
+        cells += [paired.rate(all_), *each]
+    return [*cells, paired.speedup(*found), paired.equal_tokens(*found)]
 
 
 def main() -> None:
@@ -233,10 +182,15 @@ def main() -> None:
     args = parser.parse_args()
     clock = paired.clock_of(args)
     print(check_golden(args.fast_dllm))
-    print(f"{clock.said}, prompts of {args.prompt_length}, {args.gen_length} new tokens")
+    print(f"{clock.label}, prompts of {args.prompt_length}, {args.gen_length} new tokens")
     print(HEAD)
     for checkpoint in args.checkpoints:
-        compare(args.fast_dllm, checkpoint, args, clock)
+        theirs = FastDLLM(args.fast_dllm, checkpoint)
+        most = max(args.batches)
+        with DiffusionLLM(str(checkpoint), dtype="float32", max_num_seqs=most) as llm:
+            for work in all_work(theirs.mask_id, args):
+                cells = compare(llm, theirs, work, clock, args.repeats)
+                print(paired.row(checkpoint.name, *cells), flush=True)
 
 
 if __name__ == "__main__":

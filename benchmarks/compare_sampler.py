@@ -4,19 +4,17 @@
     python -m benchmarks.compare_sampler --llada LLaDA
 
 That repository holds the sampler and not the model, so its `generate` runs this project's model:
-same weights, same kernels, same threads. What is compared is the algorithm and what surrounds it.
-The sampler takes a fixed number of steps for an answer's whole length, runs the whole canvas in
-each and stops at no end token. First the same algorithm (fixed steps, no cache, no early stop) must
-give the same tokens here. Then the sampler is given ever fewer steps, as long as it answers as many
-questions right as the engine with a threshold does. The engine is timed against the fewest steps,
-and against the usual one token a step, taking turns. The sampler takes
-prompts one by one; the engine does so too, and then takes them all at once. With few questions,
-equal accuracy says little: the easy ones are answered right in very few steps.
+same weights, kernels and threads, but another algorithm. The sampler takes a fixed number of steps
+for an answer, runs the whole canvas in each and stops at no end token. First the same algorithm
+(fixed steps, no cache, no early stop) must give the same tokens here. Then the sampler gets ever
+fewer steps, as long as it answers as many questions right as the engine with a threshold. The
+engine is timed against the fewest steps and against the usual one token a step. The sampler takes
+prompts one by one; the engine takes them so too, and all at once. With few questions, equal
+accuracy says little: the easy ones are answered right in very few steps.
 """
 
 import argparse
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,6 +24,7 @@ from torch import Tensor
 
 from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.cli.bench.prompts import Ask, as_ids
 from diffray.components.batch import Batch, Window
 from diffray.components.kv_pool import KVPool
 from examples.train_demo.tasks import held_out_items
@@ -33,12 +32,12 @@ from examples.train_demo.words import Item
 
 
 class Output(NamedTuple):
-    """What the sampler reads of a model's answer."""
+    """What the sampler reads of a model's output."""
 
     logits: Tensor
 
 
-class AsTheirs:
+class WholeCanvas:
     """This project's model as the sampler calls it: a whole canvas in, all logits out."""
 
     def __init__(self, llm: DiffusionLLM) -> None:
@@ -46,7 +45,7 @@ class AsTheirs:
         self.device = pool.keys_LSGD.device
         spec = self.model.spec
         if spec.block_causal:
-            raise ValueError("LLaDA's sampler is for models whose attention goes both ways")
+            raise ValueError("LLaDA's sampler is for models whose attention is bidirectional")
         self._kv = KVPool(
             num_layers=spec.num_layers,
             num_pages=2,
@@ -69,149 +68,127 @@ class AsTheirs:
         return Output(self.model.head(hidden_NH).unsqueeze(0))
 
 
-class Sampler:
-    """LLaDA's `generate`, from a checkout of its repository."""
+class Exam:
+    """Questions, how each system answers them, and how many answers are right."""
 
-    def __init__(self, checkout: Path, llm: DiffusionLLM, max_tokens: int, block: int) -> None:
-        source = checkout / "generate.py"
+    def __init__(self, llm: DiffusionLLM, items: list[Item], args: argparse.Namespace) -> None:
+        self.llm, self.items, self.args = llm, items, args
+        self.prompts = as_ids(llm, [Ask("demo", item.question) for item in items], raw=False)
+        source = args.llada / "generate.py"
         if not source.is_file():
-            raise ValueError(f"{checkout} has no generate.py: not LLaDA's checkout")
-        found = importlib.util.spec_from_file_location("llada_generate", source)
-        assert found is not None and found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        found.loader.exec_module(module)
-        self._generate: Callable[..., Tensor] = module.generate
-        self._model, self._max_tokens, self._block = AsTheirs(llm), max_tokens, block
-        self._mask_id = llm.engine.limits.mask_token_id
+            raise ValueError(f"{args.llada} has no generate.py: not LLaDA's checkout")
+        spec = importlib.util.spec_from_file_location("llada_generate", source)
+        assert spec is not None and spec.loader is not None
+        self._sampler: Any = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self._sampler)
+        self._model = WholeCanvas(llm)
 
-    def run(self, prompts: list[list[int]], steps: int) -> list[list[int]]:
-        """Return each prompt's tokens, all of them."""
-        return [
-            self._generate(
+    def sampler(self, steps: int) -> paired.Answers:
+        """Answer with LLaDA's sampler: all tokens of each answer."""
+        rows = [
+            self._sampler.generate(
                 self._model,
                 torch.tensor([prompt]),
                 steps=steps,
-                gen_length=self._max_tokens,
-                block_length=self._block,
-                mask_id=self._mask_id,
+                gen_length=self.args.max_tokens,
+                block_length=self.args.block_length,
+                mask_id=self.llm.engine.limits.mask_token_id,
             )[0, len(prompt) :].tolist()
-            for prompt in prompts
+            for prompt in self.prompts
+        ]
+        return paired.Answers(rows, [steps] * len(rows))
+
+    def engine(
+        self, decoder: dict[str, Any], cache: str, *, at_once: bool = False
+    ) -> paired.Answers:
+        diffusion = {
+            "block_length": self.args.block_length,
+            "iteration": {"kind": "blockwise"},
+            "decoder": decoder,
+            "cache": {"kind": cache},
+        }
+        fixed = decoder["kind"] == "fixed"
+        params = SamplingParams(
+            max_tokens=self.args.max_tokens, ignore_eos=fixed, diffusion=diffusion
+        )
+        every = [params] * len(self.prompts)
+        return paired.generate(self.llm, self.prompts, every, at_once=at_once)
+
+    def threshold(self, *, at_once: bool = False) -> paired.Answers:
+        decoder = {"kind": "threshold", "threshold": self.args.threshold}
+        return self.engine(decoder, self.args.cache, at_once=at_once)
+
+    def until_end(self, rows: Any) -> list[list[int]]:
+        """Return the tokens of each answer before its first end token."""
+        ends = self.llm.engine.eos_token_ids
+        return [
+            row[: next((place for place, id in enumerate(row) if id in ends), len(row))]
+            for row in rows
         ]
 
-
-class Ours:
-    """The engine, one prompt after the other or all at once."""
-
-    def __init__(self, llm: DiffusionLLM, params: SamplingParams) -> None:
-        self.llm, self.params = llm, params
-        self.forwards = 0  # of all sequences, in the last run
-
-    def run(self, prompts: list[list[int]], at_once: bool = False) -> list[list[int]]:
-        runs = [prompts] if at_once else [[prompt] for prompt in prompts]
-        found = [o for r in runs for o in self.llm.generate(list(r), self.params, use_tqdm=False)]
-        self.forwards = sum(output.forwards for output in found)
-        return [output.outputs[0].token_ids for output in found]
-
-
-def until_end(ids: list[int], ends: tuple[int, ...]) -> list[int]:
-    """Return the tokens before the first end token: what an answer is, and what is counted."""
-    return ids[: next((place for place, token in enumerate(ids) if token in ends), len(ids))]
-
-
-class Exam(NamedTuple):
-    """Questions, as the model's chat, and how answers are judged."""
-
-    llm: DiffusionLLM
-    items: list[Item]
-    prompts: list[list[int]]
-
-    def answers(self, rows: list[list[int]]) -> list[list[int]]:
-        return [until_end(row, self.llm.engine.eos_token_ids) for row in rows]
-
-    def right(self, rows: list[list[int]]) -> int:
+    def right(self, rows: Any) -> int:
         """Return how many are answered exactly."""
         assert self.llm.tokenizer is not None
-        texts = [self.llm.tokenizer.decode(ids) for ids in self.answers(rows)]
-        return sum(
-            text.strip() == item.answer for text, item in zip(texts, self.items, strict=True)
-        )
-
-    def tokens(self, rows: list[list[int]]) -> int:
-        return sum(map(len, self.answers(rows)))
+        texts = [self.llm.tokenizer.decode(ids) for ids in self.until_end(rows)]
+        pairs = zip(texts, self.items, strict=True)
+        return sum(text.strip() == item.answer for text, item in pairs)
 
 
-def params(decoder: dict[str, Any], cache: str, args: argparse.Namespace) -> SamplingParams:
-    diffusion = {
-        "block_length": args.block_length,
-        "iteration": {"kind": "blockwise"},
-        "decoder": decoder,
-        "cache": {"kind": cache},
-    }
-    fixed = decoder["kind"] == "fixed"
-    return SamplingParams(max_tokens=args.max_tokens, ignore_eos=fixed, diffusion=diffusion)
-
-
-def check_same(exam: Exam, sampler: Sampler, args: argparse.Namespace) -> None:
+def check_same(exam: Exam, most: int) -> None:
     """Run the sampler's own algorithm in the engine and print how many answers are equal."""
-    for steps in (args.max_tokens, args.max_tokens // 4):
-        decoder = {"kind": "fixed", "steps": steps}
-        mine = Ours(exam.llm, params(decoder, "none", args)).run(exam.prompts)
-        theirs = sampler.run(exam.prompts, steps)
-        same = sum(a == b for a, b in zip(mine, theirs, strict=True))
+    for steps in (most, most // 4):
+        mine = exam.engine({"kind": "fixed", "steps": steps}, "none").rows
+        same = sum(a == b for a, b in zip(mine, exam.sampler(steps).rows, strict=True))
         print(
             f"same algorithm, {steps} steps: {same} of {len(mine)} answers have equal tokens, "
-            f"all {args.max_tokens} of each compared",
+            f"all {most} of each compared",
             flush=True,
         )
 
 
-def fewest_steps(exam: Exam, sampler: Sampler, right: int, args: argparse.Namespace) -> int:
+def fewest_steps(exam: Exam, right: int) -> int:
     """Return the fewest steps with which the sampler answers as many questions right."""
-    blocks = args.max_tokens // args.block_length
-    found = int(args.max_tokens)
-    per_block = args.block_length
-    while per_block >= 1:
-        theirs = exam.right(sampler.run(exam.prompts, per_block * blocks))
-        print(f"LLaDA's sampler, {per_block * blocks} steps: {theirs} right", flush=True)
+    found = steps = int(exam.args.max_tokens)
+    blocks = steps // exam.args.block_length
+    while steps:
+        theirs = exam.right(exam.sampler(steps).rows)
+        print(f"LLaDA's sampler, {steps} steps: {theirs} right", flush=True)
         if theirs < right:
             break
-        found = per_block * blocks
-        per_block //= 2
+        found, steps = steps, steps // 2 // blocks * blocks
     return found
 
 
-def compare(exam: Exam, sampler: Sampler, ours: Ours, steps: int, args: argparse.Namespace) -> None:
+def compare(exam: Exam, fewest: int, clock: paired.Clock) -> None:
     """Print the table; the sampler also with its usual one token a step."""
-    most, clock = args.max_tokens, paired.clock_of(args)
-    acts: dict[str, Callable[[int], list[list[int]]]] = {
-        f"LLaDA's sampler, {steps} steps": lambda _: sampler.run(exam.prompts, steps),
-        f"LLaDA's sampler, {most} steps": lambda _: sampler.run(exam.prompts, most),
-        "diffray, one by one": lambda _: ours.run(exam.prompts),
-        "diffray, all at once": lambda _: ours.run(exam.prompts, at_once=True),
+    most = exam.args.max_tokens
+    bases = [f"LLaDA's sampler, {steps} steps" for steps in (fewest, most)]
+    contenders = {
+        bases[0]: clock.timed(lambda _: exam.sampler(fewest)),
+        bases[1]: clock.timed(lambda _: exam.sampler(most)),
+        "diffray, one by one": clock.timed(lambda _: exam.threshold()),
+        "diffray, all at once": clock.timed(lambda _: exam.threshold(at_once=True)),
     }
-    contenders = {name: clock.timed(act) for name, act in acts.items()}
-    turns = paired.take_turns(contenders, args.repeats)
-    fewest, usual = list(turns)[:2]
-    forwards = {fewest: steps * len(exam.items), usual: most * len(exam.items)}
+    turns = paired.take_turns(contenders, exam.args.repeats)
     print(
         paired.head(
             *("system", "right", "tokens/s", "tokens per forward", "seconds"),
-            *(f"faster than {count} steps" for count in (steps, most)),
+            *(f"faster than {steps} steps" for steps in (fewest, most)),
         )
     )
+    # What a turn takes, not what it writes: the sampler writes past the end of an answer.
+    speeds = {name: [1 / turn.seconds for turn in all_] for name, all_ in turns.items()}
     for name, all_ in turns.items():
-        rows: Any = all_[-1].answers
-        tokens, seconds = exam.tokens(rows), median(turn.seconds for turn in all_)
-        # What a turn takes, not what it writes: the sampler writes past the end of an answer.
-        speeds = {of: [1 / turn.seconds for turn in turns[of]] for of in (name, fewest, usual)}
+        rows, seconds = all_[-1].rows, median(turn.seconds for turn in all_)
+        tokens = sum(map(len, exam.until_end(rows)))
         print(
             paired.row(
                 name,
                 f"{exam.right(rows)}/{len(exam.items)}",
                 f"{tokens / seconds:.1f}",
-                f"{tokens / forwards.get(name, ours.forwards):.2f}",
+                f"{tokens / sum(all_[-1].forwards):.2f}",
                 f"{seconds:.2f}",
-                *(paired.ratio(speeds[name], speeds[base]) for base in (fewest, usual)),
+                *(paired.ratio(speeds[name], speeds[base]) for base in bases),
             ),
             flush=True,
         )
@@ -220,7 +197,7 @@ def compare(exam: Exam, sampler: Sampler, ours: Ours, steps: int, args: argparse
 def main() -> None:
     parser = paired.parser(__doc__, turns=5, seed=1234)
     parser.add_argument("--llada", type=Path, required=True, help="a checkout of LLaDA")
-    parser.add_argument("--model", default="demo", help="one that knows the demo's questions")
+    parser.add_argument("--model", default="demo", help="one trained on the demo's questions")
     parser.add_argument("--questions", type=int, default=48)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--block-length", type=int, default=32)
@@ -232,17 +209,12 @@ def main() -> None:
     clock = paired.clock_of(args)
     items = held_out_items(args.questions, args.seed)
     with DiffusionLLM(args.model, dtype="float32", max_num_seqs=16) as llm:
-        assert llm.tokenizer is not None
-        chats = [[{"role": "user", "content": item.question}] for item in items]
-        exam = Exam(llm, items, [llm.tokenizer.encode_chat(chat) for chat in chats])
-        sampler = Sampler(args.llada, llm, args.max_tokens, args.block_length)
-        print(f"{clock.said}, {args.questions} questions, {args.max_tokens} new tokens")
-        check_same(exam, sampler, args)
-        decoder = {"kind": "threshold", "threshold": args.threshold}
-        ours = Ours(llm, params(decoder, args.cache, args))
-        right = exam.right(ours.run(exam.prompts))
+        exam = Exam(llm, items, args)
+        print(f"{clock.label}, {args.questions} questions, {args.max_tokens} new tokens")
+        check_same(exam, args.max_tokens)
+        right = exam.right(exam.threshold().rows)
         print(f"diffray, threshold {args.threshold}, cache {args.cache}: {right} right")
-        compare(exam, sampler, ours, fewest_steps(exam, sampler, right, args), args)
+        compare(exam, fewest_steps(exam, right), clock)
 
 
 if __name__ == "__main__":

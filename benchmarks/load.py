@@ -1,13 +1,16 @@
-"""Requests to a server over HTTP, so many at once: what every comparison with servers sends."""
+"""Chat requests and the client that sends them, for every comparison with servers."""
 
 import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import httpx2
+
+from examples.train_demo.tasks import held_out_items
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -16,12 +19,24 @@ TIMEOUT_S = 600.0
 
 
 class Reply(NamedTuple):
-    """A streamed answer: its text, and the seconds after which each chunk with text came."""
+    """A streamed answer: its text, and the seconds until each chunk with text."""
 
     text: str
     headers_s: float
     chunks_s: list[float]
     end_s: float
+
+
+def chats(number: int, max_tokens: int) -> list[Json]:
+    """Return requests that the demo models can answer; all answers have `max_tokens` tokens."""
+    return [
+        {
+            "messages": [{"role": "user", "content": item.question}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+        }
+        for item in held_out_items(number, seed=7)
+    ]
 
 
 @asynccontextmanager
@@ -53,26 +68,37 @@ async def streamed(http: httpx2.AsyncClient, body: Json) -> Reply:
             if "error" in event:
                 raise ValueError(f"an error in the stream: {event['error']}")
             for choice in event.get("choices", ()):
-                if said := choice["delta"].get("content"):
+                if piece := choice["delta"].get("content"):
                     chunks.append(time.perf_counter() - begin)
-                    text += said
+                    text += piece
     if not done:
         raise ValueError("the stream broke off")
     return Reply(text, headers, chunks, time.perf_counter() - begin)
 
 
 async def all_of(
-    bodies: list[Json], at_once: int, ask: Callable[[Json], Coroutine[Any, Any, T]]
+    bodies: list[Json], at_once: int, send: Callable[[Json], Coroutine[Any, Any, T]]
 ) -> list[T]:
     """Return the answers to all bodies, with so many requests under way at once."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(body: Json) -> T:
         async with gate:
-            return await ask(body)
+            return await send(body)
 
     return list(await asyncio.gather(*(one(body) for body in bodies)))
 
 
-def written(answers: list[Json]) -> int:
-    return sum(int(answer["usage"]["completion_tokens"]) for answer in answers)
+async def rate(
+    bodies: list[Json], at_once: int, send: Callable[[Json], Coroutine[Any, Any, Json]]
+) -> float:
+    """Return tokens per second with so many requests under way at once."""
+    begin = time.perf_counter()
+    answers = await all_of(bodies, at_once, send)
+    seconds = time.perf_counter() - begin
+    return sum(int(answer["usage"]["completion_tokens"]) for answer in answers) / seconds
+
+
+async def served_rate(url: str, bodies: list[Json], at_once: int) -> float:
+    async with client(url) as http:
+        return await rate(bodies, at_once, partial(chat, http))

@@ -1,29 +1,43 @@
-"""One runner for all comparisons: contenders take turns at the same work, and ratios are of turns.
+"""The runner of all comparisons: contenders take turns at the same work, and ratios are of turns.
 
 The first turn warms up and does not count. The order alternates from turn to turn, and a ratio is
 the median over turns of one turn's two rates, so that other work on the machine slows both.
 """
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:  # torch takes seconds to import, and some comparisons run without it
+    from diffray import DiffusionLLM, SamplingParams
 
 T = TypeVar("T")
 
 
+class Answers(NamedTuple):
+    """The tokens of each answer, and the forwards that it took part in where they are counted."""
+
+    rows: Sequence[Sequence[object]]
+    forwards: Sequence[int] = ()
+
+
 class Turn(NamedTuple):
-    """What a contender wrote, token by token, in how many seconds; `work` is what else counts."""
+    """The answers of one turn, and the seconds that they took."""
 
     seconds: float
-    answers: Sequence[Sequence[object]]
-    work: float = 0.0  # forwards, or seconds of processors, as the comparison says
+    rows: Sequence[Sequence[object]]
+    forwards: Sequence[int] = ()
 
     @property
     def tokens(self) -> int:
-        return sum(map(len, self.answers))
+        return sum(map(len, self.rows))
 
     @property
     def rate(self) -> float:
@@ -31,24 +45,24 @@ class Turn(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """`read` returns the seconds; `said` names threads and seconds in a heading."""
+    """`read` returns the seconds; `label` names threads and seconds in a heading."""
 
     read: Callable[[], float]
-    said: str
+    label: str = ""
 
-    def timed(self, act: Callable[[int], Sequence[Sequence[object]]]) -> Callable[[int], Turn]:
-        """Return a contender that takes a turn's number and is timed."""
+    def timed(self, act: Callable[[int], Answers]) -> Callable[[int], Turn]:
+        """Return a contender that times its turns; `act` takes a turn's number."""
 
         def take(number: int) -> Turn:
             begin = self.read()
             answers = act(number)
-            return Turn(self.read() - begin, answers)
+            return Turn(self.read() - begin, *answers)
 
         return take
 
 
 def parser(doc: str | None, *, turns: int, seed: int = 1) -> argparse.ArgumentParser:
-    """Return a parser with what all comparisons in one process are told."""
+    """Return a parser with the options of all comparisons in one process."""
     import torch
 
     made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
@@ -60,7 +74,7 @@ def parser(doc: str | None, *, turns: int, seed: int = 1) -> argparse.ArgumentPa
 
 
 def clock_of(args: argparse.Namespace) -> Clock:
-    """Give torch as many threads as were asked for, and return the clock."""
+    """Set torch's threads as the options say, and return the clock."""
     import torch
 
     if args.cpu_time:  # idle threads spin, and their time would count
@@ -70,19 +84,60 @@ def clock_of(args: argparse.Namespace) -> Clock:
     return Clock(time.perf_counter, f"{args.threads} threads, wall clock seconds")
 
 
+def generate(
+    llm: "DiffusionLLM",
+    prompts: Sequence[list[int]],
+    params: "Sequence[SamplingParams]",
+    *,
+    at_once: bool = True,
+) -> Answers:
+    """Answer the prompts together, or one by one."""
+    pairs = zip(prompts, params, strict=True)
+    calls = [(prompts, params)] if at_once else [([prompt], [own]) for prompt, own in pairs]
+    found = [row for call in calls for row in llm.generate(*call, use_tqdm=False)]
+    return Answers([row.outputs[0].token_ids for row in found], [row.forwards for row in found])
+
+
+@contextmanager
+def answering(command: list[str], variables: Mapping[str, str]) -> Iterator[Callable[[Any], Any]]:
+    """Run a program that answers lines of JSON with lines of JSON; yield what sends it one."""
+    process = subprocess.Popen(
+        command,
+        env=os.environ | variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    stdin, stdout = process.stdin, process.stdout
+
+    def send(given: Any) -> Any:
+        with suppress(BrokenPipeError):
+            print(json.dumps(given), file=stdin, flush=True)
+        if not (line := stdout.readline()):
+            raise ValueError(f"{' '.join(command)} has ended; its output is above")
+        return json.loads(line)
+
+    try:
+        yield send
+    finally:
+        process.kill()
+        process.wait()
+
+
 def take_turns(
     contenders: Mapping[str, Callable[[int], T]],
     turns: int,
     *,
-    tell: Callable[[T], str] | None = None,
+    describe: Callable[[T], str] | None = None,
 ) -> dict[str, list[T]]:
-    """Return each contender's turns; each is told the turn's number, 0 for the one that warms."""
+    """Return each contender's turns; a contender takes the turn's number, 0 to warm up."""
     found: dict[str, list[T]] = {name: [] for name in contenders}
     for number in range(turns + 1):
         for name in contenders if number % 2 else reversed(list(contenders)):
             turn = contenders[name](number)
-            if tell is not None:
-                print(f"{name}: {tell(turn)}{'' if number else ', warming'}", file=sys.stderr)
+            if describe is not None:
+                print(f"{name}: {describe(turn)}{'' if number else ', warming'}", file=sys.stderr)
             if number:
                 found[name].append(turn)
     return found
@@ -94,25 +149,25 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return f"{median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
 
 
-def rates(turns: Sequence[Turn]) -> list[float]:
-    return [turn.rate for turn in turns]
+def speedup(ours: Sequence[Turn], theirs: Sequence[Turn]) -> str:
+    return ratio([turn.rate for turn in ours], [turn.rate for turn in theirs])
 
 
 def rate(turns: Sequence[Turn]) -> str:
-    return f"{median(rates(turns)):.1f}"
+    return f"{median(turn.rate for turn in turns):.1f}"
 
 
-def equal_answers(mine: Turn, other: Turn) -> str:
-    """Return how many answers have the same tokens, of all."""
-    same = sum(a == b for a, b in zip(mine.answers, other.answers, strict=True))
-    return f"{same}/{len(mine.answers)}"
+def equal_answers(mine: Sequence[Turn], other: Sequence[Turn]) -> str:
+    """Return how many of the last turn's answers have the same tokens, of all."""
+    same = sum(a == b for a, b in zip(mine[-1].rows, other[-1].rows, strict=True))
+    return f"{same}/{len(mine[-1].rows)}"
 
 
-def equal_tokens(mine: Turn, other: Turn) -> str:
-    """Return at how many places two turns' answers have the same token, of all."""
-    rows = zip(mine.answers, other.answers, strict=True)
+def equal_tokens(mine: Sequence[Turn], other: Sequence[Turn]) -> str:
+    """Return at how many places the last turn's answers have the same token, of all."""
+    rows = zip(mine[-1].rows, other[-1].rows, strict=True)
     same = sum(a == b for row, theirs in rows for a, b in zip(row, theirs, strict=False))
-    return f"{same}/{mine.tokens}"
+    return f"{same}/{mine[-1].tokens}"
 
 
 def row(*cells: object) -> str:

@@ -1,20 +1,19 @@
-"""What serving costs: `python -m benchmarks.serving`, the engine in process and behind Serve.
+"""What serving costs: the same requests to the engine in process and behind `diffray serve`.
 
-One model, one rank with one thread, the same requests, asked once before they count: tokens per
-second at a concurrency, of the engine that has them all from the start (`DiffusionLLM`), of the
-HTTP layer's insides in one process with it (`LocalEngine`), and over HTTP, in alternating order;
-what a round costs at several steps a round, with one and with two rounds in flight; where the time
-of one streamed request goes, and how long after the first final block its first text arrives; how
-fast /health answers meanwhile; the memory of each process.
+    python -m benchmarks.serving --haproxy
+
+One model, one rank with one thread; requests run once before they count. The report, as JSON:
+tokens per second, in alternating order, of the engine that has all requests from the start
+(`DiffusionLLM`), of the HTTP layer's insides in its process (`LocalEngine`), and over HTTP; how
+fast /health answers meanwhile; how long after the first final block a stream's first text arrives;
+the memory of each process; the time of each hop of a request; and what a round costs at several
+steps a round, with one and with two rounds in flight.
 """
 
 import argparse
 import asyncio
 import json
 import multiprocessing
-import os
-import statistics
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ProcessPoolExecutor
@@ -22,188 +21,195 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import load, paired
 from benchmarks.load import Json
+from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.api.service import Service
+from diffray.cluster.cli.bench.output import percentile
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
-from diffray.cluster.serve.environment import prepare_server
-from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
+from tests.helpers.serve_process import ServeProcess, serve_process
 
 if TYPE_CHECKING:  # it imports Ray, whose settings are made first
     from diffray.cluster.control.remote import RemoteEngine
 
 
-def bodies(number: int, max_tokens: int) -> list[Json]:
-    """Return chats of the kind that the demo models know."""
-    from examples.train_demo.tasks import held_out_items
-
-    return [
-        {
-            "messages": [{"role": "user", "content": item.question}],
-            "max_tokens": max_tokens,
-            "ignore_eos": True,  # equally long answers, so that runs compare
-        }
-        for item in held_out_items(number, seed=7)
-    ]
-
-
-async def tokens_per_second(
-    asked: list[Json], concurrency: int, ask: Callable[[Json], Coroutine[Any, Any, Json]]
-) -> float:
-    """Return the rate with so many requests under way at once."""
-    begin = time.perf_counter()
-    answers = await load.all_of(asked, concurrency, ask)
-    return load.written(answers) / (time.perf_counter() - begin)
-
-
-def in_process(model: str, asked: list[Json], concurrency: int) -> float:
-    """Return tokens per second of the engine in a process of its own, with one thread."""
-    import torch
-
-    torch.set_num_threads(1)
-
-    async def run() -> float:
-        config = EngineConfig(max_num_seqs=concurrency, steps_per_round=1)
-        engine, tokenizer = load_local(model, config)
-        service = Service(engine, tokenizer, (model,))
-        with engine:
-            await tokens_per_second(asked, concurrency, service.chat)
-            return await tokens_per_second(asked, concurrency, service.chat)
-
-    return asyncio.run(run())
-
-
-def engine_alone(model: str, asked: list[Json], concurrency: int) -> float:
-    """Return tokens per second where nobody serves: all questions at once, so many at a time."""
-    import torch
-
-    from diffray import DiffusionLLM, SamplingParams
-
-    torch.set_num_threads(1)
-    wish = SamplingParams(max_tokens=asked[0]["max_tokens"], ignore_eos=True)
-    questions = [body["messages"] for body in asked]
-    with DiffusionLLM(model, device="cpu", max_num_seqs=concurrency) as llm:
-        llm.chat(questions, wish, use_tqdm=False)
-        begin = time.perf_counter()
-        answers = llm.chat(questions, wish, use_tqdm=False)
-        seconds = time.perf_counter() - begin
-    return sum(answer.completion_tokens for answer in answers) / seconds
-
-
-def first_blocks(model: str, asked: list[Json]) -> list[float]:
-    """Return the milliseconds after which the engine, without any server, has final text."""
-    import torch
-
-    from diffray import DiffusionLLM, SamplingParams
-
-    torch.set_num_threads(1)
-    times = []
-    with DiffusionLLM(model, device="cpu") as llm:
-        for body in asked[:1] + asked:
-            wish = SamplingParams(max_tokens=body["max_tokens"], ignore_eos=True)
-            begin = time.perf_counter()
-            stream: Any = llm.stream(body["messages"], wish)
-            next(delta for delta in stream if delta.text)
-            times.append(1e3 * (time.perf_counter() - begin))
-            stream.close()
-    return times[1:]
-
-
 def alone(measure: Callable[..., Any], *arguments: Any) -> Any:
-    """Measure in a fresh process, so that nothing of it stays beside the server."""
+    """Measure in a fresh process, which ends before the server is measured."""
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawned) as child:
         return child.submit(measure, *arguments).result()
 
 
-async def served(url: str, asked: list[Json], concurrency: int) -> tuple[float, list[float]]:
-    """Return tokens per second over HTTP, and the milliseconds of each /health meanwhile."""
-    times: list[float] = []
+def params_of(body: Json) -> SamplingParams:
+    return SamplingParams(max_tokens=body["max_tokens"], ignore_eos=True)
+
+
+def engine_rate(model: str, bodies: list[Json], concurrency: int) -> float:
+    """Return tokens per second of `DiffusionLLM`, which has all requests from the start."""
+    chats = [body["messages"] for body in bodies]
+    with DiffusionLLM(model, device="cpu", cpu_threads=1, max_num_seqs=concurrency) as llm:
+        for _ in range(2):
+            begin = time.perf_counter()
+            answers = llm.chat(chats, params_of(bodies[0]), use_tqdm=False)
+            seconds = time.perf_counter() - begin
+    return sum(answer.completion_tokens for answer in answers) / seconds
+
+
+def local_rate(model: str, bodies: list[Json], concurrency: int) -> float:
+    """Return tokens per second of the API's `Service` over an engine in its process."""
+
+    async def run() -> float:
+        config = EngineConfig(max_num_seqs=concurrency, steps_per_round=1, cpu_threads=1)
+        engine, tokenizer = load_local(model, config)
+        service = Service(engine, tokenizer, (model,))
+        with engine:
+            await load.rate(bodies, concurrency, service.chat)
+            return await load.rate(bodies, concurrency, service.chat)
+
+    return asyncio.run(run())
+
+
+def first_blocks(model: str, bodies: list[Json]) -> list[float]:
+    """Return the seconds until the engine, without any server, has final text."""
+    seconds = []
+    with DiffusionLLM(model, device="cpu", cpu_threads=1) as llm:
+        for body in bodies[:1] + bodies:
+            begin = time.perf_counter()
+            stream: Any = llm.stream(body["messages"], params_of(body))
+            next(delta for delta in stream if delta.text)
+            seconds.append(time.perf_counter() - begin)
+            stream.close()
+    return seconds[1:]
+
+
+async def served(url: str, bodies: list[Json], concurrency: int, health: list[float]) -> float:
+    """Return tokens per second over HTTP; adds the seconds of each /health meanwhile."""
     async with load.client(url) as http:
-        ask = partial(load.chat, http)
 
         async def watch() -> None:
             while True:
                 begin = time.perf_counter()
                 (await http.get("/health")).raise_for_status()
-                times.append(1e3 * (time.perf_counter() - begin))
+                health.append(time.perf_counter() - begin)
                 await asyncio.sleep(0.1)
 
-        await load.all_of(asked, concurrency, ask)
+        send = partial(load.chat, http)
+        await load.rate(bodies, concurrency, send)
         watching = asyncio.create_task(watch())
-        speed = await tokens_per_second(asked, concurrency, ask)
+        speed = await load.rate(bodies, concurrency, send)
         watching.cancel()
-    return speed, times
+    return speed
 
 
-async def streams(url: str, asked: list[Json]) -> list[load.Reply]:
+async def streams(url: str, bodies: list[Json]) -> list[load.Reply]:
     """Return the streamed answers, one request at a time."""
     async with load.client(url) as http:
-        return [await load.streamed(http, body) for body in asked]
+        return [await load.streamed(http, body) for body in bodies]
 
 
-def one_stream(url: str, body: Json) -> Json:
-    """Return the milliseconds of one streamed request: to the headers, each chunk, the end."""
-    (reply,) = asyncio.run(streams(url, [body]))
+def first_text(model: str, url: str, bodies: list[Json]) -> Json:
+    """Compare streams with the engine alone, question by question: serving adds the difference."""
+    blocks = alone(first_blocks, model, bodies)
+    replies = asyncio.run(streams(url, bodies[:1] + bodies))[1:]
+    texts = [reply.chunks_s[0] for reply in replies]
+    added = [text - block for text, block in zip(texts, blocks, strict=True)]
     return {
-        "headers_ms": round(1e3 * reply.headers_s, 1),
-        "chunks_ms": [round(1e3 * chunk, 1) for chunk in reply.chunks_s],
-        "end_ms": round(1e3 * reply.end_s, 1),
+        "engine's first block": in_ms(blocks),
+        "client's headers": in_ms([reply.headers_s for reply in replies]),
+        "client's first text": in_ms(texts),
+        "client's last text": in_ms([reply.chunks_s[-1] for reply in replies]),
+        "end of the stream": in_ms([reply.end_s for reply in replies]),
+        "added to the first text": in_ms(added),
     }
 
 
-def first_text(model: str, url: str, asked: list[Json]) -> Json:
-    """Compare both, question by question: the last three are what serving adds."""
-    blocks = alone(first_blocks, model, asked)
-    replies = asyncio.run(streams(url, asked[:1] + asked))[1:]
-    texts = [1e3 * reply.chunks_s[0] for reply in replies]
-    added = sorted(text - block for text, block in zip(texts, blocks, strict=True))
-    return {
-        "engine's first block, p50 ms": round(statistics.median(blocks), 1),
-        "client's first text, p50 ms": round(statistics.median(texts), 1),
-        "added, p50 ms": round(statistics.median(added), 1),
-        "added, p90 ms": round(added[int(0.9 * len(added))], 1),
-        "added, max ms": round(added[-1], 1),
-    }
+def in_ms(seconds: list[float]) -> Json:
+    names = {"p50 ms": 50, "p90 ms": 90, "max ms": 100}
+    found: Json = {name: round(1e3 * percentile(seconds, p), 1) for name, p in names.items()}
+    return found | {"count": len(seconds)}
+
+
+def memory(server: ServeProcess) -> dict[str, float]:
+    """Return the proportional share of memory of each of Ray's processes, in MB."""
+    found = {}
+    for pid, name in server.processes().items():
+        if name.startswith("ray::"):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            share = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            found[f"{name} {pid}"] = round(share / 1024, 1)
+    return found
+
+
+async def median_ms(act: Callable[[], Coroutine[Any, Any, object]]) -> float:
+    seconds = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        await act()
+        seconds.append(time.perf_counter() - begin)
+    return round(1e3 * median(seconds), 2)
+
+
+async def replica_hop(url: str) -> float:
+    async with load.client(url) as http:
+        return await median_ms(lambda: http.get("/version"))
 
 
 @asynccontextmanager
 async def one_rank(
-    model: str, config: EngineConfig, wish: SamplingParams
+    model: str, config: EngineConfig, params: SamplingParams
 ) -> AsyncIterator["tuple[RemoteEngine, Callable[[], Coroutine[Any, Any, None]]]"]:
-    """Yield a coordinator with one rank, and what asks it for an answer and waits for its end."""
+    """Yield a coordinator with one rank, and a function that runs one request to its end."""
     from diffray.cluster.control.remote import RemoteEngine
 
     engine = await RemoteEngine.start(model, config, [{"CPU": 1}] * 2)
     uids = count()
 
-    async def ask() -> None:
-        request = Request(next(uids), tuple(range(10, 40)), wish)
-        async for _ in engine.submit(check_request(request, engine.limits)):
+    async def request() -> None:
+        given = Request(next(uids), tuple(range(10, 40)), params)
+        async for _ in engine.submit(check_request(given, engine.limits)):
             pass
 
     try:
-        await ask()
-        yield engine, ask
+        await request()
+        yield engine, request
     finally:
         await engine.close()
 
 
-async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
-    """Return what a round costs between the coordinator and one rank."""
+async def hops(model: str) -> Json:
+    """Return the milliseconds of each hop of a request that takes one round: medians of 50."""
+    params = SamplingParams(max_tokens=32, diffusion={"decoder": {"kind": "fixed", "steps": 1}})
+    async with one_rank(model, EngineConfig(cpu_threads=1), params) as (engine, request):
+        coordinator = await median_ms(engine.load)
+        before = (await engine.load()).worked
+        whole = await median_ms(request)
+        step = round(1e3 * ((await engine.load()).worked - before) / 50, 2)
+    return {
+        "replica to coordinator and back": coordinator,
+        "one round in the rank": step,
+        "coordinator to rank and back, and the events to the replica": round(
+            whole - step - coordinator, 2
+        ),
+        "submit to answer, all of it": whole,
+    }
+
+
+async def rounds(model: str, steps: int, flying: int) -> Json:
+    """Return what a round costs between the coordinator and one rank, with eight requests."""
     config = EngineConfig(
         max_num_seqs=8, steps_per_round=steps, rounds_in_flight=flying, cpu_threads=1
     )
     decoder = {"kind": "fixed", "steps": 96}
-    wish = SamplingParams(max_tokens=96, ignore_eos=True, diffusion={"decoder": decoder})
-    async with one_rank(model, config, wish) as (engine, ask):
+    params = SamplingParams(max_tokens=96, ignore_eos=True, diffusion={"decoder": decoder})
+    async with one_rank(model, config, params) as (engine, request):
         before = await engine.load()
-        await asyncio.gather(*(ask() for _ in range(asked)))
+        await asyncio.gather(*(request() for _ in range(8)))
         after = await engine.load()
     forwards = after.forwards - before.forwards
     worked, waited = after.worked - before.worked, after.waited - before.waited
@@ -218,125 +224,58 @@ async def rounds(model: str, steps: int, flying: int, asked: int) -> Json:
     }
 
 
-async def median_ms(act: Callable[[], Coroutine[Any, Any, object]]) -> float:
-    times = []
-    for _ in range(50):
-        begin = time.perf_counter()
-        await act()
-        times.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(times)
-
-
-async def hops(model: str, url: str) -> Json:
-    """Return the milliseconds of each hop of a request that one round answers: medians of 50."""
-    found: Json = {}
-    async with load.client(url) as http:
-        found["client to replica and back (GET /version)"] = await median_ms(
-            lambda: http.get("/version")
-        )
-    wish = SamplingParams(max_tokens=32, diffusion={"decoder": {"kind": "fixed", "steps": 1}})
-    async with one_rank(model, EngineConfig(cpu_threads=1), wish) as (engine, ask):
-        found["replica to coordinator and back"] = await median_ms(engine.load)
-        before = (await engine.load()).worked
-        whole = await median_ms(ask)
-        step = 1e3 * ((await engine.load()).worked - before) / 50
-    found["one round in the rank"] = step
-    found["coordinator to rank and back, and the events to the replica"] = (
-        whole - step - found["replica to coordinator and back"]
+def compare(server: ServeProcess, model: str, bodies: list[Json], args: argparse.Namespace) -> Json:
+    """Return the part of the report for which the server runs."""
+    work, health = (bodies, args.concurrency), list[float]()
+    turns = paired.take_turns(
+        {
+            "engine": lambda _: float(alone(engine_rate, model, *work)),
+            "local": lambda _: float(alone(local_rate, model, *work)),
+            "served": lambda _: asyncio.run(served(server.url, *work, health)),
+        },
+        args.repeat,
+        describe=lambda rate: f"{rate:.1f} tokens/s",
     )
-    found["submit to answer, all of it"] = whole
-    return {name: round(value, 2) for name, value in found.items()}
-
-
-def memory() -> dict[str, float]:
-    """Return the proportional share of memory of each Ray process of this session, in MB."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        try:
-            name = (folder / "cmdline").read_bytes().split(b"\0")[0].decode()
-            if not name.startswith("ray::"):
-                continue
-            lines = (folder / "smaps_rollup").read_text().splitlines()
-        except (OSError, ValueError):
-            continue
-        share = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        found[f"{name} {folder.name}"] = round(share / 1024, 1)
-    return found
+    return {
+        "tokens_per_second": {name: round(median(rates), 1) for name, rates in turns.items()},
+        "served_over_engine": paired.ratio(turns["served"], turns["engine"]),
+        "served_over_local": paired.ratio(turns["served"], turns["local"]),
+        "health": in_ms(health),
+        "first_text": first_text(model, server.url, bodies),
+        "memory_mb": memory(server),
+        "hops_ms": {
+            "client to replica and back (GET /version)": asyncio.run(replica_hop(server.url))
+        },
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--port", type=int, default=18321)
-    parser.add_argument("--haproxy", action="store_true")
-    arguments = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    proxy_folder = tempfile.TemporaryDirectory(prefix="diffray-haproxy-", dir="/tmp")
-    prepare_server(["/"], haproxy=Path(proxy_folder.name) if arguments.haproxy else None)
-    import ray
-    from ray import serve
+    parser.add_argument("--haproxy", action=argparse.BooleanOptionalAction, default=False)
+    args = parser.parse_args()
+    # The server runs in another folder.
+    model = str(Path(args.model).resolve()) if Path(args.model).is_dir() else args.model
+    flags = [model, "--device", "cpu", "--cpu-threads", "1", "--max-num-seqs", args.concurrency]
+    flags += ["--haproxy" if args.haproxy else "--no-haproxy"]
+    bodies = load.chats(args.requests, args.max_tokens)
+    report: Json = {"model": args.model, "concurrency": args.concurrency}
+    with serve_process(*map(str, flags), port=args.port) as server:
+        server.wait_for("/v1", 1)
+        report |= compare(server, model, bodies, args)
 
-    from diffray.cluster.serve.app import build
+    from tests.helpers.local_ray import local_cluster
 
-    asked = bodies(arguments.requests, arguments.max_tokens)
-    url = f"http://127.0.0.1:{arguments.port}"
-    report: Json = {"model": arguments.model, "concurrency": arguments.concurrency}
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        ray.init(
-            address="local", num_cpus=4, include_dashboard=False, _temp_dir=folder,
-            log_to_driver=False,
-        )  # fmt: skip
-        quiet = {"log_level": "WARNING", "enable_access_log": False}
-        serve.start(http_options={"host": "127.0.0.1", "port": arguments.port})
-        config = {
-            "model_loading_config": {"model_id": arguments.model},
-            "engine_kwargs": {
-                "device": "cpu", "cpu_threads": 1, "max_num_seqs": arguments.concurrency
-            },
-        }  # fmt: skip
-        serve.run(build(config), logging_config=quiet)
-        health: list[float] = []
-
-        def over_http(_: int) -> float:
-            rate, times = asyncio.run(served(url, asked, arguments.concurrency))
-            health.extend(times)
-            return rate
-
-        sizes = arguments.model, asked, arguments.concurrency
-        turns = paired.take_turns(
-            {
-                "engine": lambda _: alone(engine_alone, *sizes),
-                "local": lambda _: alone(in_process, *sizes),
-                "served": over_http,
-            },
-            arguments.repeat,
-            tell=lambda rate: f"{rate:.1f} tokens/s",
-        )
-        report["tokens_per_second"] = {
-            name: round(statistics.median(rates), 1) for name, rates in turns.items()
-        }
-        for name in ("engine", "local"):
-            report[f"served_over_{name}"] = paired.ratio(turns["served"], turns[name])
-        health.sort()
-        report["health_ms"] = {
-            "p50": round(statistics.median(health), 1), "max": round(health[-1], 1),
-            "count": len(health),
-        }  # fmt: skip
-        report["one_stream"] = one_stream(url, asked[0] | {"ignore_eos": False})
-        report["first_text"] = first_text(arguments.model, url, asked)
-        report["memory_mb"] = memory()
-        report["hops_ms"] = asyncio.run(hops(arguments.model, url))
-        serve.delete("default")
+    with local_cluster([{"num_cpus": 4}]):
+        report["hops_ms"] |= asyncio.run(hops(model))
         report["rounds"] = [
-            asyncio.run(rounds(arguments.model, steps, flying, 8))
-            for steps in (1, 4, 8)
-            for flying in (1, 2)
+            asyncio.run(rounds(model, steps, flying)) for steps in (1, 4, 8) for flying in (1, 2)
         ]
-        ray.shutdown()
     print(json.dumps(report, indent=1))
 
 

@@ -1,73 +1,55 @@
-"""One virtual environment for each peer, made once: peers pin what others cannot live with."""
+"""One virtual environment for each peer, because their requirements exclude each other."""
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 # LLaDA's and Fast-dLLM's modelling code was written for transformers 4.
 TRANSFORMERS_4 = "transformers>=4.46,<5"
+# The versions are those of docs/benchmarks.md.
+REQUIREMENTS = {
+    "dlmserve": ("dlmserve==0.1.1", TRANSFORMERS_4),
+    "dfastllm": ("dfastllm==0.0.4", TRANSFORMERS_4),
+    "diffusers": ("diffusers==0.39.0", "accelerate", TRANSFORMERS_4),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment in `root / name` that holds `requirements`, and nothing of ours."""
+    """A virtual environment in a folder, with this environment's torch and the requirements."""
 
-    root: Path
-    name: str
+    folder: Path
     requirements: tuple[str, ...]
 
     @property
     def python(self) -> Path:
-        return self.root / self.name / "bin" / "python"
+        return self.folder / "bin" / "python"
 
     @property
-    def _receipt(self) -> Path:
-        return self.root / self.name / "requirements.txt"
-
-    @property
-    def _wanted(self) -> str:
-        return "\n".join([torch_requirement(), *self.requirements]) + "\n"
+    def wanted(self) -> tuple[str, ...]:
+        return f"torch=={version('torch').partition('+')[0]}", *self.requirements
 
     def is_made(self) -> bool:
-        """Whether all that is wanted has been installed."""
-        return self._receipt.is_file() and self._receipt.read_text() == self._wanted
+        receipt = self.folder / "requirements.txt"
+        return receipt.is_file() and receipt.read_text().split("\n") == list(self.wanted)
 
-    def commands(self) -> Iterator[list[str]]:
-        """Yield what makes it; torch comes first, so that no other package chooses its build."""
-        install = [str(self.python), "-m", "pip", "install", "--quiet"]
-        yield [sys.executable, "-m", "venv", str(self.root / self.name)]
-        yield [*install, torch_requirement()]
-        yield [*install, torch_requirement(), *self.requirements]
+    def commands(self) -> list[list[str]]:
+        """Return what makes it; torch comes first, so that no other package chooses its build."""
+        install = [str(self.python), "-m", "pip", "install", "--quiet", self.wanted[0]]
+        venv = [sys.executable, "-m", "venv", str(self.folder)]
+        return [venv, install, [*install, *self.requirements]]
 
     def make(self) -> None:
-        """Install what is not there yet; this downloads."""
+        """Download and install what is missing."""
         if self.is_made():
             return
-        print(f"making {self.root / self.name} for {' '.join(self.requirements)}", file=sys.stderr)
+        print(f"making {self.folder} for {' '.join(self.requirements)}", file=sys.stderr)
         for command in self.commands():
-            try:
-                subprocess.run(command, check=True)
-            except subprocess.CalledProcessError as error:
+            if status := subprocess.run(command).returncode:
                 raise ValueError(
-                    f"{self.name} could not be installed ({' '.join(command)} ended with"
-                    f" {error.returncode}); leave it out by naming the other peers"
-                ) from None
-        self._receipt.write_text(self._wanted)
-
-
-def torch_requirement() -> str:
-    """Return this environment's torch, so that all run the same kernels."""
-    return f"torch=={version('torch').partition('+')[0]}"
-
-
-def environments(root: Path) -> dict[str, Environment]:
-    """Return the peers that live apart. The versions are those that docs/benchmarks.md tells of."""
-    wanted = {
-        "dlmserve": ("dlmserve==0.1.1", TRANSFORMERS_4),
-        "dfastllm": ("dfastllm==0.0.4", TRANSFORMERS_4),
-        "diffusers": ("diffusers==0.39.0", "accelerate", TRANSFORMERS_4),
-    }
-    return {name: Environment(root, name, needs) for name, needs in wanted.items()}
+                    f"{self.folder.name} could not be installed ({' '.join(command)} ended with"
+                    f" {status}); leave it out by naming the other peers"
+                )
+        (self.folder / "requirements.txt").write_text("\n".join(self.wanted))

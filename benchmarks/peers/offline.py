@@ -2,77 +2,29 @@
 
 Both write the same number of tokens for a prompt, so many that its canvas ends with a block, and
 stop at no end token. The pipeline has no cache and recomputes everything up to the block's end in
-each step; it takes one prompt at a time here, for it pads others on the left, where LLaDA2's
-blocks would move. The engine does so too, and then takes them all at once.
+each step. It takes one prompt at a time here, because it pads others on the left, where LLaDA2's
+blocks would move. The engine takes them one by one too, and then all at once.
 """
 
-import json
-import os
-import subprocess
+import argparse
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import paired
+from benchmarks.peers import checkpoint
 from benchmarks.peers.environments import Environment
 from benchmarks.peers.servers import process_variables
 from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.cli.bench.prompts import Ask, as_ids
+from examples.train_demo.tasks import held_out_items
 
 BLOCK_LENGTH, THRESHOLD = 32, 0.95
+AT_ONCE = 8  # of the engine's sequences
 HEAD = paired.head("system", "tokens/s", "diffray / it", "forwards", "equal tokens")
-
-
-class Pipeline:
-    """diffusers in its own process, asked line by line."""
-
-    def __init__(self, process: "subprocess.Popen[str]", mask_id: int) -> None:
-        self._process, self._mask_id = process, mask_id
-
-    def run(
-        self, prompts: list[list[int]], lengths: list[int], *, block_causal: bool
-    ) -> paired.Turn:
-        asked = {
-            "prompts": prompts,
-            "gen_lengths": lengths,
-            "block_length": BLOCK_LENGTH,
-            "threshold": THRESHOLD,
-            "mask_id": self._mask_id,
-            "block_causal": block_causal,
-        }
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise ValueError("diffusers' pipeline has ended; what it said stands above")
-        answer = json.loads(line)
-        return paired.Turn(answer["seconds"], answer["tokens"], answer["forwards"])
-
-
-@contextmanager
-def pipeline(
-    environment: Environment, folder: Path, threads: int, mask_id: int
-) -> Iterator[Pipeline]:
-    script = Path(__file__).with_name("run_diffusers.py")
-    process = subprocess.Popen(
-        [str(environment.python), str(script), str(folder), str(threads)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | process_variables(threads),
-    )
-    try:
-        yield Pipeline(process, mask_id)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def encode(llm: DiffusionLLM, question: str) -> list[int]:
-    if llm.tokenizer is None:
-        raise ValueError("--llada2: the checkpoint has no tokenizer.json to read questions with")
-    return llm.tokenizer.encode_chat([{"role": "user", "content": question}])
 
 
 def gen_length(prompt: list[int], wanted: int) -> int:
@@ -80,55 +32,71 @@ def gen_length(prompt: list[int], wanted: int) -> int:
     return wanted + -(len(prompt) + wanted) % BLOCK_LENGTH
 
 
-def ours(
-    llm: DiffusionLLM, prompts: list[list[int]], lengths: list[int], *, at_once: bool
-) -> paired.Turn:
-    diffusion: dict[str, Any] = {
+def contenders(
+    llm: DiffusionLLM, send: Callable[[Any], Any], prompts: list[list[int]], wanted: int
+) -> dict[str, Callable[[int], paired.Turn]]:
+    """Return the engine and the pipeline, which `send` reaches, each in two ways."""
+    lengths = [gen_length(prompt, wanted) for prompt in prompts]
+    diffusion = {
         "block_length": BLOCK_LENGTH,
         "decoder": {"kind": "threshold", "threshold": THRESHOLD},
     }
     params = [
-        SamplingParams(max_tokens=length, ignore_eos=True, temperature=0.0, diffusion=diffusion)
+        SamplingParams(max_tokens=length, ignore_eos=True, diffusion=diffusion)
         for length in lengths
     ]
-    groups = [prompts] if at_once else [[prompt] for prompt in prompts]
-    wishes = [params] if at_once else [[each] for each in params]
-    begin = time.perf_counter()
-    found = [
-        output
-        for group, wish in zip(groups, wishes, strict=True)
-        for output in llm.generate(list(group), wish, use_tqdm=False)
-    ]
-    seconds = time.perf_counter() - begin
-    tokens = [output.outputs[0].token_ids for output in found]
-    return paired.Turn(seconds, tokens, sum(output.forwards for output in found))
+    request = {
+        "prompts": prompts,
+        "gen_lengths": lengths,
+        "block_length": BLOCK_LENGTH,
+        "threshold": THRESHOLD,
+        "mask_id": llm.engine.limits.mask_token_id,
+    }
+
+    def engine(at_once: bool) -> Callable[[int], paired.Turn]:
+        clock = paired.Clock(time.perf_counter)
+        return clock.timed(lambda _: paired.generate(llm, prompts, params, at_once=at_once))
+
+    def pipeline(block_causal: bool) -> Callable[[int], paired.Turn]:
+        return lambda _: paired.Turn(*send(request | {"block_causal": block_causal}))
+
+    return {
+        "diffray, one by one": engine(at_once=False),
+        "diffray, all at once": engine(at_once=True),
+        "diffusers, given LLaDA2's mask": pipeline(block_causal=True),
+        "diffusers, as it is": pipeline(block_causal=False),
+    }
 
 
-def compare(
-    llm: DiffusionLLM, peer: Pipeline, prompts: list[list[int]], *, wanted: int, turns: int
-) -> list[str]:
-    """Return the table's rows."""
-    lengths = [gen_length(prompt, wanted) for prompt in prompts]
-    turns_of = paired.take_turns(
-        {
-            "diffray, one by one": lambda _: ours(llm, prompts, lengths, at_once=False),
-            "diffray, all at once": lambda _: ours(llm, prompts, lengths, at_once=True),
-            "diffusers, given LLaDA2's mask": lambda _: peer.run(
-                prompts, lengths, block_causal=True
-            ),
-            "diffusers, as it is": lambda _: peer.run(prompts, lengths, block_causal=False),
-        },
-        turns,
-        tell=lambda turn: f"{turn.rate:.1f} tokens/s",
-    )
-    first = turns_of["diffray, one by one"]
-    return [
-        paired.row(
-            name,
-            paired.rate(found),
-            "1" if found is first else paired.ratio(paired.rates(first), paired.rates(found)),
-            int(found[-1].work),
-            paired.equal_tokens(first[-1], found[-1]),
+def compare(args: argparse.Namespace, environment: Environment) -> None:
+    """Print the table."""
+    code = checkpoint.code_folder(args.llada2_code, checkpoint.LLADA2_CODE)
+    folder = args.folder.resolve() / f"{Path(args.llada2).name}-with-code"
+    checkpoint.copy_llada2(args.llada2, folder, code)
+    script = str(Path(__file__).with_name("run_diffusers.py"))
+    command = [str(environment.python), script, str(folder), str(args.threads)]
+    torch.set_num_threads(args.threads)
+    with (
+        DiffusionLLM(
+            args.llada2,
+            dtype="float32",
+            max_num_seqs=AT_ONCE,
+            enable_prefix_caching=False,  # every turn has the same prompts
+        ) as llm,
+        paired.answering(command, process_variables(args.threads)) as send,
+    ):
+        items = held_out_items(args.questions, seed=args.seed)
+        prompts = as_ids(llm, [Ask("demo", item.question) for item in items], raw=False)
+        turns = paired.take_turns(
+            contenders(llm, send, prompts, args.gen_length),
+            args.turns,
+            describe=lambda turn: f"{turn.rate:.1f} tokens/s",
         )
-        for name, found in turns_of.items()
-    ]
+    sizes = f"{args.questions} prompts, all at once is {AT_ONCE} at once"
+    print(f"{args.llada2}, float32, {args.threads} threads, {sizes}")
+    print(HEAD)
+    first, *_ = turns.values()
+    for name, found in turns.items():
+        ratio = "1" if found is first else paired.speedup(first, found)
+        cells = ratio, sum(found[-1].forwards), paired.equal_tokens(first, found)
+        print(paired.row(name, paired.rate(found), *cells), flush=True)

@@ -1,21 +1,19 @@
-"""What the command is asked: which peers, with which checkouts, at which sizes."""
+"""The command's options: which peers, with which checkouts, at which sizes."""
 
 import argparse
 import os
 from pathlib import Path
 
-from benchmarks.peers.checkpoint import LLADA2_CODE, LLADA_CODE, code_folder
+from benchmarks.peers.checkpoint import HEAD_DIM, LLADA2_CODE, LLADA_CODE, code_folder
 
-SERVERS = ("dlmserve", "dfastllm")
 # peer -> the option that names the checkout that it needs, and files that must be in it
-CHECKOUTS: dict[str, tuple[str, tuple[str, ...]]] = {
+PEERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "dlmserve": ("fast_dllm", LLADA_CODE),
     "dfastllm": ("fast_dllm", LLADA_CODE),
+    "diffusers": ("llada2_code", LLADA2_CODE),
     "fast-dllm": ("fast_dllm", LLADA_CODE),
     "sampler": ("llada", ("generate.py",)),
-    "diffusers": ("llada2_code", LLADA2_CODE),
 }
-PEERS = tuple(CHECKOUTS)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--folder", type=Path, default=Path("build/peers"), help="for environments")
     made.add_argument("--fast-dllm", type=Path, help="a checkout of NVlabs/Fast-dLLM")
     made.add_argument("--llada", type=Path, help="a checkout of ML-GSAI/LLaDA")
-    made.add_argument("--llada2-code", type=Path, help="where modeling_llada2_moe.py is")
+    made.add_argument("--llada2-code", type=Path, help="the folder of modeling_llada2_moe.py")
     made.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     made.add_argument("--turns", type=int, default=3, help="after one that warms up")
     made.add_argument("--concurrency", type=int, nargs="+", default=[1, 8])
@@ -53,7 +51,7 @@ def chosen(args: argparse.Namespace) -> list[str]:
     for name in wanted:
         if name not in PEERS:
             raise ValueError(f"{name!r} is no peer; there are {', '.join(PEERS)}")
-        option, files = CHECKOUTS[name]
+        option, files = PEERS[name]
         flag = "--" + option.replace("_", "-")
         given: Path | None = getattr(args, option)
         if given is None:
@@ -70,17 +68,10 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--gen-length must be a multiple of --steps: odd shares differ by peer")
     if args.gen_length % args.block_length or args.steps % (args.gen_length // args.block_length):
         raise ValueError("--block-length must divide --gen-length, and the blocks share --steps")
-    if args.hidden % 64 or args.hidden <= 0:
-        raise ValueError("--hidden must be a multiple of 64, the size of a head")
+    if args.hidden % HEAD_DIM or args.hidden <= 0:
+        raise ValueError(f"--hidden must be a multiple of {HEAD_DIM}, the size of a head")
     shortest, longest = args.prompt_length
-    counts = (
-        *args.concurrency,
-        args.requests or 1,
-        args.questions,
-        args.turns,
-        args.threads,
-        args.layers,
-        shortest,
-    )
+    counts = [args.questions, args.turns, args.threads, args.layers, shortest, *args.concurrency]
+    counts += [] if args.requests is None else [args.requests]
     if min(counts) < 1 or shortest > longest:
         raise ValueError("counts and lengths are at least 1, and --prompt-length MIN at most MAX")

@@ -1,9 +1,9 @@
-"""Answers questions put as lines of JSON with diffusers' LLaDA2Pipeline, in its own environment.
+"""Runs diffusers' LLaDA2Pipeline, in its own environment, for requests given as lines of JSON.
 
-A question holds prompts (token ids, one pipeline call each), the tokens to write for each, a
-block length and a threshold, and whether the model is to be given LLaDA2's own block-causal mask.
-The pipeline passes on a mask of two dimensions, from which the published model code makes a causal
-one, or, where no position is padded, none at all.
+A request holds prompts (token ids, one pipeline call each), the tokens to write for each, a block
+length, a threshold, and whether the model gets LLaDA2's own block-causal mask. The pipeline passes
+on a mask of two dimensions, from which the published model code makes a causal one, or, where no
+position is padded, none at all.
 """
 
 import importlib
@@ -24,19 +24,19 @@ def block_causal(length: int, block_length: int) -> torch.Tensor:
     return torch.zeros(1, 1, length, length).masked_fill(~seen, MASKED)
 
 
-class Answerer:
-    """The pipeline on one checkpoint, and how many forwards its model has run."""
+class Runner:
+    """The pipeline on one checkpoint, and the number of forwards that its model has run."""
 
     def __init__(self, folder: str) -> None:
         transformers: Any = importlib.import_module("transformers")
         diffusers: Any = importlib.import_module("diffusers")
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, trust_remote_code=True, torch_dtype=torch.float32
         ).eval()
         scheduler = diffusers.BlockRefinementScheduler()
-        self.pipeline: Any = diffusers.LLaDA2Pipeline(model=self.model, scheduler=scheduler)
+        self.pipeline: Any = diffusers.LLaDA2Pipeline(model=model, scheduler=scheduler)
         self.pipeline.set_progress_bar_config(disable=True)
-        self.model.register_forward_pre_hook(self._before, with_kwargs=True)
+        model.register_forward_pre_hook(self._before, with_kwargs=True)
         self.forwards = 0
         self.mask_blocks: int | None = None
 
@@ -47,35 +47,36 @@ class Answerer:
             named["attention_mask"] = block_causal(length, self.mask_blocks)
         return args, named
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        block_length = asked["block_length"]
-        self.mask_blocks = block_length if asked["block_causal"] else None
-        self.forwards = 0
-        tokens = []
+    def run(self, request: dict[str, Any]) -> tuple[float, list[list[int]], list[int]]:
+        """Return the seconds, and each prompt's tokens and forwards."""
+        block_length = request["block_length"]
+        self.mask_blocks = block_length if request["block_causal"] else None
+        tokens, forwards = [], []
         begin = time.perf_counter()
-        for prompt, gen_length in zip(asked["prompts"], asked["gen_lengths"], strict=True):
+        for prompt, gen_length in zip(request["prompts"], request["gen_lengths"], strict=True):
+            self.forwards = 0
             found = self.pipeline(
                 input_ids=torch.tensor([prompt]),
                 gen_length=gen_length,
                 block_length=block_length,
                 num_inference_steps=block_length,
-                threshold=asked["threshold"],
+                threshold=request["threshold"],
                 editing_threshold=None,
                 sampling_method="greedy",
                 eos_early_stop=False,
-                mask_token_id=asked["mask_id"],
+                mask_token_id=request["mask_id"],
                 output_type="seq",
             )
             tokens.append(found.sequences[0].tolist())
-        seconds = time.perf_counter() - begin
-        return {"tokens": tokens, "seconds": seconds, "forwards": self.forwards}
+            forwards.append(self.forwards)
+        return time.perf_counter() - begin, tokens, forwards
 
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[2]))
-    answerer = Answerer(sys.argv[1])
+    runner = Runner(sys.argv[1])
     for line in sys.stdin:
-        print(json.dumps(answerer.answer(json.loads(line))), flush=True)
+        print(json.dumps(runner.run(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

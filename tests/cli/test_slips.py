@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.random_checkpoint import Shape, llada2_moe_config
+from benchmarks.random_checkpoint import Shape, config_of
 from diffray.cluster.cli.bench.flags import counts
 from diffray.cluster.cli.bench.prompts import read_asks
 from diffray.components.backend import choose_device
@@ -29,6 +29,6 @@ def test_a_device_that_is_not_served_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("experts", [2, 4, 8, 12, 16, 64])
 def test_groups_of_random_experts_have_the_two_that_judge_them(experts: int) -> None:
-    config = llada2_moe_config(Shape(experts=experts))
+    config = config_of("llada2_moe", Shape(experts=experts))
     assert experts % config["n_group"] == 0
     assert experts // config["n_group"] >= 2

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fairness import arrivals, simulate
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.queued_request import LONG
 from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
 from diffray.workers.messages import Footprint, Reply, Stats, WireRequest
+from tests.helpers.fairness import arrivals, simulate
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 
 

@@ -1,7 +1,8 @@
 """The runner of comparisons, and the requests that comparisons with servers send."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -27,8 +28,10 @@ def test_turns_alternate_and_the_first_does_not_count() -> None:
 
 def test_a_turn_is_timed_by_the_clock_that_was_chosen() -> None:
     now = iter([10.0, 12.0])
-    turn = paired.Clock(lambda: next(now), "").timed(lambda number: [[number, 5], [6]])(4)
-    assert (turn.seconds, turn.answers, turn.tokens, turn.rate) == (2.0, [[4, 5], [6]], 3, 1.5)
+    clock = paired.Clock(lambda: next(now))
+    turn = clock.timed(lambda number: paired.Answers([[number, 5], [6]], [7, 8]))(4)
+    assert (turn.tokens, turn.rate) == (3, 1.5)
+    assert turn == (2.0, [[4, 5], [6]], [7, 8])
 
 
 def test_a_ratio_is_of_turns_that_belong_together() -> None:
@@ -38,7 +41,7 @@ def test_a_ratio_is_of_turns_that_belong_together() -> None:
 
 
 def test_equal_answers_and_tokens() -> None:
-    mine, other = paired.Turn(1, [[1, 2], [3, 4]]), paired.Turn(1, [[1, 2], [3, 5]])
+    mine, other = [paired.Turn(1, [[1, 2], [3, 4]])], [paired.Turn(1, [[1, 2], [3, 5]])]
     assert paired.equal_answers(mine, other) == "1/2"
     assert paired.equal_tokens(mine, other) == "3/4"
 
@@ -48,7 +51,15 @@ def test_a_table_is_markdown() -> None:
     assert paired.row("a", 2, 3.5) == "| a | 2 | 3.5 |"
 
 
-async def asked(url: str, bodies: list[load.Json], at_once: int) -> list[load.Reply]:
+def test_a_program_answers_a_line_with_a_line_until_it_ends() -> None:
+    code = "import json, os; print(json.dumps([json.loads(input()), os.environ['WORD']]))"
+    with paired.answering([sys.executable, "-c", code], {"WORD": "b"}) as send:
+        assert send(["a"]) == [["a"], "b"]
+        with pytest.raises(ValueError, match="has ended"):
+            send("more")
+
+
+async def replies(url: str, bodies: list[load.Json], at_once: int) -> list[load.Reply]:
     async with load.client(url) as http:
         return await load.all_of(bodies, at_once, partial(load.streamed, http))
 
@@ -59,33 +70,33 @@ def chunk(text: str) -> load.Json:
 
 def test_a_streams_chunks_with_text_are_timed() -> None:
     def stream(_: Asked) -> Answer:
-        said: list[load.Json | str] = [chunk(""), chunk("a b"), chunk(" c"), {"choices": []}]
-        return Answer(chunks=iter([*said, "[DONE]"]))
+        chunks: list[load.Json | str] = [chunk(""), chunk("a b"), chunk(" c"), {"choices": []}]
+        return Answer(chunks=iter([*chunks, "[DONE]"]))
 
     with fake_endpoint(stream) as endpoint:
-        (reply,) = asyncio.run(asked(endpoint.url, [{"model": "m"}], 1))
+        (reply,) = asyncio.run(replies(endpoint.url, [{"model": "m"}], 1))
         assert endpoint.asked[0].body == {"model": "m", "stream": True}
     assert (reply.text, len(reply.chunks_s)) == ("a b c", 2)
     assert 0 < reply.headers_s < reply.chunks_s[0] <= reply.chunks_s[1] <= reply.end_s
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "message"),
     [
         (Answer(chunks=iter([chunk("a")])), "broke off"),
         (Answer(chunks=iter([{"error": "lost"}])), "lost"),
         (Answer(429, {"error": "full"}), "status 429"),
     ],
 )
-def test_what_is_no_whole_answer_is_refused(answer: Answer, says: str) -> None:
-    with fake_endpoint(lambda _: answer) as endpoint, pytest.raises(ValueError, match=says):
-        asyncio.run(asked(endpoint.url, [{}], 1))
+def test_an_incomplete_answer_is_refused(answer: Answer, message: str) -> None:
+    with fake_endpoint(lambda _: answer) as endpoint, pytest.raises(ValueError, match=message):
+        asyncio.run(replies(endpoint.url, [{}], 1))
 
 
-def test_no_more_requests_are_under_way_than_were_asked_for() -> None:
+def test_at_most_so_many_requests_are_under_way() -> None:
     under_way, most = 0, 0
 
-    async def ask(_: load.Json) -> int:
+    async def send(_: load.Json) -> int:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
@@ -93,12 +104,15 @@ def test_no_more_requests_are_under_way_than_were_asked_for() -> None:
         under_way -= 1
         return 1
 
-    assert sum(asyncio.run(load.all_of([{}] * 9, 3, ask))) == 9
+    assert sum(asyncio.run(load.all_of([{}] * 9, 3, send))) == 9
     assert most == 3
 
 
-def test_written_tokens_are_the_servers_usage() -> None:
-    def answers() -> Iterator[load.Json]:
-        yield from ({"usage": {"completion_tokens": count}} for count in (3, 4))
+def test_a_rate_counts_the_tokens_of_the_servers_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 12.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
 
-    assert load.written(list(answers())) == 7
+    async def send(body: load.Json) -> load.Json:
+        return {"usage": {"completion_tokens": body["max_tokens"]}}
+
+    assert asyncio.run(load.rate([{"max_tokens": 3}, {"max_tokens": 4}], 2, send)) == 3.5

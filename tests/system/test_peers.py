@@ -1,7 +1,6 @@
-"""The comparison with peers: what is asked of each, what is counted, what is refused. No peers."""
+"""The comparison with peers: requests, counts and refusals, without the peers."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks import paired
-from benchmarks.peers import checkpoint, plan, served, servers, table
-from benchmarks.peers.environments import Environment, environments
+from benchmarks.peers import checkpoint, plan, served, servers
+from benchmarks.peers.environments import Environment
 from benchmarks.peers.offline import BLOCK_LENGTH, gen_length
 from benchmarks.peers.run_diffusers import block_causal
 from diffray.components.policy import DiffusionParams
+from tests.helpers.fake_endpoint import Answer, Asked, fake_endpoint
 
 SETTING = servers.Setting(Path("/m/llada"), threads=2, gen_length=64, steps=16, batch=8)
 
@@ -35,7 +35,7 @@ def after(command: tuple[str, ...], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-def test_a_missing_checkout_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_checkout_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^dlmserve needs --fast-dllm FOLDER; give it, or name"):
         plan.chosen(parsed("dlmserve"))
     with pytest.raises(ValueError, match=r"--llada2-code .*gone is no folder; give a checkout"):
@@ -49,8 +49,8 @@ def test_a_missing_checkout_is_told_in_one_sentence(tmp_path: Path) -> None:
 def test_peers_run_in_the_same_order_however_they_are_named(tmp_path: Path) -> None:
     for names in (checkpoint.LLADA_CODE, checkpoint.LLADA2_CODE, ("generate.py",)):
         code(tmp_path / names[0], names)
-    asked = parsed("dfastllm", "dlmserve", "--fast-dllm", str(tmp_path))
-    assert plan.chosen(asked) == ["dlmserve", "dfastllm"]
+    two = parsed("dfastllm", "dlmserve", "--fast-dllm", str(tmp_path))
+    assert plan.chosen(two) == ["dlmserve", "dfastllm"]
     folders = ["--fast-dllm", "--llada", "--llada2-code"]
     everything = parsed(*(word for flag in folders for word in (flag, str(tmp_path))))
     assert plan.chosen(everything) == list(plan.PEERS)
@@ -82,28 +82,25 @@ def test_remote_code_is_found_anywhere_in_a_checkout(tmp_path: Path) -> None:
 
 
 def test_an_environment_takes_torch_first_and_is_made_once(tmp_path: Path) -> None:
-    made = Environment(tmp_path, "peer", ("peer==1",))
+    made = Environment(tmp_path, ("peer==1",))
     _, first, second = made.commands()
-    version = torch.__version__.partition("+")[0]
-    assert first[-1] == f"torch=={version}"
-    assert second[-2:] == [f"torch=={version}", "peer==1"]
+    torch_itself = f"torch=={torch.__version__.partition('+')[0]}"
+    assert first[-1] == torch_itself
+    assert second[-2:] == [torch_itself, "peer==1"]
     assert not made.is_made()
-    (tmp_path / "peer").mkdir()
-    (tmp_path / "peer" / "requirements.txt").write_text(f"torch=={version}\npeer==1\n")
+    (tmp_path / "requirements.txt").write_text(f"{torch_itself}\npeer==1")
     assert made.is_made()
-    assert not Environment(tmp_path, "peer", ("peer==2",)).is_made()
-    assert sorted(environments(tmp_path)) == ["dfastllm", "diffusers", "dlmserve"]
+    assert not Environment(tmp_path, ("peer==2",)).is_made()
 
 
 def test_servers_get_the_same_model_threads_and_address() -> None:
-    environment = Environment(Path("/e"), "peer", ())
-    ours = servers.our_recipe(SETTING, 1)
-    assert after(ours.command, "--cpu-threads") == "2"
-    assert after(ours.command, "--dtype") == "float32"
-    assert after(ours.command, "--max-num-seqs") == "8"
-    makers: list[Callable[[servers.Setting, int, Environment], servers.Recipe]]
-    makers = [servers.dlmserve_recipe, servers.dfastllm_recipe]
-    dlmserve, dfastllm = (make(SETTING, 1, environment) for make in makers)
+    environment = Environment(Path("/e"), ())
+    ours = servers.our_flags(SETTING)
+    assert ours[0] == "/m/llada"
+    assert after(ours, "--cpu-threads") == "2"
+    assert after(ours, "--dtype") == "float32"
+    assert after(ours, "--max-num-seqs") == "8"
+    dlmserve, dfastllm = (make(SETTING, 1, environment) for make in servers.RECIPES.values())
     assert dlmserve.variables["OMP_NUM_THREADS"] == dfastllm.variables["OMP_NUM_THREADS"] == "2"
     assert dlmserve.variables["DLMSERVE_MODEL"] == after(dfastllm.command, "--model") == "/m/llada"
     assert dlmserve.variables["DLMSERVE_MAX_BATCH"] == "8"
@@ -114,7 +111,7 @@ def test_servers_get_the_same_model_threads_and_address() -> None:
 
 def test_dfastllm_may_accept_its_share_of_a_step() -> None:
     few = servers.Setting(SETTING.model, 2, gen_length=64, steps=4, batch=8)
-    command = servers.dfastllm_recipe(few, 1, Environment(Path("/e"), "peer", ())).command
+    command = servers.dfastllm(few, 1, Environment(Path("/e"), ())).command
     assert after(command, "--apd-max-parallel") == "16"
 
 
@@ -129,7 +126,7 @@ def test_the_first_contender_decodes_as_the_peers_do() -> None:
     assert found[2].body == {"num_denoising_steps": 16, "block_length": 64}
 
 
-def test_all_are_asked_the_same_greedy_question() -> None:
+def test_all_get_the_same_greedy_request() -> None:
     found = servers.contenders(SETTING, ["dlmserve", "dfastllm"], block_length=32)
     bodies = [served.body(each, "m", "w1 w2", 64) for each in found]
     shared = {"messages", "max_tokens", "temperature", "stream", "model"}
@@ -145,16 +142,24 @@ def test_prompts_are_ragged_and_hold_no_special_token() -> None:
     assert texts == served.prompts(50, 3, 9, seed=1) != served.prompts(50, 3, 9, seed=2)
 
 
-def test_rows_a_forward_are_counted_from_the_servers_metrics() -> None:
-    rows, forwards = served.COUNTERS["dlmserve"]
+def test_answers_of_another_length_are_refused() -> None:
+    def stream(_: Asked) -> Answer:
+        chunks: list[dict[str, Any] | str] = [{"choices": [{"delta": {"content": "w1 w2"}}]}]
+        return Answer(chunks=iter([*chunks, "[DONE]"]))
+
+    contender = servers.Contender("peer", "peer", {})
+    with fake_endpoint(stream) as endpoint:
+        started = {"peer": servers.Server(endpoint.url, "m")}
+        turn = served.turn_of(contender, started, ["w3"] * 3, 2, 2)(0)
+        assert turn.rows == [["w1", "w2"]] * 3
+        with pytest.raises(ValueError, match=r"peer wrote \[2\] tokens instead of 3"):
+            served.turn_of(contender, started, ["w3"], 2, 3)(0)
+
+
+def test_a_counter_is_the_sum_of_its_samples() -> None:
+    rows, forwards = served.COUNTERS
     text = f"# TYPE dlmserve_step_batch_size histogram\n{rows} 256.0\n{forwards} 192.0\n"
-    now = served.Work(served.counter(text, rows), served.counter(text, forwards))
-    assert now == (256, 192)
-    assert now.rows_per_forward(served.Work(56, 92)) == 2
-
-
-def test_a_ratio_is_the_median_over_turns() -> None:
-    assert paired.ratio([6.0, 10.0, 8.0], [2.0, 2.0, 4.0]) == "3.00 (2.00 to 5.00)"
+    assert [served.counter(text, name) for name in (rows, forwards, "other")] == [256, 192, 0]
 
 
 def test_rows_count_equal_tokens_of_the_same_algorithm_only() -> None:
@@ -165,7 +170,7 @@ def test_rows_count_equal_tokens_of_the_same_algorithm_only() -> None:
         "diffray, dual cache": [paired.Turn(0.5, wrong)],
         "dlmserve": [paired.Turn(4.0, wrong)],
     }
-    first, cached, peer = table.served_rows(8, found, results)
+    first, cached, peer = served.table_rows(8, found, results)
     assert first == "| 8 | diffray | 4.0 | 1 | 2.00 (2.00 to 2.00) | 4/4 | 2/2 |"
     assert cached.startswith("| 8 | diffray, dual cache | 8.0 | 0.50 (0.50 to 0.50) | 1 | another")
     ratios = "4.00 (4.00 to 4.00) | 8.00 (8.00 to 8.00)"

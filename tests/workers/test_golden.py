@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.golden import (
-    EOS,
-    FAMILIES,
-    GOLDEN,
-    MASK,
-    cases_of,
-    described,
-    differences,
-    golden,
-    main,
-)
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Update
+from tests.helpers.golden import EOS, FAMILIES, MASK, cases_of, described, differences, golden, main
+from tests.helpers.paths import GOLDEN
 
 
 @cache
@@ -78,7 +69,7 @@ def test_a_difference_is_told_and_ends_with_1(
         assert bool(ended.value.code) == (last != "1 of 1")
     assert "case 1: other tokens from position" in printed
     assert "case 2: " in printed and "forwards instead of 3" in printed
-    assert "case 3: cannot be asked for: " in printed and "nobody's" in printed
+    assert "case 3: cannot be requested: " in printed and "nobody's" in printed
 
 
 @pytest.mark.parametrize("batch", [1, 8])

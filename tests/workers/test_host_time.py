@@ -1,4 +1,4 @@
-"""The host's time is told by parts, and watching leaves no trace."""
+"""The host's time is split into parts, and watching leaves no trace."""
 
 import time
 
@@ -13,7 +13,7 @@ from tests.helpers.replays import replays
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_every_part_is_counted(recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is slow before the forward is the idle time's, what is slow in it is nobody's."""
+    """A slow step before the forward adds to the idle time alone."""
     methods = Engine.step, BatchPlan._hidden, BatchPlan.outcomes
     rounds, seconds = host_seconds(2, "exact", recorded, 32)
     assert rounds == 6  # of the two requests one takes 5 steps, the other 6

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
-from benchmarks.golden import GOLDEN
 from diffray import DiffusionLLM, SamplingParams
 from diffray.kernels.triton.tuning import Tile
 from diffray.workers.graphs import buckets_for
 from diffray.workers.tune import tune
+from tests.helpers.paths import GOLDEN
 
 
 @pytest.mark.slow

@@ -1,24 +1,26 @@
-"""How many answers are the same, token by token, in a batch and over ranks as alone on one.
+"""How many answers have the same tokens in a batch, or over ranks, as alone on one rank.
 
-    python -m benchmarks.equal_answers --dtype float32
-    python -m benchmarks.equal_answers --dtype float32 --ranks 2
+    python -m tests.helpers.equal_answers --dtype float32
+    python -m tests.helpers.equal_answers --dtype float32 --ranks 2
 
 The models are the golden checkpoints. Their weights are random, so close calls are far more
-frequent than with trained ones. Half of the requests draw at a temperature; decoders, caches and
+frequent than with trained ones. Half of the requests sample at a temperature; decoders, caches and
 iterations are mixed. Ranks are processes of this machine over gloo.
 """
 
 import argparse
 import random
+from collections.abc import Sequence
 from functools import partial
 
-from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
-from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_rank
+from tests.helpers import toy
+from tests.helpers.golden import EOS, FAMILIES, MASK
+from tests.helpers.paths import GOLDEN
 from tests.helpers.ranks import on_ranks
 
 _DECODERS: list[dict[str, object]] = [
@@ -59,47 +61,39 @@ def draw_requests(count: int, seed: int, *, block_causal: bool) -> list[Request]
     return found
 
 
-def answers(engine: Engine, requests: list[Request]) -> dict[int, list[int]]:
-    """Run the requests together; return the tokens of each."""
-    found: dict[int, list[int]] = {request.uid: [] for request in requests}
-    for request in requests:
-        engine.add(request)
-    while not engine.idle:
-        for update in engine.step():
-            found[update.uid] += update.ids
-    return found
-
-
-def run(mesh: Mesh, family: str, args: argparse.Namespace, *, alone: bool) -> dict[int, list[int]]:
-    """Return the answers of one family's requests, one by one or together."""
-    setup = EngineOptions(
+def answers(
+    mesh: Mesh, family: str, args: argparse.Namespace, *, alone: bool
+) -> dict[int, list[int]]:
+    """Return the tokens of a family's requests, run one by one or together."""
+    options = EngineOptions(
         dtype=args.dtype,
         device="cpu",
         mask_token_id=MASK,
         eos_token_id=EOS,
         max_num_seqs=args.batch,
     )
-    engine = build_rank(str(GOLDEN / family), setup, mesh)
+    engine = build_rank(str(GOLDEN / family), options, mesh)
     causal = engine.model.spec.block_causal
     requests = draw_requests(args.requests, args.seed, block_causal=causal)
-    if not alone:
-        return answers(engine, requests)
-    return {request.uid: answers(engine, [request])[request.uid] for request in requests}
+    found: dict[int, list[int]] = {}
+    for group in [[request] for request in requests] if alone else [requests]:
+        found |= toy.run(engine, group)
+    return found
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--requests", type=int, default=30, help="of each model")
     parser.add_argument("--batch", type=int, default=8, help="sequences that run together")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     equal = 0
     families = sorted(set(FAMILIES.values()))
     for family in families:
-        expected = run(Mesh(), family, args, alone=True)
-        together = partial(run, family=family, args=args, alone=False)
+        expected = answers(Mesh(), family, args, alone=True)
+        together = partial(answers, family=family, args=args, alone=False)
         found = together(Mesh()) if args.ranks == 1 else on_ranks(args.ranks, together)[0]
         same = sum(found[uid] == ids for uid, ids in expected.items())
         equal += same

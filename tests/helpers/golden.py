@@ -1,6 +1,6 @@
 """What the original systems generate, token by token, and whether diffray generates the same.
 
-    python -m benchmarks.golden FOLDER...
+    python -m tests.helpers.golden FOLDER...
 
 A folder holds a checkpoint and `golden.json`, as those in `tests/golden` do. Every case is
 generated in float64 and in float32; it is exact if its tokens are the original's in both, in no
@@ -15,8 +15,8 @@ from typing import Any
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.messages import Request
+from tests.helpers.paths import GOLDEN
 
-GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 MASK, EOS = 510, 511
 DTYPES = "float64", "float32"
 FAMILIES = {
@@ -26,7 +26,7 @@ FAMILIES = {
     "llada_moe_fused": "llada_moe",  # the same weights in another layout
     "llada2_moe": "llada2_moe",
 }
-# The words of the cases, where ours are others.
+# The parts of the cases that have other names here.
 _KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder": {
         "maskgit": {"kind": "schedule", "order": "probability"},
@@ -37,26 +37,16 @@ _KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "iteration": {"whole": {"kind": "blockwise"}},
 }
 _NUMBERS = {
-    "decoder": (
-        "threshold",
-        "low_threshold",
-        "alpha",
-        "gamma",
-        "decay",
-        "steps",
-        "eps",
-        "steps_per_block",
-        "factor",
-    ),
-    "cache": ("before", "after", "warmup"),
-    "iteration": ("cont_weight", "cont_weight_init", "cont_weight_growth", "threshold_decay"),
+    "decoder": "threshold low_threshold alpha gamma decay steps eps steps_per_block factor".split(),
+    "cache": "before after warmup".split(),
+    "iteration": "cont_weight cont_weight_init cont_weight_growth threshold_decay".split(),
 }
 
 Case = dict[str, Any]
 
 
 def golden(family: str) -> dict[str, Any]:
-    """Return all that is known of a family."""
+    """Return the contents of a family's golden.json."""
     found: dict[str, Any] = json.loads((GOLDEN / family / "golden.json").read_text())
     return found
 
@@ -67,12 +57,12 @@ def cases_of(family: str) -> list[Case]:
 
 
 def diffusion_of(case: Case) -> dict[str, object]:
-    """Say a golden case in our words."""
-    said = {"iteration": "blockwise"} | case
+    """Return a golden case as diffusion parameters."""
+    kinds = {"iteration": "blockwise"} | case
     if case.get("first") == "prefill":
-        said["iteration"] = "first_token"
+        kinds["iteration"] = "first_token"
     parts = {
-        part: _KINDS[part].get(said[part], {"kind": said[part]})
+        part: _KINDS[part].get(kinds[part], {"kind": kinds[part]})
         | {name: case[name] for name in _NUMBERS[part] if name in case}
         for part in ("iteration", "decoder", "cache")
     }
@@ -81,7 +71,7 @@ def diffusion_of(case: Case) -> dict[str, object]:
 
 
 def params_of(case: Case) -> SamplingParams:
-    """Return what to ask for a case's tokens; end tokens are ordinary but for its `stop_ids`."""
+    """Return a case's parameters; of the end tokens only its `stop_ids` end the answer."""
     return SamplingParams(
         max_tokens=case["gen_length"],
         ignore_eos=True,
@@ -95,17 +85,17 @@ def params_of(case: Case) -> SamplingParams:
 
 def differences(llm: DiffusionLLM, cases: list[Case]) -> dict[int, str]:
     """Return for each case that is not exact what is different; all run in one batch."""
-    asked, found = {}, {}
+    params, found = {}, {}
     for number, case in enumerate(cases):
         try:
-            asked[number] = params_of(case)
-            llm.engine.check(Request(0, tuple(case["prompt"]), asked[number]))
+            wanted = params_of(case)
+            llm.engine.check(Request(0, tuple(case["prompt"]), wanted))
+            params[number] = wanted
         except (KeyError, ValueError) as error:
-            found[number] = f"cannot be asked for: {error}"
-            asked.pop(number, None)
-    prompts = [cases[number]["prompt"] for number in asked]
-    outputs = llm.generate(prompts, list(asked.values()), use_tqdm=False)
-    for number, output in zip(asked, outputs, strict=True):
+            found[number] = f"cannot be requested: {error}"
+    prompts = [cases[number]["prompt"] for number in params]
+    outputs = llm.generate(prompts, list(params.values()), use_tqdm=False)
+    for number, output in zip(params, outputs, strict=True):
         expected, most = cases[number]["tokens"], cases[number].get("forwards")
         if (tokens := output.outputs[0].token_ids) != expected:
             pairs = enumerate(zip(tokens, expected, strict=False))
@@ -118,10 +108,10 @@ def differences(llm: DiffusionLLM, cases: list[Case]) -> dict[int, str]:
 
 def run(folder: Path) -> tuple[int, int]:
     """Run a folder's cases, print what is different, and return how many are exact of how many."""
-    told = json.loads((folder / "golden.json").read_text())
-    cases, different = told["cases"], set()
+    found = json.loads((folder / "golden.json").read_text())
+    cases, different = found["cases"], set()
     for dtype in DTYPES:
-        ids = {"mask_token_id": told["mask_id"], "eos_token_id": told["eos_id"]}
+        ids = {"mask_token_id": found["mask_id"], "eos_token_id": found["eos_id"]}
         with DiffusionLLM(str(folder), dtype=dtype, max_num_seqs=64, **ids) as llm:
             for number, what in sorted(differences(llm, cases).items()):
                 different.add(number)

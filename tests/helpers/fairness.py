@@ -1,11 +1,11 @@
 """How long short requests wait beside long ones: the real scheduler over a simulated engine.
 
-    python -m benchmarks.fairness --time-slice 64
+    python -m tests.helpers.fairness --time-slice 64
 
-Time is counted in denoising steps. The engine writes `--rate` tokens a step of each sequence,
-fills long prompts in chunks that ride along, and takes pages as answers grow; who finds none gives
-way, the latest first. Who gives way begins its block anew. Short requests arrive at random and are
-the same ones in every run.
+Time is counted in denoising steps. The engine writes `--rate` tokens of each sequence per step,
+prefills long prompts in chunks beside them, and takes pages as answers grow. When pages run out, it
+preempts the latest sequence, which repeats its current block later. Short requests arrive at
+random, the same ones in every run.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Running:
     uid: int
     prompt: int
     most: int
-    told: int
+    reported: int
     written: float
     filled: int = 0
 
@@ -53,30 +53,31 @@ class Engine:
             self.running = [each for each in self.running if each.uid != uid]
             self.waiting = deque(each for each in self.waiting if each.uid != uid)
         for request in order.add:
-            told = len(request.resume.ids) if request.resume else 0
+            reported = len(request.resume.ids) if request.resume else 0
             prompt, most = len(request.prompt), request.max_tokens
-            self.waiting.append(Running(request.uid, prompt, most, told, told // BLOCK * BLOCK))
+            written = reported // BLOCK * BLOCK
+            self.waiting.append(Running(request.uid, prompt, most, reported, written))
         while self.waiting and self.waiting[0].pages <= self.free:
             self.running.append(self.waiting.popleft())
         updates = []
         for each in list(self.running):
             if each not in self.running:
-                continue  # it gave way to one before it
+                continue  # preempted by one before it
             if (known := each.prompt + int(each.written)) - each.filled > CHUNK:
                 each.filled += CHUNK
                 continue
             each.filled = known
             each.written = min(each.written + self.rate, each.most)
             done = each.written >= each.most
-            new = [0] * max(int(each.written) - each.told, 0)
-            each.told += len(new)
+            new = [0] * max(int(each.written) - each.reported, 0)
+            each.reported += len(new)
             reason = "length" if done else None
             updates.append(Update(each.uid, new, finish_reason=reason, forwards=1))
             if done:
                 self.running.remove(each)
             while self.free < 0:
                 latest = self.running.pop()
-                latest.filled, latest.written = 0, latest.told // BLOCK * BLOCK
+                latest.filled, latest.written = 0, latest.reported // BLOCK * BLOCK
                 self.waiting.appendleft(latest)
         stats = Stats(free_pages=self.free, waiting=len(self.waiting))
         return Reply(order.number, 1, updates, [], stats)
@@ -88,7 +89,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes at a step."""
+    """A request and the step in which it arrives."""
 
     at: int
     uid: int
@@ -109,7 +110,7 @@ def arrivals(steps: int, gap: float, longs: int, tokens: int, seed: int) -> list
 def simulate(
     coming: Iterable[Arrival], slots: int, pages: int, rate: float, time_slice: int
 ) -> tuple[dict[int, int], int]:
-    """Return the step in which each request ended, and how often one gave way."""
+    """Return the step in which each request ended, and the number of preemptions."""
     scheduler = Scheduler(slots, pages, max_waiting=100_000, time_slice=time_slice)
     engine, queue = Engine(pages, rate), deque(coming)
     ended: dict[int, int] = {}
@@ -141,7 +142,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     given = parser.parse_args()
     coming = arrivals(given.steps, given.gap, given.long, given.tokens, given.seed)
-    ended, gave_way = simulate(coming, given.slots, given.pages, given.rate, given.time_slice)
+    ended, preemptions = simulate(coming, given.slots, given.pages, given.rate, given.time_slice)
     for name, long in (("short", False), ("long", True)):
         took = sorted(
             ended[each.uid] - each.at for each in coming if (each.uid < given.long) == long
@@ -152,7 +153,7 @@ def main() -> None:
                 f"{name:>5}: {len(took)} requests, steps p50 {p50:.0f}, p95 {p95:.0f}, "
                 f"most {took[-1]}, mean {mean(took):.0f}"
             )
-    print(f"gave way {gave_way} times; {max(ended.values())} steps in all")
+    print(f"{preemptions} preemptions; {max(ended.values())} steps in all")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,10 @@
+"""On checkpoints in the published layouts, too, a batch has the tokens of each request alone."""
+
+import pytest
+
+from tests.helpers.equal_answers import main
+
+
+def test_batched_equals_alone_in_float64(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--dtype", "float64", "--requests", "6", "--batch", "3"])
+    assert capsys.readouterr().out.splitlines()[-1] == "float64, 1 ranks: 24 of 24 equal"

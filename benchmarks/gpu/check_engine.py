@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from benchmarks.golden import EOS, FAMILIES, MASK, cases_of, golden, params_of
 from benchmarks.gpu.measure import arguments, facts, need_cuda, write_report
 from diffray.components.batch import Batch, Window
 from diffray.components.denoiser import Denoiser
@@ -29,7 +30,6 @@ from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_rank
-from tests.helpers.golden import EOS, FAMILIES, MASK, cases_of, golden, params_of
 from tests.helpers.paths import GOLDEN
 
 CAUSAL = "llada2_moe"  # the family whose requests share K/V

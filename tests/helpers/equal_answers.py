@@ -13,13 +13,13 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
+from benchmarks.golden import EOS, FAMILIES, MASK
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_rank
 from tests.helpers import toy
-from tests.helpers.golden import EOS, FAMILIES, MASK
 from tests.helpers.paths import GOLDEN
 from tests.helpers.ranks import on_ranks
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
+from benchmarks.golden import cases_of
 from benchmarks.gpu import __main__ as all_of_them
 from benchmarks.gpu import check_engine, check_kernels, generate, step_time, time_kernels
 from benchmarks.gpu.cases import Rival, Work, cases
@@ -21,7 +22,6 @@ from benchmarks.gpu.step import bytes_read, make_step
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
 from diffray.kernels.choose import TORCH, choose_kernels, triton_kernels
-from tests.helpers.golden import cases_of
 
 WORK = Work(2, 5, 21)
 PROGRAMS = [check_kernels, check_engine, time_kernels, step_time, generate]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.golden import EOS, FAMILIES, MASK, cases_of, described, differences, golden, main
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Update
-from tests.helpers.golden import EOS, FAMILIES, MASK, cases_of, described, differences, golden, main
 from tests.helpers.paths import GOLDEN
 
 

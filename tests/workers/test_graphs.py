@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks.golden import FAMILIES, cases_of, params_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.backend import Record, choose_recorder
 from diffray.components.sequence import Sequence
@@ -21,7 +22,6 @@ from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves, memory_for
 from diffray.workers.messages import Request
-from tests.helpers.golden import FAMILIES, cases_of, params_of
 from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 from tests.helpers.paths import GOLDEN
 from tests.helpers.replays import replays

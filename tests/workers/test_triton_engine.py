@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
+from benchmarks.golden import FAMILIES, cases_of, diffusion_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.batch import Batch, Window
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.denoiser import Denoiser
 from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
-from tests.helpers.golden import FAMILIES, cases_of, diffusion_of
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny_checkpoints import IDS, LLADA2_MOE, LLADA_MOE, kv_pool, random_weights, save
 

@@ -1,6 +1,6 @@
 """What the original systems generate, token by token, and whether diffray generates the same.
 
-    python -m tests.helpers.golden FOLDER...
+    python -m benchmarks.golden FOLDER...
 
 A folder holds a checkpoint and `golden.json`, as those in `tests/golden` do. Every case is
 generated in float64 and in float32; it is exact if its tokens are the original's in both, in no

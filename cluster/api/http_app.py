@@ -176,7 +176,7 @@ async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
 async def _refuse(get_service: GetService, request: Request, error: Exception) -> Response:
     told = as_api_error(error)
     with suppress(EngineFailed):  # there may be no service yet to count it
-        get_service().metrics.refused(str(told.status)).inc()
+        get_service().metrics.count("request_refused", label=str(told.status))
     return refusal(told)
 
 

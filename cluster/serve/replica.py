@@ -117,7 +117,7 @@ def _refusals_told() -> Iterator[None]:
     except (ApiError, EngineFailed) as error:
         told = as_api_error(error)
         if _service is not None:
-            _service.metrics.refused(str(told.status)).inc()
+            _service.metrics.count("request_refused", label=str(told.status))
         raise told from None
 
 

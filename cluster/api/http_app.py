@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 
 import diffray
 from diffray.cluster.api.errors import ApiError, as_api_error, bug
-from diffray.cluster.api.gate import Gate, RequestIds
+from diffray.cluster.api.gate import Gate
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
 from diffray.cluster.api.openapi import GENERATING, describe, describe_body, page, refusals
@@ -55,9 +55,7 @@ def build_api(
     app.add_exception_handler(HTTPException, _refuse_http)
     app.add_exception_handler(ClientDisconnect, _nobody_there)
     app.add_exception_handler(Exception, _tell_of_bug)
-    app.add_middleware(Gate, keys=settings.api_keys)
-    if request_ids:
-        app.add_middleware(RequestIds)
+    app.add_middleware(Gate, keys=settings.api_keys, request_ids=request_ids)
     if settings.cors_origins:  # outside the gate, because a browser must be able to read errors
         app.add_middleware(
             CORSMiddleware,
@@ -79,8 +77,8 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     async def generate(request: Request, whole: Whole, stream: Stream) -> Response:
         body = await read(request)
         if isinstance(body, dict) and body.get("stream") is True:
-            return await unless_gone(request, _open(stream(get_service(), body)))
-        return answer(await unless_gone(request, whole(get_service(), body)))
+            return await unless_gone(request.receive, _open(stream(get_service(), body)))
+        return answer(await unless_gone(request.receive, whole(get_service(), body)))
 
     @router.get("/v1/models", responses=refusals(401, 503))
     async def list_models() -> Response:

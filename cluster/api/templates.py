@@ -1,14 +1,16 @@
 """Applies chat templates in a separate process, which may be lost without harm."""
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, TextIO
 
 from diffray.cluster.api import template_worker
-from diffray.cluster.api.template_worker import CPU_S, receive, send
+from diffray.cluster.api.template_worker import CPU_S
 
 _WALL_S: Final = 30.0  # for an answer, even on a busy machine
 
@@ -18,7 +20,7 @@ class Templates:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "template")  # it waits instead of the event loop
-        self._connection: socket.socket | None = None
+        self._stream: TextIO | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     async def render(self, given: dict[str, Any]) -> str:
@@ -41,9 +43,13 @@ class Templates:
 
     def _ask(self, given: dict[str, Any]) -> Any:
         try:
-            connection = self._connected()
-            send(connection, given)
-            return receive(connection)
+            stream = self._connected()
+            stream.write(json.dumps(given) + "\n")
+            stream.flush()
+            answer = stream.readline()
+            if not answer.endswith("\n"):
+                raise EOFError
+            return json.loads(answer)
         except (OSError, EOFError):  # TimeoutError is an OSError
             self._end()
             return {"error": f"it took longer than {CPU_S:g} s for this conversation"}
@@ -51,27 +57,29 @@ class Templates:
             self._end()
             raise
 
-    def _connected(self) -> socket.socket:
-        if self._connection is None:
-            self._connection, other = socket.socketpair()
-            self._connection.settimeout(_WALL_S)
-            command = [sys.executable, "-P", template_worker.__file__, str(other.fileno())]
-            with other:
+    def _connected(self) -> TextIO:
+        if self._stream is None:
+            ours, theirs = socket.socketpair()
+            ours.settimeout(_WALL_S)
+            command = [sys.executable, "-P", template_worker.__file__, str(theirs.fileno())]
+            with ours, theirs:
                 self._process = subprocess.Popen(
                     command,
-                    pass_fds=[other.fileno()],
+                    pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,  # not affected by Ctrl-C
                 )
-        return self._connection
+                self._stream = ours.makefile("rw", encoding="ascii")  # keeps the socket open
+        return self._stream
 
     def _end(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+        if self._stream is not None:
+            with suppress(OSError):  # of what was not sent
+                self._stream.close()
+            self._stream = None

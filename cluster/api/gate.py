@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.http import refusal
-from diffray.cluster.api.keys import is_known
+from diffray.cluster.api.settings import is_known
 
 _OPEN: Final = ("/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json")
 _USABLE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")

@@ -1,4 +1,4 @@
-"""Errors for clients, in OpenAI's shape."""
+"""Errors for clients, in OpenAI's format."""
 
 import math
 from collections.abc import Mapping
@@ -84,11 +84,11 @@ def unavailable(message: str) -> ApiError:
 
 
 def bug() -> ApiError:
-    return ApiError(500, "The server failed to answer; its log says why.", code="internal_error")
+    return ApiError(500, "Internal error; see the server's log.", code="internal_error")
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return the error for an engine's refusal or failure; other exceptions are raised again."""
+    """Return the error for an engine's refusal or failure; raise other exceptions again."""
     text = str(error)
     match error:
         case ApiError():
@@ -114,4 +114,16 @@ def as_api_error(error: Exception) -> ApiError:
 def of_validation(error: ValidationError) -> ApiError:
     """Return the refusal of a body, naming the first field that is wrong."""
     (first, *_) = error.errors(include_url=False)
-    return invalid(sentence(first), field_of(error), "invalid_value")
+    param, code = field_of(error), "invalid_value"
+    match first["loc"]:
+        case (_,) if first["type"] == "missing":
+            code = "missing_required_parameter"
+        case ("messages", int(number), str(field), *_):
+            param = f"messages[{number}].{field}"
+    return invalid(sentence(first), param, code)
+
+
+def too_long(context: int, reason: str, param: str) -> ApiError:
+    """Return the error for a prompt or answer that the context cannot hold."""
+    message = f"This model's maximum context length is {context} tokens. However, {reason}"
+    return ApiError(400, message, param=param, code="context_length_exceeded")

@@ -1,16 +1,22 @@
-"""Applies chat templates in a separate process, which may be lost without harm."""
+"""Conversations as text: chat templates run in a process that may be lost without harm."""
 
 import asyncio
+import inspect
 import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, TextIO
 
 from diffray.cluster.api import template_worker
+from diffray.cluster.api.bodies import TemplateFields
+from diffray.cluster.api.errors import invalid
+from diffray.cluster.api.messages import Message
 from diffray.cluster.api.template_worker import CPU_S
+from diffray.workers.text import Tokenizer
 
 _WALL_S: Final = 30.0  # for an answer, even on a busy machine
 
@@ -23,10 +29,42 @@ class Templates:
         self._stream: TextIO | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
+    async def text(
+        self, messages: list[Message], fields: TemplateFields, tokenizer: Tokenizer
+    ) -> str:
+        """Return a conversation as text, up to the start of the assistant's answer."""
+        if not tokenizer.fast.chat_template:
+            raise invalid(
+                "the checkpoint has no chat template; use /v1/completions with a prompt in the "
+                "model's own format"
+            )
+        if fields.continue_final_message and fields.add_generation_prompt:
+            raise invalid(
+                "continue_final_message and add_generation_prompt exclude each other; "
+                "send add_generation_prompt: false",
+                "continue_final_message",
+            )
+        _refuse_reserved(fields.chat_template_kwargs, tokenizer)
+        tools = fields.tools or None
+        try:
+            return await self.render(
+                {
+                    "conversations": [[each.for_template() for each in messages]],
+                    "chat_template": tokenizer.fast.get_chat_template(tools=tools),
+                    "tools": tools,
+                    "add_generation_prompt": fields.add_generation_prompt,
+                    "continue_final_message": fields.continue_final_message,
+                    **tokenizer.fast.special_tokens_map,
+                    **fields.chat_template_kwargs,
+                }
+            )
+        except ValueError as error:
+            raise invalid(f"the chat template refuses this: {error}", "messages") from None
+
     async def render(self, given: dict[str, Any]) -> str:
         """Return the text of `render_jinja_template`; raise ValueError with its error."""
         loop = asyncio.get_running_loop()
-        answer: dict[str, str] = await loop.run_in_executor(self._thread, self._ask, given)
+        answer: dict[str, str] = await loop.run_in_executor(self._thread, self._apply, given)
         if "error" in answer:
             raise ValueError(answer["error"])
         return answer["text"]
@@ -41,7 +79,7 @@ class Templates:
 
     # For the thread only.
 
-    def _ask(self, given: dict[str, Any]) -> Any:
+    def _apply(self, given: dict[str, Any]) -> Any:
         try:
             stream = self._connected()
             stream.write(json.dumps(given) + "\n")
@@ -83,3 +121,12 @@ class Templates:
             with suppress(OSError):  # of what was not sent
                 self._stream.close()
             self._stream = None
+
+
+def _refuse_reserved(given: Iterable[str], tokenizer: Tokenizer) -> None:
+    """Refuse template arguments that control rendering instead of filling in variables."""
+    reserved = inspect.signature(tokenizer.fast.apply_chat_template).parameters
+    for name in given:
+        if name in reserved or name in ("messages", "conversations"):
+            place = f"chat_template_kwargs.{name}"
+            raise invalid(f"{place} cannot be overridden", place)

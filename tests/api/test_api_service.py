@@ -22,7 +22,7 @@ from diffray.cluster.api.http_app import build_api
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
-from diffray.cluster.api.tokens import TokenTexts
+from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
@@ -153,12 +153,12 @@ def test_leaving_a_stream_closes_the_engine_s() -> None:
 
 
 def test_bad_words_are_single_tokens_with_and_without_a_space() -> None:
-    wishes = ParamsBuilder(LIMITS, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    builder = ParamsBuilder(LIMITS, TOKENIZER, DiffusionParams(), GenerationDefaults())
     # A byte has one token; after a space it has the same, so one id is enough.
     expected = [*TOKENIZER.encode("x"), *TOKENIZER.encode(" ")]
-    assert list(wishes.bad_ids(["x", " "])) == expected
+    assert list(builder.bad_ids(["x", " "])) == expected
     with pytest.raises(ApiError, match="not a single token"):
-        list(wishes.bad_ids(["xy"]))
+        list(builder.bad_ids(["xy"]))
     engine = Recorder()
     asyncio.run(service(engine).complete(IDS | {"bad_words": ["x", " "]}))
     assert engine.requests[0][0].params.bad_token_ids == tuple(expected)
@@ -169,28 +169,28 @@ def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) 
     """A block-causal canvas consists of whole blocks."""
     spec = replace(LIMITS.spec, block_causal=block_causal)
     limits = replace(LIMITS, spec=spec, context=100)
-    wishes = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    builder = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
     body = parse(ChatBody, HELLO)
-    assert wishes.params(body, 30).max_tokens == room - 30
+    assert builder.params(body, 30).max_tokens == room - 30
     with pytest.raises(ApiError, match=f"{room} tokens. However, you requested {room + 1} tokens"):
-        wishes.params(body, room)
+        builder.params(body, room)
 
 
 def test_a_default_length_never_asks_for_more_than_there_is() -> None:
     limits = replace(LIMITS, context=100)
-    wishes = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults(max_tokens=90))
+    builder = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults(max_tokens=90))
     chat, text = parse(ChatBody, HELLO), parse(CompletionBody, IDS)
-    assert [wishes.params(body, 5).max_tokens for body in (chat, text)] == [90, 90]
-    assert [wishes.params(body, 30).max_tokens for body in (chat, text)] == [70, 70]
+    assert [builder.params(body, 5).max_tokens for body in (chat, text)] == [90, 90]
+    assert [builder.params(body, 30).max_tokens for body in (chat, text)] == [70, 70]
     with pytest.raises(ApiError, match="you requested 101 tokens"):
-        wishes.params(chat, 100)
+        builder.params(chat, 100)
 
 
 def test_guidance_halves_the_pages() -> None:
     limits = replace(LIMITS, num_pages=10, page_size=8)
-    wishes = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    builder = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
     plain, guided = (DiffusionParams(cfg_scale=scale) for scale in (0, 1))
-    assert (wishes.context(plain), wishes.context(guided)) == (80, 40)
+    assert (builder.context(plain), builder.context(guided)) == (80, 40)
 
 
 def test_generation_config_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -234,7 +234,7 @@ def test_without_a_tokenizer_ids_still_work() -> None:
 
 
 def test_tokens_have_bytes_even_where_they_are_no_text() -> None:
-    texts = TokenTexts(TOKENIZER)
+    texts = Tokens(TOKENIZER, LIMITS)
     ids = TOKENIZER.encode("a\u20ac")
     spelled = [texts[token] for token in ids]
     assert spelled[0] == ("a", [97])

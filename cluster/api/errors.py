@@ -35,14 +35,13 @@ class ApiError(Exception):
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        message = printable(shortened(message, _LONGEST))
-        super().__init__(message)
-        self.status, self.message = status, message
+        self.status, self.message = status, printable(shortened(message, _LONGEST))
         self.param = None if param is None else printable(shortened(param, _LONGEST_NAME))
         self.code, self.retry_after, self._headers = code, retry_after, dict(headers or {})
+        super().__init__(status, self.message)  # as it is pickled for callers of a handle
 
-    def __reduce__(self) -> Any:  # it is sent to callers of a handle
-        return _remade, (self.status, self.message, vars(self))
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def body(self) -> Json:
@@ -56,12 +55,6 @@ class ApiError(Exception):
         if self.retry_after is None:
             return self._headers
         return self._headers | {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
-
-
-def _remade(status: int, message: str, fields: dict[str, Any]) -> ApiError:
-    error = ApiError(status, message)
-    vars(error).update(fields)
-    return error
 
 
 def printable(text: str) -> str:

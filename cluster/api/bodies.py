@@ -1,49 +1,38 @@
 """Request bodies, with the names of OpenAI and vLLM; invalid fields are refused by name."""
 
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
-from diffray.cluster.api.errors import ApiError, invalid, of_validation
+from diffray.cluster.api.errors import invalid, of_validation, unsupported
+from diffray.cluster.api.messages import Message, StrictModel
 from diffray.cluster.api.noop_fields import refuse_unless_neutral
 from diffray.components.policy import DiffusionParams
 
 _MOST_PROMPTS: Final = 1024
+_NO_PROMPT: Final = "expected a text, a list of token ids, or a list of several of these"
+_MOST_CHOICES: Final = 1024  # of one request
 _MOST_MESSAGES: Final = 4096
 _MOST_TOKENS: Final = 2**20  # to decode
-_LONGEST_WORD: Final = 1000  # characters
 _INT64: Final = 2**63
-_NOTED: Final = "Accepted, and without effect."
+_NOTED: Final = "Accepted for compatibility; it has no effect."
 _SANE: Final = 2**31  # no length or priority is larger
 
 
 def _as_prompts(given: Any) -> list[str | list[int]]:
     """Return several prompts; a text or a flat list of ids is one."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if _are_ids(given):
-            return [given]
-        if len(given) > _MOST_PROMPTS:
-            raise ValueError(f"at most {_MOST_PROMPTS} prompts go into one request")
-        if all(
-            isinstance(each, str) or (isinstance(each, list) and _are_ids(each)) for each in given
-        ):
-            return given
-    raise ValueError("expected a text, a list of token ids, or a list of several of these")
+    several = [given] if isinstance(given, str) or (given and _are_ids(given)) else given
+    if not several or not isinstance(several, list):
+        raise ValueError(_NO_PROMPT)
+    if len(several) > _MOST_PROMPTS:
+        raise ValueError(f"at most {_MOST_PROMPTS} prompts go into one request")
+    if not all(isinstance(each, str) or _are_ids(each) for each in several):
+        raise ValueError(_NO_PROMPT)
+    return several
 
 
 def _are_ids(given: Any) -> bool:
     return isinstance(given, list) and all(type(token) is int for token in given)
-
-
-def _as_stops(given: Any) -> list[str]:
-    stops = [given] if isinstance(given, str) else given
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError("expected a text or a list of texts")
-    if len(stops) > 32 or any(not 0 < len(stop) <= 1000 for stop in stops):
-        raise ValueError("at most 32 stop strings are allowed, each of 1 to 1000 characters")
-    return stops
 
 
 def _as_biases(given: Any) -> dict[int, float]:
@@ -59,87 +48,44 @@ def _as_biases(given: Any) -> dict[int, float]:
     return biases
 
 
+def _as_list(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
 Ids = list[int]
 Prompts = Annotated[
     list[str | list[int]],
     PlainValidator(_as_prompts, json_schema_input_type=str | list[str] | Ids | list[Ids]),
 ]
-Stops = Annotated[list[str], PlainValidator(_as_stops, json_schema_input_type=str | list[str])]
 Biases = Annotated[
     dict[int, float], PlainValidator(_as_biases, json_schema_input_type=dict[str, float])
 ]
-ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-_TEXT: Final = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "additionalProperties": False,
-}
-_CALL: Final = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        "id": {"type": "string"},
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name", "arguments"],
-            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
-        },
-    },
-}
-# Report only a list's first mistake; a message for each of millions would take gigabytes.
-TokenIds = Annotated[list[int], Field(max_length=1024, fail_fast=True)]
-Messages = Annotated[
-    list[dict[str, Any]],
-    Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True),
-    WithJsonSchema(
-        {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": _MOST_MESSAGES,
-            "items": {
-                "type": "object",
-                "required": ["role"],
-                "properties": {
-                    "role": {"type": "string", "enum": list(ROLES)},
-                    "content": {
-                        "anyOf": [
-                            {"type": "string"},
-                            {"type": "array", "items": _TEXT},
-                            {"type": "null"},
-                        ]
-                    },
-                    "tool_calls": {"type": "array", "items": _CALL},
-                    "tool_call_id": {"type": "string"},
-                    "name": {"type": "string"},
-                },
-                "additionalProperties": False,
-            },
-        }
-    ),
+# `fail_fast`: only a list's first mistake is reported; all of millions would take gigabytes.
+Word = Annotated[str, Field(min_length=1, max_length=1000)]
+Stops = Annotated[
+    list[Word],
+    Field(max_length=32, fail_fast=True),
+    BeforeValidator(_as_list, json_schema_input_type=Word | list[Word]),
 ]
-Tools = list[dict[str, Any]]
-Word = Annotated[str, Field(min_length=1, max_length=_LONGEST_WORD)]
+TokenIds = Annotated[list[int], Field(max_length=1024, fail_fast=True)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
+Tools = Annotated[list[dict[str, Any]], Field(max_length=1024, fail_fast=True)]
 
 
-class Body(BaseModel):
-    """Strict: a number in quotes is not a number."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-
-class StreamOptions(Body):
-    """What a stream contains besides the text."""
+class StreamOptions(StrictModel):
+    """What a stream contains besides text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="Usage so far, in every chunk.")
-    include_canvas: bool = Field(False, description="Chunks without choices show live canvases.")
+    include_canvas: bool = Field(False, description="Add chunks with the current canvas.")
     include_obfuscation: bool = Field(False, description=_NOTED)
 
 
-class GenerationBody(Body):
+class GenerationBody(StrictModel):
     """The fields that chats and completions share; the server fills in what is missing."""
+
+    prompt_field: ClassVar[str]
+    default_tokens: ClassVar[int]  # if neither the request nor the server sets max_tokens
 
     model: str | None = None
     n: int = Field(1, ge=1, le=128)
@@ -156,22 +102,19 @@ class GenerationBody(Body):
     skip_special_tokens: bool = True
     logit_bias: Biases = Field(default_factory=dict)
     allowed_token_ids: list[int] = Field(default_factory=list, max_length=65536, fail_fast=True)
-    bad_words: list[Word] = Field(
-        default_factory=list,
-        max_length=256,
-        fail_fast=True,
-        description="Each must be a single token.",
+    bad_words: Annotated[list[Word], Field(max_length=256, fail_fast=True)] = Field(
+        default_factory=list, description="Each must be a single token."
     )
     priority: int = Field(
         0,
         ge=-_SANE,
         lt=_SANE,
-        description="Lower runs first, where the server's scheduling policy is priority.",
+        description='Lower runs first; needs the scheduling policy "priority".',
     )
     cache_salt: str = Field(
-        "", max_length=1024, description="K/V are shared with requests of the same salt alone."
+        "", max_length=1024, description="K/V are shared only between requests of the same salt."
     )
-    # Notes of the client or for OpenAI; they change no token.
+    # Notes of the client, or for OpenAI.
     user: str | None = Field(None, description=_NOTED)
     safety_identifier: str | None = Field(None, description=_NOTED)
     prompt_cache_key: str | None = Field(None, description=_NOTED)
@@ -180,89 +123,154 @@ class GenerationBody(Body):
     store: bool | None = Field(None, description=_NOTED)
     metadata: dict[str, Any] | None = Field(None, description=_NOTED)
     request_id: str | None = Field(
-        None, pattern=r"^[\x21-\x7e]{1,128}$", description="Ends the answer's id."
+        None, pattern=r"^[\x21-\x7e]{1,128}$", description="The last part of the answer's id."
     )
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     return_trajectory: bool = Field(
-        False, description="Tell each token's id, the step at which it became final, its logprob."
+        False, description="Return each token's id, log-probability, and the step it became final."
     )
     diffusion: DiffusionParams = Field(
         default=DiffusionParams(), description="How to denoise: decoder, cache and so on."
     )
 
+    @property
+    def wanted_tokens(self) -> int | None:
+        return self.max_tokens
 
-class ChatBody(GenerationBody):
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives each token's log-probability comes with; None: no logprobs."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        # An ApiError passes through pydantic as it is.
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options needs stream: true", "stream_options")
+        return self
+
+
+class TemplateFields(StrictModel):
+    """What controls the chat template."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: Tools = Field(
+        default_factory=list, description="Functions that the template shows to the model."
+    )
+
+
+class ChatBody(GenerationBody, TemplateFields):
     """POST /v1/chat/completions."""
+
+    prompt_field = "messages"
+    # As many as fit the context, but no more than this: with bidirectional attention the whole
+    # canvas is computed, however short the answer turns out to be.
+    default_tokens = 512
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1, lt=_SANE)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
     add_special_tokens: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tools: Tools = Field(
-        default_factory=list,
-        max_length=1024,
-        fail_fast=True,
-        description='The template shows them to the model; needs tool_choice: "none".',
+    tool_choice: Any = Field(
+        None,
+        json_schema_extra={"enum": ["none"]},
+        description='Must be "none" with tools: answers are not searched for calls.',
     )
-    tool_choice: Any = Field(None, json_schema_extra={"enum": ["none"]})
     parallel_tool_calls: bool | None = Field(None, description=_NOTED)
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.max_completion_tokens and self.max_tokens not in (None, self.max_completion_tokens):
+            raise invalid(
+                f"max_tokens ({self.max_tokens}) and max_completion_tokens "
+                f"({self.max_completion_tokens}) mean the same; send one of them",
+                "max_completion_tokens",
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
+        if self.tool_choice not in (None, "none"):
+            raise unsupported("tool_choice", 'send "none": answers are not searched for calls')
+        if self.tools and self.tool_choice is None:
+            raise invalid(
+                'tools need tool_choice: "none": the template shows them to the model, but '
+                "answers are not searched for calls",
+                "tools",
+            )
+        return self
 
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
+    prompt_field = "prompt"
+    default_tokens = 16  # OpenAI's
+
     prompt: Prompts
-    suffix: str | None = Field(None, description="Text to go on with: infilling.")
+    suffix: str | None = Field(None, description="Text after the gap to fill (infilling).")
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
     add_special_tokens: bool = True
 
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
-class TokenizeBody(Body):
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise invalid(
+                "echo does not go with logprobs: a prompt's tokens have none in a diffusion model",
+                "echo",
+            )
+        if len(self.prompt) * self.n > _MOST_CHOICES:
+            raise invalid(
+                f"n ({self.n}) for each of {len(self.prompt)} prompts is more than "
+                f"{_MOST_CHOICES} choices; send several requests",
+                "n",
+            )
+        return self
+
+
+class TokenizeBody(TemplateFields):
     """POST /tokenize: a prompt, or messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tools: Tools = Field(default_factory=list, max_length=1024, fail_fast=True)
     return_token_strs: bool = False
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(StrictModel):
     """POST /detokenize."""
 
     model: str | None = None
     tokens: list[int] = Field(max_length=_MOST_TOKENS, fail_fast=True)
 
 
-AnyBody = TypeVar("AnyBody", bound=Body)
+AnyBody = TypeVar("AnyBody", bound=StrictModel)
 
 
 def parse(kind: type[AnyBody], given: object) -> AnyBody:
-    """Return a body, or refuse it and name the mistake; null means the default."""
+    """Return a valid body; raises ApiError. Null means the default."""
     if not isinstance(given, dict):
         raise invalid("the body must be a JSON object")
     body = {name: value for name, value in given.items() if value is not None}
     for name in [name for name in body if name not in kind.model_fields]:
         refuse_unless_neutral(str(name), body.pop(name), body, kind.model_fields)
-    missing = [n for n, f in kind.model_fields.items() if f.is_required() and n not in body]
-    if missing:
-        raise ApiError(
-            400,
-            f"{missing[0]} is required",
-            param=missing[0],
-            code="missing_required_parameter",
-        )
     try:
         return kind.model_validate(body)
     except ValidationError as error:

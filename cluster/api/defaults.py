@@ -15,23 +15,18 @@ from diffray.components.config import Config, explain
 
 log = logging.getLogger(__name__)
 
-COMPLETION_TOKENS: Final = 16  # OpenAI's
-# A chat without max_tokens gets what fits the context, but no more than this: with bidirectional
-# attention the whole canvas is computed, however short the answer turns out to be.
-CHAT_TOKENS: Final = 512
-
-# generation_config.json's name -> ours
+# Our name -> generation_config.json's
 _READ: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
-    "max_new_tokens": "max_tokens",
+    "max_tokens": "max_new_tokens",
 }
 _NOT_HONOURED: Final = {"repetition_penalty": 1.0, "min_p": 0.0, "no_repeat_ngram_size": 0}
 
 
 class GenerationDefaults(Config):
-    """What a server fills in for requests; before them goes what the request says."""
+    """Defaults of a server; a request's own values come first."""
 
     max_tokens: int | None = Field(
         None,
@@ -51,8 +46,7 @@ class GenerationDefaults(Config):
 
     def over(self, other: Self) -> Self:
         """Return these, with missing ones taken from `other`."""
-        said = {n: v for n in type(self).model_fields if (v := getattr(self, n)) is not None}
-        return other.model_copy(update=said)
+        return other.model_copy(update=self.model_dump(exclude_none=True))
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
@@ -64,12 +58,11 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     for name, neutral in _NOT_HONOURED.items():
         if found.get(name, neutral) not in (neutral, None):
             log.warning("%s: %s is not supported, so it has no effect", file, name)
-    said = {ours: found[theirs] for theirs, ours in _READ.items() if found.get(theirs) is not None}
+    given = {ours: found[theirs] for ours, theirs in _READ.items() if theirs in found}
     if found.get("do_sample") is False:
-        said["temperature"] = 0.0
+        given["temperature"] = 0.0
     try:
-        return GenerationDefaults.model_validate(said)
+        return GenerationDefaults.model_validate(given)
     except ValidationError as error:
-        theirs_by_ours = {ours: theirs for theirs, ours in _READ.items()}
-        reason = explain(error, theirs_by_ours)
+        reason = explain(error, _READ)
         raise ValueError(f"{file}: {reason}; correct it or remove it") from None

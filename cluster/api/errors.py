@@ -1,4 +1,4 @@
-"""Errors for clients, in OpenAI's shape."""
+"""Errors for clients, in OpenAI's format."""
 
 import math
 from collections.abc import Mapping
@@ -14,6 +14,8 @@ from diffray.cluster.control.engine_client import (
 )
 from diffray.components.config import InvalidField, field_of, sentence, shortened
 
+Json = dict[str, Any]
+
 _LONGEST: Final = 600  # characters of a message; what was given may be megabytes
 _LONGEST_NAME: Final = 200  # and of the field's name, which may be the client's invention
 _RETRY_LOST: Final = 2.0  # seconds, about what it takes to find out that a replica or proxy is lost
@@ -28,43 +30,31 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        message = printable(shortened(message, _LONGEST))
-        super().__init__(message)
-        self.status, self.message, self.kind = status, message, kind
+        self.status, self.message = status, printable(shortened(message, _LONGEST))
         self.param = None if param is None else printable(shortened(param, _LONGEST_NAME))
         self.code, self.retry_after, self._headers = code, retry_after, dict(headers or {})
+        super().__init__(status, self.message)  # as it is pickled for callers of a handle
 
-    def __reduce__(self) -> Any:  # it is sent to callers of a handle
-        return _remade, (self.status, self.message, vars(self))
+    def __str__(self) -> str:
+        return self.message
 
     @property
-    def body(self) -> dict[str, Any]:
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+    def body(self) -> Json:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
 
     @property
     def headers(self) -> dict[str, str]:
         if self.retry_after is None:
             return self._headers
         return self._headers | {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
-
-
-def _remade(status: int, message: str, fields: dict[str, Any]) -> ApiError:
-    error = ApiError(status, message)
-    vars(error).update(fields)
-    return error
 
 
 def printable(text: str) -> str:
@@ -83,47 +73,33 @@ def unsupported(param: str, allowed: str) -> ApiError:
 
 def unavailable(message: str) -> ApiError:
     """Return the error while no replica can answer, with a time to retry."""
-    return ApiError(
-        503, message, kind="server_error", code="engine_unavailable", retry_after=_RETRY_LOST
-    )
+    return ApiError(503, message, code="engine_unavailable", retry_after=_RETRY_LOST)
 
 
 def bug() -> ApiError:
-    message = "The server failed to answer; its log says why."
-    return ApiError(500, message, kind="server_error", code="internal_error")
+    return ApiError(500, "Internal error; see the server's log.", code="internal_error")
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return the error for an engine's refusal or failure; other exceptions are raised again."""
+    """Return the error for an engine's refusal or failure; raise other exceptions again."""
+    text = str(error)
     match error:
         case ApiError():
             return error
         case Overloaded():
-            return ApiError(
-                429,
-                str(error),
-                kind="rate_limit_error",
-                code="rate_limit_exceeded",
-                retry_after=error.retry_after,
-            )
+            return ApiError(429, text, code="rate_limit_exceeded", retry_after=error.retry_after)
         case Poisonous():  # not a 5xx, after which clients retry
-            return ApiError(422, str(error), code="request_ends_engine")
+            return ApiError(422, text, code="request_ends_engine")
         case EngineFailed():
-            return ApiError(
-                503,
-                str(error),
-                kind="server_error",
-                code="engine_unavailable",
-                retry_after=_RETRY_FAILED,
-            )
+            return ApiError(503, text, code="engine_unavailable", retry_after=_RETRY_FAILED)
         case DeadlineExceeded():
-            return ApiError(504, str(error), kind="server_error", code="deadline_exceeded")
+            return ApiError(504, text, code="deadline_exceeded")
         case ValidationError():
             return of_validation(error)
         case InvalidField():
-            return invalid(str(error), error.field)
+            return invalid(text, error.field)
         case ValueError():
-            return invalid(str(error))
+            return invalid(text)
         case _:
             raise error
 
@@ -131,4 +107,16 @@ def as_api_error(error: Exception) -> ApiError:
 def of_validation(error: ValidationError) -> ApiError:
     """Return the refusal of a body, naming the first field that is wrong."""
     (first, *_) = error.errors(include_url=False)
-    return invalid(sentence(first), field_of(error), "invalid_value")
+    param, code = field_of(error), "invalid_value"
+    match first["loc"]:
+        case (_,) if first["type"] == "missing":
+            code = "missing_required_parameter"
+        case ("messages", int(number), str(field), *_):
+            param = f"messages[{number}].{field}"
+    return invalid(sentence(first), param, code)
+
+
+def too_long(context: int, reason: str, param: str) -> ApiError:
+    """Return the error for a prompt or answer that the context cannot hold."""
+    message = f"This model's maximum context length is {context} tokens. However, {reason}"
+    return ApiError(400, message, param=param, code="context_length_exceeded")

@@ -1,4 +1,4 @@
-"""The middleware that every request passes first: it checks keys and assigns ids."""
+"""The middleware that every request passes first: keys, request ids, headers for browsers."""
 
 import re
 from collections.abc import Iterable
@@ -6,15 +6,14 @@ from typing import Final
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diffray.cluster.api.errors import ApiError
-from diffray.cluster.api.keys import is_known
+from diffray.cluster.api.http import refusal
+from diffray.cluster.api.settings import is_known
 
 _OPEN: Final = ("/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json")
 _USABLE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-# A page that needs more, such as the style of /docs, overrides this.
 _SAFE: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -23,51 +22,34 @@ _SAFE: Final = {
 }
 
 
-class RequestIds:
-    """ASGI middleware: every answer has its request's id, or a new one.
+class Gate:
+    """ASGI middleware: every path needs a key unless it is open, even one that does not exist.
 
-    Not used behind Ray Serve, which does the same: an answer would have two ids.
+    It adds headers to every answer. With `request_ids` one is the request's id, or a new id; behind
+    Ray Serve, which adds ids itself, an answer would have two.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _USABLE_ID.fullmatch(given) else uuid4().hex
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
-
-
-class Gate:
-    """ASGI middleware: every path needs a key unless it is open, also paths that do not exist."""
-
-    def __init__(self, app: ASGIApp, keys: Iterable[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str] = (), *, request_ids: bool = True) -> None:
         self._app = app
         self._digests = tuple(keys)  # as ApiSettings holds them
+        self._request_ids = request_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers, added = Headers(scope=scope), dict(_SAFE)
+        if self._request_ids:
+            given = headers.get("x-request-id", "")
+            added["X-Request-Id"] = given if _USABLE_ID.fullmatch(given) else uuid4().hex
 
-        async def send_safely(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                answer = MutableHeaders(scope=message)
-                for name, value in _SAFE.items():
-                    answer.setdefault(name, value)
+                MutableHeaders(scope=message).update(added)
             await send(message)
 
-        app = self._app if self._may_pass(scope, Headers(scope=scope)) else _REFUSAL
-        await app(scope, receive, send_safely)
+        app = self._app if self._may_pass(scope, headers) else _REFUSAL
+        await app(scope, receive, send_with_headers)
 
     def _may_pass(self, scope: Scope, headers: Headers) -> bool:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -77,12 +59,11 @@ class Gate:
         return is_known(key.strip(), self._digests) and scheme.lower() == "bearer"
 
 
-_REFUSAL: Final = JSONResponse(
+_REFUSAL: Final = refusal(
     ApiError(
         401,
         "Incorrect API key provided; send one as `Authorization: Bearer KEY`.",
         code="invalid_api_key",
-    ).body,
-    status_code=401,
-    headers={"WWW-Authenticate": "Bearer"},
+        headers={"WWW-Authenticate": "Bearer"},
+    )
 )

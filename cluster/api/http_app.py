@@ -1,30 +1,28 @@
 """The OpenAI-compatible endpoint: a FastAPI application over a Service."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 import diffray
-from diffray.cluster.api.errors import ApiError, as_api_error, bug
-from diffray.cluster.api.gate import Gate, RequestIds
+from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody
+from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
+from diffray.cluster.api.gate import Gate
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
-from diffray.cluster.api.openapi import GENERATING, describe, describe_body, page, refusals
+from diffray.cluster.api.openapi import describe, describe_body, page, refusals
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import EngineFailed
 
 GetService = Callable[[], Service]
-Json = dict[str, Any]
-Whole = Callable[[Service, object], Coroutine[Any, Any, Json]]
-Stream = Callable[[Service, object], AsyncGenerator[Json, None]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def build_api(
@@ -49,15 +47,17 @@ def build_api(
     app.include_router(_answers(get_service, settings))
     app.include_router(_reports(get_service, settings))
     if settings.docs:
-        app.include_router(_docs(app))
+
+        @app.get("/docs", include_in_schema=False)
+        async def docs() -> Response:
+            return HTMLResponse(page(app.openapi()))
+
     for kind in (ApiError, EngineFailed):
         app.add_exception_handler(kind, partial(_refuse, get_service))
     app.add_exception_handler(HTTPException, _refuse_http)
-    app.add_exception_handler(ClientDisconnect, _nobody_there)
-    app.add_exception_handler(Exception, _tell_of_bug)
-    app.add_middleware(Gate, keys=settings.api_keys)
-    if request_ids:
-        app.add_middleware(RequestIds)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
+    app.add_exception_handler(Exception, _internal_error)
+    app.add_middleware(Gate, keys=settings.api_keys, request_ids=request_ids)
     if settings.cors_origins:  # outside the gate, because a browser must be able to read errors
         app.add_middleware(
             CORSMiddleware,
@@ -73,14 +73,18 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes for clients."""
     router = APIRouter()
 
+    def post(path: str) -> Callable[[Endpoint], Endpoint]:
+        return router.post(path, **describe_body(path))
+
     async def read(request: Request) -> object:
         return await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
 
-    async def generate(request: Request, whole: Whole, stream: Stream) -> Response:
+    async def generate(request: Request, kind: type[GenerationBody]) -> Response:
         body = await read(request)
         if isinstance(body, dict) and body.get("stream") is True:
-            return await unless_gone(request, _open(stream(get_service(), body)))
-        return answer(await unless_gone(request, whole(get_service(), body)))
+            work = _open(get_service().stream(kind, body))
+            return await unless_gone(request.receive, work)
+        return answer(await unless_gone(request.receive, get_service().whole(kind, body)))
 
     @router.get("/v1/models", responses=refusals(401, 503))
     async def list_models() -> Response:
@@ -90,23 +94,21 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     async def show_model(name: str) -> Response:
         return answer(get_service().model(name))
 
-    @router.post("/v1/chat/completions", **describe_body("/v1/chat/completions", *GENERATING))
+    @post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await generate(request, Service.chat, Service.stream_chat)
+        return await generate(request, ChatBody)
 
-    @router.post("/v1/completions", **describe_body("/v1/completions", *GENERATING))
+    @post("/v1/completions")
     async def complete(request: Request) -> Response:
-        return await generate(request, Service.complete, Service.stream_completion)
+        return await generate(request, CompletionBody)
 
-    @router.post("/tokenize", **describe_body("/tokenize"))
+    @post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = await read(request)
-        return answer(await get_service().tokenize(body))
+        return answer(await get_service().tokenize(await read(request)))
 
-    @router.post("/detokenize", **describe_body("/detokenize"))
+    @post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        body = await read(request)
-        return answer(await get_service().detokenize(body))
+        return answer(await get_service().detokenize(await read(request)))
 
     @router.get("/tokenizer_info", responses=refusals(400, 401, 503))
     async def tokenizer_info() -> Response:
@@ -150,17 +152,6 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
     return router
 
 
-def _docs(app: FastAPI) -> APIRouter:
-    """Return the routes of the documentation."""
-    router = APIRouter(include_in_schema=False)
-
-    @router.get("/docs")
-    async def docs() -> Response:
-        return Response(page(app.openapi()), media_type="text/html")
-
-    return router
-
-
 async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
     """Return the stream after its first chunk, so that earlier errors get their own status."""
     try:
@@ -174,10 +165,10 @@ async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
 
 
 async def _refuse(get_service: GetService, request: Request, error: Exception) -> Response:
-    told = as_api_error(error)
+    refused = as_api_error(error)
     with suppress(EngineFailed):  # there may be no service yet to count it
-        get_service().metrics.refused(str(told.status)).inc()
-    return refusal(told)
+        get_service().metrics.count("request_refused", label=str(refused.status))
+    return refusal(refused)
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
@@ -185,15 +176,13 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail} ({request.method} {request.scope['path']})"
     code = "not_found" if error.status_code == 404 else None
-    told = refusal(ApiError(error.status_code, message, code=code))
-    told.headers.update(error.headers or {})
-    return told
+    return refusal(ApiError(error.status_code, message, code=code, headers=error.headers))
 
 
-async def _nobody_there(request: Request, error: Exception) -> Response:
+async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)
 
 
-async def _tell_of_bug(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     """Answer 500; the framework raises the error again afterwards, so that it is logged."""
     return refusal(bug())

@@ -2,82 +2,82 @@
 
 import time
 from asyncio import CancelledError
-from typing import Final
+from typing import Final, Self
 
 from diffray.cluster.api.metrics import Metrics
 from diffray.cluster.control.engine_client import EngineFailed, Overloaded
-from diffray.workers.messages import Request, Update
+from diffray.workers.admission import CheckedRequest
+from diffray.workers.messages import Update
 from diffray.workers.output import CompletionOutput
 
 REFUSED: Final = "refused"  # a choice is cancelled because another of its request was refused
 
 
 class Meter:
-    """Counts a choice from its first update on; of a refused one only the refusal is counted.
+    """Counts a choice from its first update on; of a refused one only the refusal is counted."""
 
-    `leads`: it is the first choice of its prompt, which is counted once. `block_length` is the
-    model's own.
-    """
-
-    def __init__(
-        self, metrics: Metrics, request: Request, *, leads: bool, block_length: int
-    ) -> None:
-        self._to, self._request, self._leads = metrics, request, leads
-        self._block_length = block_length
+    def __init__(self, metrics: Metrics, checked: CheckedRequest, output: CompletionOutput) -> None:
+        self._to, self._request, self._output = metrics, checked.request, output
+        params, spec = checked.request.params, checked.limits.spec
+        self._block_length = min(
+            params.diffusion.block_length or spec.block_length, params.max_tokens
+        )
         self._arrived = time.perf_counter()
         self._admitted = self._first = self._last = 0.0
         self._first_tokens = self._tokens = self._forwards = 0
 
-    def heard(self, update: Update, output: CompletionOutput) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def updated(self, update: Update) -> None:
+        """Count an update that the output already contains."""
         now, to = time.perf_counter(), self._to
         if not self._admitted:
             self._begin(update, now)
         steps, self._forwards = update.forwards - self._forwards, update.forwards
-        to.steps.inc(steps)
-        params = self._request.params
-        length = params.diffusion.block_length or self._block_length
-        to.positions.inc(steps * min(length, params.max_tokens))
-        new, self._tokens = len(output.token_ids) - self._tokens, len(output.token_ids)
+        to.count("diffusion_num_denoising_steps", steps)
+        to.count("diffusion_num_canvas_positions", steps * self._block_length)
+        length = len(self._output.token_ids)
+        new, self._tokens = length - self._tokens, length
         if not new:
             return
-        to.generation_tokens.inc(new)
-        to.committed.inc(new)
+        to.count("generation_tokens", new)
+        to.count("diffusion_num_committed_tokens", new)
         if self._first:
-            to.between.observe(now - self._last)
+            to.observe("inter_token_latency_seconds", now - self._last)
         else:
             self._first, self._first_tokens = now, new
-            to.first.observe(now - self._arrived)
+            to.observe("time_to_first_token_seconds", now - self._arrived)
         self._last = now
 
     def _begin(self, update: Update, now: float) -> None:
-        to, request = self._to, self._request
+        to, params, length = self._to, self._request.params, len(self._request.prompt)
         self._admitted = max(now - (update.ran or 0.0), self._arrived)
-        to.queued.observe(self._admitted - self._arrived)
-        if self._leads:
-            to.prompt_tokens.inc(len(request.prompt))
-            to.choices.observe(request.params.n)
-        to.prompt_lengths.observe(len(request.prompt))
-        to.wanted.observe(request.params.max_tokens)
-        to.queries.inc(len(request.prompt))
-        to.hits.inc(update.cached_tokens)
+        to.observe("request_queue_time_seconds", self._admitted - self._arrived)
+        if self._output.index == 0:  # once for each prompt
+            to.count("prompt_tokens", length)
+            to.observe("request_params_n", params.n)
+        to.observe("request_prompt_tokens", length)
+        to.observe("request_params_max_tokens", params.max_tokens)
+        to.count("prefix_cache_queries", length)
+        to.count("prefix_cache_hits", update.cached_tokens)
 
-    def ended(self, output: CompletionOutput, error: BaseException | None) -> None:
-        """Record how it ended, and its error, if any."""
-        to = self._to
-        if output.finish_reason is None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        to, reason = self._to, self._output.finish_reason
+        if reason is None:
             if self._admitted or not _is_refusal(error):
-                to.aborted.inc()
+                to.count("request_aborted")
             return
-        to.success(output.finish_reason).inc()
-        to.whole.observe(time.perf_counter() - self._arrived)
-        to.lengths.observe(self._tokens)
+        to.count("request_success", label=reason)
+        to.observe("e2e_request_latency_seconds", time.perf_counter() - self._arrived)
+        to.observe("request_generation_tokens", self._tokens)
         if not self._first:
             return  # it ended without a token
-        to.prefill.observe(self._first - self._admitted)
-        to.decode.observe(self._last - self._first)
-        to.inference.observe(self._last - self._admitted)
+        to.observe("request_prefill_time_seconds", self._first - self._admitted)
+        to.observe("request_decode_time_seconds", self._last - self._first)
+        to.observe("request_inference_time_seconds", self._last - self._admitted)
         if later := self._tokens - self._first_tokens:
-            to.each.observe((self._last - self._first) / later)
+            to.observe("request_time_per_output_token_seconds", (self._last - self._first) / later)
 
 
 def _is_refusal(error: BaseException | None) -> bool:

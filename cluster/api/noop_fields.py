@@ -1,4 +1,4 @@
-"""Fields of OpenAI and vLLM that are not supported: only their neutral values are accepted."""
+"""Unsupported fields of OpenAI and vLLM: only values without effect are accepted."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,10 +8,8 @@ from diffray.cluster.api.errors import invalid, unsupported
 from diffray.components.config import did_you_mean
 from diffray.components.policy import IN_DIFFUSION
 
-# The first value is the one to recommend. None never gets here: it means the default.
+# The neutral values; the first is the one to recommend. Null is neutral for all.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    "audio": (),
-    "chat_template": (),
     "chat_template_content_format": ("auto", "string"),
     "detokenize": (True,),
     "documents": ([],),
@@ -19,32 +17,26 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "echo": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none",),
-    "functions": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "include_reasoning": (True,),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "min_p": (0,),
     "modalities": (["text"],),
-    "prediction": (),
     "presence_penalty": (0,),
-    "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
-    "structured_outputs": (),
-    "suffix": (),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
-    "web_search_options": (),
 }
+_UNSUPPORTED: Final = (
+    *("audio", "chat_template", "functions", "guided_choice", "guided_grammar", "guided_json"),
+    *("guided_regex", "prediction", "prompt_logprobs", "structured_outputs", "suffix"),
+    *("truncate_prompt_tokens", "web_search_options"),
+)
 
 
 def refuse_unless_neutral(
@@ -55,12 +47,12 @@ def refuse_unless_neutral(
         if not _same(value, body.get("n", 1)):
             raise unsupported(name, "send n, or leave it out")
         return
-    if name not in _NEUTRAL:
+    if name not in _NEUTRAL and name not in _UNSUPPORTED:
         what = f"Unrecognized request argument supplied: {name[:100]}"
         if name in IN_DIFFUSION:
             raise invalid(f"{what}; {IN_DIFFUSION[name]}", name)
         raise invalid(f"{what}{did_you_mean(name, known)}", name[:100])
-    allowed = _NEUTRAL[name]
+    allowed = _NEUTRAL.get(name, ())
     if not any(_same(value, neutral) for neutral in allowed):
         instead = f" or send {json.dumps(allowed[0])}" if allowed else ""
         raise unsupported(name, f"leave it out{instead}")

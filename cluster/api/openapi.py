@@ -14,23 +14,24 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from diffray.cluster.api.bodies import (
-    Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    GenerationBody,
     TokenizeBody,
 )
+from diffray.cluster.api.errors import Json
+from diffray.cluster.api.messages import StrictModel
 
-BODIES: Final[dict[str, type[Body]]] = {
+BODIES: Final[dict[str, type[StrictModel]]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
-GENERATING: Final = (422, 429, 504)  # besides the errors of every body
 _REF: Final = "#/components/schemas/{model}"
 _POLICY: Final = {"block_length": 32, "decoder": {"kind": "threshold", "threshold": 0.9}}
-_EXAMPLES: Final[dict[str, dict[str, Any]]] = {
+_EXAMPLES: Final[dict[str, Json]] = {
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "What is 12 plus 30?"}],
         "max_tokens": 64,
@@ -45,15 +46,15 @@ _EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "/detokenize": {"tokens": [3, 14, 15]},
 }
 _MEANINGS: Final = {
-    400: "Something in the request cannot be honoured; `param` names it.",
-    401: "No known API key was shown.",
+    400: "The request is invalid; `param` names the field.",
+    401: "No valid API key was sent.",
     404: "There is no such model.",
     408: "The body was not complete in time.",
     413: "The body is too large.",
-    415: "The body does not say that it is JSON.",
-    422: "The request ends the engine each time that it runs.",
-    429: "The queue is full; come back after Retry-After seconds.",
-    503: "The engine cannot answer now; come back after Retry-After seconds.",
+    415: "The Content-Type is not application/json.",
+    422: "The request crashes the engine each time it runs.",
+    429: "The queue is full; retry after Retry-After seconds.",
+    503: "The engine cannot answer now; retry after Retry-After seconds.",
     504: "The answer was not complete in time.",
 }
 
@@ -71,51 +72,42 @@ class Refusal(BaseModel):
     error: Mistake
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
+def describe(app: FastAPI) -> Json:
     """Return the app's OpenAPI schema, with its bodies' schemas as components."""
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title, version=app.version, summary=app.summary, routes=app.routes
         )
-        shown: tuple[type[BaseModel], ...] = (*BODIES.values(), Refusal)
-        _, bodies = models_json_schema([(each, "validation") for each in shown], ref_template=_REF)
-        for operations in schema["paths"].values():
-            for operation in operations.values():
-                # The framework's own error with its own shape, which is never sent.
-                if "HTTPValidationError" in str(operation["responses"].get("422")):
-                    del operation["responses"]["422"]
+        # FastAPI's refusal of a path's parameter, which is never sent.
+        del schema["paths"]["/v1/models/{name}"]["get"]["responses"]["422"]
         for name in ("HTTPValidationError", "ValidationError"):
             del schema["components"]["schemas"][name]
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
+        shown: list[Any] = [(each, "validation") for each in (*BODIES.values(), Refusal)]
+        schema["components"]["schemas"] |= models_json_schema(shown, ref_template=_REF)[1]["$defs"]
         app.openapi_schema = schema
     return app.openapi_schema
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def refusals(*statuses: int) -> dict[int | str, Json]:
     """Return a route's `responses`."""
-    schema = {"$ref": _REF.format(model=Refusal.__name__)}
-    return {
-        status: {
-            "description": _MEANINGS[status],
-            "content": {"application/json": {"schema": schema}},
-        }
-        for status in statuses
-    }
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=Refusal.__name__)}}}
+    return {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
 
 
-def describe_body(path: str, *statuses: int) -> dict[str, Any]:
+def describe_body(path: str) -> Json:
     """Return the additions to the description of a route with a body."""
-    ref = {"$ref": _REF.format(model=BODIES[path].__name__)}
-    content = {"application/json": {"schema": ref, "example": _EXAMPLES[path]}}
-    responses = refusals(*sorted({400, 401, 404, 408, 413, 415, 503, *statuses}))
-    if 429 in statuses:
-        events = {"schema": {"type": "string"}}
+    body = BODIES[path]
+    schema = {"$ref": _REF.format(model=body.__name__)}
+    content = {"application/json": {"schema": schema, "example": _EXAMPLES[path]}}
+    responses = refusals(400, 401, 404, 408, 413, 415, 503)
+    if issubclass(body, GenerationBody):
+        responses |= refusals(422, 429, 504)
         responses[200] = {
             "description": "The answer; with `stream: true` its chunks, as events.",
-            "content": {"text/event-stream": events},
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
         }
-    body = {"requestBody": {"required": True, "content": content}}
-    return {"openapi_extra": body, "responses": responses}
+    extra = {"requestBody": {"required": True, "content": content}}
+    return {"openapi_extra": extra, "responses": responses}
 
 
 def page(schema: Mapping[str, Any]) -> str:
@@ -144,7 +136,7 @@ def page(schema: Mapping[str, Any]) -> str:
 
 
 def _type(what: Mapping[str, Any]) -> str:
-    """Return a field's type in a few words; null stands for a default and goes without saying."""
+    """Return a field's type in a few words; null is left out, because it stands for the default."""
     if choices := [*what.get("anyOf", []), *what.get("oneOf", [])]:
         return " or ".join(_type(each) for each in choices if each.get("type") != "null")
     if "$ref" in what:

@@ -1,8 +1,8 @@
 """A process that applies chat templates, which are code of a checkpoint and may run forever.
 
-It runs as a file and imports neither diffray nor torch. A frame is 8 bytes of length, then JSON:
-`render_jinja_template`'s arguments in, {"text": ...} or {"error": ...} out. Exceeding the time
-limit ends the process; exceeding the memory or text limit is an error.
+It runs as a file and imports neither diffray nor torch. Lines of JSON: `render_jinja_template`'s
+arguments in, {"text": ...} or {"error": ...} out. Exceeding the time limit ends the process;
+exceeding the memory or text limit is an error.
 """
 
 import json
@@ -10,47 +10,22 @@ import resource
 import signal
 import socket
 import sys
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 CPU_S: Final = 2.0  # of CPU time, per conversation
 MEMORY: Final = 2**29  # bytes, in addition to the process's memory at startup
 LONGEST: Final = 2**24  # characters of a prompt
 
 
-def send(connection: socket.socket, value: object) -> None:
-    data = json.dumps(value).encode()
-    connection.sendall(len(data).to_bytes(8, "big") + data)
-
-
-def receive(connection: socket.socket) -> Any:
-    """Return the next frame; raise EOFError if the other side is gone."""
-    return json.loads(_read(connection, int.from_bytes(_read(connection, 8), "big")))
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    parts = []
-    while size:
-        part = connection.recv(min(size, 2**20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def main(connection: socket.socket) -> None:
+def main(stream: TextIO) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     _bound_memory()
-    while True:
-        try:
-            given = receive(connection)
-        except EOFError:
-            return
+    for line in stream:
         # SIGPROF is not handled, so the system ends the process even inside one C call.
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
-            made: Any = render_jinja_template(**given)
+            made: Any = render_jinja_template(**json.loads(line))
             text = made[0][0]
             if len(text) > LONGEST:
                 raise ValueError(f"it made {len(text)} characters, more than {LONGEST}")
@@ -59,11 +34,12 @@ def main(connection: socket.socket) -> None:
         except MemoryError:
             answer = {"error": f"it took more than {MEMORY >> 20} MiB of memory"}
         except Exception as error:  # a template may raise anything
-            line = getattr(error, "lineno", None)
-            where = f" (line {line} of the template)" if line else ""
+            number = getattr(error, "lineno", None)
+            where = f" (line {number} of the template)" if number else ""
             answer = {"error": f"{error}{where}"}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        send(connection, answer)
+        stream.write(json.dumps(answer) + "\n")
+        stream.flush()
 
 
 def _bound_memory() -> None:
@@ -74,4 +50,4 @@ def _bound_memory() -> None:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(socket.socket(fileno=int(sys.argv[1])).makefile("rw", encoding="ascii"))

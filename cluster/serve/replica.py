@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
 from diffray.cluster.api.defaults import read_generation_defaults
-from diffray.cluster.api.errors import ApiError, as_api_error
+from diffray.cluster.api.errors import ApiError, Json, as_api_error
 from diffray.cluster.api.metrics import Snapshot
-from diffray.cluster.api.responses import Json
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
@@ -117,7 +116,7 @@ def _refusals_told() -> Iterator[None]:
     except (ApiError, EngineFailed) as error:
         told = as_api_error(error)
         if _service is not None:
-            _service.metrics.refused(str(told.status)).inc()
+            _service.metrics.count("request_refused", label=str(told.status))
         raise told from None
 
 

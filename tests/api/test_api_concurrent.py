@@ -90,8 +90,8 @@ def test_each_of_64_answers_is_its_solo_answer(served: Served) -> None:
     answers = asyncio.run(all_at_once())
     assert len(set().union(*(ids for _, _, ids in answers))) == len(bodies)
     for body, (texts, usage, ids) in zip(bodies, answers, strict=True):
-        wishes = {k: v for k, v in body.items() if k not in ("prompt", "stream")}
-        (alone,) = served.llm.generate(body["prompt"], SamplingParams(**wishes))
+        params = {k: v for k, v in body.items() if k not in ("prompt", "stream")}
+        (alone,) = served.llm.generate(body["prompt"], SamplingParams(**params))
         assert texts == [choice.text for choice in alone.outputs], body
         assert usage.prompt_tokens == alone.prompt_tokens
         assert usage.completion_tokens == alone.completion_tokens

@@ -49,7 +49,7 @@ def test_chat(served: Served, client: OpenAI) -> None:
     assert answer.usage.total_tokens == expected.prompt_tokens + expected.completion_tokens
 
 
-def test_streamed_chat_is_the_whole_one(served: Served, client: OpenAI) -> None:
+def test_a_streamed_chat_equals_the_whole_one(served: Served, client: OpenAI) -> None:
     asked: dict[str, Any] = dict(
         model=served.name, messages=MESSAGES, temperature=0.8, seed=5, max_tokens=64
     )
@@ -80,7 +80,7 @@ def test_choices_and_seeds(served: Served, client: OpenAI) -> None:
     assert answer.usage.completion_tokens == expected.completion_tokens
 
 
-def test_streamed_choices_are_told_apart(served: Served, client: OpenAI) -> None:
+def test_streamed_choices_have_indices(served: Served, client: OpenAI) -> None:
     chunks = client.chat.completions.create(
         model=served.name,
         messages=MESSAGES,

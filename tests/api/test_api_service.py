@@ -22,7 +22,7 @@ from diffray.cluster.api.http_app import build_api
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
-from diffray.cluster.api.tokens import TokenTexts
+from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
@@ -59,7 +59,7 @@ def test_answers_are_plain_objects() -> None:
     assert refused(service(Recorder()).complete([])).status == 400
 
 
-def test_the_request_says_before_the_server_before_the_checkpoint() -> None:
+def test_a_request_overrides_the_server_and_the_server_the_checkpoint() -> None:
     server = GenerationDefaults(temperature=0.3, max_tokens=40)
     checkpoint = GenerationDefaults(temperature=0.9, top_p=0.8)
     engine = Recorder()
@@ -81,7 +81,7 @@ def test_the_request_says_before_the_server_before_the_checkpoint() -> None:
     assert found[3] == (0.0, 1.0, min(512, LIMITS.context - chat_len))
 
 
-def test_a_request_s_policy_is_merged_with_the_server_s() -> None:
+def test_the_policies_of_request_and_server_are_merged() -> None:
     engine = Recorder()
     default = DiffusionParams(block_length=8, cfg_scale=0.5)
     asked = IDS | {"diffusion": {"cache": {"kind": "none"}}}
@@ -124,7 +124,7 @@ def test_a_missed_deadline_is_504() -> None:
     assert (error.status, error.code) == (504, "deadline_exceeded")
 
 
-def test_leaving_a_stream_closes_the_engine_s() -> None:
+def test_leaving_a_stream_cancels_its_requests() -> None:
     closed: list[int] = []
 
     class Endless(Recorder):
@@ -153,12 +153,12 @@ def test_leaving_a_stream_closes_the_engine_s() -> None:
 
 
 def test_bad_words_are_single_tokens_with_and_without_a_space() -> None:
-    wishes = ParamsBuilder(LIMITS, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    builder = ParamsBuilder(LIMITS, TOKENIZER, DiffusionParams(), GenerationDefaults())
     # A byte has one token; after a space it has the same, so one id is enough.
     expected = [*TOKENIZER.encode("x"), *TOKENIZER.encode(" ")]
-    assert list(wishes.bad_ids(["x", " "])) == expected
+    assert list(builder.bad_ids(["x", " "])) == expected
     with pytest.raises(ApiError, match="not a single token"):
-        list(wishes.bad_ids(["xy"]))
+        list(builder.bad_ids(["xy"]))
     engine = Recorder()
     asyncio.run(service(engine).complete(IDS | {"bad_words": ["x", " "]}))
     assert engine.requests[0][0].params.bad_token_ids == tuple(expected)
@@ -169,28 +169,28 @@ def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) 
     """A block-causal canvas consists of whole blocks."""
     spec = replace(LIMITS.spec, block_causal=block_causal)
     limits = replace(LIMITS, spec=spec, context=100)
-    wishes = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    builder = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
     body = parse(ChatBody, HELLO)
-    assert wishes.params(body, 30).max_tokens == room - 30
+    assert builder.params(body, 30).max_tokens == room - 30
     with pytest.raises(ApiError, match=f"{room} tokens. However, you requested {room + 1} tokens"):
-        wishes.params(body, room)
+        builder.params(body, room)
 
 
-def test_a_default_length_never_asks_for_more_than_there_is() -> None:
+def test_a_default_length_fits_the_context() -> None:
     limits = replace(LIMITS, context=100)
-    wishes = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults(max_tokens=90))
+    builder = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults(max_tokens=90))
     chat, text = parse(ChatBody, HELLO), parse(CompletionBody, IDS)
-    assert [wishes.params(body, 5).max_tokens for body in (chat, text)] == [90, 90]
-    assert [wishes.params(body, 30).max_tokens for body in (chat, text)] == [70, 70]
+    assert [builder.params(body, 5).max_tokens for body in (chat, text)] == [90, 90]
+    assert [builder.params(body, 30).max_tokens for body in (chat, text)] == [70, 70]
     with pytest.raises(ApiError, match="you requested 101 tokens"):
-        wishes.params(chat, 100)
+        builder.params(chat, 100)
 
 
 def test_guidance_halves_the_pages() -> None:
     limits = replace(LIMITS, num_pages=10, page_size=8)
-    wishes = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    builder = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
     plain, guided = (DiffusionParams(cfg_scale=scale) for scale in (0, 1))
-    assert (wishes.context(plain), wishes.context(guided)) == (80, 40)
+    assert (builder.context(plain), builder.context(guided)) == (80, 40)
 
 
 def test_generation_config_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -233,8 +233,8 @@ def test_without_a_tokenizer_ids_still_work() -> None:
     assert "tokenizer" in refused(serving.chat(HELLO)).message
 
 
-def test_tokens_have_bytes_even_where_they_are_no_text() -> None:
-    texts = TokenTexts(TOKENIZER)
+def test_tokens_of_partial_characters_have_bytes() -> None:
+    texts = Tokens(TOKENIZER, LIMITS)
     ids = TOKENIZER.encode("a\u20ac")
     spelled = [texts[token] for token in ids]
     assert spelled[0] == ("a", [97])
@@ -242,7 +242,7 @@ def test_tokens_have_bytes_even_where_they_are_no_text() -> None:
     assert bytes(byte for _, each in spelled for byte in each).decode() == "a\u20ac"
 
 
-def test_the_app_lives_below_a_prefix_and_knows_its_open_paths_there() -> None:
+def test_the_app_and_its_open_paths_below_a_prefix() -> None:
     serving = service(Recorder())
     app = build_api(lambda: serving, ApiSettings(api_keys=("key",)))
 
@@ -259,7 +259,7 @@ def test_the_app_lives_below_a_prefix_and_knows_its_open_paths_there() -> None:
     assert asyncio.run(ask()) == [200, 401, 401, 401, 200]
 
 
-def test_the_end_token_is_no_stop_reason_unless_asked_for() -> None:
+def test_the_end_token_is_a_stop_reason_only_on_request() -> None:
     class Ending(Recorder):
         async def submit(
             self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
@@ -272,15 +272,15 @@ def test_the_end_token_is_no_stop_reason_unless_asked_for() -> None:
 
 
 class Endless(Recorder):
-    """An engine that says more than anybody reads."""
+    """An engine that sends more than is read."""
 
-    told = 0
+    sent = 0
 
     async def submit(
         self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Update, None]:
         for number in range(100_000):
-            self.told += 1
+            self.sent += 1
             yield Update(request.uid, [number % 256], [number], [-0.5], None, forwards=number)
             await asyncio.sleep(0)
 
@@ -313,7 +313,7 @@ async def longest_hold(work: Coroutine[Any, Any, Any]) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GREEDY)
 def test_no_request_holds_the_loop_for_long(name: str) -> None:
-    """Beside it others are streamed to, and the coordinator is listened to."""
+    """The same loop streams to others and receives from the coordinator."""
 
     class Ranked(Recorder):
         async def submit(self, *given: Any, **more: Any) -> AsyncGenerator[Update, None]:
@@ -334,7 +334,7 @@ def test_more_log_probabilities_than_one_answer_can_hold_are_refused() -> None:
     assert refused(service(Recorder()).complete(asked)).param == "logprobs"
 
 
-def test_the_news_of_several_choices_wait_for_their_reader() -> None:
+def test_a_slow_reader_holds_back_several_choices() -> None:
     async def run() -> None:
         engine = Endless()
         body = IDS | {"n": 2, "stream": True, "max_tokens": 200}
@@ -342,13 +342,12 @@ def test_the_news_of_several_choices_wait_for_their_reader() -> None:
             await anext(chunks)
             for _ in range(1000):
                 await asyncio.sleep(0)
-        assert engine.told < 100
+        assert engine.sent < 100
 
     asyncio.run(run())
 
 
-def test_http_explains_a_mistake_in_the_words_of_python() -> None:
-    """One sentence for one mistake, whoever makes it."""
+def test_http_and_python_explain_a_mistake_alike() -> None:
     for mistake in (
         {"decoder": {"kind": "nope"}},
         {"decoder": {"threshold": 0.9}},
@@ -364,7 +363,7 @@ def test_http_explains_a_mistake_in_the_words_of_python() -> None:
         assert http.value.message == str(python.value)
 
 
-def test_a_wrong_prompt_is_named_as_its_endpoint_names_it() -> None:
+def test_an_invalid_prompt_has_the_endpoint_s_name() -> None:
     few = replace(LIMITS, spec=replace(LIMITS.spec, vocab_size=5))  # no letter is among the ids
     serving = service(Recorder(few))
     assert refused(service(Recorder()).complete({"prompt": ""})).param == "prompt"
@@ -373,9 +372,7 @@ def test_a_wrong_prompt_is_named_as_its_endpoint_names_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["temperature", "max_new_tokens"])
-def test_a_checkpoint_s_defaults_are_named_as_the_checkpoint_does(
-    tmp_path: Path, name: str
-) -> None:
+def test_invalid_defaults_have_the_checkpoint_s_names(tmp_path: Path, name: str) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({name: -1}))
     with pytest.raises(ValueError, match=rf"generation_config.json: {name}: Input should be"):
         read_generation_defaults(tmp_path)

@@ -115,7 +115,7 @@ def _readable(client: socket.socket) -> bool:
     ],
 )
 @pytest.mark.parametrize("reset", [False, True])
-def test_who_hangs_up_in_the_middle_of_a_request_leaves_nothing(
+def test_a_disconnect_during_a_request_leaves_nothing(
     served: Served, sent: bytes, reset: bool
 ) -> None:
     with connect(served.url) as client:
@@ -124,8 +124,8 @@ def test_who_hangs_up_in_the_middle_of_a_request_leaves_nothing(
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def test_a_client_that_has_said_all_it_will_say_is_done_with(served: Served) -> None:
-    """Half closed: who sends nothing more may still read, or may be gone; nothing hangs on it."""
+def test_a_half_closed_connection_holds_nothing(served: Served) -> None:
+    """Its client may still read, or may be gone."""
     with connect(served.url) as client:
         client.sendall(with_length(LONG))
         until(lambda: not idle(served))
@@ -136,9 +136,7 @@ def test_a_client_that_has_said_all_it_will_say_is_done_with(served: Served) -> 
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_who_hangs_up_in_the_middle_of_a_stream_frees_its_pages(
-    served: Served, reset: bool
-) -> None:
+def test_a_disconnect_during_a_stream_frees_its_pages(served: Served, reset: bool) -> None:
     with connect(served.url) as client:
         client.sendall(with_length(LONG))
         until(lambda: not idle(served))
@@ -192,7 +190,7 @@ def test_many_requests_at_once_on_one_connection_are_answered_in_order(served: S
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_body_without_end_takes_no_memory(served: Served, announced: bool) -> None:
-    """It is refused at the limit; what comes nevertheless is thrown away."""
+    """It is refused at the limit; the rest is discarded."""
     before, piece = _memory(), b"x" * 2**20
     length = f"Content-Length: {2**40}" if announced else "Transfer-Encoding: chunked"
     with serve(served.service) as url, connect(url) as client:
@@ -210,7 +208,7 @@ def _memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_a_stream_whose_reader_takes_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_http, "_STALLED_S", 0.05)
     closed = False
 
@@ -240,8 +238,7 @@ def test_a_stream_whose_reader_takes_nothing_is_closed(monkeypatch: pytest.Monke
     assert closed
 
 
-def test_the_body_deadline_is_a_servers_own(served: Served) -> None:
-    """Another application over the same service waits as long as it was told to."""
+def test_each_app_has_its_own_body_timeout(served: Served) -> None:
     with serve(served.service, ApiSettings(body_timeout_s=30)) as url:
         body = json.dumps({"prompt": "abc", "max_tokens": 2})
 

@@ -67,7 +67,7 @@ def test_a_bomb_is_refused_while_the_loop_goes_on(templates: Templates, template
     assert rendered(templates, "{{ messages[0].content }}!") == "hi!"
 
 
-def test_what_it_says_itself_is_passed_on(templates: Templates) -> None:
+def test_a_template_s_own_errors_are_passed_on(templates: Templates) -> None:
     for template, words in (
         ("{{ raise_exception('roles must alternate') }}", "^roles must alternate$"),
         ("a\n{% for m in messages %}", r"\(line 2 of the template\)$"),

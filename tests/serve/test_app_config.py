@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from diffray.cluster.api.keys import key_digest
+from diffray.cluster.api.settings import key_digest
 from diffray.cluster.cli.main import app
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.app_config import AppConfig, app_config

@@ -1,0 +1,223 @@
+"""Answers in OpenAI's format, whole and in chunks, with optional extensions for diffusion."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, ClassVar, Final
+from uuid import uuid4
+
+import diffray
+from diffray.cluster.api.bodies import GenerationBody, StreamOptions
+from diffray.cluster.api.choices import Choice
+from diffray.cluster.api.errors import Json
+from diffray.cluster.api.tokens import Tokens
+from diffray.workers.output import CompletionOutput, Delta
+
+Part = CompletionOutput | Delta  # the tokens of a choice: all, or new ones
+
+_LEAST: Final = -9999.0  # JSON has neither infinity nor NaN; vLLM uses the same value
+
+
+class Answer(ABC):
+    """What the answers to chats and to completions have in common."""
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    id_prefix: ClassVar[str]
+
+    def __init__(
+        self, model: str, body: GenerationBody, choices: list[Choice], tokens: Tokens
+    ) -> None:
+        self.model, self.body, self.choices = model, body, choices
+        self._tokens, self._options = tokens, body.stream_options or StreamOptions()
+        self._id = f"{self.id_prefix}-{body.request_id or uuid4().hex}"
+        self._created = int(time.time())
+        self._begun: set[int] = set()  # the indices of choices
+
+    def whole(self) -> Json:
+        """Return the answer when all choices are complete."""
+        made = []
+        for choice in self.choices:
+            about = self._about_tokens(choice, choice.output)
+            made.append(self._complete(choice) | _ending(choice) | about)
+        return self._envelope(self.kind, made) | self._totals()
+
+    def chunks(self, choice: Choice, delta: Delta) -> Iterator[Json]:
+        """Yield the chunks for what became final in a choice."""
+        if choice.index not in self._begun:
+            self._begun.add(choice.index)
+            yield from self._opening(choice)
+        if delta.canvas is not None:
+            canvas = {"canvas": delta.canvas, "text": self._tokens.of_canvas(delta.canvas)}
+            yield self._chunk() | {"diffusion": {"index": choice.index} | canvas}
+        about = self._about_tokens(choice, delta)
+        if delta.text or (delta.token_ids and about):  # their text may be held back
+            yield self._chunk(self._piece(choice, delta.text) | about)
+        if delta.finish_reason is not None:
+            yield self._chunk(self._last_piece(choice) | _ending(choice))
+
+    def last_chunks(self) -> Iterator[Json]:
+        """Yield the chunks that follow those of all choices."""
+        if self._options.include_usage:
+            yield self._chunk() | self._totals()
+
+    @abstractmethod
+    def _opening(self, choice: Choice) -> Iterator[Json]:
+        """Yield the chunks before a choice's first piece."""
+
+    @abstractmethod
+    def _piece(self, choice: Choice, text: str) -> Json: ...
+
+    @abstractmethod
+    def _last_piece(self, choice: Choice) -> Json: ...
+
+    @abstractmethod
+    def _complete(self, choice: Choice) -> Json: ...
+
+    @abstractmethod
+    def _logprobs(self, choice: Choice, part: Part) -> Json: ...
+
+    def _envelope(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self.model,
+            "system_fingerprint": f"diffray-{diffray.__version__}",
+            "choices": choices,
+        }
+
+    def _chunk(self, *choices: Json) -> Json:
+        made = self._envelope(self.chunk_kind, list(choices))
+        if self._options.continuous_usage_stats:
+            made["usage"] = self._usage()
+        elif self._options.include_usage:
+            made["usage"] = None
+        return made
+
+    def _usage(self) -> Json:
+        """Return the tokens so far, with an end token, and up to a stop string."""
+        first = [choice for choice in self.choices if choice.output.index == 0]  # of each prompt
+        prompt = sum(len(choice.prompt.ids) for choice in first)
+        completion = sum(len(choice.output.token_ids) for choice in self.choices)
+        cached = sum(choice.output.cached_tokens for choice in first)
+        return {
+            "prompt_tokens": prompt,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+    def _totals(self) -> Json:
+        usage = self._usage()
+        forwards = sum(choice.output.forwards for choice in self.choices)
+        rate = round(usage["completion_tokens"] / max(forwards, 1), 3)
+        return {"usage": usage, "diffusion": {"forwards": forwards, "tokens_per_forward": rate}}
+
+    def _about_tokens(self, choice: Choice, part: Part) -> Json:
+        """Return what the request selects of tokens besides their text."""
+        made: Json = {}
+        if self.body.num_logprobs is not None:
+            made["logprobs"] = self._logprobs(choice, part)
+        if self.body.return_token_ids:
+            made["token_ids"] = part.token_ids
+        if self.body.return_trajectory:
+            made["trajectory"] = {
+                "token_ids": part.token_ids,
+                "steps": part.steps or [],
+                "logprobs": [_number(each) for each in part.logprobs or []],
+            }
+        return made
+
+    def _prompt_ids(self, choice: Choice) -> Json:
+        ids = list(choice.prompt.ids)
+        return {"prompt_token_ids": ids} if self.body.return_token_ids else {}
+
+
+class ChatAnswer(Answer):
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def whole(self) -> Json:
+        return super().whole() | self._prompt_ids(self.choices[0])
+
+    def _opening(self, choice: Choice) -> Iterator[Json]:
+        opening = _choice(choice, delta={"role": "assistant", "content": ""})
+        yield self._chunk(opening) | self._prompt_ids(choice)
+
+    def _piece(self, choice: Choice, text: str) -> Json:
+        return _choice(choice, delta={"content": text})
+
+    def _last_piece(self, choice: Choice) -> Json:
+        return _choice(choice, delta={})
+
+    def _complete(self, choice: Choice) -> Json:
+        message = {"role": "assistant", "content": choice.output.text, "refusal": None}
+        return _choice(choice, message=message)
+
+    def _logprobs(self, choice: Choice, part: Part) -> Json:
+        content = [
+            self._entry(token, logprob) | {"top_logprobs": [self._entry(*each) for each in top]}
+            for token, logprob, top in _with_logprobs(part)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> Json:
+        text, spelled = self._tokens[token]
+        return {"token": text, "logprob": _number(logprob), "bytes": spelled}
+
+
+class CompletionAnswer(Answer):
+    kind = chunk_kind = "text_completion"
+    id_prefix = "cmpl"
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        """Where the next token's text begins in each choice's text."""
+        return [len(choice.prompt.before) for choice in self.choices]
+
+    def _opening(self, choice: Choice) -> Iterator[Json]:
+        if choice.prompt.before or self.body.return_token_ids:
+            yield self._chunk(self._piece(choice, choice.prompt.before) | self._prompt_ids(choice))
+
+    def _piece(self, choice: Choice, text: str) -> Json:
+        return _choice(choice, text=text)
+
+    def _last_piece(self, choice: Choice) -> Json:
+        return _choice(choice, text=choice.prompt.after)
+
+    def _complete(self, choice: Choice) -> Json:
+        text = choice.prompt.before + choice.output.text + choice.prompt.after
+        return _choice(choice, text=text) | self._prompt_ids(choice)
+
+    def _logprobs(self, choice: Choice, part: Part) -> Json:
+        """Return parallel lists; an offset is the start of a token's text in the choice's text."""
+        made: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token, logprob, top in _with_logprobs(part):
+            text = self._tokens[token][0]
+            made["tokens"].append(text)
+            made["token_logprobs"].append(_number(logprob))
+            best = {self._tokens[other][0]: _number(likely) for other, likely in top}
+            made["top_logprobs"].append(best)
+            made["text_offset"].append(self._offsets[choice.index])
+            self._offsets[choice.index] += len(text)
+        return made
+
+
+def _choice(choice: Choice, **content: Any) -> Json:
+    return {"index": choice.index, **content, "logprobs": None, "finish_reason": None}
+
+
+def _ending(choice: Choice) -> Json:
+    return {"finish_reason": choice.output.finish_reason, "stop_reason": choice.stop_reason}
+
+
+def _with_logprobs(part: Part) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
+    """Yield tokens with their log-probabilities and the most probable alternatives."""
+    ids, logprobs = part.token_ids, part.logprobs or []
+    return zip(ids, logprobs, part.top_logprobs or [[]] * len(ids), strict=True)
+
+
+def _number(logprob: float) -> float:
+    return logprob if logprob > _LEAST else _LEAST

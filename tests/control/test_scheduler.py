@@ -168,11 +168,13 @@ def test_a_short_request_behind_waiting_long_ones_hardly_waits_either() -> None:
         scheduler.submit(asked(uid, 400), Footprint(1))
     for uid in range(100, 100 + 60):  # each ends within a turn; the long ones' order comes up
         scheduler.submit(asked(uid, 4), Footprint(1))
-        for rounds in range(1, 200):
+        rounds, ended = 0, False
+        while not ended:
+            rounds += 1
             message = scheduler.plan(steps=1)
             assert message is not None
-            if any(e.ends for e in scheduler.settle(ranks.step(message)) if e.uid == uid):
-                break
+            news = scheduler.settle(ranks.step(message))
+            ended = any(event.ends for event in news if event.uid == uid)
         assert rounds <= 60, (uid, rounds)
 
 

@@ -1,4 +1,4 @@
-"""The options of one model's engine on a cluster: those of each rank, and of the ranks together."""
+"""The options of one model's engine on a cluster: those of a rank, and those of all together."""
 
 from typing import TYPE_CHECKING, Any, Literal, Self
 

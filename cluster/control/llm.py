@@ -4,10 +4,10 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, signature
 from itertools import count
-from types import TracebackType
 from typing import Any, NamedTuple, Never, Self, Unpack
 from weakref import WeakValueDictionary
 
@@ -39,7 +39,7 @@ from diffray.workers.text import Messages, Tokenizer
 
 
 class _Given(NamedTuple):
-    """The tokens before and after those to be written."""
+    """The tokens before and after those to be generated."""
 
     prompt: tuple[int, ...]
     suffix: tuple[int, ...] = ()
@@ -60,19 +60,19 @@ class DiffusionLLM:
         **options: Unpack[EngineKeywords],
     ) -> None:
         self._default = _diffusion(diffusion)
-        # CUDA graphs are recorded for the blocks that requests have unless they say otherwise.
+        # CUDA graphs are recorded for the default block length.
         given: dict[str, Any] = {"graph_block_length": self._default.block_length, **options}
         setup = EngineOptions(**given)
         self._engine: Engine | None
         self._engine, self.tokenizer = build_engine(model, setup)
         self._limits = self._engine.limits
-        # One caller cannot be unfair to itself, so its requests are not interrupted for others.
+        # All requests are one caller's, so none is interrupted for others (no time slices).
         scheduler = Scheduler.of(self._limits, max_waiting=sys.maxsize)
         self._driver = Driver(scheduler, setup.steps_per_round)
         self.model = model
-        # By the uid of their engine request; a call owns its jobs, and they end with it.
+        # By the uid of their request; calls own their jobs, which end with them.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
-        self._events: deque[Event] = deque()  # not applied yet: Ctrl-C came first
+        self._events: deque[Event] = deque()  # not applied yet if Ctrl-C came first
         self._uids = count()
 
     def __repr__(self) -> str:
@@ -85,21 +85,16 @@ class DiffusionLLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Let go of the weights and the K/V memory; the object cannot be used afterwards."""
+        """Free the weights and the K/V memory; the object cannot be used afterwards."""
         self._engine = None
 
     @property
     def engine(self) -> Engine:
-        """The engine inside, for those who want to look."""
+        """The engine inside."""
         if self._engine is None:
             raise ValueError("this DiffusionLLM has been shut down; make a new one")
         return self._engine
@@ -130,11 +125,11 @@ class DiffusionLLM:
         use_tqdm: bool = True,
         **unknown: Never,
     ) -> list[RequestOutput]:
-        """Write what stands between a prefix and a suffix, or between each of several.
+        """Write the text between a prefix and a suffix, or between each of several.
 
         The gap has exactly `max_tokens` positions, and the model sees where it ends; an end token
         in it ends the text there, unless `ignore_eos`. One of the two may be empty. Models with
-        block-causal attention see nothing of a suffix and are refused.
+        block-causal attention cannot see a suffix, so for them it is an error.
         """
         refuse_unknown("infill", unknown)
         several, after = as_list(prefixes), as_list(suffixes)
@@ -167,10 +162,9 @@ class DiffusionLLM:
     ) -> Iterator[Delta]:
         """Yield the answer to one prompt or conversation as it becomes final."""
         refuse_unknown("stream", unknown)
-        wish = one_each(sampling_params, 1)[0]
-        requests = self._requests(self._encode_any(prompt), wish)
-        jobs: dict[int, Job] = {}
-        try:
+        params = one_each(sampling_params, 1)[0]
+        requests = self._requests(self._encode_any(prompt), params)
+        with self._jobs_of_a_call() as jobs:
             self._submit(requests, jobs)
             while jobs:
                 self._advance()
@@ -180,8 +174,6 @@ class DiffusionLLM:
                         del jobs[uid]
                     if delta is not None:
                         yield delta
-        finally:
-            self._cancel(jobs)
 
     def watch(
         self,
@@ -191,12 +183,11 @@ class DiffusionLLM:
     ) -> Iterator[list[int | None]]:
         """Yield the canvas after every denoising step: token ids, None where it is masked."""
         refuse_unknown("watch", unknown)
-        wish = one_each(sampling_params, 1)[0]
-        if wish.n != 1:
-            raise ValueError(f"watch shows one answer; leave n out (given: {wish.n})")
-        requests = self._requests(self._encode_any(prompt), wish, watch=True)
-        jobs: dict[int, Job] = {}
-        try:
+        params = one_each(sampling_params, 1)[0]
+        if params.n != 1:
+            raise ValueError(f"watch shows one answer; leave n out (given: {params.n})")
+        requests = self._requests(self._encode_any(prompt), params, watch=True)
+        with self._jobs_of_a_call() as jobs:
             self._submit(requests, jobs)
             (job,) = jobs.values()
             while not job.finished:
@@ -205,8 +196,6 @@ class DiffusionLLM:
                 if job.canvas is not None and not job.finished:
                     yield job.canvas
             yield list(job.choice.token_ids)
-        finally:
-            self._cancel(jobs)
 
     # Jobs: one engine request each, so several where n > 1.
 
@@ -220,34 +209,44 @@ class DiffusionLLM:
         each = one_each(params, len(encoded))
         # All are checked before any begins.
         checked = [self._requests(*both) for both in zip(encoded, each, strict=True)]
-        jobs: dict[int, Job] = {}
         outputs = []
         total = sum(map(len, checked))
         # Shown only for work that takes longer than a few seconds.
-        with tqdm(total=total, unit="seq", delay=3, disable=not use_tqdm) as progress:
-            try:
-                for prompt, given, requests in zip(prompts, encoded, checked, strict=True):
-                    text = prompt if isinstance(prompt, str) else None
-                    choices = self._submit(requests, jobs)
-                    outputs.append(RequestOutput(text, list(given.prompt), choices))
-                del checked
-                while jobs:
-                    self._advance()
-                    finished = [uid for uid, job in jobs.items() if job.finished]
-                    for uid in finished:
-                        del jobs[uid]
-                    progress.update(len(finished))
-            finally:
-                self._cancel(jobs)
+        progress = tqdm(total=total, unit="seq", delay=3, disable=not use_tqdm)
+        with progress, self._jobs_of_a_call() as jobs:
+            for prompt, given, requests in zip(prompts, encoded, checked, strict=True):
+                text = prompt if isinstance(prompt, str) else None
+                choices = self._submit(requests, jobs)
+                outputs.append(RequestOutput(text, list(given.prompt), choices))
+            del checked
+            while jobs:
+                self._advance()
+                finished = [uid for uid, job in jobs.items() if job.finished]
+                for uid in finished:
+                    del jobs[uid]
+                progress.update(len(finished))
         return outputs
 
+    @contextmanager
+    def _jobs_of_a_call(self) -> Iterator[dict[int, Job]]:
+        """Cancel the jobs that a call has not finished when it ends."""
+        jobs: dict[int, Job] = {}
+        try:
+            yield jobs
+        finally:
+            for uid in jobs:
+                self._driver.scheduler.cancel(uid)
+                self._jobs.pop(uid, None)
+            if not self._jobs:
+                self._release()
+
     def _requests(
-        self, given: _Given, wish: SamplingParams, watch: bool = False
+        self, given: _Given, params: SamplingParams, watch: bool = False
     ) -> list[CheckedRequest]:
-        """Return an engine request for each choice; refuses what cannot run."""
-        if wish.stop and self.tokenizer is None:
+        """Return an engine request for each choice; raise ValueError if it cannot run."""
+        if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
-        params = wish.model_copy(update={"diffusion": wish.diffusion.over(self._default)})
+        params = params.model_copy(update={"diffusion": params.diffusion.over(self._default)})
         request = Request(0, given.prompt, params, suffix=given.suffix, watch=watch)
         return check_choices(request, self.engine.limits, partial(next, self._uids))
 
@@ -264,7 +263,7 @@ class DiffusionLLM:
         return choices
 
     def _advance(self, steps: int | None = None) -> None:
-        """Run one round for all jobs, whichever call they belong to."""
+        """Run one round for the jobs of all calls."""
         self._events += run_here(self.engine, self._driver, steps)
         while self._events:
             event = self._events.popleft()
@@ -273,22 +272,15 @@ class DiffusionLLM:
             if job := self._jobs.get(event.uid):
                 job.apply(event.update)
             if job is None or job.finished:
-                self._driver.scheduler.cancel(event.uid)  # past a stop string the engine goes on
+                self._driver.scheduler.cancel(event.uid)  # the engine ignores stop strings
                 self._jobs.pop(event.uid, None)
         if not self._jobs:
             self._release()
         elif not self._driver.scheduler.open:
-            raise RuntimeError("another call was interrupted while this one's answer came")
-
-    def _cancel(self, jobs: dict[int, Job]) -> None:
-        for uid in jobs:
-            self._driver.scheduler.cancel(uid)
-            self._jobs.pop(uid, None)
-        if not self._jobs:
-            self._release()
+            raise RuntimeError("this answer was lost when another call was interrupted")
 
     def _release(self) -> None:
-        """Free what requests without a job hold: no later round may come to do so."""
+        """Free what requests without a job hold, because there may be no later round."""
         for uid in list(self._driver.scheduler.open):
             self._driver.scheduler.cancel(uid)
         if self._engine is not None:
@@ -322,7 +314,7 @@ def _diffusion(given: DiffusionParams | dict[str, Any] | None) -> DiffusionParam
 
 
 def _document(made: type[DiffusionLLM]) -> None:
-    """Have `help()` and notebooks list every option with its type, default and meaning."""
+    """Make `help()` and notebooks list every option with its type, default and meaning."""
     fields, plain = EngineOptions.model_fields, signature(made)
     own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     options = [

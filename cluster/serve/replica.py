@@ -98,7 +98,7 @@ class Replica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Report the tokens still to be generated to the autoscaling policy."""
         assert self.engine is not None
-        return {ONGOING_TOKENS: float(self.engine.queued_tokens)}
+        return {ONGOING_TOKENS: float(self.engine.ongoing_tokens)}
 
     async def __del__(self) -> None:
         """End the coordinator and its ranks; Serve calls it after the last request."""

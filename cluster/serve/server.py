@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
-from diffray.cluster.control.worker_group import first_line
+from diffray.cluster.control.actors import first_line
 from diffray.cluster.serve.address import (
     EVERYWHERE,
     Server,

@@ -76,7 +76,7 @@ exec {shlex.quote(get_haproxy_binary())} -dS "$@"
 def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
     """Return the sed commands for Serve's configuration."""
     from diffray.cluster.api.errors import ApiError, unavailable
-    from diffray.cluster.serve.not_found import NOT_THERE, no_such_path
+    from diffray.cluster.serve.ingress import NOT_READY, no_such_path
 
     unanswered = unavailable("No replica could answer; try again.")
     invalid = ApiError(400, "This is not an HTTP request.")
@@ -100,7 +100,7 @@ def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
         # and common clients send the body in a separate segment.
         f"http-request wait-for-body time {BODY_S}s if METH_POST",
     ]
-    absent, gone = (_answer(each) for each in (unavailable(NOT_THERE), no_such_path()))
+    absent, gone = (_answer(each) for each in (unavailable(NOT_READY), no_such_path()))
     missing = [
         f"http-request return status 503 {absent} if {_is_served(routes)}",
         f"http-request return status 404 {gone}",

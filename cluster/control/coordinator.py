@@ -104,7 +104,7 @@ class Coordinator:
         if self.failure:
             return Refusal(EngineFailed, self.failure)
         now, scheduler = time.monotonic(), self.driver.scheduler
-        if (overdue := self.restarts.overdue(now)) and not scheduler.knows(request.uid):
+        if (overdue := self.restarts.overdue(now)) and request.uid not in scheduler.open:
             return Refusal(EngineFailed, overdue)
         try:
             scheduler.submit(

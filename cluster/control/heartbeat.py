@@ -26,7 +26,11 @@ class Pulse:
         self._polls = 0  # since the last heartbeat
 
     def beat(self) -> None:
-        _log_silence(self.name, self._polls, self.timeout)
+        if self._polls > _LONG:
+            log.warning(
+                "%s was silent for %.1f s; after %g s (heartbeat_timeout_s) it is assumed hung",
+                self.name, self._polls * self.timeout / _POLLS, self.timeout,
+            )  # fmt: skip
         self._polls = 0
 
     async def stops(self) -> None:
@@ -38,26 +42,19 @@ class Pulse:
 
 async def answered(call: Awaitable[T], timeout: float) -> T:
     """Return the coordinator's answer; raise TimeoutError if it hangs."""
-    answer = asyncio.ensure_future(call)
+    pulse = Pulse("the coordinator", timeout)
+    answer, silence = asyncio.ensure_future(call), asyncio.create_task(pulse.stops())
     try:
-        for polls in range(_POLLS):
-            if (await asyncio.wait([answer], timeout=timeout / _POLLS))[0]:
-                _log_silence("the coordinator", polls, timeout)
-                return await answer
-        raise TimeoutError(no_sign("the coordinator", timeout))
+        await asyncio.wait([answer, silence], return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise TimeoutError(no_sign(pulse.name, timeout))
+        pulse.beat()
+        return await answer
     finally:
         answer.cancel()
+        silence.cancel()
 
 
 def no_sign(name: str, timeout: float) -> str:
     """Return why a process is assumed hung."""
     return f"{name} sent no heartbeat for {timeout:g} s (heartbeat_timeout_s); assumed hung"
-
-
-def _log_silence(name: str, polls: int, timeout: float) -> None:
-    if polls > _LONG:
-        seconds = polls * timeout / _POLLS
-        log.warning(
-            "%s was silent for %.1f s; after %g s (heartbeat_timeout_s) it is assumed hung",
-            name, seconds, timeout,
-        )  # fmt: skip

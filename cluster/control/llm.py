@@ -39,8 +39,9 @@ from diffray.workers.text import Messages, Tokenizer
 
 
 class _Given(NamedTuple):
-    """The tokens before and after those to be generated."""
+    """A prompt's text, if it was one, and the tokens before and after those to be generated."""
 
+    text: str | None
     prompt: tuple[int, ...]
     suffix: tuple[int, ...] = ()
 
@@ -65,9 +66,11 @@ class DiffusionLLM:
         setup = EngineOptions(**given)
         self._engine: Engine | None
         self._engine, self.tokenizer = build_engine(model, setup)
-        self._limits = self._engine.limits
         # All requests are one caller's, so none is interrupted for others (no time slices).
-        scheduler = Scheduler.of(self._limits, max_waiting=sys.maxsize)
+        limits = self._engine.limits
+        scheduler = Scheduler(
+            limits.max_num_seqs, limits.num_pages, sys.maxsize, page_size=limits.page_size
+        )
         self._driver = Driver(scheduler, setup.steps_per_round)
         self.model = model
         # By the uid of their request; calls own their jobs, which end with them.
@@ -112,9 +115,8 @@ class DiffusionLLM:
         `sampling_params` is one for all or one for each.
         """
         refuse_unknown("generate", unknown)
-        several = as_list(prompts)
-        encoded = [_Given(self._encode(prompt)) for prompt in several]
-        return self._run(encoded, several, sampling_params, use_tqdm)
+        given = [self._given(prompt) for prompt in as_list(prompts)]
+        return self._run(given, sampling_params, use_tqdm)
 
     def infill(
         self,
@@ -132,14 +134,11 @@ class DiffusionLLM:
         block-causal attention cannot see a suffix, so for them it is an error.
         """
         refuse_unknown("infill", unknown)
-        several, after = as_list(prefixes), as_list(suffixes)
-        if len(several) != len(after):
-            raise ValueError(f"{len(several)} prefixes for {len(after)} suffixes; give one each")
-        encoded = [
-            _Given(self._encode(prefix), self._encode(suffix, add_special_tokens=False))
-            for prefix, suffix in zip(several, after, strict=True)
-        ]
-        return self._run(encoded, several, sampling_params, use_tqdm)
+        before, after = as_list(prefixes), as_list(suffixes)
+        if len(before) != len(after):
+            raise ValueError(f"{len(before)} prefixes for {len(after)} suffixes; give one each")
+        given = [self._given(*both) for both in zip(before, after, strict=True)]
+        return self._run(given, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -151,8 +150,8 @@ class DiffusionLLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or many, in the checkpoint's chat format."""
         refuse_unknown("chat", unknown)
-        encoded = [_Given(self._encode_chat(each)) for each in as_conversations(messages)]
-        return self._run(encoded, [None] * len(encoded), sampling_params, use_tqdm)
+        given = [self._conversation(each) for each in as_conversations(messages)]
+        return self._run(given, sampling_params, use_tqdm)
 
     def stream(
         self,
@@ -163,7 +162,7 @@ class DiffusionLLM:
         """Yield the answer to one prompt or conversation as it becomes final."""
         refuse_unknown("stream", unknown)
         params = one_each(sampling_params, 1)[0]
-        requests = self._requests(self._encode_any(prompt), params)
+        requests = self._requests(self._given_any(prompt), params)
         with self._jobs_of_a_call() as jobs:
             self._submit(requests, jobs)
             while jobs:
@@ -186,7 +185,7 @@ class DiffusionLLM:
         params = one_each(sampling_params, 1)[0]
         if params.n != 1:
             raise ValueError(f"watch shows one answer; leave n out (given: {params.n})")
-        requests = self._requests(self._encode_any(prompt), params, watch=True)
+        requests = self._requests(self._given_any(prompt), params, watch=True)
         with self._jobs_of_a_call() as jobs:
             self._submit(requests, jobs)
             (job,) = jobs.values()
@@ -201,23 +200,20 @@ class DiffusionLLM:
 
     def _run(
         self,
-        encoded: list[_Given],
-        prompts: Items[Prompt | None],
+        given: list[_Given],
         params: SamplingParams | Items[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        each = one_each(params, len(encoded))
+        each = one_each(params, len(given))
         # All are checked before any begins.
-        checked = [self._requests(*both) for both in zip(encoded, each, strict=True)]
+        checked = [self._requests(*both) for both in zip(given, each, strict=True)]
         outputs = []
         total = sum(map(len, checked))
         # Shown only for work that takes longer than a few seconds.
         progress = tqdm(total=total, unit="seq", delay=3, disable=not use_tqdm)
         with progress, self._jobs_of_a_call() as jobs:
-            for prompt, given, requests in zip(prompts, encoded, checked, strict=True):
-                text = prompt if isinstance(prompt, str) else None
-                choices = self._submit(requests, jobs)
-                outputs.append(RequestOutput(text, list(given.prompt), choices))
+            for (text, prompt, _), requests in zip(given, checked, strict=True):
+                outputs.append(RequestOutput(text, list(prompt), self._submit(requests, jobs)))
             del checked
             while jobs:
                 self._advance()
@@ -288,18 +284,23 @@ class DiffusionLLM:
 
     # Prompts.
 
-    def _encode_any(self, prompt: Prompt | Messages) -> _Given:
+    def _given_any(self, prompt: Prompt | Messages) -> _Given:
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
-            return _Given(self._encode_chat(prompt))
-        return _Given(self._encode(prompt))
+            return self._conversation(prompt)
+        return self._given(prompt)
+
+    def _given(self, prompt: object, suffix: object = ()) -> _Given:
+        text = prompt if isinstance(prompt, str) else None
+        return _Given(text, self._encode(prompt), self._encode(suffix, add_special_tokens=False))
+
+    def _conversation(self, messages: object) -> _Given:
+        ids = self._need_tokenizer().encode_chat(as_messages(messages))
+        return _Given(None, tuple(ids))
 
     def _encode(self, prompt: object, add_special_tokens: bool = True) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(self._need_tokenizer().encode(prompt, add_special_tokens))
         return as_ids(prompt)
-
-    def _encode_chat(self, messages: object) -> tuple[int, ...]:
-        return tuple(self._need_tokenizer().encode_chat(as_messages(messages)))
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

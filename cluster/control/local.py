@@ -52,8 +52,12 @@ class LocalEngine:
         config = config or EngineConfig()
         self.limits = engine.limits
         self._engine = engine
-        scheduler = Scheduler.of(
-            engine.limits, config.max_queued_requests, time_slice=config.time_slice
+        scheduler = Scheduler(
+            engine.limits.max_num_seqs,
+            engine.limits.num_pages,
+            config.max_queued_requests,
+            time_slice=config.time_slice,
+            page_size=engine.limits.page_size,
         )
         self._lock = threading.Condition()  # guards the driver and the scheduler
         self._driver = Driver(scheduler, config.steps_per_round)

@@ -203,27 +203,21 @@ class RemoteEngine:
         if self._listener is not None:
             self._listener.cancel()
         if self._coordinator is not None:
-            try:
-                async with asyncio.timeout(grace + _ANSWER_S):
-                    await self._while_it_answers(self._coordinator.stop.remote(grace))
-            except (RayError, TimeoutError) as error:
-                log.warning("the coordinator did not stop by itself: %s", first_line(error))
-                self._kill_coordinator()
-            else:
-                await self._let_coordinator_exit()
+            await self._stop_coordinator(grace)
         self._closed.set()
         if self._owns_group:
             remove_placement_group(self.group)
 
-    async def _let_coordinator_exit(self) -> None:
+    async def _stop_coordinator(self, grace: float) -> None:
         """Wait until its process has ended; if it were killed, Ray would warn the user."""
         try:
-            await asyncio.wait_for(self._coordinator.__ray_terminate__.remote(), _ANSWER_S)
-        except RayActorError:
-            return
+            async with asyncio.timeout(grace + _ANSWER_S):
+                await self._while_it_answers(self._coordinator.stop.remote(grace))
+            with suppress(RayActorError):  # the answer of an actor that exits
+                await asyncio.wait_for(self._coordinator.__ray_terminate__.remote(), _ANSWER_S)
         except (RayError, TimeoutError) as error:
-            log.warning("the coordinator did not exit by itself: %s", first_line(error))
-        self._kill_coordinator()
+            log.warning("the coordinator did not stop by itself: %s", first_line(error))
+            self._kill_coordinator()
 
     # Requests and events.
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.events import Event, Kind
@@ -17,9 +17,6 @@ from diffray.cluster.control.quarantine import REASON, CrashQuarantine
 from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.cluster.control.running_prefixes import RunningPrefixes
 from diffray.workers.messages import Footprint, Reply, Round, Schedulable
-
-if TYPE_CHECKING:
-    from diffray.workers.admission import Limits
 
 PASSES = 16  # how many later requests may run before one that finds no pages
 FIRST_COME = 8  # one of so many admissions goes to the oldest request, whatever its priority
@@ -71,14 +68,6 @@ class Scheduler:
         self._arrivals = self._admitted = self._rounds = self._steps = 0
         self.preemptions = 0
 
-    @classmethod
-    def of(
-        cls, limits: "Limits", max_waiting: int, check_every: int = 0, time_slice: int = 0
-    ) -> "Scheduler":
-        """Return the scheduler of an engine with these limits."""
-        slots, pages, page_size = limits.max_num_seqs, limits.num_pages, limits.page_size
-        return cls(slots, pages, max_waiting, check_every, time_slice, page_size)
-
     @property
     def waiting(self) -> int:
         return len(self.open) - len(self.running)
@@ -94,7 +83,7 @@ class Scheduler:
 
         After a coordinator's death both a request's client and the recovery may submit it.
         """
-        if self.knows(request.uid):
+        if request.uid in self.open:
             return
         if self.quarantine.is_known(request, self._arrivals):
             raise Poisonous(REASON)
@@ -111,10 +100,6 @@ class Scheduler:
         self._arrivals += 1
         self.open[queued.uid] = queued
         self._wait(queued)
-
-    def knows(self, uid: int) -> bool:
-        """Return whether this request is open."""
-        return uid in self.open
 
     def cancel(self, uid: int) -> None:
         """Remove a request, if it is open; the next round frees what it holds."""
@@ -230,6 +215,8 @@ class Scheduler:
 
     def _admit(self, admitted: list[QueuedRequest]) -> None:
         """Admit requests: after a crash first the suspects one by one, then the others."""
+        if len(self.running) >= self.slots:
+            return
         free = self._free - sum(flight.pages for flight in self._flying)
         free -= sum(queued.taken for queued in admitted)
         for queued in self._next_suspect(free) if self.quarantine else self._next(free):
@@ -245,8 +232,7 @@ class Scheduler:
         One that finds no pages is skipped, but not so often that it starves.
         """
         skipped: list[QueuedRequest] = []
-        waiting = self._in_order() if len(self.running) < self.slots else iter(())
-        for queued in waiting:
+        for queued in self._in_order():
             if len(self.running) >= self.slots:
                 return
             if skipped and queued.preempted:
@@ -277,13 +263,9 @@ class Scheduler:
 
     def _next_suspect(self, free: int) -> Iterator[QueuedRequest]:
         """Take the next suspect of a crash, if none is on trial."""
-        suspects = self.quarantine
-        if suspects.on_trial is not None or not suspects.queue:
-            return
-        if len(self.running) >= self.slots:
-            return
-        if not self._lacks_pages(suspects.queue[0], free):
-            yield suspects.try_next()
+        quarantine = self.quarantine
+        if quarantine.on_trial is None and not self._lacks_pages(quarantine.queue[0], free):
+            yield quarantine.try_next()
 
     def _lacks_pages(self, queued: QueuedRequest, free: int) -> bool:
         """Return whether a request has to wait for pages; alone it always has enough."""

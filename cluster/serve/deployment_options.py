@@ -1,4 +1,4 @@
-"""Which model is deployed, how often and where: Ray Serve's options, under Serve's names."""
+"""Which model is deployed, with how many replicas and where: Ray Serve's options and names."""
 
 from typing import Annotated, Literal, Self
 
@@ -22,7 +22,7 @@ class ModelLoading(Config):
 
 
 class Autoscaling(Config):
-    """Serve's autoscaling, by tokens still to be written or, as Serve does it, by requests."""
+    """Serve's autoscaling, by tokens still to be generated or, as Serve does it, by requests."""
 
     min_replicas: int = Field(1, ge=0, description="The fewest replicas.")
     max_replicas: int = Field(ge=1, description="The most replicas.")
@@ -32,8 +32,8 @@ class Autoscaling(Config):
     target_ongoing_tokens: float | None = Field(
         None,
         gt=0,
-        description="The tokens still to be written that a replica should have; default: 256 for "
-        "each of max_num_seqs.",
+        description="The tokens still to be generated per replica; default: 256 times "
+        "max_num_seqs.",
     )
     target_ongoing_requests: float | None = Field(
         None, gt=0, description="Scale by requests per replica instead, with Serve's own policy."
@@ -88,7 +88,7 @@ class Backpressure(Config):
 
 
 class Deployment(Config):
-    """How many replicas Serve runs, and how it looks after them."""
+    """How many replicas Serve runs, and how it watches them."""
 
     num_replicas: int | None = Field(None, ge=1, description="The number of replicas; default: 1.")
     autoscaling_config: Autoscaling | None = Field(
@@ -97,7 +97,7 @@ class Deployment(Config):
     max_ongoing_requests: int | None = Field(
         None,
         ge=1,
-        description="The most requests that Serve sends to a replica; default: all that it takes.",
+        description="The most requests that Serve sends to a replica; default: all it accepts.",
     )
     max_queued_requests: int = Field(
         1024, ge=-1, description="The most requests to queue at each proxy; -1: no limit."
@@ -111,10 +111,10 @@ class Deployment(Config):
     health_check_timeout_s: float = Field(
         10.0,
         gt=0,
-        description="Seconds after which a health check has failed; three end a replica.",
+        description="Seconds after which a health check has failed; three failures end a replica.",
     )
     graceful_shutdown_wait_loop_s: float = Field(
-        1.0, gt=0, description="Seconds between looks at whether a replica has finished."
+        1.0, gt=0, description="Seconds between checks whether a replica has finished."
     )
     graceful_shutdown_timeout_s: float = Field(
         120.0, ge=0, description="Seconds for running answers to finish when a replica ends."
@@ -134,6 +134,19 @@ class Deployment(Config):
             raise ValueError("max_queued_requests: 0 is not allowed; give -1 (no limit) or more")
         return self
 
+    @property
+    def most_replicas(self) -> int:
+        scaling = self.autoscaling_config
+        return scaling.max_replicas if scaling is not None else self.num_replicas or 1
+
+    @property
+    def first_replicas(self) -> int:
+        """The initial number; one if the first request starts one."""
+        scaling = self.autoscaling_config
+        if scaling is None:
+            return self.num_replicas or 1
+        return max(scaling.initial_replicas or scaling.min_replicas, 1)
+
 
 class PlacementGroup(Config):
     """Where a replica's ranks may run: on one node, unless PACK or a SPREAD allows several."""
@@ -152,7 +165,7 @@ class PlacementGroup(Config):
     )
 
     @model_validator(mode="after")
-    def _one_way_to_say(self) -> Self:
+    def _given_once(self) -> Self:
         if self.bundle_per_worker is not None and self.bundles is not None:
             raise ValueError("give bundle_per_worker or bundles, not both")
         return self

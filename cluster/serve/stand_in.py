@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.haproxy import STAND_IN
 
 _PERIOD_S = 0.2
@@ -22,13 +23,13 @@ _START_S = 5.0  # by then it listens, or it has ended because its ports were tak
 
 
 @contextmanager
-def standing_in(host: str, port: int) -> Iterator[None]:
-    """Watch the port of this process's HAProxy, if any, within the block."""
-    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+def standing_in(server: Server) -> Iterator[None]:
+    """Watch the port of the HAProxy that this process's Ray runs, if any, within the block."""
+    if server.address is not None or os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
         yield
         return
     folder = Path(os.environ["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host), server.port
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(folder, address, ended), daemon=True)
     watch.start()

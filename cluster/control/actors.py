@@ -1,11 +1,19 @@
-"""What the Ray actors of a replica share: names, forced ends and error texts."""
+"""What the Ray actors of a replica share: names, forced ends, error texts, announcements."""
 
+import asyncio
 import secrets
+from functools import partial
+from typing import Any
 
 import ray
+from ray._private import worker as _ray_worker
+from ray._private.utils import publish_error_to_driver
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from diffray.workers.process import Place, kill
+
+ANNOUNCED = "diffray: "  # how announcements begin
+DIED = "died; its node's log may say why (killed, out of memory)"
 
 
 def actor_name(model: str, group: PlacementGroup, part: str) -> str:
@@ -40,3 +48,16 @@ def first_line(error: BaseException) -> str:
         return f"{name}: {text}" if text else name
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+def announce_loss(model: str, reason: str, requests: int, instead: str) -> None:
+    """Print a line on the terminals of the cluster's drivers, such as `diffray serve`.
+
+    Called on an event loop, which does not wait for it.
+    """
+    going_on = "1 request continues" if requests == 1 else f"{requests} requests continue"
+    text = f"{ANNOUNCED}{short_name(model)}: {reason}; {going_on} on a new {instead}"
+    if ray.is_initialized():
+        worker: Any = _ray_worker.global_worker
+        publish = partial(publish_error_to_driver, "diffray", text, worker.gcs_client)
+        asyncio.get_running_loop().run_in_executor(None, publish)

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from diffray.cluster.control.actors import kill_here
+from diffray.cluster.control.actors import announce_loss, kill_here
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import (
     EngineFailed,
@@ -127,20 +127,14 @@ class Coordinator:
     async def load(self) -> Load:
         return self.driver.load(self.restarts.total)
 
-    async def place(self) -> Place:
-        """Return where this process runs."""
-        return own_place(ray.get_runtime_context().get_node_id())
+    async def places(self) -> list[Place]:
+        own = own_place(ray.get_runtime_context().get_node_id())
+        return [own, *(self.workers.places if self.workers else [])]
 
     async def beat(self) -> None:
-        """Take the replica's heartbeat."""
         self._pulse.beat()
 
-    async def pids(self) -> list[int]:
-        """Return the ranks' processes."""
-        return [place["pid"] for place in self.workers.places] if self.workers else []
-
     async def stop(self, grace: float) -> None:
-        """End the ranks."""
         for task in self._tasks:
             task.cancel()
         if self.workers is not None:
@@ -212,6 +206,7 @@ class Coordinator:
     async def _recover(self, reason: str) -> None:
         """Start a new worker group and resume all requests; give up if that keeps failing."""
         assert self.workers is not None
+        announce_loss(self.model, reason, len(self.driver.scheduler.open), "worker group")
         await self.workers.close()
         useful = self._useful or time.monotonic() - self._ready > _USEFUL_S
         failure = await self.restarts.restart(self._start_workers, reason, useful=useful)

@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from diffray.cluster.control.actors import actor_name, first_line, kill_here
+from diffray.cluster.control.actors import DIED, actor_name, announce_loss, first_line, kill_here
 from diffray.cluster.control.coordinator import CoordinatorActor
 from diffray.cluster.control.engine_client import EngineFailed, Load, Overloaded, Refusal
 from diffray.cluster.control.engine_config import EngineConfig
@@ -82,13 +82,11 @@ class RemoteEngine:
 
     @property
     def restarts(self) -> int:
-        """How often the coordinator was restarted."""
         return self._restarts.total
 
     async def submit(
         self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Update, None]:
-        """Yield a request's updates; see EngineClient."""
         self._requests.check()
         if overdue := self._restarts.overdue(time.monotonic()):
             raise EngineFailed(overdue)
@@ -132,13 +130,8 @@ class RemoteEngine:
         return sum(queued.missing for queued in self._open())
 
     async def pids(self) -> list[int]:
-        """The ranks' processes, each on its own node."""
-        pids: list[int] = await self._coordinator.pids.remote()
-        return pids
-
-    async def coordinator_pid(self) -> int:
-        place = await self._coordinator.place.remote()
-        return int(place["pid"])
+        """Return the processes of the coordinator and the ranks."""
+        return [place["pid"] for place in await self._coordinator.places.remote()]
 
     async def check_health(self) -> None:
         self._requests.check()
@@ -159,7 +152,7 @@ class RemoteEngine:
         ).remote(self.model, self.config, self.group, replica)
         self._places = []
         try:
-            self._places = [await self._coordinator_place()]
+            self._places = await self._own_place()
             facts = await self._while_it_answers(self._coordinator.start.remote())
         except (RayError, TimeoutError) as error:
             raise EngineFailed(f"{self.model} could not be started: {first_line(error)}") from None
@@ -167,20 +160,19 @@ class RemoteEngine:
         self.limits = Limits(**facts | {"spec": ModelSpec(**facts["spec"])})
         self._ready = time.monotonic()
 
-    async def _coordinator_place(self) -> Place:
+    async def _own_place(self) -> list[Place]:
         try:
             async with asyncio.timeout(_PROCESS_S):
-                place: Place = await self._coordinator.place.remote()
+                return list(await self._coordinator.places.remote())
         except TimeoutError:
             raise TimeoutError(f"its coordinator did not start in {_PROCESS_S:g} s") from None
-        return place
 
     async def _while_it_answers(self, call: Awaitable[T]) -> T:
         """Wait for a long call to the coordinator as long as it answers short ones."""
         waiting = asyncio.ensure_future(call)
         try:
             while not waiting.done():
-                await answered(self._coordinator.place.remote(), self.config.heartbeat_timeout_s)
+                await answered(self._coordinator.places.remote(), self.config.heartbeat_timeout_s)
                 await asyncio.wait([waiting], timeout=self.config.heartbeat_s)
             return await waiting
         finally:
@@ -253,12 +245,15 @@ class RemoteEngine:
                     self._take(event)
                 continue
             except ActorUnavailableError as error:
-                reason = first_line(error)
                 if time.monotonic() - heard < self.config.heartbeat_timeout_s:
                     await asyncio.sleep(_RETRY_S)
                     continue
-            except (TimeoutError, RayActorError) as error:
-                reason = first_line(error)
+                reason = f"the coordinator could not be reached: {first_line(error)}"
+            except RayActorError as error:
+                log.error("the coordinator died: %s", first_line(error))
+                reason = f"the coordinator (process {self._places[0]['pid']}) {DIED}"
+            except TimeoutError as error:
+                reason = str(error)
             except Exception as error:
                 self._requests.fail(f"the coordinator's events cannot be read: {error}; {AGAIN}")
                 return
@@ -276,7 +271,7 @@ class RemoteEngine:
             self._cancel(event.uid)
 
     async def _replace_coordinator(self, reason: str) -> None:
-        """Start another coordinator, and hand over all open requests."""
+        announce_loss(self.model, reason, len(self._requests), "coordinator")
         self._kill_coordinator()
         useful = time.monotonic() - self._ready > _USEFUL_S
         failure = await self._restarts.restart(self._start_again, reason, useful=useful)

@@ -13,7 +13,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from diffray.cluster.control.actors import actor_name, first_line, kill_here
+from diffray.cluster.control.actors import DIED, actor_name, first_line, kill_here
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.hub import Failure, Hub
@@ -127,7 +127,7 @@ class WorkerGroup:
             await self._death_of(rank)
             reason = "died while it could not be reached"
         except RayActorError:
-            reason = "died; its node's log may say why (killed, out of memory)"
+            reason = DIED
         except RayError as error:
             dead, reason = False, f"failed: {first_line(error)}"
         place = self.places[rank]

@@ -4,14 +4,18 @@ import contextlib
 import logging
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import ray
 from ray._private import worker as _ray_worker
 from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
+from ray._private.state import actors
 
+from diffray.cluster.control.actors import ANNOUNCED
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.app import with_device
 from diffray.cluster.serve.capacity import in_words
@@ -31,6 +35,7 @@ def running_ray(
     """Connect to the cluster, or start one on this machine and end it afterwards."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    _ray_worker.print_to_stdstream = partial(print_report, say, _ray_worker.print_to_stdstream)
     try:
         if server.address is not None:
             ray.init(address=server.address, **quiet)
@@ -62,6 +67,29 @@ def start_ray(applications: tuple[Application, ...], **options: Any) -> None:
         num_cpus=max(math.ceil(cpus), os.cpu_count() or 1),
         dashboard_host="127.0.0.1",
         **options,
+    )
+
+
+def print_report(
+    say: Callable[[str], None], print_as_ray: Callable[..., None], report: Any, **options: Any
+) -> None:
+    """Print what a process of the cluster reports to its drivers.
+
+    Deaths of ranks and coordinators are left out: diffray announces what follows from them.
+    """
+    (text,) = report["lines"]
+    if text.startswith(ANNOUNCED):
+        say(text)
+    elif not is_death_of_ours(text):
+        print_as_ray(report, **options)
+
+
+def is_death_of_ours(text: str) -> bool:
+    found = re.search(r"Node ID: (\w+) .* Worker PID: (\d+)", text)
+    return found is not None and any(
+        (actor["Address"]["NodeID"], str(actor["Pid"])) == found.groups()
+        and actor["ActorClassName"] in ("Worker", "Coordinator")
+        for actor in actors().values()
     )
 
 

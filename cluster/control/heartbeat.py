@@ -56,5 +56,4 @@ async def answered(call: Awaitable[T], timeout: float) -> T:
 
 
 def no_sign(name: str, timeout: float) -> str:
-    """Return why a process is assumed hung."""
     return f"{name} sent no heartbeat for {timeout:g} s (heartbeat_timeout_s); assumed hung"

@@ -24,7 +24,7 @@ from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineKeywords, EngineOptions
 from diffray.workers.job import Job
 from diffray.workers.messages import Request
-from diffray.workers.output import CompletionOutput, Delta, RequestOutput
+from diffray.workers.output import Delta, RequestOutput
 from diffray.workers.prompts import (
     Prompt,
     as_conversations,
@@ -97,7 +97,6 @@ class DiffusionLLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine inside."""
         if self._engine is None:
             raise ValueError("this DiffusionLLM has been shut down; make a new one")
         return self._engine
@@ -163,8 +162,7 @@ class DiffusionLLM:
         refuse_unknown("stream", unknown)
         params = one_each(sampling_params, 1)[0]
         requests = self._requests(self._given_any(prompt), params)
-        with self._jobs_of_a_call() as jobs:
-            self._submit(requests, jobs)
+        with self._running([requests]) as jobs:
             while jobs:
                 self._advance()
                 for uid, job in list(jobs.items()):
@@ -186,8 +184,7 @@ class DiffusionLLM:
         if params.n != 1:
             raise ValueError(f"watch shows one answer; leave n out (given: {params.n})")
         requests = self._requests(self._given_any(prompt), params, watch=True)
-        with self._jobs_of_a_call() as jobs:
-            self._submit(requests, jobs)
+        with self._running([requests]) as jobs:
             (job,) = jobs.values()
             while not job.finished:
                 job.canvas = None
@@ -207,14 +204,14 @@ class DiffusionLLM:
         each = one_each(params, len(given))
         # All are checked before any begins.
         checked = [self._requests(*both) for both in zip(given, each, strict=True)]
-        outputs = []
         total = sum(map(len, checked))
         # Shown only for work that takes longer than a few seconds.
         progress = tqdm(total=total, unit="seq", delay=3, disable=not use_tqdm)
-        with progress, self._jobs_of_a_call() as jobs:
-            for (text, prompt, _), requests in zip(given, checked, strict=True):
-                outputs.append(RequestOutput(text, list(prompt), self._submit(requests, jobs)))
-            del checked
+        with progress, self._running(checked) as jobs:
+            outputs = [
+                RequestOutput(text, list(prompt), [jobs[each.uid].choice for each in requests])
+                for (text, prompt, _), requests in zip(given, checked, strict=True)
+            ]
             while jobs:
                 self._advance()
                 finished = [uid for uid, job in jobs.items() if job.finished]
@@ -222,19 +219,6 @@ class DiffusionLLM:
                     del jobs[uid]
                 progress.update(len(finished))
         return outputs
-
-    @contextmanager
-    def _jobs_of_a_call(self) -> Iterator[dict[int, Job]]:
-        """Cancel the jobs that a call has not finished when it ends."""
-        jobs: dict[int, Job] = {}
-        try:
-            yield jobs
-        finally:
-            for uid in jobs:
-                self._driver.scheduler.cancel(uid)
-                self._jobs.pop(uid, None)
-            if not self._jobs:
-                self._release()
 
     def _requests(
         self, given: _Given, params: SamplingParams, watch: bool = False
@@ -246,17 +230,23 @@ class DiffusionLLM:
         request = Request(0, given.prompt, params, suffix=given.suffix, watch=watch)
         return check_choices(request, self.engine.limits, partial(next, self._uids))
 
-    def _submit(
-        self, requests: list[CheckedRequest], jobs: dict[int, Job]
-    ) -> list[CompletionOutput]:
-        """Queue the choices of one prompt, and add their jobs."""
-        choices = []
-        for index, checked in enumerate(requests):
-            job = Job(index, checked.request.params, self.tokenizer)
-            jobs[checked.uid] = self._jobs[checked.uid] = job
-            self._driver.scheduler.submit(checked, checked.footprint)
-            choices.append(job.choice)
-        return choices
+    @contextmanager
+    def _running(self, prompts: list[list[CheckedRequest]]) -> Iterator[dict[int, Job]]:
+        """Queue the choices of prompts and yield their jobs; cancel those that are left."""
+        jobs: dict[int, Job] = {}
+        try:
+            for requests in prompts:
+                for index, checked in enumerate(requests):
+                    job = Job(index, checked.request.params, self.tokenizer)
+                    jobs[checked.uid] = self._jobs[checked.uid] = job
+                    self._driver.scheduler.submit(checked, checked.footprint)
+            yield jobs
+        finally:
+            for uid in jobs:
+                self._driver.scheduler.cancel(uid)
+                self._jobs.pop(uid, None)
+            if not self._jobs:
+                self._release()
 
     def _advance(self, steps: int | None = None) -> None:
         """Run one round for the jobs of all calls."""

@@ -92,7 +92,6 @@ class LocalEngine:
     def submit(
         self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Update, None]:
-        """Yield a request's updates; see EngineClient."""
 
         async def queue(end: float | None) -> None:
             with self._lock:

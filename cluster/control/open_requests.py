@@ -41,7 +41,6 @@ class OpenRequests:
         return uid in self._mailboxes
 
     def check(self) -> None:
-        """Raise EngineFailed if the engine answers no more requests."""
         if self.failure is not None:
             raise EngineFailed(self.failure)
 

@@ -59,7 +59,6 @@ class CrashQuarantine:
         return request.content in recent
 
     def try_next(self) -> QueuedRequest:
-        """Put the next one on trial."""
         self.on_trial = self.queue.pop(0)
         return self.on_trial
 
@@ -74,7 +73,6 @@ class CrashQuarantine:
         self.on_trial = None
 
     def forget(self, queued: QueuedRequest) -> None:
-        """Drop a request that has ended or was cancelled."""
         if queued is self.on_trial:
             self.on_trial = None
         elif queued in self.queue:

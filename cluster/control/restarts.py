@@ -55,7 +55,6 @@ class Restarts:
                 reason, useful = str(error), False
 
     def started(self, took: float) -> None:
-        """Note that it is up (again)."""
         if self._lost_at is None:
             self._first_start_s = took
         self._lost_at = None

@@ -194,7 +194,6 @@ class Scheduler:
                 self._wait(queued)
 
     def fail_all(self, reason: str) -> list[Event]:
-        """Fail every request; return their events."""
         uids = list(self.open)
         self.open.clear()
         self._waiting.clear()

@@ -31,7 +31,6 @@ def deployment(args: dict[str, Any]) -> Application:
 
 
 def application(config: AppConfig) -> Application:
-    """Return the application of a validated configuration."""
     settings = config.api_settings()
 
     def api() -> FastAPI:  # built in the replica, because not all of it can be pickled

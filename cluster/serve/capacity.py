@@ -18,7 +18,6 @@ class ClusterNodes:
 
     @staticmethod
     def now() -> "ClusterNodes":
-        """Read the state of the connected Ray cluster."""
         import ray
         from ray._private.state import state
 

@@ -105,7 +105,6 @@ def _client() -> Any:
 
 
 def here() -> str:
-    """Return the name of this process's node."""
     return str(ray.get_runtime_context().get_node_id())
 
 
@@ -227,7 +226,6 @@ def ready_line(each: Application, server: Server, url: str) -> str:
 
 
 def where_ray_is() -> str:
-    """Return the line with the cluster's address."""
     address = ray.get_runtime_context().gcs_address
     node: Any = _ray_worker._global_node  # Ray reports its dashboard nowhere else
     dashboard = f"; dashboard at http://{node.webui_url}" if node and node.webui_url else ""

@@ -87,9 +87,9 @@ def _look(address: str) -> Iterator[str]:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     yield from _applications()
 
-    from diffray.cluster.serve.capacity import ClusterNodes, pending_reasons
+    from diffray.cluster.serve.capacity import pending_reasons
 
-    for reason in pending_reasons(ClusterNodes.now()):
+    for reason in pending_reasons():
         yield f"waiting: {reason}"
 
 

@@ -1,7 +1,7 @@
 """The actor that runs one replica's diffusion loop over its worker group.
 
-It holds integers only and imports no torch. Its event loop never waits for the ranks: a round is in
-flight while the next one is planned.
+It handles integers only and imports no torch. Its event loop never waits for the ranks: while a
+round is in flight, the next one is planned.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
+from diffray.cluster.control.actors import announce_loss, kill_here
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import (
     EngineFailed,
@@ -23,23 +24,22 @@ from diffray.cluster.control.engine_client import (
     Refusal,
 )
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind
+from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind, encode_events
 from diffray.cluster.control.heartbeat import Pulse, no_sign
-from diffray.cluster.control.restarts import WITHIN_S, Restarts, not_back
+from diffray.cluster.control.restarts import Restarts
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.cluster.control.wire import encode_events
-from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost, kill_here
+from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
 from diffray.workers.messages import Footprint, WireRequest
 from diffray.workers.process import Place, own_place
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 0.1  # between looks at deadlines
-_LIVED_S = 30.0  # a worker group that was idle for so long was of use too
+_TICK_S = 0.1  # between checks of deadlines
+_USEFUL_S = 30.0  # a worker group that was idle for this long was useful too
 
 
 class Coordinator:
-    """Supervises a worker group of ranks, and feeds it; kills a replica that hangs."""
+    """Supervises a worker group, and sends it rounds; kills its replica if that hangs."""
 
     def __init__(
         self,
@@ -54,47 +54,44 @@ class Coordinator:
         self.replica = replica
         self._make_workers = make_workers
         self.workers: WorkerGroup | None = None
-        self.driver = self._new_driver({"max_num_seqs": config.max_num_seqs, "num_pages": 1})
+        # Until `start` is done. What it takes is lost, but the replica submits it again then.
+        self.driver = self._new_driver(config.max_num_seqs, 1)
         self.failure: str | None = None
         self.bulletin = Bulletin()
-        self.restarts = Restarts(config.max_restarts)
+        self.restarts = Restarts("the worker group", config.max_restarts)
         self._useful = False  # whether these ranks have answered anything
-        self._born = 0.0
+        self._ready = 0.0  # when they were ready
         self._pulse = Pulse("the replica", config.heartbeat_timeout_s)
         self._work = asyncio.Event()  # a request arrived or left
         self._tasks: list[asyncio.Task[None]] = []
 
-    # What the replica calls.
+    # The replica's calls.
 
     async def start(self) -> dict[str, Any]:
-        """Start the ranks; returns the facts about their engine."""
+        """Start the ranks; return their engine's limits."""
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         if self.replica is not None:
-            self._tasks = [asyncio.create_task(self._end_hung(self.replica))]
-        begin = time.monotonic()
-        self.workers = await self._new_workers()
-        self.restarts.started(time.monotonic() - begin)
+            self._tasks = [asyncio.create_task(self._kill_hung(self.replica))]
+        await self.restarts.start(self._start_workers)
+        assert self.workers is not None
         facts = self.workers.facts
-        self.driver = self._new_driver(facts)
+        self.driver = self._new_driver(facts["max_num_seqs"], facts["num_pages"])
         self._tasks += [asyncio.create_task(self._drive()), asyncio.create_task(self._expire())]
         return facts
 
-    def _new_driver(self, facts: dict[str, Any]) -> Driver:
+    def _new_driver(self, slots: int, pages: int) -> Driver:
+        config = self.config
         scheduler = Scheduler(
-            slots=facts["max_num_seqs"],
-            pages=facts["num_pages"],
-            max_waiting=self.config.max_queued_requests,
-            check_every=self.config.check_every,
-            time_slice=self.config.time_slice,
-            page_size=self.config.page_size,
+            slots,
+            pages,
+            max_waiting=config.max_queued_requests,
+            check_every=config.check_every,
+            time_slice=config.time_slice,
+            page_size=config.page_size,
         )
-        return Driver(scheduler, self.config.steps_per_round, self.config.rounds_in_flight)
-
-    @property
-    def scheduler(self) -> Scheduler:
-        return self.driver.scheduler
+        return Driver(scheduler, config.steps_per_round, config.rounds_in_flight)
 
     async def submit(
         self,
@@ -103,47 +100,41 @@ class Coordinator:
         priority: int,
         deadline: float | None,
     ) -> Refusal | None:
-        """Queue a request, or say why not; `deadline` is in seconds from now."""
+        """Queue a request, or return why not; `deadline` is in seconds from now."""
         if self.failure:
             return Refusal(EngineFailed, self.failure)
-        away = self.restarts.overdue(time.monotonic())
-        if away and not self.scheduler.knows(request.uid):
-            return Refusal(EngineFailed, not_back("the ranks", away))
-        end = None if deadline is None else time.monotonic() + deadline
+        now, scheduler = time.monotonic(), self.driver.scheduler
+        if (overdue := self.restarts.overdue(now)) and request.uid not in scheduler.open:
+            return Refusal(EngineFailed, overdue)
         try:
-            self.scheduler.submit(request, footprint, priority, end)
+            scheduler.submit(
+                request, footprint, priority, None if deadline is None else now + deadline
+            )
         except (Overloaded, Poisonous) as error:
             return Refusal(type(error), str(error))
         self._work.set()
         return None
 
     async def cancel(self, uid: int) -> None:
-        self.scheduler.cancel(uid)
+        self.driver.scheduler.cancel(uid)
         self._work.set()
 
     async def listen(self, after: int, patience: float) -> tuple[int, bytes]:
-        """Return the events that follow the issue of this number, encoded in one piece."""
+        """Return the events that follow the issue of this number, encoded."""
         number, events = await self.bulletin.after(after, patience)
         return number, encode_events(events)
 
     async def load(self) -> Load:
-        """Say how busy the engine is; answers at once, whatever the ranks do."""
         return self.driver.load(self.restarts.total)
 
-    async def place(self) -> Place:
-        """Say where this process runs."""
-        return own_place(ray.get_runtime_context().get_node_id())
+    async def places(self) -> list[Place]:
+        own = own_place(ray.get_runtime_context().get_node_id())
+        return [own, *(self.workers.places if self.workers else [])]
 
     async def beat(self) -> None:
-        """Hear that the replica lives."""
         self._pulse.beat()
 
-    async def pids(self) -> list[int]:
-        """Return the ranks' processes."""
-        return [place["pid"] for place in self.workers.places] if self.workers else []
-
     async def stop(self, grace: float) -> None:
-        """End the ranks."""
         for task in self._tasks:
             task.cancel()
         if self.workers is not None:
@@ -173,80 +164,65 @@ class Coordinator:
                 continue
             reply = await self.workers.receive()
             self._useful = True
-            self._tell(self.driver.take(reply))
+            self._publish(self.driver.take(reply))
 
     async def _wait_for_work(self) -> None:
-        """Sleep until there is work or a rank is lost, which must not wait for the next request."""
+        """Sleep until there is work; raise WorkersLost as soon as a rank is lost."""
         assert self.workers is not None
         self._work.clear()
         work = asyncio.create_task(self._work.wait())
-        word = asyncio.create_task(self.workers.next_failure())
+        failure = asyncio.create_task(self.workers.next_failure())
         try:
-            await asyncio.wait([work, word], return_when=asyncio.FIRST_COMPLETED)
-            if word.done():
-                raise WorkersLost(await self.workers.reason(word.result()))
+            await asyncio.wait([work, failure], return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                raise WorkersLost(await self.workers.reason(failure.result()))
         finally:
             work.cancel()
-            word.cancel()
+            failure.cancel()
 
     async def _expire(self) -> None:
-        """End what is late, even while the ranks are hung or being started."""
+        """End requests that are late, even while the ranks hang or are being started."""
         while True:
             await asyncio.sleep(_TICK_S)
-            if late := self.scheduler.expire(time.monotonic()):
-                self._tell(late)
+            if late := self.driver.scheduler.expire(time.monotonic()):
+                self._publish(late)
                 self._work.set()
 
-    def _tell(self, events: list[Event]) -> None:
+    def _publish(self, events: list[Event]) -> None:
         for event in events:
             self.bulletin.put(event)
 
     # Recovery.
 
-    async def _new_workers(self) -> WorkerGroup:
+    async def _start_workers(self) -> None:
         workers = self._make_workers(self.model, self.config, self.group)
         try:
             await workers.start()
         except BaseException:
             await workers.close()
             raise
-        self._useful, self._born = False, time.monotonic()
-        return workers
+        self.workers, self._useful, self._ready = workers, False, time.monotonic()
 
     async def _recover(self, reason: str) -> None:
-        """Start the ranks anew and let every request go on; give up where that is of no use."""
+        """Start a new worker group and resume all requests; give up if that keeps failing."""
         assert self.workers is not None
-        log.error("the ranks are lost: %s", reason)
+        announce_loss(self.model, reason, len(self.driver.scheduler.open), "worker group")
         await self.workers.close()
-        useful = self._useful or time.monotonic() - self._born > _LIVED_S
-        while True:
-            pause = self.restarts.pause(time.monotonic(), useful=useful)
-            if pause is None:
-                self._give_up(
-                    f"the ranks were lost {self.restarts.lately + 1} times within "
-                    f"{WITHIN_S / 60:g} minutes (max_restarts); the last time: {reason}"
-                )
-                return
-            await asyncio.sleep(pause)
-            begin = time.monotonic()
-            try:
-                self.workers = await self._new_workers()
-            except WorkersLost as lost:
-                reason, useful = str(lost), False
-                log.error("the ranks could not be started again: %s", reason)
-                continue
-            self.restarts.started(time.monotonic() - begin)
-            events = self.driver.lost()
-            for event in events:
-                if event.kind == Kind.POISON:
-                    log.error("request %d ended the ranks twice and has failed", event.uid)
-            self._tell(events)
+        useful = self._useful or time.monotonic() - self._ready > _USEFUL_S
+        failure = await self.restarts.restart(self._start_workers, reason, useful=useful)
+        if failure is not None:
+            self._give_up(failure)
             return
+        events = self.driver.lost()
+        for event in events:
+            if event.kind == Kind.POISON:
+                log.error("request %d crashed the ranks repeatedly and has failed", event.uid)
+        self._publish(events)
 
-    async def _end_hung(self, replica: Place) -> None:
-        """Kill the replica if it hangs, for then Serve starts another; and this with its ranks.
+    async def _kill_hung(self, replica: Place) -> None:
+        """Kill the replica if it hangs, so that Serve replaces it; and the ranks and this process.
 
-        As long as the process is there, its connections are open, and its clients wait for nothing.
+        While a hung process lives, its connections stay open, and its clients wait in vain.
         """
         await self._pulse.stops()
         name = f"the replica (process {replica['pid']})"
@@ -257,7 +233,7 @@ class Coordinator:
     def _give_up(self, reason: str) -> None:
         self.failure = f"{reason}; {AGAIN}"
         ended = Event(Kind.ENDED, NOBODY, reason=self.failure)
-        self._tell([*self.scheduler.fail_all(self.failure), ended])
+        self._publish([*self.driver.scheduler.fail_all(self.failure), ended])
 
 
 CoordinatorActor = ray.remote(Coordinator)

@@ -1,4 +1,4 @@
-"""Runs a scheduler's rounds: asks it for the next one, hands it the replies, and counts."""
+"""Runs a scheduler's rounds: gets the next one from it, gives it the replies, and counts."""
 
 import time
 from typing import Any
@@ -12,22 +12,21 @@ from diffray.workers.messages import Reply, Round, Stats
 class Driver:
     """The loop around a scheduler, without its transport.
 
-    Whoever carries rounds to an engine calls `next` until it returns None, then `take` with each
-    reply, in order. At most `in_flight` rounds wait for a reply; each runs up to `steps` denoising
-    steps.
+    Its user calls `next` until that returns None, and `take` with each reply, in order. At most
+    `in_flight` rounds wait for a reply; each runs up to `steps` denoising steps.
     """
 
     def __init__(self, scheduler: Scheduler, steps: int, in_flight: int = 1) -> None:
         self.scheduler, self.steps, self.in_flight = scheduler, steps, in_flight
         self.flying = 0  # rounds without a reply
         self.rounds = self.tokens = 0
-        self.in_round = False  # of `run_here`; still set when the next begins: interrupted
-        self._fresh = True  # the engine has had nothing to do
+        self.in_round = False  # in `run_here`; still set at the next round's start if interrupted
+        self._fresh = True  # whether the engine had nothing to do
         self._round_tokens = list(NO_ROUNDS)
         self._reply: Reply | None = None  # the last
 
     def next(self, steps: int | None = None) -> Round[Any] | None:
-        """Return the next round, or None where nothing can be sent now."""
+        """Return the next round, or None if nothing can be sent now."""
         if self.flying == self.in_flight:
             return None
         order = self.scheduler.plan(steps or self.steps)
@@ -42,7 +41,7 @@ class Driver:
         return order
 
     def take(self, reply: Reply) -> list[Event]:
-        """Take over the reply to the oldest round in flight; returns its events."""
+        """Take the reply to the oldest round in flight; return its events."""
         self.flying -= 1
         self.rounds += 1
         self._reply = reply
@@ -57,7 +56,7 @@ class Driver:
         return self.scheduler.settle(reply)
 
     def lost(self) -> list[Event]:
-        """Start over with a new engine that knows no request; returns the events of the loss."""
+        """Resume all requests on a new engine; return the events of those that fail."""
         self.flying, self._fresh = 0, True
         return self.scheduler.restart()
 

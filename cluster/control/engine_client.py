@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 class Overloaded(Exception):
     """The queue is full; retry after `retry_after` seconds."""
 
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    retry_after: Final = 1.0
 
 
 class EngineFailed(Exception):
@@ -44,7 +42,7 @@ NO_ROUNDS: Final = (0,) * 19
 
 
 def round_bucket(tokens: int) -> int:
-    """Return which count of `round_tokens` a round adds to: at most 2**i tokens, the last: more."""
+    """Return the index in `round_tokens` of a round: i for at most 2**i tokens; the last: more."""
     return min(max(tokens - 1, 0).bit_length(), len(NO_ROUNDS) - 1)
 
 
@@ -57,7 +55,7 @@ class Load:
     free_pages: int = 0
     num_pages: int = 0
     preemptions: int = 0
-    forwards: int = 0  # of the model, each for all who ran in it
+    forwards: int = 0  # of the model; a shared one counts once
     rounds: int = 0
     tokens: int = 0  # that became final in them
     round_tokens: tuple[int, ...] = NO_ROUNDS  # the rounds by tokens, see `round_bucket`
@@ -71,7 +69,7 @@ class EngineClient(Protocol):
 
     @property
     def limits(self) -> "Limits":
-        """What `admission.check_request` checks a request against, before it is submitted."""
+        """For `admission.check_request`, which checks requests before they are submitted."""
         ...
 
     def submit(

@@ -1,4 +1,4 @@
-"""The options of one model's engine on a cluster: those of each rank, and of the ranks together."""
+"""The options of one model's engine on a cluster: those of a rank, and those of all together."""
 
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -12,7 +12,7 @@ class EngineConfig(EngineOptions):
     """Names follow vLLM's flags. Without torch: the coordinator reads it too."""
 
     tensor_parallel_size: int = Field(
-        1, ge=1, description="The number of ranks to split the model over."
+        1, ge=1, description="The number of ranks to split a model over."
     )
     expert_parallel: bool = Field(
         False, description="Give each rank whole experts instead of a slice of each."
@@ -27,15 +27,12 @@ class EngineConfig(EngineOptions):
     time_slice: int = Field(
         64,
         ge=0,
-        description="Denoising steps after which a running request may give way to a waiting one; "
-        "0: never.",
+        description="Denoising steps until a request may give way to a waiting one; 0: never.",
     )
     rounds_in_flight: int = Field(
         2, ge=1, le=4, description="Rounds to send to the ranks before the first reply is read."
     )
-    load_timeout_s: float = Field(
-        1800.0, gt=0, description="Seconds for the ranks to load the model."
-    )
+    load_timeout_s: float = Field(1800.0, gt=0, description="Seconds to load the model.")
     heartbeat_timeout_s: float = Field(
         4.0, ge=1, description="Seconds without a heartbeat after which a process counts as hung."
     )
@@ -43,13 +40,9 @@ class EngineConfig(EngineOptions):
         30.0, gt=0, description="Seconds that a round may take before the ranks count as hung."
     )
     check_every: int = Field(
-        64,
-        ge=0,
-        description="Rounds between comparisons of the ranks' states by checksum; 0: never.",
+        64, ge=0, description="Rounds between checksum comparisons of the ranks; 0: never."
     )
-    max_restarts: int = Field(
-        5, ge=0, description="The most restarts of the ranks within ten minutes."
-    )
+    max_restarts: int = Field(5, ge=0, description="The most restarts within ten minutes.")
 
     if TYPE_CHECKING:
 
@@ -57,7 +50,6 @@ class EngineConfig(EngineOptions):
 
     @property
     def heartbeat_s(self) -> float:
-        """Seconds between heartbeats."""
         return self.heartbeat_timeout_s / BEATS
 
     @model_validator(mode="after")

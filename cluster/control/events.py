@@ -1,19 +1,20 @@
-"""Events on their way from an engine to its clients: bounded in memory, none lost.
+"""Events from an engine to its clients: none is lost, and memory is bounded.
 
 A slow reader gets several updates merged into one: the tokens of all, the canvas of the last.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed, Poisonous
+from msgspec import msgpack
+
 from diffray.workers.messages import Update
 
 AGAIN = "this replica is shutting down; retry, and another one will answer"
 
-PIECES = 32  # updates of one request that wait one by one
+PIECES = 32  # unread updates of one request before they are merged
 
 
 class Kind(StrEnum):
@@ -21,12 +22,12 @@ class Kind(StrEnum):
     FAILED = "failed"
     LATE = "late"
     POISON = "poison"
-    ENDED = "ended"  # no request will be answered any more
+    ENDED = "ended"  # the engine: it answers no more requests
 
 
 @dataclass(slots=True)
 class Event:
-    """What happened to a request, or to the engine where the uid is NOBODY."""
+    """What happened to a request, or to the engine if the uid is NOBODY."""
 
     kind: Kind
     uid: int
@@ -35,68 +36,24 @@ class Event:
 
     @property
     def ends(self) -> bool:
-        """Whether it is the last of its request."""
+        """Whether it is its request's last event."""
         return self.update is None or self.update.finish_reason is not None
 
 
 NOBODY = -1
 
+# A whole issue in one piece: pickle, which Ray would use, takes three times as long.
+encode_events: Final = msgpack.Encoder().encode
+decode_events: Final = msgpack.Decoder(list[Event]).decode
 
-def pile(pieces: list[Event], event: Event) -> None:
-    """Add an event to those of its request that are unread, or merge it into the last."""
-    last = pieces[-1].update if pieces else None
-    if last is None or len(pieces) < PIECES or event.update is None:
-        pieces.append(event)
+
+def pile(unread: list[Event], event: Event) -> None:
+    """Add an event to its request's unread ones, or merge it into the last."""
+    last = unread[-1].update if unread else None
+    if last is None or len(unread) < PIECES or event.update is None:
+        unread.append(event)
     else:
         last.extend(event.update)
-
-
-class Mailbox:
-    """The events of one request, for one reader."""
-
-    def __init__(self) -> None:
-        self._pieces: list[Event] = []
-        self._there = asyncio.Event()
-
-    def put(self, event: Event) -> None:
-        pile(self._pieces, event)
-        self._there.set()
-
-    async def get(self) -> Event:
-        await self._there.wait()
-        event = self._pieces.pop(0)
-        if not self._pieces:
-            self._there.clear()
-        return event
-
-
-async def updates_from(
-    mailbox: Mailbox, deadline: float | None, end: float | None
-) -> AsyncGenerator[Update, None]:
-    """Yield a request's updates, until `end` on the loop's clock; raises what made it fail.
-
-    Whoever drives the scheduler watches the deadline too: no clock runs here for a client that does
-    not read.
-    """
-    try:
-        while True:
-            async with asyncio.timeout_at(end):
-                event = await mailbox.get()
-            if event.update is not None:
-                yield event.update
-                if event.ends:
-                    return
-            elif event.kind == Kind.LATE:
-                raise TimeoutError
-            else:
-                failed = Poisonous if event.kind == Kind.POISON else EngineFailed
-                raise failed(event.reason)
-    except TimeoutError:
-        raise too_late(deadline) from None
-
-
-def too_late(deadline: float | None) -> DeadlineExceeded:
-    return DeadlineExceeded(f"the answer was not complete after {deadline:g} s")
 
 
 class Bulletin:
@@ -122,7 +79,7 @@ class Bulletin:
             return number, []
         if number == self._number:
             self._number += 1
-            self._last = [event for pieces in self._next.values() for event in pieces]
+            self._last = [event for unread in self._next.values() for event in unread]
             self._next = {}
             self._there.clear()
         return self._number, self._last

@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -32,37 +31,37 @@ class Failure:
 
 
 class Hub:
-    """Listens for the ranks of one worker group, sends to all of them and hears from each.
+    """Accepts the ranks of one worker group, sends to all of them and receives from each.
 
-    Memory is bounded: a rank sends only replies to rounds in flight and heartbeats, and strangers
+    Memory is bounded: a rank sends only heartbeats and replies to rounds in flight, and strangers
     are disconnected after one small frame.
     """
 
     def __init__(self, size: int, secret: bytes, timeout: float) -> None:
         self.size, self.secret = size, secret
         self._timeout = timeout  # of the ranks' heartbeats
-        # From the ranks; None: one has gone.
+        # From the ranks; None: one has closed its connection.
         self.messages: asyncio.Queue[Reply | Failure | None] = asyncio.Queue()
-        self.complete = asyncio.Event()  # every rank is there
+        self.complete = asyncio.Event()  # every rank has connected
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._pulses: dict[int, Pulse] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str) -> int:
-        """Open the door on a free port of `host` and return the port."""
+        """Listen on a free port of `host` and return the port."""
         self._server = await asyncio.start_server(self._accept, host, 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     def broadcast(self, message: Round[WireRequest] | None) -> None:
-        """Send to every rank; small messages, so nobody waits for the wire."""
+        """Send to every rank, without waiting: the messages are small."""
         frame = encode(message)
         for writer in self._writers.values():
             writer.write(frame)
 
     def expect_within(self, timeout: float) -> None:
-        """From now on take a rank for hung that is silent for so long."""
+        """From now on assume a rank hung that is silent for so long."""
         self._timeout = timeout
         for pulse in self._pulses.values():
             pulse.timeout = timeout
@@ -79,8 +78,7 @@ class Hub:
         try:
             body = await asyncio.wait_for(_read(reader, _HELLO_BYTES), _HELLO_S)
             rank = self._rank_of(hello_decoder.decode(body))
-        except Exception:
-            # Reject strangers: the port is open to anyone.
+        except Exception:  # a stranger: the port is open to anyone
             writer.close()
             return
         self._writers[rank] = writer
@@ -89,20 +87,17 @@ class Hub:
             self.complete.set()
             if self._server is not None:
                 self._server.close()
-        self._tasks.add(asyncio.create_task(self._hear(reader, pulse)))
+        self._tasks.add(asyncio.create_task(self._receive(reader, pulse)))
         self._tasks.add(asyncio.create_task(self._watch(pulse)))
 
-    def _rank_of(self, caller: Hello) -> int:
-        if not hmac.compare_digest(caller.secret, self.secret):
+    def _rank_of(self, hello: Hello) -> int:
+        if not hmac.compare_digest(hello.secret, self.secret):
             raise ConnectionError("wrong secret")
-        if caller.rank not in self._missing():
-            raise ConnectionError(f"rank {caller.rank} is not missing")
-        return caller.rank
+        if hello.rank in self._writers or not 0 <= hello.rank < self.size:
+            raise ConnectionError(f"rank {hello.rank} is not expected")
+        return hello.rank
 
-    def _missing(self) -> Iterable[int]:
-        return set(range(self.size)) - set(self._writers)
-
-    async def _hear(self, reader: asyncio.StreamReader, pulse: Pulse) -> None:
+    async def _receive(self, reader: asyncio.StreamReader, pulse: Pulse) -> None:
         try:
             while True:
                 message: FromRank = rank_decoder.decode(await _read(reader))

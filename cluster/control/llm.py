@@ -4,10 +4,10 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, signature
 from itertools import count
-from types import TracebackType
 from typing import Any, NamedTuple, Never, Self, Unpack
 from weakref import WeakValueDictionary
 
@@ -24,7 +24,7 @@ from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineKeywords, EngineOptions
 from diffray.workers.job import Job
 from diffray.workers.messages import Request
-from diffray.workers.output import CompletionOutput, Delta, RequestOutput
+from diffray.workers.output import Delta, RequestOutput
 from diffray.workers.prompts import (
     Prompt,
     as_conversations,
@@ -39,8 +39,9 @@ from diffray.workers.text import Messages, Tokenizer
 
 
 class _Given(NamedTuple):
-    """The tokens before and after those to be written."""
+    """A prompt's text, if it was one, and the tokens before and after those to be generated."""
 
+    text: str | None
     prompt: tuple[int, ...]
     suffix: tuple[int, ...] = ()
 
@@ -60,19 +61,21 @@ class DiffusionLLM:
         **options: Unpack[EngineKeywords],
     ) -> None:
         self._default = _diffusion(diffusion)
-        # CUDA graphs are recorded for the blocks that requests have unless they say otherwise.
+        # CUDA graphs are recorded for the default block length.
         given: dict[str, Any] = {"graph_block_length": self._default.block_length, **options}
         setup = EngineOptions(**given)
         self._engine: Engine | None
         self._engine, self.tokenizer = build_engine(model, setup)
-        self._limits = self._engine.limits
-        # One caller cannot be unfair to itself, so its requests are not interrupted for others.
-        scheduler = Scheduler.of(self._limits, max_waiting=sys.maxsize)
+        # All requests are one caller's, so none is interrupted for others (no time slices).
+        limits = self._engine.limits
+        scheduler = Scheduler(
+            limits.max_num_seqs, limits.num_pages, sys.maxsize, page_size=limits.page_size
+        )
         self._driver = Driver(scheduler, setup.steps_per_round)
         self.model = model
-        # By the uid of their engine request; a call owns its jobs, and they end with it.
+        # By the uid of their request; calls own their jobs, which end with them.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
-        self._events: deque[Event] = deque()  # not applied yet: Ctrl-C came first
+        self._events: deque[Event] = deque()  # not applied yet if Ctrl-C came first
         self._uids = count()
 
     def __repr__(self) -> str:
@@ -85,21 +88,15 @@ class DiffusionLLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Let go of the weights and the K/V memory; the object cannot be used afterwards."""
+        """Free the weights and the K/V memory; the object cannot be used afterwards."""
         self._engine = None
 
     @property
     def engine(self) -> Engine:
-        """The engine inside, for those who want to look."""
         if self._engine is None:
             raise ValueError("this DiffusionLLM has been shut down; make a new one")
         return self._engine
@@ -117,9 +114,8 @@ class DiffusionLLM:
         `sampling_params` is one for all or one for each.
         """
         refuse_unknown("generate", unknown)
-        several = as_list(prompts)
-        encoded = [_Given(self._encode(prompt)) for prompt in several]
-        return self._run(encoded, several, sampling_params, use_tqdm)
+        given = [self._given(prompt) for prompt in as_list(prompts)]
+        return self._run(given, sampling_params, use_tqdm)
 
     def infill(
         self,
@@ -130,21 +126,18 @@ class DiffusionLLM:
         use_tqdm: bool = True,
         **unknown: Never,
     ) -> list[RequestOutput]:
-        """Write what stands between a prefix and a suffix, or between each of several.
+        """Write the text between a prefix and a suffix, or between each of several.
 
         The gap has exactly `max_tokens` positions, and the model sees where it ends; an end token
         in it ends the text there, unless `ignore_eos`. One of the two may be empty. Models with
-        block-causal attention see nothing of a suffix and are refused.
+        block-causal attention cannot see a suffix, so for them it is an error.
         """
         refuse_unknown("infill", unknown)
-        several, after = as_list(prefixes), as_list(suffixes)
-        if len(several) != len(after):
-            raise ValueError(f"{len(several)} prefixes for {len(after)} suffixes; give one each")
-        encoded = [
-            _Given(self._encode(prefix), self._encode(suffix, add_special_tokens=False))
-            for prefix, suffix in zip(several, after, strict=True)
-        ]
-        return self._run(encoded, several, sampling_params, use_tqdm)
+        before, after = as_list(prefixes), as_list(suffixes)
+        if len(before) != len(after):
+            raise ValueError(f"{len(before)} prefixes for {len(after)} suffixes; give one each")
+        given = [self._given(*both) for both in zip(before, after, strict=True)]
+        return self._run(given, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -156,8 +149,8 @@ class DiffusionLLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or many, in the checkpoint's chat format."""
         refuse_unknown("chat", unknown)
-        encoded = [_Given(self._encode_chat(each)) for each in as_conversations(messages)]
-        return self._run(encoded, [None] * len(encoded), sampling_params, use_tqdm)
+        given = [self._conversation(each) for each in as_conversations(messages)]
+        return self._run(given, sampling_params, use_tqdm)
 
     def stream(
         self,
@@ -167,11 +160,9 @@ class DiffusionLLM:
     ) -> Iterator[Delta]:
         """Yield the answer to one prompt or conversation as it becomes final."""
         refuse_unknown("stream", unknown)
-        wish = one_each(sampling_params, 1)[0]
-        requests = self._requests(self._encode_any(prompt), wish)
-        jobs: dict[int, Job] = {}
-        try:
-            self._submit(requests, jobs)
+        params = one_each(sampling_params, 1)[0]
+        requests = self._requests(self._given_any(prompt), params)
+        with self._running([requests]) as jobs:
             while jobs:
                 self._advance()
                 for uid, job in list(jobs.items()):
@@ -180,8 +171,6 @@ class DiffusionLLM:
                         del jobs[uid]
                     if delta is not None:
                         yield delta
-        finally:
-            self._cancel(jobs)
 
     def watch(
         self,
@@ -191,13 +180,11 @@ class DiffusionLLM:
     ) -> Iterator[list[int | None]]:
         """Yield the canvas after every denoising step: token ids, None where it is masked."""
         refuse_unknown("watch", unknown)
-        wish = one_each(sampling_params, 1)[0]
-        if wish.n != 1:
-            raise ValueError(f"watch shows one answer; leave n out (given: {wish.n})")
-        requests = self._requests(self._encode_any(prompt), wish, watch=True)
-        jobs: dict[int, Job] = {}
-        try:
-            self._submit(requests, jobs)
+        params = one_each(sampling_params, 1)[0]
+        if params.n != 1:
+            raise ValueError(f"watch shows one answer; leave n out (given: {params.n})")
+        requests = self._requests(self._given_any(prompt), params, watch=True)
+        with self._running([requests]) as jobs:
             (job,) = jobs.values()
             while not job.finished:
                 job.canvas = None
@@ -205,66 +192,64 @@ class DiffusionLLM:
                 if job.canvas is not None and not job.finished:
                     yield job.canvas
             yield list(job.choice.token_ids)
-        finally:
-            self._cancel(jobs)
 
     # Jobs: one engine request each, so several where n > 1.
 
     def _run(
         self,
-        encoded: list[_Given],
-        prompts: Items[Prompt | None],
+        given: list[_Given],
         params: SamplingParams | Items[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        each = one_each(params, len(encoded))
+        each = one_each(params, len(given))
         # All are checked before any begins.
-        checked = [self._requests(*both) for both in zip(encoded, each, strict=True)]
-        jobs: dict[int, Job] = {}
-        outputs = []
+        checked = [self._requests(*both) for both in zip(given, each, strict=True)]
         total = sum(map(len, checked))
         # Shown only for work that takes longer than a few seconds.
-        with tqdm(total=total, unit="seq", delay=3, disable=not use_tqdm) as progress:
-            try:
-                for prompt, given, requests in zip(prompts, encoded, checked, strict=True):
-                    text = prompt if isinstance(prompt, str) else None
-                    choices = self._submit(requests, jobs)
-                    outputs.append(RequestOutput(text, list(given.prompt), choices))
-                del checked
-                while jobs:
-                    self._advance()
-                    finished = [uid for uid, job in jobs.items() if job.finished]
-                    for uid in finished:
-                        del jobs[uid]
-                    progress.update(len(finished))
-            finally:
-                self._cancel(jobs)
+        progress = tqdm(total=total, unit="seq", delay=3, disable=not use_tqdm)
+        with progress, self._running(checked) as jobs:
+            outputs = [
+                RequestOutput(text, list(prompt), [jobs[each.uid].choice for each in requests])
+                for (text, prompt, _), requests in zip(given, checked, strict=True)
+            ]
+            while jobs:
+                self._advance()
+                finished = [uid for uid, job in jobs.items() if job.finished]
+                for uid in finished:
+                    del jobs[uid]
+                progress.update(len(finished))
         return outputs
 
     def _requests(
-        self, given: _Given, wish: SamplingParams, watch: bool = False
+        self, given: _Given, params: SamplingParams, watch: bool = False
     ) -> list[CheckedRequest]:
-        """Return an engine request for each choice; refuses what cannot run."""
-        if wish.stop and self.tokenizer is None:
+        """Return an engine request for each choice; raise ValueError if it cannot run."""
+        if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
-        params = wish.model_copy(update={"diffusion": wish.diffusion.over(self._default)})
+        params = params.model_copy(update={"diffusion": params.diffusion.over(self._default)})
         request = Request(0, given.prompt, params, suffix=given.suffix, watch=watch)
         return check_choices(request, self.engine.limits, partial(next, self._uids))
 
-    def _submit(
-        self, requests: list[CheckedRequest], jobs: dict[int, Job]
-    ) -> list[CompletionOutput]:
-        """Queue the choices of one prompt, and add their jobs."""
-        choices = []
-        for index, checked in enumerate(requests):
-            job = Job(index, checked.request.params, self.tokenizer)
-            jobs[checked.uid] = self._jobs[checked.uid] = job
-            self._driver.scheduler.submit(checked, checked.footprint)
-            choices.append(job.choice)
-        return choices
+    @contextmanager
+    def _running(self, prompts: list[list[CheckedRequest]]) -> Iterator[dict[int, Job]]:
+        """Queue the choices of prompts and yield their jobs; cancel those that are left."""
+        jobs: dict[int, Job] = {}
+        try:
+            for requests in prompts:
+                for index, checked in enumerate(requests):
+                    job = Job(index, checked.request.params, self.tokenizer)
+                    jobs[checked.uid] = self._jobs[checked.uid] = job
+                    self._driver.scheduler.submit(checked, checked.footprint)
+            yield jobs
+        finally:
+            for uid in jobs:
+                self._driver.scheduler.cancel(uid)
+                self._jobs.pop(uid, None)
+            if not self._jobs:
+                self._release()
 
     def _advance(self, steps: int | None = None) -> None:
-        """Run one round for all jobs, whichever call they belong to."""
+        """Run one round for the jobs of all calls."""
         self._events += run_here(self.engine, self._driver, steps)
         while self._events:
             event = self._events.popleft()
@@ -273,22 +258,15 @@ class DiffusionLLM:
             if job := self._jobs.get(event.uid):
                 job.apply(event.update)
             if job is None or job.finished:
-                self._driver.scheduler.cancel(event.uid)  # past a stop string the engine goes on
+                self._driver.scheduler.cancel(event.uid)  # the engine ignores stop strings
                 self._jobs.pop(event.uid, None)
         if not self._jobs:
             self._release()
         elif not self._driver.scheduler.open:
-            raise RuntimeError("another call was interrupted while this one's answer came")
-
-    def _cancel(self, jobs: dict[int, Job]) -> None:
-        for uid in jobs:
-            self._driver.scheduler.cancel(uid)
-            self._jobs.pop(uid, None)
-        if not self._jobs:
-            self._release()
+            raise RuntimeError("this answer was lost when another call was interrupted")
 
     def _release(self) -> None:
-        """Free what requests without a job hold: no later round may come to do so."""
+        """Free what requests without a job hold, because there may be no later round."""
         for uid in list(self._driver.scheduler.open):
             self._driver.scheduler.cancel(uid)
         if self._engine is not None:
@@ -296,18 +274,23 @@ class DiffusionLLM:
 
     # Prompts.
 
-    def _encode_any(self, prompt: Prompt | Messages) -> _Given:
+    def _given_any(self, prompt: Prompt | Messages) -> _Given:
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
-            return _Given(self._encode_chat(prompt))
-        return _Given(self._encode(prompt))
+            return self._conversation(prompt)
+        return self._given(prompt)
+
+    def _given(self, prompt: object, suffix: object = ()) -> _Given:
+        text = prompt if isinstance(prompt, str) else None
+        return _Given(text, self._encode(prompt), self._encode(suffix, add_special_tokens=False))
+
+    def _conversation(self, messages: object) -> _Given:
+        ids = self._need_tokenizer().encode_chat(as_messages(messages))
+        return _Given(None, tuple(ids))
 
     def _encode(self, prompt: object, add_special_tokens: bool = True) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(self._need_tokenizer().encode(prompt, add_special_tokens))
         return as_ids(prompt)
-
-    def _encode_chat(self, messages: object) -> tuple[int, ...]:
-        return tuple(self._need_tokenizer().encode_chat(as_messages(messages)))
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -322,7 +305,7 @@ def _diffusion(given: DiffusionParams | dict[str, Any] | None) -> DiffusionParam
 
 
 def _document(made: type[DiffusionLLM]) -> None:
-    """Have `help()` and notebooks list every option with its type, default and meaning."""
+    """Make `help()` and notebooks list every option with its type, default and meaning."""
     fields, plain = EngineOptions.model_fields, signature(made)
     own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     options = [

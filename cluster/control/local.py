@@ -4,19 +4,17 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Self, TypeVar
 
 from diffray.cluster.control.driver import Driver
-from diffray.cluster.control.engine_client import EngineFailed, Load
+from diffray.cluster.control.engine_client import Load
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import Event, Kind, Mailbox, updates_from
+from diffray.cluster.control.events import Event
+from diffray.cluster.control.open_requests import OpenRequests
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.components.sequence import Sequence
-from diffray.workers.admission import CheckedRequest, Limits
+from diffray.workers.admission import CheckedRequest
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Round, Update
@@ -24,6 +22,8 @@ from diffray.workers.setup import build_engine
 from diffray.workers.text import Tokenizer
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def run_here(engine: Engine, driver: Driver, steps: int | None = None) -> list[Event]:
@@ -37,43 +37,38 @@ def run_here(engine: Engine, driver: Driver, steps: int | None = None) -> list[E
         driver.start_over()
     driver.in_round = True
     order = driver.next(steps)
-    events = [] if order is None else driver.take(engine.run(order, _sequence))
+    events = [] if order is None else driver.take(engine.run(order, CheckedRequest.new_sequence))
     driver.in_round = False
     return events
 
 
-def _sequence(checked: CheckedRequest) -> Sequence:
-    return checked.new_sequence()
-
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """One request's way back to the coroutine that waits for it."""
-
-    loop: asyncio.AbstractEventLoop
-    mailbox: Mailbox = field(default_factory=Mailbox)  # touched by the loop alone
-
-
 class LocalEngine:
-    """An `EngineClient` over an engine of this process, which a thread runs."""
+    """An `EngineClient` over an engine of this process, which a thread runs.
+
+    Its clients are coroutines of one event loop at a time.
+    """
 
     def __init__(self, engine: Engine, config: EngineConfig | None = None) -> None:
         config = config or EngineConfig()
+        self.limits = engine.limits
         self._engine = engine
-        self._limits = engine.limits
-        self._lock = threading.Condition()  # guards all below but the engine
-        scheduler = Scheduler.of(
-            engine.limits, config.max_queued_requests, time_slice=config.time_slice
+        scheduler = Scheduler(
+            engine.limits.max_num_seqs,
+            engine.limits.num_pages,
+            config.max_queued_requests,
+            time_slice=config.time_slice,
+            page_size=engine.limits.page_size,
         )
+        self._lock = threading.Condition()  # guards the driver and the scheduler
         self._driver = Driver(scheduler, config.steps_per_round)
-        self._streams: dict[int, _Stream] = {}
-        self._failure: str | None = "the engine has not been started"
+        self._requests = OpenRequests()
+        self._requests.failure = "the engine has not been started"
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the latest request
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        with self._lock:
-            self._failure = None
+        self._requests.failure = None
         self._thread.start()
 
     def close(self) -> None:
@@ -89,63 +84,46 @@ class LocalEngine:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # As an EngineClient.
 
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    async def submit(
+    def submit(
         self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Update, None]:
-        """Yield a request's updates; see EngineClient."""
-        stream = _Stream(asyncio.get_running_loop())
-        with self._lock:
-            if self._failure is not None:
-                raise EngineFailed(self._failure)
-            if request.uid in self._streams:
-                raise ValueError(f"request {request.uid} is running already; give another uid")
-            end = None if deadline is None else time.monotonic() + deadline  # the loop's clock too
-            self._driver.scheduler.submit(request, request.footprint, priority, end)
-            self._streams[request.uid] = stream
-            self._lock.notify()
-        try:
-            async with aclosing(updates_from(stream.mailbox, deadline, end)) as updates:
-                async for update in updates:
-                    yield update
-        finally:
+
+        async def queue(end: float | None) -> None:
             with self._lock:
-                if self._streams.get(request.uid) is stream:
-                    del self._streams[request.uid]
-                    self._driver.scheduler.cancel(request.uid)
-                    self._lock.notify()
+                self._requests.check()
+                self._loop = asyncio.get_running_loop()  # its clock is time.monotonic
+                self._driver.scheduler.submit(request, request.footprint, priority, end)
+                self._lock.notify()
+
+        return self._requests.updates(request.uid, deadline, queue, self._cancel)
 
     async def load(self) -> Load:
         with self._lock:
             return self._driver.load()
 
     async def check_health(self) -> None:
-        if self._failure is not None:
-            raise EngineFailed(self._failure)
+        self._requests.check()
+
+    def _cancel(self, uid: int) -> None:
+        with self._lock:
+            self._driver.scheduler.cancel(uid)
+            self._lock.notify()
 
     # The thread.
 
     def _run(self) -> None:
         try:
             while (order := self._next_round()) is not None:
-                reply = self._engine.run(order, _sequence)
+                reply = self._engine.run(order, CheckedRequest.new_sequence)
                 with self._lock:
-                    self._tell(self._driver.take(reply))
+                    self._send(self._driver.take(reply))
         except Exception as error:
-            # Whatever broke, its requests must not wait for ever.
+            # Whatever broke, its requests must not wait forever.
             log.exception("the engine failed")
             self._fail(f"the engine failed: {error}")
 
@@ -153,32 +131,28 @@ class LocalEngine:
         """Wait for work; None: the engine is being closed."""
         with self._lock:
             while not self._closing:
-                self._tell(self._driver.scheduler.expire(time.monotonic()))
+                self._send(self._driver.scheduler.expire(time.monotonic()))
                 if (order := self._driver.next()) is not None:
                     return order
                 self._lock.wait()
             return None
 
-    def _tell(self, events: list[Event]) -> None:
-        """Pass events on, in one call to each event loop; the caller holds the lock."""
-        batches: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, Event]]] = {}
-        for event in events:
-            stream = self._streams.get(event.uid)
-            if stream is None:
-                continue  # its caller has just left
-            if event.ends:
-                del self._streams[event.uid]
-            batches.setdefault(stream.loop, []).append((stream.mailbox, event))
-        for loop, batch in batches.items():
-            with suppress(RuntimeError):  # the loop was closed, so nobody waits there
-                loop.call_soon_threadsafe(_deliver, batch)
+    def _send(self, events: list[Event]) -> None:
+        """Deliver events; under the lock, so that none reaches a later request of the same uid."""
+        if routed := self._requests.route(events):
+            self._on_loop(self._requests.deliver, routed)
 
     def _fail(self, reason: str) -> None:
-        """Fail every request, and refuse new ones; the first failure is the one that counts."""
         with self._lock:
-            self._failure = self._failure or reason
-            self._driver.scheduler.fail_all(self._failure)
-            self._tell([Event(Kind.FAILED, uid, reason=self._failure) for uid in self._streams])
+            self._requests.failure = self._requests.failure or reason
+            self._driver.scheduler.fail_all(reason)
+        self._on_loop(self._requests.fail, reason)
+
+    def _on_loop(self, call: Callable[[T], None], argument: T) -> None:
+        """Call on the clients' event loop, which alone changes the mailboxes."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop was closed, and all streams with it
+                self._loop.call_soon_threadsafe(call, argument)
 
 
 def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer | None]:
@@ -190,8 +164,3 @@ def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer
         )
     engine, tokenizer = build_engine(model, EngineOptions(**config.setup()))
     return LocalEngine(engine, config), tokenizer
-
-
-def _deliver(batch: list[tuple[Mailbox, Event]]) -> None:
-    for mailbox, event in batch:
-        mailbox.put(event)

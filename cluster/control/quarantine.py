@@ -1,8 +1,8 @@
 """Finds the request that crashes the worker group: suspects run alone, one after the other.
 
-Most crashes have no request to blame, so no request fails for having run during one. A request
-that had just been admitted, or that was on trial, is a suspect; so is one that made no progress
-between two crashes. A suspect that crashes the workers again while it runs alone fails.
+Most crashes are no request's fault, so none fails for having run during one. Suspects are requests
+that had just been admitted, that were on trial, or that made no progress between two crashes. A
+suspect that crashes the workers again while it runs alone fails.
 """
 
 from diffray.cluster.control.queued_request import QueuedRequest
@@ -12,8 +12,8 @@ CRASHES = 2  # after which a request fails, if it ran alone at the last
 _REMEMBERED = 1000  # arrivals for which a quarantined request is refused if it comes again
 
 REASON = (
-    "this request crashed the engine repeatedly and was quarantined; change the request, and tell "
-    "the server's operator, whose log says how the workers ended"
+    "this request crashed the engine repeatedly and was quarantined; change the request, and "
+    "report it to the server's operator, whose log says how the workers ended"
 )
 
 
@@ -31,7 +31,7 @@ class CrashQuarantine:
     def judge(
         self, running: list[QueuedRequest], arrivals: int
     ) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
-        """Sort the requests that ran during a crash; returns the guilty and the cleared."""
+        """Sort the requests that ran during a crash; return the guilty and the cleared."""
         guilty: list[QueuedRequest] = []
         clear: list[QueuedRequest] = []
         for queued in running:
@@ -59,7 +59,6 @@ class CrashQuarantine:
         return request.content in recent
 
     def try_next(self) -> QueuedRequest:
-        """Put the next one on trial."""
         self.on_trial = self.queue.pop(0)
         return self.on_trial
 
@@ -74,7 +73,6 @@ class CrashQuarantine:
         self.on_trial = None
 
     def forget(self, queued: QueuedRequest) -> None:
-        """Drop a request that has ended or was cancelled."""
         if queued is self.on_trial:
             self.on_trial = None
         elif queued in self.queue:

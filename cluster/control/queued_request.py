@@ -1,4 +1,4 @@
-"""A request in the scheduler's queue: what was asked, and how far it has come."""
+"""A request in the scheduler's queue, and how far it has come."""
 
 from dataclasses import dataclass, field
 
@@ -11,26 +11,26 @@ from diffray.workers.messages import (
     Update,
 )
 
-LONG = 16  # a request lets one later arrival run first for each so many tokens it asks for ...
-LATEST = 64  # ... but no more than so many
+LONG = 16  # per this many missing tokens, a request lets one later arrival run first ...
+LATEST = 64  # ... but no more than this many
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request as it was submitted, and what it takes to resume it elsewhere."""
+    """A request as it was submitted, and what is needed to resume it elsewhere."""
 
     request: Schedulable
     footprint: Footprint
     priority: int
-    deadline: float | None  # on the clock of whoever drives the scheduler
+    deadline: float | None  # on the driver's clock
     number: int  # of its arrival
-    prefixes: tuple[int, ...] = ()  # hashes of its prompt's beginnings, where it may share them
+    prefixes: tuple[int, ...] = ()  # hashes of its prompt's prefixes, if it may share them
     ids: list[int] = field(default_factory=list)
     progress: Progress = BEGINNING
     forwards: int = 0
     ended: bool = False  # whether its last update has come
     # Since it was last admitted.
-    began: int = 0  # steps that all rounds had made until then
+    began: int = 0  # steps of all rounds until then
     admitted: float | None = None  # when; until its first update
     answered: bool = False  # the ranks have survived the round that admitted it
     taken: int = 0  # pages that its admission was expected to take
@@ -48,7 +48,7 @@ class QueuedRequest:
 
     @property
     def missing(self) -> int:
-        """Tokens asked for and not yet there."""
+        """The tokens that it may still generate."""
         return self.request.max_tokens - len(self.ids)
 
     @property
@@ -62,23 +62,22 @@ class QueuedRequest:
 
     @property
     def growth(self) -> int:
-        """How many time slices it runs next before it may be preempted; doubled if it restarts."""
+        """The time slices of its next turn; they double if it restarts from its beginning."""
         return 1 << self.preempted if self.request.restarts else 1 + self.preempted
 
     @property
     def needs(self) -> int:
-        """Estimate the pages its admission takes: more, the further it had come elsewhere."""
+        """The pages that its admission is expected to take; more if it resumes late in its text."""
         pages, most, _ = self.footprint
         growth = max(most - pages, 0)
         return pages + -(-growth * len(self.ids) // self.request.max_tokens)
 
     def follow(self, update: Update) -> None:
-        """Remember an update."""
         self.ended = update.finish_reason is not None
         self.ids += update.ids
         self.forwards, self.progress = update.forwards, update.progress
 
     def again(self) -> None:
-        """Have the request resumed from what it has reported."""
+        """Resume the request from what it has reported."""
         resume = Resume(tuple(self.ids), self.progress, self.forwards) if self.forwards else None
         self.request = self.request.resumed(resume)

@@ -1,45 +1,79 @@
-"""Limits restarts: immediate while they help, with growing pauses while they do not."""
+"""Restarts ranks or a coordinator: at once while that helps, else with growing pauses."""
 
+import asyncio
+import logging
+import time
 from collections import deque
+from collections.abc import Awaitable, Callable
+
+from diffray.cluster.control.engine_client import EngineFailed
+
+log = logging.getLogger(__name__)
 
 WITHIN_S = 600.0  # the window in which restarts are counted
-_LONGEST_S = 30.0
-_SOON_S = 5.0  # a start takes as long at least
+_LONGEST_S = 30.0  # the longest pause
+_SHORTEST_START_S = 5.0  # a start is not overdue earlier
 
 
 class Restarts:
-    """Counts restarts, recent and total."""
+    """Counts restarts, recent and total, and paces them."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, name: str, most: int) -> None:
+        self.name, self.most = name, most
         self.total = 0
         self._times: deque[float] = deque()
         self._fruitless = 0  # in a row
-        self._usual = 0.0  # seconds that the first start took
-        self._lost: float | None = None  # when it went down
+        self._first_start_s = 0.0
+        self._lost_at: float | None = None
 
-    @property
-    def lately(self) -> int:
-        return len(self._times)
+    async def start(self, start: Callable[[], Awaitable[None]]) -> None:
+        """Start what is restarted later, and remember how long that took."""
+        begin = time.monotonic()
+        await start()
+        self.started(time.monotonic() - begin)
+
+    async def restart(
+        self, start: Callable[[], Awaitable[None]], reason: str, *, useful: bool
+    ) -> str | None:
+        """Start it until that succeeds; after too many failures return why to give up.
+
+        `useful` is whether it has done anything since its last start.
+        """
+        while True:
+            log.error("%s failed: %s", self.name, reason)
+            pause = self.pause(time.monotonic(), useful=useful)
+            if pause is None:
+                return (
+                    f"{self.name} failed {len(self._times) + 1} times within {WITHIN_S / 60:g} "
+                    f"minutes (max_restarts); the last time: {reason}"
+                )
+            await asyncio.sleep(pause)
+            try:
+                await self.start(start)
+                return None
+            except EngineFailed as error:
+                reason, useful = str(error), False
 
     def started(self, took: float) -> None:
-        """Note that it is up (again)."""
-        if self._lost is None:
-            self._usual = took
-        self._lost = None
+        if self._lost_at is None:
+            self._first_start_s = took
+        self._lost_at = None
 
-    def overdue(self, now: float) -> float | None:
-        """Return how long it has been down, if that is longer than a start should take."""
-        if self._lost is None or now - self._lost <= max(self._usual, _SOON_S):
+    def overdue(self, now: float) -> str | None:
+        """Return why to refuse new requests, if a restart takes longer than the first start."""
+        if self._lost_at is None:
             return None
-        return now - self._lost
+        away = now - self._lost_at
+        if away <= max(self._first_start_s, _SHORTEST_START_S):
+            return None
+        return (
+            f"{self.name} failed {away:.0f} s ago and could not be started again yet (its node's "
+            "log may say why); try again"
+        )
 
     def pause(self, now: float, *, useful: bool) -> float | None:
-        """Return the seconds to wait before the next restart, or None: there were too many.
-
-        `useful` is whether what was started last has done anything.
-        """
-        self._lost = now if self._lost is None else self._lost
+        """Return the seconds to wait before the next restart; None after too many."""
+        self._lost_at = now if self._lost_at is None else self._lost_at
         while self._times and self._times[0] < now - WITHIN_S:
             self._times.popleft()
         if len(self._times) >= self.most:
@@ -48,11 +82,3 @@ class Restarts:
         self.total += 1
         self._fruitless = 0 if useful else self._fruitless + 1
         return float(min(2.0**self._fruitless - 1, _LONGEST_S))
-
-
-def not_back(name: str, away: float) -> str:
-    """Say why a new request is refused while a restart takes too long."""
-    return (
-        f"{name} were lost {away:.0f} s ago and could not be started again yet (the log of their "
-        "node may say why); try again"
-    )

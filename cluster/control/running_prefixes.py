@@ -1,4 +1,4 @@
-"""What running requests have stored of a prompt: an estimate, from hashes of its beginnings."""
+"""Estimates how much of a prompt running requests have stored, from hashes of its prefixes."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -9,10 +9,10 @@ from diffray.workers.messages import Footprint, Schedulable
 
 
 class RunningPrefixes:
-    """The beginnings of the running requests' prompts, in whole blocks and whole pages.
+    """The prefixes of the running requests' prompts, in whole blocks and whole pages.
 
-    Where two beginnings have the same hash, the scheduler counts too few pages for a request, and
-    the engine holds it back until there are enough.
+    If two prefixes have the same hash, the scheduler counts too few pages for a request, and the
+    engine holds it back until there are enough.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -20,7 +20,7 @@ class RunningPrefixes:
         self._counts: Counter[int] = Counter()
 
     def hashes(self, request: Schedulable, footprint: Footprint) -> tuple[int, ...]:
-        """Return a hash of each beginning of the prompt, from the shortest to the longest.
+        """Return a hash of each prefix of the prompt, from the shortest to the longest.
 
         Requests share K/V only with others of the same salt and block length.
         """
@@ -48,7 +48,7 @@ class RunningPrefixes:
     def shared_pages(self, queued: QueuedRequest) -> int:
         """Return how many of a request's pages a running one holds already."""
         counts = self._counts
-        # Whoever has a beginning has all shorter ones.
+        # A request with a prefix has all shorter ones.
         shared = bisect_left(queued.prefixes, True, key=lambda each: each not in counts)
         return shared * self._unit(queued.footprint) // self.page_size if shared else 0
 

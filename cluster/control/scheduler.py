@@ -1,15 +1,16 @@
-"""Who runs next: the queue, admission by slots and pages, and the orders of each round.
+"""Decides what runs next: the queue, admission by slots and pages, and each round.
 
-Integers only. It has no clock, no network and no torch: a driver asks it for rounds and hands it
-their replies.
+It handles integers only and has no clock, no network and no torch: a driver gets rounds from it and
+gives it their replies.
 """
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from operator import attrgetter
+from typing import Any
 
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.events import Event, Kind
@@ -18,12 +19,9 @@ from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.cluster.control.running_prefixes import RunningPrefixes
 from diffray.workers.messages import Footprint, Reply, Round, Schedulable
 
-if TYPE_CHECKING:
-    from diffray.workers.admission import Limits
-
 PASSES = 16  # how many later requests may run before one that finds no pages
 FIRST_COME = 8  # one of so many admissions goes to the oldest request, whatever its priority
-LONGEST = 16  # time slices of a turn while only requests wait that need as much
+LONGEST = 16  # the most time slices of a turn while only equally preempted requests wait
 NEAR = 64  # waiting requests whose lengths count for a turn
 
 
@@ -44,9 +42,8 @@ class Scheduler:
     """Schedules the requests of one engine.
 
     While others wait, a request is preempted after a turn of `time_slice` steps (0: never) and
-    resumed later with the same tokens. Requests are admitted by priority, then by how often they
-    were preempted, then by arrival; but one of every
-    FIRST_COME admissions goes to the oldest request, so that none starves.
+    resumed later with the same tokens. Requests are admitted by `QueuedRequest.order`, but one of
+    every FIRST_COME admissions goes to the oldest request, so that none starves.
     """
 
     def __init__(
@@ -62,24 +59,16 @@ class Scheduler:
         self.max_waiting, self.check_every = max_waiting, check_every
         self.time_slice = time_slice
         self.running: dict[int, QueuedRequest] = {}
-        self._prefixes = RunningPrefixes(page_size)  # of those that run
+        self._prefixes = RunningPrefixes(page_size)
         self.quarantine = CrashQuarantine()
-        self._waiting: list[tuple[tuple[int, int, int, int], QueuedRequest]] = []  # sorted
+        self._waiting: list[QueuedRequest] = []  # by their order
         self.open: dict[int, QueuedRequest] = {}  # waiting, running or giving way
-        self._cancelled: list[int] = []  # not yet told to the ranks
-        self._preempting: dict[int, QueuedRequest] = {}  # told, or about to be told, to give way
+        self._cancelled: list[int] = []  # for the next round
+        self._preempting: dict[int, QueuedRequest] = {}  # giving way in this or the next round
         self._flying: deque[_Flight] = deque()
         self._free, self._held_back = pages, 0  # as of the last reply
         self._arrivals = self._admitted = self._rounds = self._steps = 0
         self.preemptions = 0
-
-    @classmethod
-    def of(
-        cls, limits: "Limits", max_waiting: int, check_every: int = 0, time_slice: int = 0
-    ) -> "Scheduler":
-        """Return the scheduler of an engine with these limits."""
-        slots, pages, page_size = limits.max_num_seqs, limits.num_pages, limits.page_size
-        return cls(slots, pages, max_waiting, check_every, time_slice, page_size)
 
     @property
     def waiting(self) -> int:
@@ -92,11 +81,11 @@ class Scheduler:
         priority: int = 0,
         deadline: float | None = None,
     ) -> None:
-        """Queue a request, or raise Overloaded; one that is known already is not queued twice.
+        """Queue a request, or raise Overloaded or Poisonous; ignore one that is queued already.
 
-        After a coordinator has died, a request may be submitted by its caller and by the recovery.
+        After a coordinator's death both a request's client and the recovery may submit it.
         """
-        if self.knows(request.uid):
+        if request.uid in self.open:
             return
         if self.quarantine.is_known(request, self._arrivals):
             raise Poisonous(REASON)
@@ -107,19 +96,15 @@ class Scheduler:
             )
         prefixes = self._prefixes.hashes(request, footprint)
         queued = QueuedRequest(request, footprint, priority, deadline, self._arrivals, prefixes)
-        if (resume := request.resume) is not None:  # it has come from another coordinator
+        if (resume := request.resume) is not None:  # it began on another coordinator
             queued.ids = list(resume.ids)
             queued.progress, queued.forwards = resume.progress, resume.forwards
         self._arrivals += 1
         self.open[queued.uid] = queued
-        insort(self._waiting, (queued.order, queued))
-
-    def knows(self, uid: int) -> bool:
-        """Return whether this request is running or waiting."""
-        return uid in self.open
+        self._wait(queued)
 
     def cancel(self, uid: int) -> None:
-        """Forget a request, if it is still there; the next round frees what it holds."""
+        """Remove a request, if it is open; the next round frees what it holds."""
         queued = self.open.get(uid)
         if queued is None:
             return
@@ -127,14 +112,12 @@ class Scheduler:
         if uid in self.running:
             self._cancelled.append(uid)
             self._stop(queued)
-        elif not self._preempting.pop(uid, None):
-            at = bisect_left(self._waiting, (queued.order,))
-            if at < len(self._waiting) and self._waiting[at][1] is queued:
-                del self._waiting[at]
+        elif not self._preempting.pop(uid, None) and queued in self._waiting:
+            self._waiting.remove(queued)
         del self.open[uid]  # last, so that an interrupted call can be repeated
 
     def plan(self, steps: int) -> Round[Any] | None:
-        """Return the next round, or None where there is nothing to do."""
+        """Return the next round, or None if there is nothing to do."""
         admitted: list[QueuedRequest] = []
         self._admit(admitted)
         preempting = self._preempt()
@@ -155,68 +138,64 @@ class Scheduler:
         )
 
     def settle(self, reply: Reply) -> list[Event]:
-        """Take over a round's reply; returns the events of requests that are still open."""
+        """Take a round's reply; return the events of requests that are still open."""
         flight = self._flying.popleft()
         self._steps -= flight.steps - reply.steps
         self._free, self._held_back = reply.stats.free_pages, reply.stats.waiting
         for queued in flight.admitted:
             queued.answered = True
-        news: list[Event] = []
+        events: list[Event] = []
         for update in reply.updates:
             found = self.running.get(update.uid) or self._preempting.get(update.uid)
             if found is None:
                 continue  # cancelled while the round ran
             found.follow(update)
-            news.append(Event(Kind.UPDATE, update.uid, update))
+            events.append(Event(Kind.UPDATE, update.uid, update))
             if update.finish_reason is not None:
                 self._close(found)
         for uid, reason in reply.refused:
             if found := self.running.get(uid):
                 self._close(found)
-                news.append(Event(Kind.FAILED, uid, reason=reason))
+                events.append(Event(Kind.FAILED, uid, reason=reason))
         for queued in flight.preempting:
             if self._preempting.pop(queued.uid, None):
                 self._queue_again(queued)
         self.quarantine.settle()
-        return news
+        return events
 
     def expire(self, now: float) -> list[Event]:
-        """Cancel the requests that are past their deadline; returns the events of that."""
-        late = [t.uid for t in self.open.values() if t.deadline is not None and t.deadline <= now]
+        """Cancel the requests that are past their deadline; return their events."""
+        late = [q.uid for q in self.open.values() if q.deadline is not None and q.deadline <= now]
         for uid in late:
             self.cancel(uid)
         return [Event(Kind.LATE, uid) for uid in late]
 
     def restart(self) -> list[Event]:
-        """Resume all that ran on new workers, except requests that are found to crash them.
-
-        Returns the events of the latter.
-        """
+        """Queue what ran for a new worker group; return the events of requests that crash it."""
         ran = [*self.running.values(), *self._preempting.values()]
         guilty, clear = self.quarantine.judge(ran, self._arrivals)
         for queued in ran:
             queued.again()
         for queued in clear:
-            insort(self._waiting, (queued.order, queued))
+            self._wait(queued)
         for queued in guilty:
             del self.open[queued.uid]
         self._forget_ranks()
         return [Event(Kind.POISON, queued.uid, reason=REASON) for queued in guilty]
 
     def start_over(self) -> None:
-        """Resume all that ran on an engine that has forgotten it; no request is to blame."""
+        """Queue what ran again, because the engine was interrupted; no request is to blame."""
         self._forget_ranks()
-        waiting = {queued.uid for _, queued in self._waiting}
+        waiting = {queued.uid for queued in self._waiting}
         for queued in [each for uid, each in self.open.items() if uid not in waiting]:
             self.quarantine.forget(queued)
             if queued.ended:
                 del self.open[queued.uid]
             else:
                 queued.again()
-                insort(self._waiting, (queued.order, queued))
+                self._wait(queued)
 
     def fail_all(self, reason: str) -> list[Event]:
-        """Fail every request; returns the events of that."""
         uids = list(self.open)
         self.open.clear()
         self._waiting.clear()
@@ -232,8 +211,13 @@ class Scheduler:
         self._flying.clear()
         self._free, self._held_back = self.pages, 0
 
+    def _wait(self, queued: QueuedRequest) -> None:
+        insort(self._waiting, queued, key=attrgetter("order"))
+
     def _admit(self, admitted: list[QueuedRequest]) -> None:
         """Admit requests: after a crash first the suspects one by one, then the others."""
+        if len(self.running) >= self.slots:
+            return
         free = self._free - sum(flight.pages for flight in self._flying)
         free -= sum(queued.taken for queued in admitted)
         for queued in self._next_suspect(free) if self.quarantine else self._next(free):
@@ -249,12 +233,11 @@ class Scheduler:
         One that finds no pages is skipped, but not so often that it starves.
         """
         skipped: list[QueuedRequest] = []
-        waiting = self._in_order() if len(self.running) < self.slots else iter(())
-        for queued in waiting:
+        for queued in self._in_order():
             if len(self.running) >= self.slots:
                 return
             if skipped and queued.preempted:
-                continue  # it has just given way, so that one of those gets on
+                continue  # it has just given way to one of those
             if self._lacks_pages(queued, free):
                 skipped.append(queued)
                 if queued.skipped >= PASSES or len(skipped) > PASSES:
@@ -262,17 +245,17 @@ class Scheduler:
                 continue
             for other in skipped:
                 other.skipped += 1
-            del self._waiting[bisect_left(self._waiting, (queued.order,))]
+            self._waiting.remove(queued)
             free -= queued.taken
             yield queued
 
     def _in_order(self) -> Iterator[QueuedRequest]:
         """Yield the waiting requests in order; one of every FIRST_COME is the oldest."""
-        queue = [queued for _, queued in self._waiting]
+        queue = list(self._waiting)
         best, oldest = iter(queue), None
         seen: set[int] = set()
         for turn in range(self._admitted + 1, self._admitted + 1 + len(queue)):
-            if turn % FIRST_COME == 0 and oldest is None:  # seldom, as the queue may be long
+            if turn % FIRST_COME == 0 and oldest is None:  # rarely: the queue may be long
                 oldest = iter(sorted(queue, key=lambda queued: queued.number))
             candidates = best if turn % FIRST_COME or oldest is None else oldest
             queued = next(queued for queued in candidates if queued.uid not in seen)
@@ -281,16 +264,12 @@ class Scheduler:
 
     def _next_suspect(self, free: int) -> Iterator[QueuedRequest]:
         """Take the next suspect of a crash, if none is on trial."""
-        suspects = self.quarantine
-        if suspects.on_trial is not None or not suspects.queue:
-            return
-        if len(self.running) >= self.slots:
-            return
-        if not self._lacks_pages(suspects.queue[0], free):
-            yield suspects.try_next()
+        quarantine = self.quarantine
+        if quarantine.on_trial is None and not self._lacks_pages(quarantine.queue[0], free):
+            yield quarantine.try_next()
 
     def _lacks_pages(self, queued: QueuedRequest, free: int) -> bool:
-        """Whether a request has to wait for pages; alone it always has enough of them."""
+        """Return whether a request has to wait for pages; alone it always has enough."""
         queued.taken = queued.needs
         if not self.running:
             return False
@@ -301,21 +280,20 @@ class Scheduler:
         return queued.taken > free
 
     def _preempt(self) -> list[QueuedRequest]:
-        """Preempt the request that ran longest, if others wait for room."""
+        """Preempt the request that has run longest, if others wait."""
         if not self.time_slice or self._preempting or self.quarantine.on_trial is not None:
             return []
-        wait = [*self.quarantine.queue[:1], *(queued for _, queued in self._waiting[:1])]
+        wait = [*self.quarantine.queue[:1], *self._waiting[:1]]
         if not wait and not self._held_back:
             return []
         # Also a short request behind long ones ends their turns; they are admitted before it.
-        near = (queued for _, queued in islice(self._waiting, NEAR))
-        shortest = min((other.missing for other in chain(wait, near)), default=0)
+        shortest = min((q.missing for q in chain(wait, self._waiting[:NEAR])), default=0)
         able = [
-            t for t in self.running.values() if t.answered and self._may_preempt(t, wait, shortest)
+            q for q in self.running.values() if q.answered and self._may_preempt(q, wait, shortest)
         ]
         if not able:
             return []
-        queued = min(able, key=lambda t: t.began)
+        queued = min(able, key=attrgetter("began"))
         queued.preempted += 1
         self.preemptions += 1
         self._stop(queued)
@@ -341,7 +319,7 @@ class Scheduler:
         queued.again()
         queued.number = self._arrivals
         self._arrivals += 1
-        insort(self._waiting, (queued.order, queued))
+        self._wait(queued)
 
     def _stop(self, queued: QueuedRequest) -> None:
         if self.running.pop(queued.uid, None):

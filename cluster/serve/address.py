@@ -1,4 +1,4 @@
-"""The address of `diffray serve`, reserved against other servers."""
+"""The address of `diffray serve`."""
 
 import contextlib
 import errno
@@ -39,15 +39,13 @@ def reserved(server: Server) -> Iterator[None]:
         try:
             name.bind(f"\0diffray serve {server.host} {server.port}")
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise ValueError(in_use(server)) from None
+            raise _unavailable(server, error) from None
         check_free(server)
         yield
 
 
 def joined(server: Server, host: str | None, port: int) -> Server:
-    """Return where a Serve that runs already listens; Ray would ignore what was asked for."""
+    """Return where a running Serve listens; refuse other values, which Ray would ignore."""
     if host is None:
         raise ValueError("the cluster's Serve has no HTTP proxy; start it with one")
     listens: dict[str, Any] = {"host": host, "port": port}
@@ -61,9 +59,9 @@ def joined(server: Server, host: str | None, port: int) -> Server:
 
 
 def reachable_url(serve_details: Mapping[str, Any], here: str) -> str | None:
-    """Return a URL that reaches Serve; None where it has no HTTP proxy.
+    """Return a URL that reaches Serve; None if it has no HTTP proxy.
 
-    Where it listens on all addresses, that is a proxy's node: this one (`here`) if it has one.
+    If it listens on all addresses, that of a node with a proxy, if possible this one (`here`).
     """
     options = serve_details.get("http_options") or {}
     host, port = options.get("host"), options.get("port")
@@ -76,20 +74,18 @@ def reachable_url(serve_details: Mapping[str, Any], here: str) -> str | None:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def in_use(server: Server) -> str:
-    return f"port {server.port} is in use; give another --port"
-
-
 def check_free(server: Server) -> None:
-    """Raise if an address is not available."""
+    """Raise ValueError if an address is not available."""
     if not 0 < server.port < 2**16:
         raise ValueError(f"there is no port {server.port}; give one from 1 to {2**16 - 1}")
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     try:
         socket.create_server((server.host, server.port), family=family).close()
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            reason = in_use(server)
-        else:
-            reason = f"nothing can listen on {server.host}:{server.port} ({error.strerror})"
-        raise ValueError(reason) from None
+        raise _unavailable(server, error) from None
+
+
+def _unavailable(server: Server, error: OSError) -> ValueError:
+    if error.errno == errno.EADDRINUSE:
+        return ValueError(f"port {server.port} is in use; give another --port")
+    return ValueError(f"cannot listen on {server.host}:{server.port} ({error.strerror})")

@@ -27,12 +27,10 @@ def deployment(args: dict[str, Any]) -> Application:
     for name in ("api", "api_key_env"):
         if name in config.model_fields_set:
             raise ValueError(f"args: {name} is for the endpoint, which a deployment does not have")
-    return _bound(Replica, on_this_cluster(config))
+    return _bound(Replica, config)
 
 
 def application(config: AppConfig) -> Application:
-    """Return the application of a validated configuration."""
-    config = on_this_cluster(config)
     settings = config.api_settings()
 
     def api() -> FastAPI:  # built in the replica, because not all of it can be pickled
@@ -42,26 +40,20 @@ def application(config: AppConfig) -> Application:
 
 
 def _bound(replica: type[Replica], config: AppConfig) -> Application:
-    options = deployment_options(config)
+    config = with_device(config)
     plain: Any = serve.deployment(replica)
-    app: Application = plain.options(name="Replica", **options).bind(config)
+    app: Application = plain.options(name="Replica", **deployment_options(config)).bind(config)
     return app
 
 
-def on_this_cluster(config: AppConfig) -> AppConfig:
-    """Return the configuration with "auto" replaced by the device of this cluster's ranks."""
+def with_device(config: AppConfig) -> AppConfig:
+    """Return the configuration with "auto" replaced by what the cluster, or this machine, has."""
     if config.engine_kwargs.device != "auto":
         return config
-    if not ray.is_initialized():
-        return on_this_machine(config)
-    return config.on("cuda" if ray.cluster_resources().get("GPU", 0) else "cpu")
+    if ray.is_initialized():
+        gpus = ray.cluster_resources().get("GPU", 0)
+    else:
+        from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 
-
-def on_this_machine(config: AppConfig) -> AppConfig:
-    """Return the configuration with "auto" replaced by the device of this machine."""
-    if config.engine_kwargs.device != "auto":
-        return config
-    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
-
-    gpus = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
+        gpus = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
     return config.on("cuda" if gpus else "cpu")

@@ -1,13 +1,13 @@
-"""What a deployed model is configured by: the `args` of `serve run`, `build` and `deploy`.
+"""The configuration of a deployed model: the `args` of `serve run`, `build` and `deploy`.
 
-Shaped like Ray Serve LLM's LLMConfig. Serve's own schema lets unknown keys pass; here each is an
-error, and so is a key that would have no effect.
+It is shaped like Ray Serve LLM's LLMConfig. Serve's own schema ignores unknown keys; here they are
+errors, and so are keys that would have no effect.
 """
 
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -36,7 +36,7 @@ class AppConfig(Config):
         PlacementGroup(), description="Where a replica's ranks may run."
     )
     diffusion: DiffusionParams = Field(
-        DiffusionParams(), description="The default diffusion parameters of requests."
+        DiffusionParams(), description="Default diffusion parameters."
     )
     generation_defaults: GenerationDefaults = Field(
         GenerationDefaults(), description="The default sampling parameters of requests."
@@ -45,7 +45,7 @@ class AppConfig(Config):
     api_key_env: str | None = Field(
         None,
         min_length=1,
-        description="The environment variable that holds the API keys, separated by commas.",
+        description="The environment variable with the API keys, separated by commas.",
     )
     request_timeout_s: float | None = Field(
         None, gt=0, description="The most seconds that an answer may take; default: no limit."
@@ -82,13 +82,13 @@ class AppConfig(Config):
         return self.model_loading_config.model_source or self.model_id
 
     def on(self, device: str) -> "AppConfig":
-        """Return this configuration for a device that 'auto' turned out to be."""
+        """Return this configuration with the device that 'auto' stands for."""
         engine = self.engine_kwargs.model_copy(update={"device": device})
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return AppConfig(**(given | {"engine_kwargs": engine}))
 
     def api_settings(self, environment: Mapping[str, str] = os.environ) -> ApiSettings:
-        """Return how the endpoint behaves, with the keys that the environment holds."""
+        """Return the endpoint's settings, with the keys of the environment."""
         if self.api_key_env is None:
             return self.api
         text = environment.get(self.api_key_env, "")
@@ -102,34 +102,28 @@ class AppConfig(Config):
 
 
 def app_config(given: object, where: str = "args") -> AppConfig:
-    """Return the configuration, or say in one sentence where in `where` it is wrong."""
+    """Return the configuration; raise ValueError with one sentence on what is wrong in `where`."""
     if not isinstance(given, dict):
         raise ValueError(
             f"{where}: expected a mapping with model_loading_config (given: {given!r:.100})"
         )
+    for key in given:
+        if not isinstance(key, str):
+            raise ValueError(f"{where}: the option {key!r} must be text")
     try:
-        return AppConfig.model_validate(_as_options(given, where))
+        return AppConfig.model_validate({key: _parsed(value) for key, value in given.items()})
     except ValidationError as error:
         raise ValueError(f"{where}: {explain(error)}") from None
 
 
 def accelerator_types() -> set[str]:
-    """Return the names under which Ray knows NVIDIA's GPUs."""
     from ray.util.accelerators import accelerators
 
     return {value for name, value in vars(accelerators).items() if name.startswith("NVIDIA_")}
 
 
-def _as_options(given: dict[Any, Any], where: str) -> dict[str, Any]:
-    """Check that options have names; `serve run module:build NAME=JSON` gives values as text."""
-    for key in given:
-        if not isinstance(key, str):
-            raise ValueError(f"{where}: the option {key!r} must be text")
-    return {key: _parsed(value) for key, value in given.items()}
-
-
 def _parsed(value: object) -> object:
-    """Return the object that a text stands for; no option that is a text begins with a brace."""
+    """Parse an object given as text, as by `serve run module:build NAME=JSON`."""
     if not isinstance(value, str) or not value.startswith("{"):
         return value
     try:

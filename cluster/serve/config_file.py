@@ -1,7 +1,8 @@
-"""YAML files with one or several models, each an application with its own path."""
+"""YAML files that describe one or more models, each an application with its own path."""
 
 import re
-from collections.abc import Hashable, Iterator
+from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from diffray.cluster.serve.app_config import AppConfig, app_config
 
 BUILDER = "diffray.cluster.app:build"
+_PATH = re.compile(r"/|(/(?!-)[A-Za-z0-9._~-]+)+")  # Serve reserves paths that start with /-
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,6 @@ class Application:
 
 
 def read_applications(path: Path) -> tuple[Application, ...]:
-    """Read a file for `diffray serve --config`."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -51,7 +52,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str, where: str) -> object:
-    """Return the values of a YAML text, or say in one sentence where it is wrong."""
+    """Return the values of a YAML text; raise ValueError with the place of an error."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -73,7 +74,7 @@ def applications(given: object, where: str) -> tuple[Application, ...]:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.model_id).strip("-") or f"model-{number}"
         default = "/" if len(models) == 1 else f"/{name}"
         found.append(Application(name, default if prefix is None else prefix, config))
-    _refuse_twins(found, where)
+    _refuse_duplicates(found, where)
     return tuple(found)
 
 
@@ -96,8 +97,8 @@ def _models(given: object, where: str) -> list[object]:
     if isinstance(given, dict):
         if "applications" in given:
             raise ValueError(
-                f"{where}: this is Serve's own format; run it with `serve run`, or give "
-                "what stands under args"
+                f"{where}: this is Serve's own format; run it with `serve run`, or give the "
+                "options under args"
             )
         if set(given) != {"llm_configs"}:
             return [given]
@@ -112,7 +113,7 @@ def _split_prefix(model: object, where: str) -> tuple[str | None, object]:
     if not isinstance(model, dict) or "route_prefix" not in model:
         return None, model
     prefix = model["route_prefix"]
-    if not isinstance(prefix, str) or not _is_path(prefix):
+    if not isinstance(prefix, str) or not _PATH.fullmatch(prefix):
         raise ValueError(
             f"{where}: route_prefix: expected a path such as '/llada', "
             f"without a slash at its end (given: {prefix!r})"
@@ -120,20 +121,12 @@ def _split_prefix(model: object, where: str) -> tuple[str | None, object]:
     return prefix, {key: value for key, value in model.items() if key != "route_prefix"}
 
 
-def _is_path(prefix: str) -> bool:
-    # Serve reserves paths that start with /-.
-    return prefix == "/" or bool(re.fullmatch(r"(/(?!-)[A-Za-z0-9._~-]+)+", prefix))
-
-
-def _refuse_twins(found: list[Application], where: str) -> None:
+def _refuse_duplicates(found: list[Application], where: str) -> None:
     for what, names in (
         ("the model_id", [each.config.model_id for each in found]),
         ("the name", [each.name for each in found]),
         ("the route_prefix", [each.route_prefix for each in found]),
     ):
-        for name in _twice(names):
+        (name, count), *_ = Counter(names).most_common(1)
+        if count > 1:
             raise ValueError(f"{where}: {what} {name!r} is given twice; each model needs its own")
-
-
-def _twice(names: list[str]) -> Iterator[str]:
-    yield from (name for at, name in enumerate(names) if name in names[:at])

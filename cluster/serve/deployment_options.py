@@ -1,4 +1,4 @@
-"""Which model is deployed, how often and where: Ray Serve's options, under Serve's names."""
+"""Which model is deployed, with how many replicas and where: Ray Serve's options and names."""
 
 from typing import Annotated, Literal, Self
 
@@ -16,13 +16,12 @@ class ModelLoading(Config):
     model_source: str | None = Field(
         None,
         min_length=1,
-        description="A checkpoint's folder, a Hugging Face Hub id or a demo's name; default: the "
-        "model_id.",
+        description="A checkpoint folder, a Hugging Face Hub id or a demo; default: the model_id.",
     )
 
 
 class Autoscaling(Config):
-    """Serve's autoscaling, by tokens still to be written or, as Serve does it, by requests."""
+    """Serve's autoscaling, by tokens still to be generated or, as Serve does it, by requests."""
 
     min_replicas: int = Field(1, ge=0, description="The fewest replicas.")
     max_replicas: int = Field(ge=1, description="The most replicas.")
@@ -32,18 +31,15 @@ class Autoscaling(Config):
     target_ongoing_tokens: float | None = Field(
         None,
         gt=0,
-        description="The tokens still to be written that a replica should have; default: 256 for "
-        "each of max_num_seqs.",
+        description="Tokens still to be generated per replica; default: 256 * max_num_seqs.",
     )
     target_ongoing_requests: float | None = Field(
         None, gt=0, description="Scale by requests per replica instead, with Serve's own policy."
     )
-    upscale_delay_s: float = Field(10.0, ge=0, description="Seconds before replicas are added.")
-    downscale_delay_s: float = Field(
-        300.0, ge=0, description="Seconds before replicas are removed."
-    )
+    upscale_delay_s: float = Field(10.0, ge=0, description="Seconds before adding replicas.")
+    downscale_delay_s: float = Field(300.0, ge=0, description="Seconds before removing replicas.")
     downscale_to_zero_delay_s: float | None = Field(
-        None, ge=0, description="Seconds before the last replica is removed."
+        None, ge=0, description="Seconds before removing the last replica."
     )
     upscaling_factor: float | None = Field(
         None, gt=0, description="Scales each decision to add replicas, as in Ray Serve."
@@ -81,14 +77,12 @@ class Autoscaling(Config):
 class Backpressure(Config):
     """How Serve refuses a request that cannot be queued any more."""
 
-    status_code: Literal[429, 503] = Field(429, description="The HTTP status of the refusal.")
-    retry_after_s: float | None = Field(
-        1.0, ge=0, description="The Retry-After header of the refusal, in seconds."
-    )
+    status_code: Literal[429, 503] = Field(429, description="The HTTP status of a refusal.")
+    retry_after_s: float | None = Field(1.0, ge=0, description="Its Retry-After header.")
 
 
 class Deployment(Config):
-    """How many replicas Serve runs, and how it looks after them."""
+    """How many replicas Serve runs, and how it watches them."""
 
     num_replicas: int | None = Field(None, ge=1, description="The number of replicas; default: 1.")
     autoscaling_config: Autoscaling | None = Field(
@@ -97,34 +91,30 @@ class Deployment(Config):
     max_ongoing_requests: int | None = Field(
         None,
         ge=1,
-        description="The most requests that Serve sends to a replica; default: all that it takes.",
+        description="The most requests that Serve sends to a replica; default: all it accepts.",
     )
     max_queued_requests: int = Field(
         1024, ge=-1, description="The most requests to queue at each proxy; -1: no limit."
     )
     backpressure_config: Backpressure = Field(
-        Backpressure(), description="How a request beyond that is refused."
+        Backpressure(), description="How requests beyond that are refused."
     )
-    health_check_period_s: float = Field(
-        2.0, gt=0, description="Seconds between health checks of a replica."
-    )
+    health_check_period_s: float = Field(2.0, gt=0, description="Seconds between health checks.")
     health_check_timeout_s: float = Field(
         10.0,
         gt=0,
-        description="Seconds after which a health check has failed; three end a replica.",
+        description="Seconds after which a health check has failed; three failures end a replica.",
     )
     graceful_shutdown_wait_loop_s: float = Field(
-        1.0, gt=0, description="Seconds between looks at whether a replica has finished."
+        1.0, gt=0, description="Seconds between checks whether a replica has finished."
     )
     graceful_shutdown_timeout_s: float = Field(
-        120.0, ge=0, description="Seconds for running answers to finish when a replica ends."
+        120.0, ge=0, description="Seconds for running requests to finish when a replica ends."
     )
     max_surge_percent: int = Field(
         0, ge=0, le=100, description="Extra replicas during an update, in percent."
     )
-    max_constructor_retry_count: int = Field(
-        20, ge=1, description="How often Serve tries to start a replica."
-    )
+    max_constructor_retry_count: int = Field(20, ge=1, description="Attempts to start a replica.")
 
     @model_validator(mode="after")
     def _one_way_to_scale(self) -> Self:
@@ -133,6 +123,19 @@ class Deployment(Config):
         if self.max_queued_requests == 0:
             raise ValueError("max_queued_requests: 0 is not allowed; give -1 (no limit) or more")
         return self
+
+    @property
+    def most_replicas(self) -> int:
+        scaling = self.autoscaling_config
+        return scaling.max_replicas if scaling is not None else self.num_replicas or 1
+
+    @property
+    def first_replicas(self) -> int:
+        """The initial number; one if the first request starts one."""
+        scaling = self.autoscaling_config
+        if scaling is None:
+            return self.num_replicas or 1
+        return max(scaling.initial_replicas or scaling.min_replicas, 1)
 
 
 class PlacementGroup(Config):
@@ -147,12 +150,11 @@ class PlacementGroup(Config):
         description="A rank's resources; default: a GPU and a CPU, or on CPUs cpu_threads CPUs.",
     )
     bundles: tuple[Bundle, ...] | None = Field(
-        None,
-        description="The resources of each rank; the replica's own bundle is added.",
+        None, description="The resources of each rank; the replica's own bundle is added."
     )
 
     @model_validator(mode="after")
-    def _one_way_to_say(self) -> Self:
+    def _given_once(self) -> Self:
         if self.bundle_per_worker is not None and self.bundles is not None:
             raise ValueError("give bundle_per_worker or bundles, not both")
         return self

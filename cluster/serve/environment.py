@@ -1,4 +1,4 @@
-"""The environment variables that Ray reads on import; always set, because defaults vary."""
+"""Sets the environment variables that Ray reads on import, and hides those with API keys."""
 
 import ctypes
 import os
@@ -29,12 +29,12 @@ ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def prepare(address: str) -> None:
-    """Set what the user has not set, for a cluster; call it before ray is first imported."""
+    """Set what the user has not set, to join a cluster; call it before ray is first imported."""
     _set(SETTINGS | (ALONE if is_alone(address) else {}))
 
 
 def prepare_server(routes: Collection[str], *, haproxy: Path | None) -> None:
-    """The same for a Ray started here, with models at these paths.
+    """The same to start a Ray here, with models at these paths.
 
     `haproxy` is an empty folder for HAProxy's files, if it is used.
     """

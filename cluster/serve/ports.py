@@ -8,8 +8,6 @@ range that the kernel assigns by itself (ip_local_port_range, from 32768).
 import atexit
 import random
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 FIRST, STOP = 20_000, 30_000
@@ -45,30 +43,24 @@ def claim_block() -> int:
     """
     starts = list(range(FIRST, STOP - BLOCK + 1, BLOCK))
     random.shuffle(starts)
-    given_out = ephemeral_ports()
-    for first in sorted(starts, key=lambda start: _overlap(start, given_out)):
-        with ExitStack() as claim:
-            try:
-                claim.enter_context(bound(first))
-                for port in range(first + 1, first + BLOCK):
-                    with bound(port):
-                        pass
-            except OSError:
-                continue
-            atexit.register(claim.pop_all().close)
-            return first
+    ephemeral = ephemeral_ports()  # the blocks to take last
+    starts.sort(key=lambda start: start in ephemeral or start + BLOCK - 1 in ephemeral)
+    for first in starts:
+        claim = socket.socket()
+        try:
+            claim.bind(("", first))
+            for port in range(first + 1, first + BLOCK):
+                with socket.socket() as probe:
+                    probe.bind(("", port))
+        except OSError:
+            claim.close()
+            continue
+        atexit.register(claim.close)
+        return first
     raise ValueError(
         f"there are no {BLOCK} free ports in a row between {FIRST} and {STOP}; "
         "end other servers on this machine"
     )
-
-
-@contextmanager
-def bound(port: int) -> Iterator[None]:
-    """Bind a port on every address; raise OSError if it is taken on any."""
-    with socket.socket() as holder:
-        holder.bind(("", port))
-        yield
 
 
 def ephemeral_ports() -> range:
@@ -78,7 +70,3 @@ def ephemeral_ports() -> range:
     except OSError:  # not Linux
         return range(0)
     return range(int(low), int(high) + 1)
-
-
-def _overlap(first: int, ports: range) -> int:
-    return max(0, min(first + BLOCK, ports.stop) - max(first, ports.start))

@@ -14,8 +14,7 @@ from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
-from diffray.cluster.serve.exporter import PERIOD_S, Exporter
-from diffray.cluster.serve.replicas import Replicas
+from diffray.cluster.serve.replica_metrics import EXPORT_S, Exporter, Replicas
 from diffray.components.checkpoints.checkpoint import resolve
 from diffray.workers.text import Tokenizer
 
@@ -59,28 +58,28 @@ class Replica:
         self._exporting = asyncio.create_task(_export(_service))
         log.info("%s is ready (replica %s, process %d)", config.model_id, replicas.own, os.getpid())
 
-    # Called by handles; bodies and answers are those of the HTTP endpoints, errors are ApiErrors.
+    # For handles: bodies and answers are those of the HTTP endpoints, errors are ApiErrors.
 
     async def chat(self, body: Json) -> Json:
         """Answer a conversation, as POST /v1/chat/completions does."""
-        with _refusals_told():
+        with _api_errors():
             return await current_service().chat(body)
 
     async def complete(self, body: Json) -> Json:
         """Answer prompts, as POST /v1/completions does."""
-        with _refusals_told():
+        with _api_errors():
             return await current_service().complete(body)
 
     async def stream_chat(self, body: Json) -> AsyncGenerator[Json, None]:
         """Yield the chunks of a conversation's answer, for `handle.options(stream=True)`."""
-        with _refusals_told():
+        with _api_errors():
             async with aclosing(current_service().stream_chat(_streaming(body))) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
     async def stream_complete(self, body: Json) -> AsyncGenerator[Json, None]:
         """Yield the chunks of the answers to prompts, for `handle.options(stream=True)`."""
-        with _refusals_told():
+        with _api_errors():
             async with aclosing(current_service().stream_completion(_streaming(body))) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -97,7 +96,7 @@ class Replica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Report the tokens still to be generated to the autoscaling policy."""
         assert self.engine is not None
-        return {ONGOING_TOKENS: float(self.engine.queued_tokens)}
+        return {ONGOING_TOKENS: float(self.engine.ongoing_tokens)}
 
     async def __del__(self) -> None:
         """End the coordinator and its ranks; Serve calls it after the last request."""
@@ -109,15 +108,15 @@ class Replica:
 
 
 @contextmanager
-def _refusals_told() -> Iterator[None]:
+def _api_errors() -> Iterator[None]:
     """Count errors, and raise them as ApiError, which callers can read."""
     try:
         yield
     except (ApiError, EngineFailed) as error:
-        told = as_api_error(error)
+        refusal = as_api_error(error)
         if _service is not None:
-            _service.metrics.count("request_refused", label=str(told.status))
-        raise told from None
+            _service.metrics.count("request_refused", label=str(refusal.status))
+        raise refusal from None
 
 
 def _streaming(body: object) -> object:
@@ -130,5 +129,5 @@ async def _export(service: Service) -> None:
         try:
             exporter.export((await service.snapshot()).families)
         except Exception:
-            log.exception("Ray's exporter did not take the metrics")
-        await asyncio.sleep(PERIOD_S)
+            log.exception("the metrics could not be exported to Ray")
+        await asyncio.sleep(EXPORT_S)

@@ -1,25 +1,21 @@
 """`diffray serve`: applications on a new or a running Ray cluster, until Ctrl-C."""
 
 import contextlib
-import logging
-import os
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ray
 from ray import serve
 from ray._private import worker as _ray_worker
-from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 from ray._private.state import actors
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
-from diffray.cluster.control.worker_group import first_line
+from diffray.cluster.control.actors import first_line
 from diffray.cluster.serve.address import (
     EVERYWHERE,
     Server,
@@ -28,15 +24,13 @@ from diffray.cluster.serve.address import (
     reachable_url,
     reserved,
 )
-from diffray.cluster.serve.app import application, on_this_cluster
-from diffray.cluster.serve.capacity import ClusterNodes, Shortages, in_words, pending_reasons
+from diffray.cluster.serve.app import application
+from diffray.cluster.serve.capacity import Shortages, pending_reasons
 from diffray.cluster.serve.config_file import Application
-from diffray.cluster.serve.cores import threads_of_ranks
-from diffray.cluster.serve.deployment import first_replicas, most_replicas, placement_bundles
+from diffray.cluster.serve.ray_session import running_ray
 from diffray.cluster.serve.stand_in import standing_in
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import DEMOS, TOY
-from diffray.components.container import usable_cores
 
 DEADLINE_S = 3600.0  # seconds for the models to load
 _POLL_S = 0.25
@@ -51,14 +45,12 @@ def run_server(
     say: Callable[[str], None],
 ) -> None:
     """Serve until interrupted, then let running requests finish."""
-    wishes = [each.config.deployment_config for each in applications]
-    ending.limit_s = _END_S + max(wish.graceful_shutdown_timeout_s for wish in wishes)
+    graces = [each.config.deployment_config.graceful_shutdown_timeout_s for each in applications]
+    ending.limit_s = _END_S + max(graces)
     with (
         reserved(server),
         running_ray(applications, server, ending, say),
-        standing_in(server.host, server.port)
-        if server.address is None
-        else contextlib.nullcontext(),
+        standing_in(server),
     ):
         server = start_serve(server)
         with interruptible(ending.stopped):
@@ -69,7 +61,7 @@ def run_server(
                     for each in applications:
                         say(ready_line(each, server, url or f"port {server.port}"))
                     ending.stopped.wait()
-                    say("Finishing what is running; a second Ctrl-C or SIGTERM ends it at once.")
+                    say("Finishing running requests; a second Ctrl-C or SIGTERM ends them at once.")
             finally:
                 remove(applications)
 
@@ -93,89 +85,8 @@ def interruptible(stopped: threading.Event) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-@contextlib.contextmanager
-def running_ray(
-    applications: tuple[Application, ...],
-    server: Server,
-    ending: Ending,
-    say: Callable[[str], None],
-) -> Iterator[None]:
-    """Connect to the cluster, or start one on this machine and end it afterwards."""
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    try:
-        if server.address is not None:
-            ray.init(address=server.address, **quiet)
-        else:
-            say("Starting Ray on this machine ...")
-            # Passed to all processes of this Ray; otherwise Ray sets a rank's number of CPUs: one.
-            if (threads := threads_of_ranks(applications, usable_cores())) is not None:
-                os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-            ray.init(
-                address="local",
-                num_cpus=max(cpus_needed(applications), os.cpu_count() or 1),
-                include_dashboard=server.dashboard,
-                dashboard_host="127.0.0.1",
-                **quiet,
-            )
-    except Exception as error:  # Ray raises all kinds of errors
-        what = "be started" if server.address is None else f"be reached at {server.address}"
-        raise ValueError(f"Ray could not {what}: {' '.join(str(error).split())}") from None
-    try:
-        if server.address is None:
-            check_room(applications)
-            ending.failure = dead_part_of_ray
-        yield
-    finally:
-        ending.failure = lambda: None  # it ends now
-        ray.shutdown()
-
-
-def dead_part_of_ray() -> str | None:
-    """Return which process that this machine's Ray depends on has died, if any."""
-    node: Any = _ray_worker._global_node
-    for name, process in node.dead_processes():
-        if name in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
-            return (
-                f"Ray's {name} has died (exit status {process.returncode}), and with it the "
-                f"server; {node.get_logs_dir_path()} may say why"
-            )
-    return None
-
-
-def check_room(applications: tuple[Application, ...]) -> None:
-    """Refuse what this machine cannot provide, because no other node joins its Ray."""
-    needed = Counter[str]()
-    for each in applications:
-        config = on_this_cluster(each.config)
-        for bundle in placement_bundles(config) * first_replicas(config):
-            needed.update(bundle)
-    have = ray.cluster_resources()
-    for name, amount in needed.items():
-        if amount > have.get(name, 0) + 1e-6:
-            raise ValueError(
-                f"the replicas need {in_words([name], [needed])}, and this machine has "
-                f"{in_words([name], [have])}; give --device cpu, fewer replicas or ranks, or the "
-                "--address of a Ray cluster that has more"
-            )
-
-
-def cpus_needed(applications: tuple[Application, ...]) -> int:
-    """Return the number of CPUs that Ray needs for the maximum number of replicas."""
-    from diffray.cluster.serve.app import on_this_machine
-
-    cores = 0.0
-    for each in applications:
-        bundles = placement_bundles(on_this_machine(each.config))
-        cores += most_replicas(each.config) * sum(bundle.get("CPU", 0) for bundle in bundles)
-    return int(cores + 0.999)
-
-
 def start_serve(server: Server) -> Server:
-    """Start Serve, or find it where the cluster has one; returns where it really listens.
-
-    Raises ValueError if it cannot listen, or does so elsewhere than was asked for.
-    """
+    """Start Serve if the cluster has none; return where it listens, or raise ValueError."""
     found = _client()
     if found is not None:
         server = joined(server, found.http_config.host, found.http_config.port)
@@ -194,7 +105,6 @@ def _client() -> Any:
 
 
 def here() -> str:
-    """Return the name of this process's node."""
     return str(ray.get_runtime_context().get_node_id())
 
 
@@ -220,7 +130,7 @@ def deploy(
             wait_for_applications_running=False,
         )
     except RayError as error:
-        raise ValueError(f"Ray Serve does not take it: {first_line(error)}") from None
+        raise ValueError(f"Ray Serve refused the applications: {first_line(error)}") from None
     say(where_ray_is())
     for each in applications:
         say(f"Loading {each.config.model_id} from {each.config.model_source} ...")
@@ -230,12 +140,12 @@ def deploy(
             raise Interrupted
         if time.monotonic() - begin > DEADLINE_S:
             raise ValueError(f"{', '.join(waiting)}: not ready after {DEADLINE_S:g} s")
-        shortages.see(pending_reasons(ClusterNodes.now()), time.monotonic())
+        shortages.see(pending_reasons(), time.monotonic())
         time.sleep(_POLL_S)
 
 
 def check_paths(applications: tuple[Application, ...], others: Mapping[str, Any]) -> None:
-    """Refuse a path that another application of the same Serve has."""
+    """Refuse a path that another application of this Serve has."""
     owners = {each["route_prefix"]: name for name, each in others.items()}
     for each in applications:
         owner = owners.get(each.route_prefix)
@@ -249,9 +159,8 @@ def check_paths(applications: tuple[Application, ...], others: Mapping[str, Any]
 def remove(applications: tuple[Application, ...]) -> None:
     """Remove the applications and wait until their replicas have finished running requests.
 
-    Other applications may share this Serve. The limit is each deployment's
-    graceful_shutdown_timeout_s, for which Serve's own call does not wait. Replicas that are pending
-    or still loading are kept as long by Serve, but not waited for here.
+    Other applications may share this Serve, whose own call does not wait for a deployment's
+    graceful_shutdown_timeout_s. Replicas that are pending or still loading are not waited for.
     """
     states = serve.status().applications
     idle = {}
@@ -303,7 +212,7 @@ def failure_of(state: Any) -> str:
 
 
 def ready_line(each: Application, server: Server, url: str) -> str:
-    """Return the line that says where to ask, and how; `url` reaches the server."""
+    """Return the line with the model's URL and an example; `url` reaches the server."""
     url += each.route_prefix.rstrip("/")
     everywhere = f" (listening on {server.host})" if server.host in EVERYWHERE else ""
     key = ' -H "Authorization: Bearer KEY"' if each.config.api_settings().api_keys else ""
@@ -317,9 +226,8 @@ def ready_line(each: Application, server: Server, url: str) -> str:
 
 
 def where_ray_is() -> str:
-    """Return the line with the cluster's address."""
     address = ray.get_runtime_context().gcs_address
-    node: Any = ray._private.worker._global_node  # Ray reports its dashboard nowhere else
+    node: Any = _ray_worker._global_node  # Ray reports its dashboard nowhere else
     dashboard = f"; dashboard at http://{node.webui_url}" if node and node.webui_url else ""
     return f"Ray is at {address}; try: diffray status --address {address}{dashboard}"
 

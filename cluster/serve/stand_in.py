@@ -1,7 +1,7 @@
-"""Runs a stand-in for a dead HAProxy until Ray Serve has started a new one.
+"""Runs a stand-in for a dead HAProxy until Serve has started a new one, which takes seconds.
 
-Serve replaces the actor that ran it, which takes seconds. The stand-in has the same configuration
-but no admin socket, so Serve notices the death; Serve's new HAProxy takes over its ports (-sf).
+It has the same configuration but no admin socket, so Serve notices the death; Serve's new HAProxy
+takes over its ports (-sf).
 """
 
 import math
@@ -15,20 +15,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.haproxy import STAND_IN
 
 _PERIOD_S = 0.2
-_START_S = 5.0  # by then it listens, or it has ended because its ports were taken
+_START_S = 5.0  # until it listens, or has ended because its ports were taken
 
 
 @contextmanager
-def standing_in(host: str, port: int) -> Iterator[None]:
-    """Watch the port of this process's HAProxy, if any, within the block."""
-    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+def standing_in(server: Server) -> Iterator[None]:
+    """Watch the port of the HAProxy that this process's Ray runs, if any, within the block."""
+    if server.address is not None or os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
         yield
         return
     folder = Path(os.environ["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host), server.port
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(folder, address, ended), daemon=True)
     watch.start()
@@ -41,19 +42,19 @@ def standing_in(host: str, port: int) -> Iterator[None]:
 
 def _watch(folder: Path, address: tuple[str, int], ended: threading.Event) -> None:
     stand_in: subprocess.Popen[bytes] | None = None
-    starts_again = math.inf  # when to start one; Serve starts the first itself
+    next_start = math.inf  # Serve starts the first HAProxy itself
     while not ended.wait(_PERIOD_S):
         if _is_listening(address):
-            starts_again = 0
-        elif time.monotonic() >= starts_again:
+            next_start = 0
+        elif time.monotonic() >= next_start:
             _end(stand_in, folder)
             stand_in = _start(folder)
-            starts_again = time.monotonic() + _START_S
+            next_start = time.monotonic() + _START_S
     _end(stand_in, folder)
 
 
 def _is_listening(address: tuple[str, int]) -> bool:
-    """Whether the port accepts connections; a slow connection counts, a refused one does not."""
+    """Return whether the port accepts connections, even slowly."""
     try:
         socket.create_connection(address, timeout=5).close()
     except ConnectionRefusedError:
@@ -83,7 +84,7 @@ def _start(folder: Path) -> subprocess.Popen[bytes] | None:
 
 
 def _end(stand_in: subprocess.Popen[bytes] | None, folder: Path) -> None:
-    """End it unless it has handed over; its shell prevents reuse of its id until then."""
+    """End it unless it has handed over; until then its shell prevents reuse of its id."""
     for note in folder.glob(f"*/{STAND_IN}"):
         note.unlink()
     if stand_in is not None and stand_in.stdin:

@@ -1,4 +1,4 @@
-"""`diffray serve` as two processes, so that whichever dies, the other cleans up.
+"""`diffray serve` as two processes: if one dies, the other cleans up.
 
 The process that the user started, the supervisor, waits for signals and for its child, the server,
 which does all the work. The server has its own session, so a terminal's signals reach only the
@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,7 +24,7 @@ import typer
 LOST_S = 8.0  # seconds for running requests after the terminal was closed or the supervisor died
 HURRY_S = 2.0  # seconds for the server to leave a running cluster after the second Ctrl-C
 SAME_S = 0.3  # seconds within which a repeated signal counts once: timeout(1) sends each twice
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 _KILL_S = 5.0  # seconds until a killed process is gone, unless it is stuck in the kernel
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -35,10 +35,10 @@ def supervised() -> Iterator["Ending"]:
 
     SIGINT asks the child to end, and kills it unless it handles the signal.
     """
-    wanted = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-        wanted.add(signal.SIGHUP)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+        signals.add(signal.SIGHUP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     # Not in TMPDIR: a socket's path, which includes a node's id, would become too long.
     folder = Path(tempfile.mkdtemp(prefix="diffray-haproxy-", dir="/tmp"))
     _adopt_orphans()
@@ -47,7 +47,7 @@ def supervised() -> Iterator["Ending"]:
     server = os.fork()
     if server:
         try:
-            status = _Supervisor(server, wanted).run()
+            status = _Supervisor(server, signals).run()
             _clean_up(folder, others)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -74,10 +74,10 @@ def supervised() -> Iterator["Ending"]:
 class _Supervisor:
     """Waits for the server to end, and forwards signals."""
 
-    def __init__(self, server: int, wanted: set[signal.Signals]) -> None:
-        self._server, self._wanted = server, wanted
-        self._asked: list[signal.Signals] = []  # the signals received
-        self._asked_at = -math.inf
+    def __init__(self, server: int, signals: set[signal.Signals]) -> None:
+        self._server, self._signals = server, signals
+        self._received: list[signal.Signals] = []
+        self._received_at = -math.inf
         self._deadline = math.inf
 
     def run(self) -> int:
@@ -87,9 +87,9 @@ class _Supervisor:
             if left <= 0:
                 with suppress(ProcessLookupError):
                     os.kill(self._server, signal.SIGKILL)
-            told = signal.sigtimedwait(self._wanted, min(max(left, 0.1), _LOOK_S))
-            if told is not None and told.si_signo != signal.SIGCHLD:
-                self._ask(signal.Signals(told.si_signo))
+            found = signal.sigtimedwait(self._signals, min(max(left, 0.1), _CHECK_S))
+            if found is not None and found.si_signo != signal.SIGCHLD:
+                self._forward(signal.Signals(found.si_signo))
         return self._status(code)
 
     def _ended(self) -> int | None:
@@ -100,35 +100,33 @@ class _Supervisor:
                     return os.waitstatus_to_exitcode(found[1])
         return None
 
-    def _ask(self, number: signal.Signals) -> None:
+    def _forward(self, number: signal.Signals) -> None:
         """Ask the server to end; the second time, at once."""
         now = time.monotonic()
-        if number in self._asked and now - self._asked_at < SAME_S:
+        if number in self._received and now - self._received_at < SAME_S:
             return
         if number == signal.SIGHUP:
             say(
                 "diffray: the terminal was closed, so the server ends; "
-                f"what is running has {LOST_S:g} s to finish"
+                f"running requests have {LOST_S:g} s to finish"
             )
             limit = LOST_S
         else:
-            limit = HURRY_S if self._asked else math.inf
-        self._asked.append(number)
-        self._asked_at, self._deadline = now, min(self._deadline, now + limit)
+            limit = HURRY_S if self._received else math.inf
+        self._received.append(number)
+        self._received_at, self._deadline = now, min(self._deadline, now + limit)
         with suppress(ProcessLookupError):
             os.kill(self._server, signal.SIGINT)
 
     def _status(self, code: int) -> int:
-        if signal.SIGHUP in self._asked or len(self._asked) > 1:
-            return 128 + self._asked[-1]
-        if self._asked and -code in (signal.SIGINT, *self._asked):
+        if signal.SIGHUP in self._received or len(self._received) > 1:
+            return 128 + self._received[-1]
+        if self._received and -code in (signal.SIGINT, *self._received):
             return 0  # no requests to finish yet
         if code >= 0:
             return code
-        say(
-            f"diffray: the server process was killed ({signal.Signals(-code).name}), "
-            "and what it had started was ended"
-        )
+        name = signal.Signals(-code).name
+        say(f"diffray: the server process was killed ({name}); all that it started was ended")
         return 128 - code
 
 
@@ -143,10 +141,10 @@ class Ending:
         self._supervisor = supervisor
 
     def watch(self) -> None:
-        """Check every second, in a thread, because the main one may wait for a dead Ray."""
+        """Check every second; in a thread, because the main one may wait for a dead Ray."""
         deadline = math.inf
         while True:
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
             if reason := self.failure():
                 self._end(reason)
             if os.getppid() != self._supervisor:
@@ -181,8 +179,8 @@ def children() -> set[int]:
     return found
 
 
-def _clean_up(folder: Path, others: frozenset[int] | set[int] = frozenset()) -> None:
-    """Kill every descendant and remove the folder.
+def _clean_up(folder: Path, others: Set[int] = frozenset()) -> None:
+    """Kill every descendant except `others`, and remove the folder.
 
     The children of a dead child become this process's own. A child's id is not reused before it is
     waited for here, so no foreign process can be hit.

@@ -124,9 +124,9 @@ def schedule(number: int, seed: int) -> list[Fault]:
 async def happen(fault: Fault, engine: RemoteEngine, cable: Cable) -> str:
     """Let it happen; returns when the cable is whole again."""
     told = ""
-    ranks = await engine.pids() if "rank" in fault.kind else []
-    pid = await engine.coordinator_pid() if "coordinator" in fault.kind else None
-    if ranks:
+    coordinator, *ranks = await engine.pids()
+    pid = coordinator if "coordinator" in fault.kind else None
+    if "rank" in fault.kind:
         pid = ranks[int(fault.pick * len(ranks))]
     if fault.lasts:
         await asyncio.to_thread(cable.cut)

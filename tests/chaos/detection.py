@@ -101,7 +101,7 @@ async def hit(engine: RemoteEngine, nodes: Nodes, fault: str) -> None:
         await asyncio.to_thread(nodes.lose)
         return
     of_rank = fault.endswith("rank")
-    pid = (await engine.pids())[-1] if of_rank else await engine.coordinator_pid()
+    pid = (await engine.pids())[-1 if of_rank else 0]
     os.kill(pid, signal.SIGKILL if fault.startswith("kill") else signal.SIGSTOP)
 
 

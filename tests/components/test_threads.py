@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.serve.config_file import applications
-from diffray.cluster.serve.cores import threads_of_ranks
+from diffray.cluster.serve.app_config import app_config
+from diffray.cluster.serve.deployment import threads_of_ranks
 from diffray.components.backend import at_most_threads, threads_for, use_threads
 from diffray.components.container import usable_cores
 from diffray.components.denoiser import Denoiser
@@ -35,11 +35,8 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def threads(cores: int, *models: dict[str, Any]) -> int | None:
     """Return what each rank of these models gets on a machine with so many cores and no GPU."""
     common = {"engine_kwargs": {"device": "cpu"}}
-    given = [
-        {"model_loading_config": {"model_id": f"model {number}"}} | common | model
-        for number, model in enumerate(models)
-    ]
-    return threads_of_ranks(applications(given, "the test"), cores)
+    given = [{"model_loading_config": {"model_id": "demo"}} | common | model for model in models]
+    return threads_of_ranks([app_config(each) for each in given], cores)
 
 
 @pytest.mark.parametrize(("cores", "alone", "of_two"), [(1, 1, 1), (2, 2, 1), (16, 16, 8)])

@@ -12,9 +12,8 @@ from diffray.cluster.control import restarts
 from diffray.cluster.control.coordinator import Coordinator
 from diffray.cluster.control.engine_client import EngineFailed, Poisonous, Refusal
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import Event, Kind
+from diffray.cluster.control.events import Event, Kind, decode_events
 from diffray.cluster.control.hub import Failure
-from diffray.cluster.control.wire import decode_events
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
 from diffray.workers.messages import Footprint, Reply, Round
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
@@ -205,7 +204,7 @@ def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None
 def test_what_is_new_is_refused_while_a_restart_takes_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restarts, "_SOON_S", 0.2)
+    monkeypatch.setattr(restarts, "_SHORTEST_START_S", 0.2)
 
     async def story(world: World) -> None:
         await world.ask(0, 400)

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from diffray.cluster.control.events import NOBODY, PIECES, Bulletin, Event, Kind, Mailbox
+from diffray.cluster.control.events import NOBODY, PIECES, Bulletin, Event, Kind
+from diffray.cluster.control.open_requests import Mailbox
 from diffray.workers.messages import Progress, Update
 
 
@@ -17,10 +18,13 @@ def test_who_does_not_read_gets_all_tokens_in_few_pieces() -> None:
         mailbox = Mailbox()
         for token in range(10 * PIECES):
             mailbox.put(update(7, token, reason="stop" if token == 10 * PIECES - 1 else None))
-        assert len(mailbox._pieces) == PIECES
-        return [await mailbox.get() for _ in range(PIECES)]
+        found = [await mailbox.get()]
+        while not found[-1].ends:
+            found.append(await mailbox.get())
+        return found
 
     pieces = [event.update for event in asyncio.run(run()) if event.update]
+    assert len(pieces) == PIECES
     assert [token for piece in pieces for token in piece.ids] == list(range(10 * PIECES))
     last, number = pieces[-1], 10 * PIECES - 1
     assert len(last.steps) == len(last.logprobs) == len(last.ids)

@@ -15,9 +15,8 @@ from diffray.cluster.control.engine_client import (
     Poisonous,
 )
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind
+from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind, encode_events
 from diffray.cluster.control.remote import RemoteEngine
-from diffray.cluster.control.wire import encode_events
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import Limits, check_request
 from diffray.workers.messages import Request, Update, WireRequest
@@ -82,7 +81,7 @@ def engine(coordinator: FakeCoordinator, **options: Any) -> RemoteEngine:
     group: Any = None
     made = RemoteEngine("toy", EngineConfig(**options), group)
     made._coordinator = coordinator
-    made._limits = Limits(toy_spec(), 512, 4, 100, 16, (EOS,), MASK)
+    made.limits = Limits(toy_spec(), 512, 4, 100, 16, (EOS,), MASK)
     made._listener = asyncio.create_task(made._listen())
     return made
 
@@ -225,13 +224,13 @@ def test_a_cancel_that_is_lost_is_said_again() -> None:
         answer = asyncio.create_task(tokens(asked, 7))
         while not coordinator.asked:
             await asyncio.sleep(0.01)
-        assert asked.queued_tokens == 8
+        assert asked.ongoing_tokens == 8
         coordinator.tell(7, 1)
         await asyncio.sleep(0.01)
-        assert asked.queued_tokens == 7
+        assert asked.ongoing_tokens == 7
         answer.cancel()
         await asyncio.sleep(0.01)
-        assert coordinator.cancelled == [] and asked.queued_tokens == 0
+        assert coordinator.cancelled == [] and asked.ongoing_tokens == 0
         coordinator.tell(7, 2)  # the ranks go on for nobody
         await asyncio.sleep(0.01)
         assert coordinator.cancelled == [7]

@@ -81,7 +81,7 @@ def test_a_killed_rank_costs_a_pause_and_no_token() -> None:
                 for uid, prompt in enumerate(asked)
             ]
             await under_way(running)
-            os.kill((await running.pids())[1], signal.SIGKILL)
+            os.kill((await running.pids())[-1], signal.SIGKILL)
             return await asyncio.gather(*tasks), (await running.load()).restarts
 
     answers, restarts = asyncio.run(run())
@@ -101,7 +101,7 @@ def test_a_killed_coordinator_costs_a_pause_and_no_token() -> None:
                 for uid, prompt in enumerate(asked)
             ]
             await under_way(running)
-            os.kill(await running.coordinator_pid(), signal.SIGKILL)
+            os.kill((await running.pids())[0], signal.SIGKILL)
             return await asyncio.gather(*tasks), running.restarts
 
     answers, restarts = asyncio.run(run())
@@ -129,7 +129,7 @@ def test_what_hangs_is_replaced_and_costs_no_token(part: str) -> None:
             ]
             await under_way(running)
             is_rank = part == "rank"
-            pid = (await running.pids())[0] if is_rank else await running.coordinator_pid()
+            pid = (await running.pids())[-1 if is_rank else 0]
             await paused(pid, 1.0)
             os.kill(pid, signal.SIGSTOP)
             async with asyncio.timeout(200):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from diffray.cluster.serve.app_config import AppConfig, app_config
-from diffray.cluster.serve.autoscaling import ONGOING_TOKENS, OngoingTokensPolicy, replicas_for
-from diffray.cluster.serve.deployment import deployment_options, gpus, placement_bundles
+from diffray.cluster.serve.autoscaling import ONGOING_TOKENS, OngoingTokensPolicy
+from diffray.cluster.serve.deployment import deployment_options, placement_bundles, resources
 
 
 def config(device: str = "cuda", **parts: Any) -> AppConfig:
@@ -19,9 +19,9 @@ def config(device: str = "cuda", **parts: Any) -> AppConfig:
 
 class TestPlacement:
     def test_one_bundle_for_the_replica_and_one_for_each_rank(self) -> None:
-        bundles = placement_bundles(config(engine_kwargs={"tensor_parallel_size": 4}))
-        assert bundles == [{"CPU": 1}] + [{"GPU": 1, "CPU": 1}] * 4
-        assert gpus(bundles) == 4
+        four = config(engine_kwargs={"tensor_parallel_size": 4})
+        assert placement_bundles(four) == [{"CPU": 1}] + [{"GPU": 1, "CPU": 1}] * 4
+        assert resources(four, replicas=2) == {"GPU": 8, "CPU": 10}
 
     def test_ranks_on_the_cpu_take_their_threads(self) -> None:
         wish = config("cpu", engine_kwargs={"tensor_parallel_size": 2, "cpu_threads": 3})
@@ -157,7 +157,8 @@ class Situation:
 
 class TestPolicy:
     def wanted(self, situation: Situation) -> int:
-        replicas, state = OngoingTokensPolicy(target_ongoing_tokens=100)(situation)
+        context: Any = situation
+        replicas, state = OngoingTokensPolicy(target_ongoing_tokens=100)(context)
         assert state == {}
         return replicas
 
@@ -185,5 +186,10 @@ class TestPolicy:
         assert self.wanted(idle) == 0
 
     def test_bounds_win(self) -> None:
-        assert replicas_for(1e9, 1.0, 2, 3) == 3
-        assert replicas_for(0.0, 1.0, 2, 3) == 2
+        for tokens, replicas in ((1e9, 3), (0.0, 2)):
+            bounds = Situation(
+                {ONGOING_TOKENS: {"a": tokens}},
+                capacity_adjusted_min_replicas=2,
+                capacity_adjusted_max_replicas=3,
+            )
+            assert self.wanted(bounds) == replicas

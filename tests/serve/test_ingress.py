@@ -1,15 +1,20 @@
-"""A lost replica at Serve's own proxy: asked again, or told to the client."""
+"""Around Serve's proxies and replicas: lost replicas, misrouted requests, unknown paths."""
 
 import asyncio
 import json
 from typing import Any
 
+import pytest
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from diffray.cluster.serve.ingress import TRIES, SecondTry
+from diffray.cluster.serve.environment import ROUTES
+from diffray.cluster.serve.ingress import TRIES, Ingress, server_name
 
 BODY = [b'{"prompt": ', b'"hello"}']
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
+OWN = b"SERVE_REPLICA_demo-Replica-abcdefgh"
+NAME = b"x-diffray-server"
 
 
 async def echo(receive: Receive) -> bytes:
@@ -21,8 +26,8 @@ async def echo(receive: Receive) -> bytes:
     return body
 
 
-def asked(replicas: list[str], gone: bool = False) -> tuple[list[Message], int]:
-    """Return what a client gets from replicas that answer, break or are lost, and who was asked."""
+def sent_by(replicas: list[str], gone: bool = False) -> tuple[list[Message], int]:
+    """Return what a client gets from replicas that answer, break or are lost, and their number."""
     sent: list[Message] = []
     calls = iter(replicas)
     count = 0
@@ -54,7 +59,8 @@ def asked(replicas: list[str], gone: bool = False) -> tuple[list[Message], int]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    asyncio.run(SecondTry(proxy)({"type": "http", "path": "/model/v1"}, receive, send))
+    scope = {"type": "http", "path": "/model/v1", "headers": []}
+    asyncio.run(Ingress(proxy)(scope, receive, send))
     return sent, count
 
 
@@ -65,7 +71,7 @@ def event(message: Message) -> Any:
 
 
 def test_another_replica_gets_the_same_bytes() -> None:
-    sent, count = asked(["lost", "lost", "answers"])
+    sent, count = sent_by(["lost", "lost", "answers"])
     assert count == 3
     assert [message["type"] for message in sent] == ["http.response.start"] + 2 * [
         "http.response.body"
@@ -73,20 +79,134 @@ def test_another_replica_gets_the_same_bytes() -> None:
     assert sent[1]["body"] == b"".join(BODY)
 
 
-def test_a_broken_stream_ends_with_an_error_that_says_it_may_be_asked_for_again() -> None:
-    sent, count = asked(["breaks", "answers"])
+def test_a_broken_stream_ends_with_an_error_that_says_to_retry() -> None:
+    sent, count = sent_by(["breaks", "answers"])
     assert count == 1, "what has begun is not begun again"
     error = event(sent[-1])["error"]
     assert error["code"] == "engine_unavailable" and "send the request again" in error["message"]
 
 
-def test_after_some_replicas_the_client_is_told() -> None:
-    sent, count = asked(["lost"] * 10)
+def test_after_some_lost_replicas_the_client_gets_an_error() -> None:
+    sent, count = sent_by(["lost"] * 10)
     assert count == TRIES
     assert sent[0]["status"] == 503
     assert (b"retry-after", b"2") in sent[0]["headers"]
     assert json.loads(sent[1]["body"])["error"]["code"] == "engine_unavailable"
 
 
-def test_a_client_that_is_gone_is_not_asked_for() -> None:
-    assert asked(["lost", "answers"], gone=True) == ([], 1)
+def test_a_request_whose_client_is_gone_is_not_retried() -> None:
+    assert sent_by(["lost", "answers"], gone=True) == ([], 1)
+
+
+class Serve:
+    """Answers as Serve's proxy does; keeps the headers that it was sent."""
+
+    def __init__(self, *, healthy: bool = True, answer: Response | None = None) -> None:
+        self.healthy, self.answer = healthy, answer
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers = scope["headers"]
+        path, scope["path"] = scope["path"], "changed"
+        if path == "/-/healthz":
+            answer: Response = PlainTextResponse("", 200 if self.healthy else 503)
+        else:
+            text = f"Path '{path}' not found. Ping http://.../-/routes for available routes."
+            answer = self.answer or PlainTextResponse(text, 404)
+        await answer(scope, receive, send)
+
+
+def answer_of(
+    app: Any, path: str = "/", headers: Any = (), kind: str = "http"
+) -> tuple[int, Any, dict[str, str]]:
+    """Return the status, the JSON or text, and the headers of an answer."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": kind, "method": "GET", "path": path, "headers": list(headers)}
+    asyncio.run(app(scope, receive, send))
+    if kind == "websocket":
+        assert sent == [{"type": "websocket.close"}]
+        return 403, "", {}
+    start, *bodies = sent
+    text = b"".join(message["body"] for message in bodies).decode()
+    named = {name.decode().lower(): value.decode() for name, value in start["headers"]}
+    return (
+        start["status"],
+        json.loads(text) if "json" in named["content-type"] else text,
+        named,
+    )
+
+
+def test_names_are_those_that_serve_gives_to_haproxy() -> None:
+    from ray.serve._private.haproxy import HAProxyManager
+
+    manager: Any = HAProxyManager  # which ray.remote has made something else of
+    serves = manager.__ray_metadata__.modified_class.get_safe_name
+    for name in (
+        "SERVE_REPLICA::demo#Replica#abcdefgh",
+        "SERVE_REPLICA::org/model-1.5 \u00e9#Replica#x",
+        "SERVE_PROXY_ACTOR-fallback-0123",
+    ):
+        assert server_name(name) == serves(name)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/-/healthz", "/-/routes"])
+def test_a_misrouted_request_is_refused(path: str) -> None:
+    serve = Serve()
+    app = Ingress(serve, OWN)
+    for others in ([(NAME, b"other")], [(NAME, OWN), (NAME, b"other")], [(NAME, b"")]):
+        status, body, headers = answer_of(app, path, others)
+        assert status == 503 and headers["retry-after"] == "2"
+        assert body["error"]["code"] == "engine_unavailable"
+    assert answer_of(app, path, [(NAME, b"other")], kind="websocket")[0] == 403
+    assert serve.headers == []
+
+
+@pytest.mark.parametrize(
+    ("name", "headers"),
+    [
+        (OWN, [(NAME, OWN), (b"a", b"b")]),
+        (OWN, [(b"a", b"b")]),  # sent without HAProxy, from the same machine
+        (None, [(NAME, b"from a client"), (b"a", b"b")]),  # there is no HAProxy
+    ],
+)
+def test_a_request_for_this_replica_passes_without_the_header(name: Any, headers: Any) -> None:
+    serve = Serve(answer=PlainTextResponse("hello"))
+    assert answer_of(Ingress(serve, name), headers=headers)[:2] == (200, "hello")
+    assert serve.headers == [(b"a", b"b")]
+
+
+@pytest.mark.parametrize(
+    ("path", "healthy", "routes", "status"),
+    [
+        ("/demo", True, "/demo /other", 503),  # it ends
+        ("/demo/v1/models", True, "/demo /other", 503),
+        ("/demos", False, "/demo /other", 404),
+        ("/any", True, "/", 503),
+        ("/any", False, "", 503),  # it does not know its routes yet
+        ("/any", True, "", 404),
+        ("/-/routes", True, "/", 404),
+    ],
+)
+def test_a_path_that_leads_to_a_model_is_never_unknown(
+    path: str, healthy: bool, routes: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ROUTES, routes)
+    found, body, headers = answer_of(Ingress(Serve(healthy=healthy)), path)
+    code = "engine_unavailable" if status == 503 else "not_found"
+    assert (found, body["error"]["code"]) == (status, code)
+    assert ("retry-after" in headers) == (status == 503)
+
+
+def test_an_applications_own_404_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROUTES, "/")
+    for answer in (PlainTextResponse("Path of mine", 404), Response(status_code=404)):
+        answer.headers["content-type"] = "text/plain"
+        text = bytes(answer.body).decode()
+        assert answer_of(Ingress(Serve(answer=answer)))[:2] == (404, text)

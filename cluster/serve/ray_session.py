@@ -1,0 +1,120 @@
+"""The Ray under `diffray serve`: joined, or started on this machine and watched."""
+
+import contextlib
+import logging
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import ray
+from ray._private import worker as _ray_worker
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
+from ray._private.state import actors
+
+from diffray.cluster.control.actors import ANNOUNCED
+from diffray.cluster.serve.address import Server
+from diffray.cluster.serve.app import with_device
+from diffray.cluster.serve.capacity import in_words
+from diffray.cluster.serve.config_file import Application
+from diffray.cluster.serve.deployment import resources, threads_of_ranks
+from diffray.cluster.serve.supervisor import Ending
+from diffray.components.container import usable_cores
+
+
+@contextlib.contextmanager
+def running_ray(
+    applications: tuple[Application, ...],
+    server: Server,
+    ending: Ending,
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """Connect to the cluster, or start one on this machine and end it afterwards."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    _ray_worker.print_to_stdstream = partial(print_report, say, _ray_worker.print_to_stdstream)
+    try:
+        if server.address is not None:
+            ray.init(address=server.address, **quiet)
+        else:
+            say("Starting Ray on this machine ...")
+            start_ray(applications, include_dashboard=server.dashboard, **quiet)
+    except Exception as error:  # Ray raises all kinds of errors
+        what = "be started" if server.address is None else f"be reached at {server.address}"
+        raise ValueError(f"Ray could not {what}: {' '.join(str(error).split())}") from None
+    try:
+        if server.address is None:
+            check_room(applications)
+            ending.failure = dead_part_of_ray
+        yield
+    finally:
+        ending.failure = lambda: None  # it ends now
+        ray.shutdown()
+
+
+def start_ray(applications: tuple[Application, ...], **options: Any) -> None:
+    """Start a Ray with enough CPUs for the maximum number of replicas, and share the cores."""
+    configs = [with_device(each.config) for each in applications]
+    cpus = sum(resources(each, each.deployment_config.most_replicas)["CPU"] for each in configs)
+    # Passed to all processes of this Ray; otherwise Ray sets a rank's number of CPUs: one.
+    if (threads := threads_of_ranks(configs, usable_cores())) is not None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    ray.init(
+        address="local",
+        num_cpus=max(math.ceil(cpus), os.cpu_count() or 1),
+        dashboard_host="127.0.0.1",
+        **options,
+    )
+
+
+def print_report(
+    say: Callable[[str], None], print_as_ray: Callable[..., None], report: Any, **options: Any
+) -> None:
+    """Print what a process of the cluster reports to its drivers.
+
+    Deaths of ranks and coordinators are left out: diffray announces what follows from them.
+    """
+    (text,) = report["lines"]
+    if text.startswith(ANNOUNCED):
+        say(text)
+    elif not is_death_of_ours(text):
+        print_as_ray(report, **options)
+
+
+def is_death_of_ours(text: str) -> bool:
+    found = re.search(r"Node ID: (\w+) .* Worker PID: (\d+)", text)
+    return found is not None and any(
+        (actor["Address"]["NodeID"], str(actor["Pid"])) == found.groups()
+        and actor["ActorClassName"] in ("Worker", "Coordinator")
+        for actor in actors().values()
+    )
+
+
+def dead_part_of_ray() -> str | None:
+    """Return which process that this machine's Ray depends on has died, if any."""
+    node: Any = _ray_worker._global_node
+    for name, process in node.dead_processes():
+        if name in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
+            return (
+                f"Ray's {name} has died (exit status {process.returncode}), and with it the "
+                f"server; {node.get_logs_dir_path()} may say why"
+            )
+    return None
+
+
+def check_room(applications: tuple[Application, ...]) -> None:
+    """Refuse what this machine cannot provide, because no other node joins its Ray."""
+    needed = Counter[str]()
+    for each in applications:
+        needed += resources(with_device(each.config), each.config.deployment_config.first_replicas)
+    have = ray.cluster_resources()
+    for name, amount in needed.items():
+        if amount > have.get(name, 0) + 1e-6:
+            raise ValueError(
+                f"the replicas need {in_words([name], [needed])}, and this machine has "
+                f"{in_words([name], [have])}; give --device cpu, fewer replicas or ranks, or the "
+                "--address of a Ray cluster that has more"
+            )

@@ -1,0 +1,41 @@
+"""What processes of the cluster report on the server's terminal."""
+
+from typing import Any
+
+import pytest
+
+from diffray.cluster.serve import ray_session
+
+DEATH = (
+    "A worker died or was killed while executing a task by an unexpected system error. Worker ID: "
+    "a1 Node ID: {node} Worker IP address: 127.0.0.1 Worker port: 4 Worker PID: {pid} Worker exit "
+    "type: SYSTEM_ERROR"
+)
+ACTORS = {
+    str(pid): {"ActorClassName": name, "Pid": pid, "Address": {"NodeID": "here"}}
+    for pid, name in ((1, "Worker"), (2, "Coordinator"), (3, "ServeReplica:demo:Replica"))
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "printed"),
+    [
+        ("diffray: demo: rank 0 died; 2 requests continue", True, False),
+        (DEATH.format(node="here", pid=1), False, False),
+        (DEATH.format(node="here", pid=2), False, False),
+        (DEATH.format(node="here", pid=3), False, True),
+        (DEATH.format(node="there", pid=1), False, True),
+        ("1 Workers killed due to memory pressure", False, True),
+    ],
+)
+def test_only_deaths_that_diffray_announces_are_left_out(
+    text: str, said: bool, printed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_session, "actors", lambda: ACTORS)
+    ours: list[str] = []
+    rays: list[Any] = []
+    report = {"lines": [text], "pid": "raylet", "is_err": False}
+    ray_session.print_report(
+        ours.append, lambda data, ignore_prefix: rays.append(data), report, ignore_prefix=False
+    )
+    assert ours == [text] * said and rays == [report] * printed

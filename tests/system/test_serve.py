@@ -172,6 +172,8 @@ def test_the_npm_client_streams(
     told = npm_told(npm_project(tmp_path), f"{served.url}/demo", MESSAGES, KEY)
     (expected,) = llms["demo"].chat(MESSAGES, SamplingParams(max_tokens=40), use_tqdm=False)
     assert told["text"] == told["whole"] == expected.outputs[0].text
+    assert told["role"] == "assistant"
+    assert told["reason"] == expected.outputs[0].finish_reason
     assert told["usage"] == told["wholeUsage"]
     assert told["usage"]["completion_tokens"] == expected.completion_tokens
     assert told["models"] == ["demo"]

@@ -99,10 +99,10 @@ def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -
             assert "waiting: a replica needs 9 CPU" in told, told
             assert "replicas: 1 running" in told, "the other model is not touched"
             waiting.interrupt()
-            assert waiting.process.wait(60) == 0
+            assert waiting.process.wait(120) == 0
         assert first_text(served, max_tokens=24), "the other model answers still"
         served.interrupt()
-        assert served.process.wait(60) == 0
+        assert served.process.wait(120) == 0
         assert "Traceback" not in served.said
     assert replicas() == []
     assert ray.cluster_resources()["CPU"] == 4, "the cluster is not ours to end"
@@ -129,14 +129,11 @@ def test_ctrl_c_twice_leaves_an_answer_unfinished_but_no_process() -> None:
             time.sleep(2 * SAME_S)
             served.interrupt()
             begin = time.monotonic()
-            code = served.process.wait(timeout=30)
+            code = served.process.wait(timeout=60)
             print(f"it ended {time.monotonic() - begin:.1f} s after the second Ctrl-C")
         assert code != 0
         assert "Traceback" not in served.said, served.said
-        end = time.monotonic() + 10
-        while served.processes() and time.monotonic() < end:
-            time.sleep(0.1)
-        assert served.processes() == {}
+        served.is_gone(set(), 60)
         assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
 
 

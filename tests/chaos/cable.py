@@ -15,7 +15,7 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from tests.helpers.local_ray import MEMORY, ray_environment
+from tests.helpers.local_ray import MEMORY, OPTIONS, ray_environment
 
 HERE, THERE = "10.213.7.1", "10.213.7.2"
 _JOINED_S = 120.0
@@ -68,12 +68,7 @@ def two_nodes() -> Iterator[Cable]:
     with Cable(f"df{os.getpid() % 10_000}") as cable, ray_environment({}):
         cluster = Cluster()
         try:
-            cluster.add_node(
-                node_ip_address=HERE,
-                num_cpus=2,
-                include_dashboard=False,
-                object_store_memory=MEMORY,
-            )
+            cluster.add_node(node_ip_address=HERE, num_cpus=2, **OPTIONS)
             ray.init(address=cluster.address, _node_ip_address=HERE)
             with _far_node(cable, cluster.address):
                 _wait_for_cores(3)

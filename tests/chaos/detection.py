@@ -24,7 +24,7 @@ from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
-from tests.helpers.local_ray import MEMORY, ray_environment
+from tests.helpers.local_ray import OPTIONS, ray_environment
 
 FAULTS = ("kill rank", "kill coordinator", "lose node", "hang rank", "hang coordinator")
 PROMPT = (11, 12, 13)
@@ -45,9 +45,7 @@ class Nodes:
         self._far: Any = None
 
     def add(self) -> None:
-        self._far = self._cluster.add_node(
-            num_cpus=1, include_dashboard=False, object_store_memory=MEMORY
-        )
+        self._far = self._cluster.add_node(num_cpus=1, **OPTIONS)
 
     def lose(self) -> None:
         """Kill the node's processes at once."""
@@ -60,7 +58,7 @@ def two_nodes(ranks: int) -> Iterator[Nodes]:
     with ray_environment({}):
         cluster = Cluster()
         try:
-            cluster.add_node(num_cpus=ranks, include_dashboard=False, object_store_memory=MEMORY)
+            cluster.add_node(num_cpus=ranks, **OPTIONS)
             ray.init(address=cluster.address, log_to_driver=False)
             nodes = Nodes(cluster)
             nodes.add()

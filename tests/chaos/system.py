@@ -147,7 +147,7 @@ def leftovers(served: ServeProcess, shared_before: set[str]) -> list[str]:
     status = served.process.wait(timeout=180)
     found = [f"exit status {status}"] if status else []
     found += [f"process {pid}: {line}" for pid, line in served.processes().items()]
-    found += [f"shared memory {name}" for name in shared_now() - shared_before]
+    found += [f"shared memory {name}" for name in sorted(shared_left(shared_before))]
     try:
         socket.create_server(("127.0.0.1", served.port)).close()
     except OSError:
@@ -164,3 +164,12 @@ def _is(part: str, line: str) -> bool:
 
 def shared_now() -> set[str]:
     return set(os.listdir(SHARED))
+
+
+def shared_left(before: set[str]) -> set[str]:
+    """Return what was not there before and no living process uses: programs beside this one do."""
+    new, used = shared_now() - before, set[str]()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # the process has ended, or is another user's
+            used |= set(re.findall(rf"{SHARED}/(\S+)", maps.read_text()))
+    return new - used & shared_now()

@@ -22,7 +22,7 @@ import httpx2
 
 from diffray.workers.process import started
 from tests.chaos.report import LIMIT_S
-from tests.chaos.system import Layout, System, running, shared_now
+from tests.chaos.system import Layout, System, running, shared_left, shared_now
 from tests.chaos.workload import Client, Question, Tally, questions
 
 KINDS = ("kill raylet", "kill gcs", "kill parent", "hang up", "fill disk")
@@ -76,7 +76,7 @@ class Traces:
         system.served.process.poll()  # else a command that was killed stays as a zombie
         self.add(system)
         found = [f"process {pid}: {line}" for pid in self._living() if (line := _line(pid))]
-        found += [f"shared memory {name}" for name in sorted(shared_now() - self.shared)]
+        found += [f"shared memory {name}" for name in sorted(shared_left(self.shared))]
         found += [str(folder) for folder in sorted(self.folders) if folder.exists()]
         try:
             socket.create_server(("127.0.0.1", system.served.port)).close()

@@ -172,16 +172,14 @@ def test_an_idle_loss_is_mended_before_the_next_request_comes() -> None:
 
 
 def test_deadlines_hold_while_the_ranks_are_being_started() -> None:
-    async def story(world: World) -> float:
+    async def story(world: World) -> None:
         await world.ask(0, 10_000, deadline=0.3)
         await world.some_rounds()
-        world.load_s = 5.0
+        world.load_s = 600.0
         world.workers.kill()
-        begin = time.monotonic()
         await world.until(lambda news: Event(Kind.LATE, 0) in news)
-        return time.monotonic() - begin
 
-    assert run(story) < 1.0
+    run(story)
 
 
 def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None:

@@ -1,7 +1,6 @@
 """A replica's engine over a coordinator that cannot always be reached."""
 
 import asyncio
-import time
 from collections import deque
 from typing import Any
 
@@ -203,13 +202,12 @@ def test_a_deadline_holds_while_the_coordinator_says_nothing() -> None:
     async def run() -> None:
         coordinator = FakeCoordinator()
         asked = engine(coordinator)
-        begin = time.monotonic()
-        with pytest.raises(DeadlineExceeded, match=r"not complete after 0\.05 s"):
-            await tokens(asked, 7, deadline=0.05)
-        coordinator.submit.failures = 10**6  # now it cannot even be reached
-        with pytest.raises(DeadlineExceeded):
-            await tokens(asked, 8, deadline=0.05)
-        assert time.monotonic() - begin < 3
+        async with asyncio.timeout(60):
+            with pytest.raises(DeadlineExceeded, match=r"not complete after 0\.05 s"):
+                await tokens(asked, 7, deadline=0.05)
+            coordinator.submit.failures = 10**6  # now it cannot even be reached
+            with pytest.raises(DeadlineExceeded):
+                await tokens(asked, 8, deadline=0.05)
         await asyncio.sleep(0.01)
         assert coordinator.cancelled == [7, 8]
 

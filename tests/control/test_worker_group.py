@@ -12,7 +12,7 @@ from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
-from tests.helpers.local_ray import local_ray
+from tests.helpers.local_ray import local_cluster
 from tests.helpers.worker_groups import (
     LONG,
     Answer,
@@ -37,7 +37,7 @@ WISHES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_cluster() -> Iterator[None]:
-    with local_ray():
+    with local_cluster([{"num_cpus": 8}]):
         yield
 
 

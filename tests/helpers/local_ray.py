@@ -17,26 +17,12 @@ SETTINGS = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
 }
 MEMORY = 100_000_000  # bytes of a node's object store; Ray allows no less
-
-
-@contextmanager
-def local_ray(cpus: int = 8, dashboard_port: int | None = None) -> Iterator[None]:
-    """Start a one-node Ray with logical cores; the machine may have fewer."""
-    with ray_environment({}) as folder:
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            num_gpus=0,
-            include_dashboard=dashboard_port is not None,
-            dashboard_port=dashboard_port,
-            _temp_dir=folder,
-            object_store_memory=MEMORY,
-            log_to_driver=True,
-        )
-        try:
-            yield
-        finally:
-            ray.shutdown()
+# Of each node. The agent would listen on a fixed port, as those of other Rays on this machine do.
+OPTIONS: dict[str, Any] = {
+    "include_dashboard": False,
+    "dashboard_agent_listen_port": 0,
+    "object_store_memory": MEMORY,
+}
 
 
 @contextmanager
@@ -48,7 +34,7 @@ def local_cluster(
         cluster = Cluster()
         try:
             for node in nodes:
-                cluster.add_node(include_dashboard=False, object_store_memory=MEMORY, **node)
+                cluster.add_node(**OPTIONS | node)
             ray.init(address=cluster.address, log_to_driver=True)
             yield
         finally:
@@ -57,14 +43,14 @@ def local_cluster(
 
 
 @contextmanager
-def ray_environment(more: Mapping[str, str]) -> Iterator[str]:
+def ray_environment(more: Mapping[str, str]) -> Iterator[None]:
     """Set the environment for a while, with a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         wanted = {**SETTINGS, **more, "RAY_TMPDIR": folder}
         before = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
         try:
-            yield folder
+            yield
         finally:
             for name, value in before.items():
                 if value is None:

@@ -1,6 +1,7 @@
 """`diffray serve` as a process of its own, in a home and a temporary folder of its own."""
 
 import os
+import random
 import re
 import signal
 import socket
@@ -18,9 +19,13 @@ READY_S = 300.0  # on a machine that does other things too
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
+    """Return a port that neither the kernel nor Ray assigns to another process meanwhile."""
+    ports = list(range(31_100, 32_768))
+    random.SystemRandom().shuffle(ports)  # hypothesis seeds the other generators
+    for port in ports:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import yaml
 from ray import serve
 
 from diffray.cluster.serve.config_file import applications, serve_config
-from tests.helpers.local_ray import local_ray
+from tests.helpers.local_ray import local_cluster
 from tests.helpers.serve_process import free_port
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ REQUESTS = [
 def dashboard() -> Iterator[str]:
     """Start a Ray with its dashboard, which takes jobs and deployments."""
     port = free_port()
-    with local_ray(cpus=4, dashboard_port=port):
+    with local_cluster([{"num_cpus": 4, "include_dashboard": True, "dashboard_port": port}]):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -65,14 +65,14 @@ def test_a_replica_that_no_node_can_hold_spans_nodes_and_answers_the_same(url: s
     with DiffusionLLM("demo", dtype="float64") as llm:
         (alone,) = llm.chat(MESSAGES, SamplingParams(**wishes))
     assert answer == alone.outputs[0].text
-    seconds_until(lambda: not alive("Worker") and not alive("Coordinator"), 10)
+    seconds_until(lambda: not alive("Worker") and not alive("Coordinator"), 60)
 
 
 def test_a_replica_that_must_not_span_nodes_waits_and_says_what_for(url: str) -> None:
     never = application(
         "never",
         engine_kwargs={"tensor_parallel_size": 2},
-        deployment_config={"graceful_shutdown_timeout_s": 20},
+        deployment_config={"graceful_shutdown_timeout_s": 120},
     )
     said: list[str] = []
     stopped = threading.Event()
@@ -88,7 +88,7 @@ def test_a_replica_that_must_not_span_nodes_waits_and_says_what_for(url: str) ->
     finally:
         begin = time.monotonic()
         remove(never)
-    assert time.monotonic() - begin < 10, "nothing runs that could be waited for"
+    assert time.monotonic() - begin < 60, "nothing runs that could be waited for"
     (told,) = (line for line in said if line.startswith("Waiting"))
     assert told.startswith(
         "Waiting: a replica needs 3 CPU on one node; the largest node has 2 CPU, and the cluster"
@@ -130,17 +130,17 @@ def test_replicas_come_with_the_load_and_go_without_an_error(url: str, scaled: s
     with ThreadPoolExecutor(8) as clients:
         futures = [clients.submit(client) for _ in range(8)]
         try:
-            up = seconds_until(lambda: states(scaled) == {"RUNNING": 3}, 90)
+            up = seconds_until(lambda: states(scaled) == {"RUNNING": 3}, 180)
             assert len(set(alive("ServeReplica:many").values())) == 3, "on three nodes"
             time.sleep(1)  # with all three
         finally:
             busy.clear()
         for future in futures:
             future.result()
-    down = seconds_until(lambda: states(scaled) == {"RUNNING": 1}, 90)
+    down = seconds_until(lambda: states(scaled) == {"RUNNING": 1}, 180)
     print(f"1 to 3 replicas in {up:.1f} s, back in {down:.1f} s, {len(answers)} answers")
     assert set(answers) == {200}
-    seconds_until(lambda: len(alive("Worker")) == 1, 10)
+    seconds_until(lambda: len(alive("Worker")) == 1, 60)
 
 
 def test_a_killed_replica_is_replaced_and_takes_its_ranks_with_it(url: str, scaled: str) -> None:
@@ -149,9 +149,9 @@ def test_a_killed_replica_is_replaced_and_takes_its_ranks_with_it(url: str, scal
     (replica,) = family["ServeReplica:many"]
     os.kill(replica, signal.SIGKILL)
     others = family["Coordinator"] | family["Worker"]
-    gone = seconds_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in others), 10)
-    noticed = seconds_until(lambda: states(scaled) != {"RUNNING": 1}, 30)
-    again = seconds_until(lambda: states(scaled) == {"RUNNING": 1}, 90)
+    gone = seconds_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in others), 60)
+    noticed = seconds_until(lambda: states(scaled) != {"RUNNING": 1}, 60)
+    again = seconds_until(lambda: states(scaled) == {"RUNNING": 1}, 180)
     print(f"ranks gone {gone:.1f} s, noticed {noticed:.1f} s, replaced {again:.1f} s after")
     assert ask(url, scaled, max_tokens=8).status_code == 200
     for kind, pids in family.items():

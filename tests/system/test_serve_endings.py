@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import httpx2
 import pytest
 import ray
 from openai import OpenAI
-from prometheus_client.parser import text_string_to_metric_families
 from ray._private.state import actors
 
 from diffray.cluster.serve.supervisor import SAME_S
@@ -99,10 +97,10 @@ def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -
             assert "waiting: a replica needs 9 CPU" in told, told
             assert "replicas: 1 running" in told, "the other model is not touched"
             waiting.interrupt()
-            assert waiting.process.wait(60) == 0
+            assert waiting.process.wait(120) == 0
         assert first_text(served, max_tokens=24), "the other model answers still"
         served.interrupt()
-        assert served.process.wait(60) == 0
+        assert served.process.wait(120) == 0
         assert "Traceback" not in served.said
     assert replicas() == []
     assert ray.cluster_resources()["CPU"] == 4, "the cluster is not ours to end"
@@ -129,14 +127,11 @@ def test_ctrl_c_twice_leaves_an_answer_unfinished_but_no_process() -> None:
             time.sleep(2 * SAME_S)
             served.interrupt()
             begin = time.monotonic()
-            code = served.process.wait(timeout=30)
+            code = served.process.wait(timeout=60)
             print(f"it ended {time.monotonic() - begin:.1f} s after the second Ctrl-C")
         assert code != 0
         assert "Traceback" not in served.said, served.said
-        end = time.monotonic() + 10
-        while served.processes() and time.monotonic() < end:
-            time.sleep(0.1)
-        assert served.processes() == {}
+        served.is_gone(set(), 60)
         assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
 
 
@@ -145,57 +140,6 @@ model_loading_config: {model_id: demo}
 engine_kwargs: {device: cpu, dtype: float64, cpu_threads: 1, max_num_seqs: 8}
 deployment_config: {num_replicas: 2, health_check_period_s: 1}
 """
-
-
-Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-
-def scraped(url: str) -> Series:
-    """Return every series of /metrics; a name has all its series together, in one family."""
-    families = list(text_string_to_metric_families(httpx2.get(f"{url}/metrics").text))
-    assert len({family.name for family in families}) == len(families)
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in families
-        if family.type in ("counter", "histogram")
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    }
-
-
-def total(series: Series, name: str) -> float:
-    return sum(value for (each, _), value in series.items() if each == f"diffray:{name}")
-
-
-def counters_are_those_of_all_replicas(url: str) -> None:
-    """Whichever replica a scrape gets: no counter falls, and what they grow by has happened."""
-    end = time.monotonic() + 60
-    while len({dict(labels)["replica"] for _, labels in scraped(url)}) < 2:
-        assert time.monotonic() < end, "a replica is missing"
-    wish = {"model": "demo", "messages": MESSAGES, "max_tokens": 24, "ignore_eos": True}
-    scrapes = [scraped(url)]
-    with ThreadPoolExecutor(4) as pool:
-        asked = [
-            pool.submit(httpx2.post, f"{url}/v1/chat/completions", json=wish, timeout=120)
-            for _ in range(16)
-        ]
-        while not all(each.done() for each in asked):
-            scrapes.append(scraped(url))
-    usages = [each.result().json()["usage"] for each in asked]
-    scrapes += [scraped(url) for _ in range(12)]
-    for before, after in pairwise(scrapes):
-        assert not [key for key, value in before.items() if after.get(key, -1.0) < value]
-    first, last = scrapes[0], scrapes[-1]
-    for name, grown in {
-        "request_success_total": 16,
-        "generation_tokens_total": 16 * 24,
-        "prompt_tokens_total": sum(usage["prompt_tokens"] for usage in usages),
-        "request_queue_time_seconds_count": 16,
-        "iteration_tokens_total_sum": 16 * 24,
-    }.items():
-        assert total(last, name) - total(first, name) == grown, name
-    begun = [key for key, value in last.items() if key[0].endswith("success_total") and value]
-    assert len(begun) == 2, "both replicas have answered"
 
 
 @pytest.mark.parametrize("proxy", [(), ("--no-haproxy",)])
@@ -218,7 +162,6 @@ def test_a_lost_replica_s_whole_answers_come_from_another(
             answer = httpx2.get(f"{served.url}/v1/models", headers=given)
             (request_id,) = answer.headers.get_list("x-request-id")
             assert request_id == given.get("X-Request-Id", request_id)
-        counters_are_those_of_all_replicas(served.url)
 
         def ask(_: int) -> httpx2.Response:
             return httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=120)

@@ -89,34 +89,30 @@ def test_loading_a_shard_takes_the_memory_of_the_shard(tmp_path: Path) -> None:
     file.unlink()
 
 
-def fail_late(mesh: Mesh) -> list[float]:
+def fail_late(mesh: Mesh) -> None:
     """Wait for a slow rank 1 as loading does, then as a collective does."""
     if mesh.rank == 1:
         time.sleep(4)
     mesh.smallest("anything", mesh.rank)
-    seconds = time.monotonic()
     if mesh.rank == 1:
-        time.sleep(8)
-        return []
+        time.sleep(3600)
     with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
         mesh.all_reduce(torch.ones(3))
-    return [time.monotonic() - seconds]
 
 
 def test_loading_may_take_longer_than_a_collective() -> None:
-    (waited,), _ = on_ranks(2, fail_late, timeout=3)
-    assert 2 < waited < 7
+    on_ranks(2, fail_late, timeout=3, listen_to=1)
 
 
-def lose_one(mesh: Mesh) -> float:
+def lose_one(mesh: Mesh) -> str:
     mesh.all_reduce(torch.ones(3))
     if mesh.rank == 1:
         os._exit(1)
-    seconds = time.monotonic()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError) as error:
         mesh.all_reduce(torch.ones(3))
-    return time.monotonic() - seconds
+    return str(error.value)
 
 
 def test_a_dead_rank_is_noticed_at_once() -> None:
-    assert on_ranks(2, lose_one, listen_to=1)[0] < 5
+    """Its peer's collective fails; it does not wait until it has timed out."""
+    assert "imed out" not in on_ranks(2, lose_one, listen_to=1)[0]

@@ -1,4 +1,4 @@
-# One environment, one command: `make test` is what continuous integration runs; `make test-long` runs the rest.
+# One environment: `make test` in minutes, `make test-long` the tests that it leaves out; .ci/run runs both.
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
@@ -8,6 +8,7 @@ STAMP  := $(VENV)/.installed
 # Not compiled: that would take as long as the rest, and Python compiles what it imports. It has to keep that,
 # or each of Ray's processes would compile all of torch again.
 unexport PYTHONDONTWRITEBYTECODE
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --durations=10 --durations-min=5
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Without an NVIDIA GPU the CPU build saves gigabytes. Its index is offered to pip only where it answers within seconds.
@@ -17,14 +18,13 @@ ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], tim
 .DEFAULT_GOAL := test
 .PHONY: test test-long check fast format docs run clean chaos cuts first-contact newest-ray
 
-# Tests without Ray run on two processes. Those with Ray share the machine badly: one after the other.
+# The fast tests come first. A file's tests share its server or its Ray, and stay in one process.
 test: check
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not long" --durations=10 --durations-min=5
-	$(BIN)/pytest -m "slow and not long" --durations=20 --durations-min=5
+	$(PYTEST) -m "not slow and not long"
+	$(PYTEST) -m "slow and not long"
 
-# Tests that need minutes each.
 test-long: $(STAMP)
-	$(BIN)/pytest -m long --durations=20 --durations-min=5
+	$(PYTEST) -m long
 
 check: $(STAMP)
 	$(BIN)/ruff check
@@ -32,7 +32,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 fast: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not long and not gpu"
+	$(PYTEST) -m "not slow and not long and not gpu"
 
 # Kills, stops and overloads a server while clients check every token; ten minutes and more.
 chaos: $(STAMP)

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from diffray import SamplingParams
 from tests.helpers.api_server import Served, serve_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 POLICIES: dict[bool, list[dict[str, Any]]] = {
     False: [

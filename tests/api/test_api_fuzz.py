@@ -108,7 +108,9 @@ def body_with(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
 BODY = st.lists(st.sampled_from(FIELDS), max_size=4, unique=True).flatmap(body_with)
 
 
-@pytest.fixture(scope="module", params=["llada", "llada2_moe"])
+@pytest.fixture(
+    scope="module", params=["llada", pytest.param("llada2_moe", marks=pytest.mark.long)]
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:

@@ -17,7 +17,7 @@ from tests.chaos.report import as_text, sound
 from tests.helpers.worker_groups import LONG, answer, in_process, prompts, under_way, wish
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and the command ip"
     ),

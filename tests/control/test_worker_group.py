@@ -45,7 +45,7 @@ def ray_cluster() -> Iterator[None]:
     ("model", "options"),
     [
         ("demo", {"ranks": 2, "expert_parallel": True, "rounds_in_flight": 1}),
-        ("demo", {"ranks": 4, "steps_per_round": 3}),
+        pytest.param("demo", {"ranks": 4, "steps_per_round": 3}, marks=pytest.mark.long),
         ("demo-llada2", {"ranks": 2, "steps_per_round": 2}),
     ],
 )
@@ -115,7 +115,7 @@ async def paused(pid: int, seconds: float) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("part", ["rank", "coordinator"])
+@pytest.mark.parametrize("part", ["rank", pytest.param("coordinator", marks=pytest.mark.long)])
 def test_what_hangs_is_replaced_and_costs_no_token(part: str) -> None:
     asked = prompts("demo", 2)
     params = wish(LONG)

@@ -19,7 +19,7 @@ def test_a_schedule_can_be_had_again_and_has_every_kind() -> None:
     assert {fault.kind for fault in schedule(len(KINDS), seed=1)} == set(KINDS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_fault_costs_an_answer_but_where_it_cuts_the_connection() -> None:
     layout = Layout(replicas=2, slots=6, queue=6)
     outcome = chaos(layout, faults=6, streams=12, tokens=48, seed=2, alone=True)
@@ -29,7 +29,7 @@ def test_no_fault_costs_an_answer_but_where_it_cuts_the_connection() -> None:
     assert len(outcome.hits) == 6 and outcome.tally.counts["right"] >= 12
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(SOAK not in os.environ, reason=f"takes the minutes that {SOAK} says, as 20")
 def test_memory_is_flat_and_latency_does_not_drift() -> None:
     layout = Layout(replicas=1, slots=12, queue=12)

@@ -117,7 +117,7 @@ def test_attention_s_rival_is_given_what_it_takes(name: str) -> None:
     assert len(rivals) == (1 if shape.block else 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the checks compile them")
 def test_kernels_compile_for_hopper_and_fit_it() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -95,6 +95,7 @@ def test_serve_deploy_runs_a_generated_file(dashboard: str, tmp_path: Path) -> N
     serve.shutdown()
 
 
+@pytest.mark.long
 def test_serve_deploy_refuses_a_key_that_is_unknown(dashboard: str, tmp_path: Path) -> None:
     written = serve_config(applications(MODEL, "the test"))
     written["applications"][0]["args"]["engine_kwarg"] = {}
@@ -106,6 +107,7 @@ def test_serve_deploy_refuses_a_key_that_is_unknown(dashboard: str, tmp_path: Pa
     serve.shutdown()
 
 
+@pytest.mark.long
 def test_a_batch_is_a_job(dashboard: str, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()

@@ -108,6 +108,7 @@ def test_a_handle_answers_as_the_endpoint_does(url: str, served: str, text: str)
     assert late.value.message == error.value.message
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
 def test_an_ingress_of_ones_own_asks_a_model_behind_it(url: str) -> None:
     (source,) = re.findall(r"```python\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
@@ -227,6 +228,7 @@ def test_a_replica_that_hangs_is_killed_and_what_it_was_asked_is_answered(
     assert all(said == text if end == "done" else text.startswith(said) for said, end in ends)
 
 
+@pytest.mark.long
 def test_a_rolling_update_drops_nothing(url: str, served: str, text: str) -> None:
     before = set(alive("ServeReplica:two"))
     busy = threading.Event()

@@ -109,7 +109,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", source, tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_source_tree
 def test_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path) -> None:
     expected = {
@@ -124,7 +124,7 @@ def test_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path) -> 
     assert any(name.endswith("licenses/LICENSE") for name in metadata)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_source_tree
 def test_wheel_imports_away_from_the_source_tree(wheel: Path, tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
@@ -143,7 +143,7 @@ print(diffray.workers.__path__[0])
     assert found == [str(site / "diffray" / "__init__.py"), str(site / "diffray" / "workers")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_source_tree
 def test_editable_install_works_in_the_checkout_and_beside_it(source: Path, tmp_path: Path) -> None:
     checkout = tmp_path / "diffray"  # the folder that README clones into
@@ -173,7 +173,7 @@ print(demo_path("demo"))
         ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_source_tree
 def test_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", source, tmp_path)

@@ -173,6 +173,7 @@ def test_a_stock_client_gets_the_answers_of_this_process(
     )
 
 
+@pytest.mark.long
 def test_the_npm_client_streams(
     served: ServeProcess, llms: dict[str, DiffusionLLM], tmp_path: Path
 ) -> None:

@@ -81,9 +81,9 @@ def streams(served: ServeProcess) -> Iterator[None]:
 long: Any = pytest.mark.long
 # What dies or is told to end, by which signal; the exit status, and what is said last.
 DEATHS = [
-    pytest.param("group", "SIGTERM", "idle", 0, "a second Ctrl-C"),
-    pytest.param("group", "SIGHUP", "streams", 129, "the terminal was closed"),
     pytest.param("raylet/raylet ", "SIGKILL", "streams", 1, "Ray's raylet has died"),
+    pytest.param("group", "SIGTERM", "idle", 0, "a second Ctrl-C", marks=long),
+    pytest.param("group", "SIGHUP", "streams", 129, "the terminal was closed", marks=long),
     pytest.param("group", "SIGKILL", "streams", -9, "a second Ctrl-C", marks=long),
     pytest.param("group", "SIGKILL", "idle", -9, "a second Ctrl-C", marks=long),
     pytest.param("group", "SIGHUP", "idle", 129, "a second Ctrl-C", marks=long),
@@ -154,6 +154,7 @@ def test_a_signal_while_it_starts_leaves_nothing_behind(
         assert "Traceback" not in served.said and "(raylet)" not in served.said, served.said
 
 
+@pytest.mark.long
 def test_one_of_two_starts_on_a_port_is_refused_at_once(port: int) -> None:
     """And so is the other, when somebody else takes the port while its Ray is started."""
     with serve_process("demo", "--device", "cpu", port=port) as first:
@@ -168,6 +169,7 @@ def test_one_of_two_starts_on_a_port_is_refused_at_once(port: int) -> None:
         first.is_gone(set(), BUSY * GONE_S)
 
 
+@pytest.mark.long
 def test_a_device_that_this_machine_lacks_is_refused(port: int) -> None:
     with serve_process("demo", "--device", "cuda", "--replicas", "1000", port=port) as served:
         assert served.process.wait(120) == 1

@@ -113,6 +113,7 @@ def test_another_port_than_the_cluster_s_is_one_sentence(cluster: str) -> None:
         assert "listens on port" in served.said and "give --port" in served.said
 
 
+@pytest.mark.long
 def test_ctrl_c_twice_leaves_an_answer_unfinished_but_no_process() -> None:
     with serve_process("demo", "--device", "cpu") as served:
         served.wait_for(" is ready at ", 1)
@@ -142,6 +143,7 @@ deployment_config: {num_replicas: 2, health_check_period_s: 1}
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("proxy", [(), ("--no-haproxy",)])
 def test_a_lost_replica_s_whole_answers_come_from_another(
     proxy: tuple[str, ...], tmp_path: Path

@@ -18,7 +18,7 @@ import pytest
 
 from tests.helpers.serve_process import ServeProcess, serve_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 KEY = "a-key"
 BODY = json.dumps({"prompt": "hello", "max_tokens": 8})

@@ -115,7 +115,15 @@ def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llada_moe_fused"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("dream", marks=pytest.mark.long),
+        pytest.param("llada", marks=pytest.mark.long),
+        "llada_moe",
+        "llada2_moe",
+    ],
+)
 def test_golden_tokens_come_out_of_padded_steps(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ def alone(model: str) -> Found:
     return run_case(Mesh(), Case(model, False))
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_find_what_one_finds(size: int, tmp_path: Path) -> None:
     """Every decoder, cache and way of sampling in one batch of each model, and all logits."""
     config = LLADA | {"vocab_size": 65, "n_kv_heads": 2}

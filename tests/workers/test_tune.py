@@ -12,7 +12,7 @@ from diffray.workers.tune import tune
 from tests.helpers.paths import GOLDEN
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llada_moe", "llada2_moe"])
 def test_tiles_are_tried_for_every_bucket_and_tokens_stay(family: str) -> None:
     tried: list[float] = []

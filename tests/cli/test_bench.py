@@ -9,14 +9,14 @@ from typer.testing import CliRunner, Result
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.bench import roofline
-from diffray.cluster.cli.bench.commands import app
 from diffray.cluster.cli.bench.counters import between, parse
-from diffray.cluster.cli.bench.flags import counts
+from diffray.cluster.cli.bench.datasets import BUNDLED, read_asks
 from diffray.cluster.cli.bench.offline import counted, timed
-from diffray.cluster.cli.bench.output import percentile
 from diffray.cluster.cli.bench.phases import CACHE, DECODE, HOST, MODEL, Phases
-from diffray.cluster.cli.bench.prompts import BOXED, read_asks
+from diffray.cluster.cli.bench.results import percentile
 from diffray.cluster.cli.bench.roofline import Reads, memory_bandwidth
+from diffray.cluster.cli.bench.sweep import counts
+from diffray.cluster.cli.main import app
 from diffray.components.denoiser import Denoiser
 from diffray.components.experts import Experts
 from diffray.components.mesh import Mesh
@@ -38,7 +38,7 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["bench", *arguments])
 
 
 class TestPercentiles:
@@ -57,8 +57,8 @@ class TestPercentiles:
 
 
 class TestPrompts:
-    def test_boxed_data_sets_are_there(self) -> None:
-        assert [len(read_asks(name, None, 1000)) for name in BOXED] == [96, 164, 256]
+    def test_bundled_data_sets_are_there(self) -> None:
+        assert [len(read_asks(name, None, 1000)) for name in BUNDLED] == [96, 164, 256]
         assert len(read_asks("humaneval", None, 5)) == 5
         assert read_asks("gsm8k", None, 1)[0].prompt.startswith("Janet")
         assert {ask.task for ask in read_asks("demo", None, 99)} == {"math", "code", "json"}
@@ -78,7 +78,7 @@ class TestPrompts:
         own.write_text('{"prompt": "a"}\n{"text": "b"}\n')
         with pytest.raises(ValueError, match="line 2"):
             read_asks("custom", own, 10)
-        for name, path in (("custom", None), ("gsm8k", own), ("mmlu", None)):
+        for name, path in (("custom", None), ("mmlu", None)):
             with pytest.raises(ValueError, match=r"--dataset|data set"):
                 read_asks(name, path, 10)
 
@@ -120,7 +120,7 @@ def test_phases_of_a_device_add_up(tiny: str) -> None:
         params = SamplingParams(max_tokens=64, ignore_eos=True, seed=0)
         llm.generate([[1, 2, 3]], params)
         with Phases(llm.engine) as phases:
-            run = timed(llm, "", [[[1, 2, 3]]], [[params]])
+            run = timed(llm, "", [([[1, 2, 3]], [params])])
     assert sum(phases.seconds.values()) == pytest.approx(run.seconds, rel=0.1)
 
 
@@ -173,8 +173,8 @@ class TestCounting:
             max_tokens=16, ignore_eos=True, diffusion={"decoder": {"kind": "fixed", "steps": 16}}
         )
         with DiffusionLLM(tiny) as llm:
-            together = timed(llm, "", [[[1, 2], [3, 4]]], [[params] * 2])
-            alone = timed(llm, "", [[[1, 2]], [[3, 4]]], [[params]] * 2)
+            together = timed(llm, "", [([[1, 2], [3, 4]], [params] * 2)])
+            alone = timed(llm, "", [([[1, 2]], [params]), ([[3, 4]], [params])])
         assert (together.tokens, together.forwards) == (32, 16)
         assert (alone.tokens, alone.forwards) == (32, 32)
         assert together.tokens_per_forward == alone.tokens_per_forward == 1

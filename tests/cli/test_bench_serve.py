@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from diffray.cluster.api.service import Service
-from diffray.cluster.cli.bench import guidellm, serve
-from diffray.cluster.cli.bench.commands import app
-from diffray.cluster.cli.bench.flags import Data
+from diffray.cluster.cli.bench import guidellm, online
+from diffray.cluster.cli.bench.datasets import Data
+from diffray.cluster.cli.main import app
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from tests.helpers import stand_in_guidellm
@@ -31,7 +31,7 @@ VLLMS_KEYS = set(
 
 
 def bench(url: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["serve", "--base-url", url, *arguments])
+    return CliRunner().invoke(app, ["bench", "serve", "--base-url", url, *arguments])
 
 
 def refused(url: str, *arguments: str) -> str:
@@ -78,7 +78,7 @@ def replace_guidellm(
         return run([sys.executable, stand_in_guidellm.__file__, *command[4:]], **options)
 
     monkeypatch.setattr(subprocess, "run", instead)
-    monkeypatch.setattr(serve, "find_spec", lambda name: object())
+    monkeypatch.setattr(online, "find_spec", lambda name: object())
 
 
 def sent(fake: FakeEndpoint) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ class TestScenario:
             assert run["request_goodput"] == pytest.approx(run["request_throughput"] / 2)
             assert (run["mean_ttft_ms"], run["p99_e2el_ms"]) == (0.5, 2000)
         assert len(sent(fake)) == 12
-        assert "do not tell of diffusion" in result.output
+        assert "have no counters of diffusion" in result.output
         assert "good req/s" in page.read_text() and "http://127" in page.read_text()
         assert (tmp_path / "kept" / "run-4.html").exists()
 
@@ -159,7 +159,7 @@ class TestScenario:
             seeds.append(scenario["seed"]["value"])
             return run(scenario, *others)
 
-        monkeypatch.setattr(serve, "run_guidellm", watched)
+        monkeypatch.setattr(online, "run_guidellm", watched)
         flags = *custom(tmp_path / "own", "a"), "--max-concurrency", "1,2"
         assert bench(fake.url, *flags, "--seed", "7").exit_code == 0
         assert seeds == [7, 8]
@@ -177,7 +177,7 @@ class TestEndings:
     def test_without_the_extra_one_sentence_says_what_to_install(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(serve, "find_spec", lambda name: None)
+        monkeypatch.setattr(online, "find_spec", lambda name: None)
         said = refused("http://127.0.0.1:9")
         assert said == "diffray: bench serve needs guidellm; pip install 'diffray[bench]'"
 
@@ -260,7 +260,7 @@ def test_a_real_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generato
             *("--output-json", str(numbers)),
         )
     assert result.exit_code == 0, result.output
-    assert "do not tell of diffusion" not in result.output
+    assert "have no counters of diffusion" not in result.output
     demo, chance = json.loads(numbers.read_text())["runs"]
     for found in (demo, chance):
         assert set(found) >= VLLMS_KEYS

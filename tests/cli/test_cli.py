@@ -19,10 +19,10 @@ from typer.testing import CliRunner, Result
 import diffray
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.batch_run import Summary
+from diffray.cluster.cli.flags import Diffusion, Sampling
 from diffray.cluster.cli.main import app
-from diffray.cluster.cli.measured import Measured
+from diffray.cluster.cli.print_answer import MASK, Measured, animate, frame
 from diffray.cluster.cli.request_options import sampling_params
-from diffray.cluster.cli.watch import MASK, animate, frame
 from diffray.cluster.serve.app_config import app_config
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.threshold import Threshold
@@ -352,7 +352,7 @@ def test_memory_can_be_given_with_a_unit() -> None:
 
 
 def test_numbers_of_a_part_default_to_the_default_kind() -> None:
-    params = sampling_params({}, ["decoder.threshold=0.5"])
+    params = sampling_params(Sampling(), Diffusion(settings=["decoder.threshold=0.5"]))
     assert params.diffusion.decoder == Threshold(threshold=0.5)
 
 

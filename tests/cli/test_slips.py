@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.random_checkpoint import Shape, config_of
-from diffray.cluster.cli.bench.flags import counts
-from diffray.cluster.cli.bench.prompts import read_asks
+from diffray.cluster.cli.bench.datasets import read_asks
+from diffray.cluster.cli.bench.sweep import counts
 from diffray.components.backend import choose_device
 
 

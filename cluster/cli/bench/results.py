@@ -1,0 +1,144 @@
+"""What benchmarks publish: tables, JSON and HTML; after Ctrl-C, of the runs that had finished."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from io import StringIO
+from math import floor
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import diffray
+from diffray.cluster.cli.flag_records import flag, record
+
+Run = dict[str, Any]
+Table = tuple[Sequence[str], list[list[str]]]  # its head and its rows
+
+WIDTH = 140  # of tables that go to a file or a pipe
+_INTERRUPTED = 130  # the exit status that shells give SIGINT
+
+
+@record("Result")
+class Result:
+    """The files for the results."""
+
+    output_json: Path | None = flag(metavar="OUT.json", help="Write the results to this file.")
+    report: Path | None = flag(metavar="OUT.html", help="Write the tables to this file, as HTML.")
+
+    def check(self) -> None:
+        """Refuse files that cannot be written, before hours are spent on their content."""
+        for name, path in (("--output-json", self.output_json), ("--report", self.report)):
+            if path is not None and path.is_dir():
+                raise ValueError(f"{name} {path} is a folder; name a file in it")
+            if path is not None and not path.parent.is_dir():
+                raise ValueError(f"{name} {path}: there is no folder {path.parent}; make it first")
+
+
+@dataclass(slots=True)
+class Report:
+    """The finished runs of those planned, and what they have in common."""
+
+    facts: dict[str, str]
+    planned: int = 0
+    runs: list[Run] = field(default_factory=list)
+
+
+def table(columns: Mapping[str, str], runs: Sequence[Run]) -> Table:
+    """Return a row for each run, formatted as each column says; - where a run has no value."""
+    return list(columns), [[_cell(form, run) for form in columns.values()] for run in runs]
+
+
+def _cell(form: str, run: Run) -> str:
+    try:
+        return form.format(**run)
+    except (KeyError, TypeError):
+        return "-"
+
+
+@contextmanager
+def published(
+    title: str, result: Result, tables: Callable[[list[Run]], list[Table]]
+) -> Iterator[Report]:
+    """Publish the runs that the block adds to its report."""
+    report = Report(_when_and_where())
+    result.check()
+    interrupted = False
+    try:
+        yield report
+    except KeyboardInterrupt:
+        interrupted = True
+    so_far = f"after {len(report.runs)} of {report.planned} runs"
+    if interrupted:
+        report.facts["interrupted"] = so_far
+    if report.runs:
+        if result.output_json is not None:
+            found = {"facts": report.facts, "runs": report.runs}
+            result.output_json.write_text(json.dumps(found, indent=1) + "\n")
+        _show(title, report.facts, tables(report.runs), result.report)
+    if interrupted:
+        what = (
+            f"{so_far}; results are those that had finished"
+            if report.runs
+            else "before anything had finished; there are no results"
+        )
+        typer.echo(f"diffray: interrupted {what}", err=True)
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _show(title: str, facts: dict[str, str], tables: list[Table], page: Path | None) -> None:
+    """Print the tables, and write them to a page that begins with the facts."""
+    from rich import table as rich
+    from rich.console import Console
+
+    made = []
+    for head, rows in tables:
+        made.append(rich.Table(*head))
+        for row in rows:
+            made[-1].add_row(*row)
+    screen = Console() if Console().is_terminal else Console(width=WIDTH)
+    for each in made:
+        screen.print(each)
+    if page is None:
+        return
+    record = Console(record=True, file=StringIO(), width=WIDTH)
+    about = rich.Table("", "", title=f"diffray: {title}", show_header=False)
+    for fact in facts.items():
+        about.add_row(*fact)
+    for each in (about, *made):
+        record.print(each)
+    record.save_html(str(page))
+
+
+def _when_and_where() -> dict[str, str]:
+    """Return the date, the machine, and the command line without the program's own path."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    load = f"{os.getloadavg()[0]:.1f}"
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join(["diffray", *sys.argv[1:]]),
+        "diffray": diffray.__version__,
+        "machine": f"{next(names, platform.machine())}, {os.cpu_count()} cores, "
+        f"load {load} at the start",
+    }
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the percentile, interpolated between the two nearest values; of nothing, 0."""
+    ordered = sorted(values)
+    if len(ordered) < 2:
+        return ordered[0] if ordered else 0.0
+    place = (len(ordered) - 1) * percent / 100
+    below = min(floor(place), len(ordered) - 2)
+    return ordered[below] + (ordered[below + 1] - ordered[below]) * (place - below)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.datasets import as_ids, random_ids, read_asks
+from diffray.cluster.cli.bench.datasets import as_ids, random_ids, read_rows
 from diffray.components.checkpoints.demos import DEMOS
 
 
@@ -24,7 +24,7 @@ def ragged_work(
     """Return prompts and parameters of all lengths, the same for the same seed."""
     draws = random.Random(args.seed)
     if checkpoint in DEMOS:
-        prompts = as_ids(llm, read_asks("demo", None, args.requests), raw=False)
+        prompts = as_ids(llm, read_rows("demo", None, args.requests), raw=False)
     else:
         longest = random_ids(llm, args.requests, args.prompt_lengths[1], args.seed)
         prompts = [ids[: draws.randint(*args.prompt_lengths)] for ids in longest]

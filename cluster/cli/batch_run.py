@@ -9,10 +9,10 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 from uuid import uuid4
 
 from tqdm import tqdm
@@ -63,6 +63,16 @@ class Summary:
     @property
     def left(self) -> int:
         return self.requests - self.before - self.answered - self.failed
+
+    def count(self, reply: Reply | None) -> None:
+        """Count a request that is done; None if it got no answer."""
+        if reply is None or reply.status_code != 200:
+            self.failed += 1
+            return
+        self.answered += 1
+        match reply.body:
+            case {"usage": {"completion_tokens": int(tokens)}}:
+                self.tokens += tokens
 
     def __str__(self) -> str:
         noun = "request" if self.requests == 1 else "requests"
@@ -130,16 +140,10 @@ def run_batch(
         return summary
     waiting = (line for line in read_lines(source) if line.custom_id not in done)
 
-    async def run(progress: Progress) -> None:
-        with target.open("a") as out:
-            async with backend as answer:
-                batch = _Batch(waiting, answer, out, summary, tries, progress)
-                await batch.run(min(concurrency, summary.left))
-
     begin = monotonic()
     try:
-        with closing(Progress(summary)) as progress:
-            asyncio.run(run(progress))
+        concurrency = min(concurrency, summary.left)
+        asyncio.run(_run(waiting, target, backend, summary, concurrency, tries))
     except KeyboardInterrupt:
         summary.interrupted = True
     finally:
@@ -147,62 +151,46 @@ def run_batch(
     return summary
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """The requests of one run, several in flight at once."""
+async def _run(
+    lines: Iterator[Line],
+    target: Path,
+    backend: AbstractAsyncContextManager[Answer],
+    summary: Summary,
+    concurrency: int,
+    tries: int,
+) -> None:
+    """Send all requests, several at once; an error that concerns them all ends the batch."""
+    with target.open("a") as out, closing(Progress(summary)) as progress:
+        async with backend as answer:
 
-    lines: Iterator[Line]
-    answer: Answer
-    out: IO[str]
-    summary: Summary
-    tries: int
-    progress: Progress
+            async def work() -> None:
+                for line in lines:
+                    reply = error = None
+                    try:
+                        reply = await _send(answer, line, tries)
+                    except Unanswered as reason:
+                        error = {"code": reason.code, "message": str(reason)}
+                    out.write(_result(line.custom_id, reply, error) + "\n")
+                    out.flush()
+                    summary.count(reply)
+                    progress.show()
 
-    async def run(self, concurrency: int) -> None:
-        """Send all requests; an error that concerns them all ends the batch."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(self._work())
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-
-    async def _work(self) -> None:
-        for line in self.lines:
             try:
-                self._write(line, await self._send(line), None)
-            except Unanswered as error:
-                self._write(line, None, {"code": error.code, "message": str(error)})
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(concurrency):
+                        group.create_task(work())
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
 
-    async def _send(self, line: Line) -> Reply:
-        """Send a request, and again while the server is busy."""
-        for attempt in range(self.tries - 1):
-            reply = await self.answer(line.url, line.body)
-            if reply.status_code not in BUSY:
-                return reply
-            await asyncio.sleep(pause(attempt, reply.retry_after))
-        return await self.answer(line.url, line.body)
 
-    def _write(self, line: Line, reply: Reply | None, error: dict[str, str] | None) -> None:
-        """Write an answer and count it."""
-        response = None
-        if reply is not None:
-            response = asdict(reply)
-            del response["retry_after"]
-        result = {
-            "id": f"batch_req_{uuid4().hex}",
-            "custom_id": line.custom_id,
-            "response": response,
-            "error": error,
-        }
-        self.out.write(json.dumps(result, ensure_ascii=False) + "\n")
-        self.out.flush()
-        if reply is not None and reply.status_code == 200:
-            self.summary.answered += 1
-            self.summary.tokens += _tokens(reply.body)
-        else:
-            self.summary.failed += 1
-        self.progress.show()
+async def _send(answer: Answer, line: Line, tries: int) -> Reply:
+    """Send a request, and again while the server is busy."""
+    for attempt in range(tries - 1):
+        reply = await answer(line.url, line.body)
+        if reply.status_code not in BUSY:
+            return reply
+        await asyncio.sleep(pause(attempt, reply.retry_after))
+    return await answer(line.url, line.body)
 
 
 def pause(attempt: int, retry_after: float | None) -> float:
@@ -210,8 +198,13 @@ def pause(attempt: int, retry_after: float | None) -> float:
     return min(LONGEST_PAUSE, 2.0**attempt if retry_after is None else retry_after)
 
 
-def _tokens(body: Any) -> int:
-    match body:
-        case {"usage": {"completion_tokens": int(count)}}:
-            return count
-    return 0
+def _result(custom_id: str, reply: Reply | None, error: dict[str, str] | None) -> str:
+    """Return the line of an answer."""
+    names = ("status_code", "request_id", "body")
+    result = {
+        "id": f"batch_req_{uuid4().hex}",
+        "custom_id": custom_id,
+        "response": reply and {name: getattr(reply, name) for name in names},
+        "error": error,
+    }
+    return json.dumps(result, ensure_ascii=False)

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 import httpx2
@@ -22,24 +23,17 @@ HELP = """/system TEXT   set the system message; without TEXT, remove it
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, " ")
 
 
+@dataclass(slots=True)
 class Conversation:
     """The messages so far, and the server that answers them."""
 
-    def __init__(
-        self,
-        client: httpx2.Client,
-        endpoint: Endpoint,
-        model: str | None,
-        options: Mapping[str, object],
-        system: str | None,
-    ) -> None:
-        if options.get("n", 1) != 1:
-            raise ValueError(f"a chat shows one answer; leave n out (given: {options['n']!r:.99})")
-        self._client, self._endpoint = client, endpoint
-        self.options, self.system = options, system
-        self.model = model or endpoint.first_model(client)
-        self.turns: list[dict[str, str]] = []
-        self.finish_reason: str | None = None  # of the last answer
+    client: httpx2.Client
+    endpoint: Endpoint
+    model: str
+    options: Mapping[str, object]
+    system: str | None
+    turns: list[dict[str, str]] = field(default_factory=list)
+    finish_reason: str | None = None  # of the last answer
 
     def ask(self, text: str) -> Generator[str, None, None]:
         """Yield the answer as it comes.
@@ -48,24 +42,12 @@ class Conversation:
         any answer does not.
         """
         self.turns.append({"role": "user", "content": text})
-        pieces: list[str] = []
-        try:
-            with closing(self._stream()) as stream:
-                for piece in stream:
-                    pieces.append(piece)
-                    yield piece
-        finally:
-            if pieces:
-                self.turns.append({"role": "assistant", "content": "".join(pieces)})
-            else:
-                self.turns.pop()
-
-    def _stream(self) -> Generator[str, None, None]:
         first = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": self.model, "messages": first + self.turns, "stream": True}
+        pieces: list[str] = []
         self.finish_reason = None
         try:
-            with self._client.stream(
+            with self.client.stream(
                 "POST", "/v1/chat/completions", json={**self.options, **body}
             ) as response:
                 if response.status_code != 200:
@@ -75,9 +57,15 @@ class Conversation:
                     choice = (chunk.get("choices") or [{}])[0]
                     self.finish_reason = choice.get("finish_reason") or self.finish_reason
                     if piece := choice.get("delta", {}).get("content"):
+                        pieces.append(piece)
                         yield piece
         except httpx2.TransportError as error:
-            raise self._endpoint.failure(error, self._client) from None
+            raise self.endpoint.failure(error, self.client) from None
+        finally:
+            if pieces:
+                self.turns.append({"role": "assistant", "content": "".join(pieces)})
+            else:
+                self.turns.pop()
 
 
 def _chunks(response: httpx2.Response) -> Iterator[dict[str, Any]]:
@@ -108,9 +96,12 @@ def chat(
     out: TextIO | None = None,
 ) -> None:
     """Converse until the input ends; `options` go into the body of every request."""
-    source, out = source or sys.stdin, out or sys.stdout
+    source, out, options = source or sys.stdin, out or sys.stdout, options or {}
+    if options.get("n", 1) != 1:
+        raise ValueError(f"a chat shows one answer; leave n out (given: {options['n']!r:.99})")
     with httpx2.Client(**endpoint.options(ANSWER_SECONDS)) as client:
-        talk = Conversation(client, endpoint, model, options or {}, system)
+        model = model or endpoint.first_model(client)
+        talk = Conversation(client, endpoint, model, options, system)
         if source.isatty() and out.isatty():
             with suppress(ImportError):
                 import readline  # noqa: F401  # gives input() its editing and history

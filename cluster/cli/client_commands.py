@@ -7,18 +7,14 @@ import typer
 
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.flag_records import flag, names_of, record, refuse_flags, spread, typed
-from diffray.cluster.cli.help import panel
 from diffray.cluster.serve.environment import API_KEY
-from diffray.workers.engine_options import EngineOptions
-
-_server = panel("Server")
 
 
 @spread
 def chat(
     *,
     server: flags.Server,
-    system: Annotated[str | None, panel("Request")(help="The system message.")] = None,
+    system: flags.System = None,
     answer: flags.Answer,
     diffusion: flags.Diffusion,
 ) -> None:
@@ -32,11 +28,18 @@ def chat(
     converse(endpoint, model=server.model, options=options, system=system)
 
 
-@record("Model", EngineOptions)
-class Size:
-    """How many requests an engine runs at once."""
-
-    max_num_seqs: int | None = flag()
+@record("Batch")
+class Backend:
+    base_url: str | None = flag(metavar="URL", help="The server's URL, with or without /v1.")
+    api_key: str | None = flag(help=flags.API_KEY_HELP, envvar=API_KEY)
+    model: str | None = flag(
+        None,
+        "--model",
+        "-m",
+        help="The model's name on the server; without --base-url a checkpoint to load here.",
+    )
+    concurrency: int = flag(64, help="Requests in flight at once.")
+    timeout: float = flag(600.0, help="Seconds to wait for a server's answer.")
 
 
 @spread
@@ -48,23 +51,9 @@ def batch(
     target: Annotated[
         Path, typer.Argument(help="Answers; requests that already have one here are skipped.")
     ],
-    base_url: Annotated[
-        str | None, _server(metavar="URL", help="The URL of the server to use.")
-    ] = None,
-    api_key: Annotated[str | None, _server(help=flags.API_KEY_HELP, envvar=API_KEY)] = None,
-    timeout: Annotated[float, _server(help="Seconds to wait for an answer.")] = 600.0,
-    model: Annotated[
-        str | None,
-        panel("Model")(
-            "--model",
-            "-m",
-            help="The model's name on the server; without --base-url a checkpoint to load here.",
-        ),
-    ] = None,
     *,
-    engine: flags.Engine,
-    size: Size,
-    concurrency: Annotated[int, typer.Option(help="Requests in flight at once.")] = 64,
+    backend: Backend,
+    engine: flags.BatchEngine,
 ) -> None:
     """Answer a file of requests, with a server or a model loaded here."""
     from diffray.cluster.cli.batch_backends import endpoint_answers, engine_answers
@@ -72,18 +61,19 @@ def batch(
     from diffray.cluster.cli.endpoint import Endpoint
     from diffray.cluster.control.engine_config import EngineConfig
 
-    if base_url is not None:
-        refuse_flags(context, "with --base-url", names_of(flags.Engine, Size))
+    model, timeout = backend.model, backend.timeout
+    if backend.base_url is not None:
+        refuse_flags(context, "with --base-url", names_of(flags.BatchEngine))
         if not timeout > 0:
             raise ValueError(f"--timeout must be above 0 (given: {timeout:g})")
-        endpoint = Endpoint.at(base_url, api_key)
-        backend = endpoint_answers(endpoint, model=model, timeout=timeout)
+        endpoint = Endpoint.at(backend.base_url, backend.api_key)
+        answers = endpoint_answers(endpoint, model=model, timeout=timeout)
     elif model is not None:
         refuse_flags(context, "without --base-url", ("api_key", "timeout"))
-        backend = engine_answers(model, EngineConfig(**typed(engine), **typed(size)))
+        answers = engine_answers(model, EngineConfig(**typed(engine)))
     else:
         raise ValueError("give --base-url URL of a server, or --model to load a model here")
-    summary = run_batch(source, target, backend, concurrency=concurrency)
+    summary = run_batch(source, target, answers, concurrency=backend.concurrency)
     typer.echo(str(summary), err=True)
     if summary.interrupted:
         raise typer.Exit(130)

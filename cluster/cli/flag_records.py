@@ -8,16 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -67,19 +58,19 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     The default of a record parameter sets the defaults of its flags.
     """
     own = signature(command)
-    hints = get_type_hints(command, include_extras=True)
-    records: dict[str, Any] = {n: hints[n] for n in own.parameters if is_dataclass(hints[n])}
+    records: dict[str, Any] = {
+        name: parameter.annotation
+        for name, parameter in own.parameters.items()
+        if is_dataclass(parameter.annotation)
+    }
     flags: list[Parameter] = []
     for name, parameter in own.parameters.items():
-        if name in records:
-            flags += _flags(hints[name], parameter.default)
-        else:
-            flags.append(parameter.replace(annotation=hints[name]))
+        flags += _flags(records[name], parameter.default) if name in records else [parameter]
 
     @wraps(command)
     def run(**given: Any) -> None:
-        for name, make in records.items():
-            given[name] = make(**{each.name: given.pop(each.name) for each in fields(make)})
+        for name, made in records.items():
+            given[name] = made(**{each.name: given.pop(each.name) for each in fields(made)})
         command(**given)
 
     run.__signature__ = own.replace(parameters=flags)  # type: ignore[attr-defined]  # Typer reads it
@@ -88,13 +79,14 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _flags(flags: Any, preset: object) -> Iterator[Parameter]:
-    hints, (panel, model) = get_type_hints(flags), flags.__record__
+    panel, model = flags.__record__
     for each in fields(flags):
         default = each.default if preset is Parameter.empty else getattr(preset, each.name)
         more = {"rich_help_panel": panel} | each.metadata["more"]
         if model is not None:
             more = _declared(each.name, model.model_fields[each.name]) | more
-        kind = Annotated[hints[each.name], typer.Option(*each.metadata["names"], **more)]
+        kind: Any = each.type
+        kind = Annotated[kind, typer.Option(*each.metadata["names"], **more)]
         yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
@@ -107,6 +99,6 @@ def _declared(name: str, source: FieldInfo) -> dict[str, Any]:
         text = f"{text.removesuffix('.')}; repeatable."
     if default is True:
         default = name
-    if default not in (None, False, ()):
+    if default not in (None, ()) and default is not False:
         text += f"  [default: {default}]"
     return {"help": text, "metavar": "|".join(choices) or None}

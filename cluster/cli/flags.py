@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from diffray.cluster.cli.flag_records import flag, record
-from diffray.cluster.cli.help import panel
 from diffray.cluster.serve.environment import API_KEY
 from diffray.components.checkpoints.demos import DEMOS
 from diffray.workers.engine_options import EngineOptions
@@ -18,16 +17,19 @@ Prompt = Annotated[
     str | None,
     typer.Argument(help="The prompt; - reads it from stdin. The demo models have an example."),
 ]
-Model = Annotated[str, panel("Model")("--model", "-m", help=CHECKPOINT, metavar="MODEL")]
-
-Raw = Annotated[bool, panel("Request")("--raw", help="Do not apply the chat template.")]
+Model = Annotated[
+    str, typer.Option("--model", "-m", help=CHECKPOINT, metavar="MODEL", rich_help_panel="Model")
+]
+System = Annotated[str | None, typer.Option(help="The system message.", rich_help_panel="Request")]
+Raw = Annotated[
+    bool,
+    typer.Option("--raw", help="Do not apply the chat template.", rich_help_panel="Request"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @record("Model", EngineOptions)
 class Engine:
-    """How an engine runs a model."""
-
     dtype: str | None = flag()
     device: str | None = flag()
     kernels: str | None = flag()
@@ -39,10 +41,13 @@ class Engine:
     eos_token_id: list[int] | None = flag()
 
 
+@record("Model", EngineOptions)
+class BatchEngine(Engine):
+    max_num_seqs: int | None = flag()
+
+
 @record("Server")
 class Server:
-    """The server that a client uses."""
-
     base_url: str = flag(
         "http://127.0.0.1:8000", metavar="URL", help="The server's URL, with or without /v1."
     )
@@ -54,8 +59,6 @@ class Server:
 
 @record("Request")
 class Sampling:
-    """How tokens are drawn."""
-
     temperature: float | None = flag(help="0 is greedy.")
     top_p: float | None = flag(
         help="Sample from the most probable tokens that add up to this probability."
@@ -65,8 +68,6 @@ class Sampling:
 
 @record("Request")
 class Answer(Sampling):
-    """How tokens are drawn, and where an answer ends."""
-
     max_tokens: int | None = flag(help="The most tokens to generate.")
     seed: int | None = flag(help="The seed of sampling; default: another one each time.")
     stop: list[str] | None = flag(help="Stop before any of these texts; repeatable.")
@@ -74,8 +75,6 @@ class Answer(Sampling):
 
 @record("Diffusion")
 class Diffusion:
-    """How a canvas is denoised."""
-
     block_length: int | None = flag(help="Positions per block; default: the model's own.")
     decoder: str | None = flag(
         metavar="KIND",

@@ -1,7 +1,5 @@
 """The layout of help: options in groups, long names on lines of their own, examples last."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import typer
@@ -19,11 +17,6 @@ def command_line(text: str | None = None) -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-
-
-def panel(heading: str) -> Callable[..., Any]:
-    """Return `typer.Option` for options that help lists under a heading."""
-    return partial(typer.Option, rich_help_panel=heading)
 
 
 class Command(TyperCommand):

@@ -46,8 +46,6 @@ def main(
 
 @record("Output")
 class Output:
-    """What is printed besides the answer."""
-
     watch: bool = flag(False, "--watch", help="Show the masks turn into text.")
     stats: bool = flag(False, "--stats", help="Print tokens, forwards and tokens/s on stderr.")
 
@@ -124,10 +122,7 @@ _DENSE, _SPARSE = "GSAI-ML/LLaDA-8B-Instruct", "inclusionAI/LLaDA-MoE-7B-A1B-Ins
 
 
 def _add(
-    command: Callable[..., None],
-    *shown: str,
-    to: typer.Typer = app,
-    cls: type[Command] = Command,
+    command: Callable[..., None], *shown: str, to: typer.Typer = app, cls: type[Command] = Command
 ) -> None:
     to.command(cls=cls, epilog=examples(*shown))(command)
 
@@ -156,11 +151,7 @@ _add(info, "diffray info demo", f"diffray info {_DENSE} --json")
 _add(convert, f"diffray convert {_SPARSE} fused-checkpoint")
 app.add_typer(bench, name="bench")
 _add(latency, "diffray bench latency --batch-size 1,8", to=bench)
-_add(
-    throughput,
-    "diffray bench throughput --dataset-name demo --report throughput.html",
-    to=bench,
-)
+_add(throughput, "diffray bench throughput --dataset-name demo --report out.html", to=bench)
 _add(
     bench_serve,
     "diffray bench serve --dataset-name demo --max-concurrency 1,8",

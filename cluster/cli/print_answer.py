@@ -19,7 +19,6 @@ Canvas = Items[int | None]
 
 FRAME_SECONDS = 0.05  # the shortest time of a frame: a small model is too quick to follow
 MASK = "\N{LIGHT SHADE}"
-STYLES = {"masked": "dim", "new": "bold green", "known": ""}
 # They would move the cursor that draws the next frame.
 _CONTROLS = dict.fromkeys({*range(32), 127} - {ord("\n")}, " ")
 
@@ -104,18 +103,18 @@ def frame(
     text = Text()
     text.append(f"step {step}, {masked} masked of {end}\n", style="dim")
     places = islice(zip_longest(now, before), end)
-    for state, run in groupby(places, key=lambda place: _state(*place)):
+    for style, run in groupby(places, key=lambda place: _style(*place)):
         tokens = [token for token, _ in run]
         ids = [token for token in tokens if token is not None]
         shown = tokenizer.decode(ids).translate(_CONTROLS) if ids else MASK * len(tokens)
-        text.append(shown, style=STYLES[state])
+        text.append(shown, style=style)
     return text
 
 
-def _state(token: int | None, before: int | None) -> str:
+def _style(token: int | None, before: int | None) -> str:
     if token is None:
-        return "masked"
-    return "known" if token == before else "new"
+        return "dim"
+    return "" if token == before else "bold green"
 
 
 def _final_text(

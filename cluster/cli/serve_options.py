@@ -8,7 +8,6 @@ import typer
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.cli.flag_records import flag, record
 from diffray.cluster.cli.flags import CHECKPOINT
-from diffray.cluster.cli.help import panel
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.deployment_options import PlacementGroup
@@ -16,8 +15,10 @@ from diffray.cluster.serve.environment import API_KEY
 
 Replicas = Annotated[
     str,
-    panel("Replicas")(
-        metavar="N|MIN:MAX", help="How many engines to run: N, or MIN:MAX to autoscale."
+    typer.Option(
+        metavar="N|MIN:MAX",
+        help="How many engines to run: N, or MIN:MAX to autoscale.",
+        rich_help_panel="Replicas",
     ),
 ]
 Positional = Annotated[str | None, typer.Argument(help=CHECKPOINT)]
@@ -25,16 +26,12 @@ Positional = Annotated[str | None, typer.Argument(help=CHECKPOINT)]
 
 @record("Model")
 class Naming:
-    """Which model is served, and under which name."""
-
     model_path: str | None = flag(None, "--model", "--model-path", help="The same as the argument.")
     served_model_name: str | None = flag(help="The model's name in requests.")
 
 
 @record("Layout", EngineConfig)
 class Layout:
-    """How an engine is laid out over its ranks, and how many requests it takes."""
-
     tensor_parallel_size: int | None = flag(
         None, "--tensor-parallel-size", "--tp", "--tp-size", "-tp"
     )
@@ -52,15 +49,11 @@ class Layout:
 
 @record("Replicas", PlacementGroup)
 class Placement:
-    """Where a replica's ranks may run."""
-
     strategy: str | None = flag(None, "--placement")
 
 
 @record("Server", Server)
 class Listening:
-    """Where the server listens, and on which Ray cluster it runs."""
-
     address: str | None = flag(rich_help_panel="Replicas")
     host: str | None = flag()
     port: int | None = flag()
@@ -70,8 +63,6 @@ class Listening:
 
 @record("Server", ApiSettings)
 class Api:
-    """How the API behaves, and which requests it accepts."""
-
     api_keys: list[str] | None = flag(None, "--api-key", envvar=API_KEY)
     cors_origins: list[str] | None = flag(None, "--allowed-origins")
     vllm_metric_names: bool | None = flag()
@@ -79,8 +70,6 @@ class Api:
 
 @record("Server")
 class File:
-    """A configuration to read or print."""
-
     config: Path | None = flag(
         help="A YAML file that describes one or more models, instead of flags."
     )

@@ -143,7 +143,7 @@ class TestScenario:
 
     def test_random_prompts_may_begin_alike(self, tmp_path: Path) -> None:
         data = Data(input_len=4, random_prefix_len=6)
-        made = guidellm.write_data(tmp_path, "random", [], data, "folder")
+        made = guidellm.write_data(tmp_path, "random", [], data, "demo")
         (told,) = made["data"]
         assert (told["prompt_tokens"], told["output_tokens"]) == (4, guidellm.OUTPUT_LEN)
         assert told["prefix_buckets"] == [{"prefix_count": 1, "prefix_tokens": 6}]

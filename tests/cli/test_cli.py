@@ -84,6 +84,7 @@ class TestHelp:
         said = diffray_says("--help").stdout.partition("Commands:")[2]
         listed = re.findall(r"^  (\w+)", said, re.MULTILINE)
         assert listed == "serve chat generate batch status info convert bench".split()
+        said += diffray_says("bench", "--help").stdout.partition("Commands:")[2]
         assert "..." not in said, "a description is cut"
 
     @pytest.mark.parametrize("command", [*COMMANDS, *(f"bench {name}" for name in BENCHMARKS)])

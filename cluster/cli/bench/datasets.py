@@ -25,8 +25,6 @@ NAMES: Final = (RANDOM, *BUNDLED, *FROM_FILE)
 
 @record("Prompts")
 class Data:
-    """Which prompts to send, and how long the answers may be."""
-
     dataset_name: str = flag(
         RANDOM,
         metavar="NAME[,NAME...]",
@@ -52,7 +50,7 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Row:
     """One prompt; `max_tokens` only where the file sets it."""
 
     task: str
@@ -60,7 +58,7 @@ class Ask:
     max_tokens: int | None = None
 
 
-def read_sets(data: Data) -> list[tuple[str, list[Ask]]]:
+def read_sets(data: Data) -> list[tuple[str, list[Row]]]:
     """Return the prompts of each data set, by name; those of `random` are made later."""
     names, path = data.dataset_name.split(","), data.dataset_path
     if data.random_prefix_len and RANDOM not in names:
@@ -74,11 +72,11 @@ def read_sets(data: Data) -> list[tuple[str, list[Ask]]]:
             "custom"
         )
     return [
-        (name, [] if name == RANDOM else read_asks(name, path, data.num_prompts)) for name in names
+        (name, [] if name == RANDOM else read_rows(name, path, data.num_prompts)) for name in names
     ]
 
 
-def read_asks(name: str, path: Path | None, count: int) -> list[Ask]:
+def read_rows(name: str, path: Path | None, count: int) -> list[Row]:
     """Return at most `count` prompts of a data set that is not random.
 
     `path` is the file for `custom`, JSON lines with `prompt` and perhaps `max_tokens` and `task`,
@@ -90,10 +88,10 @@ def read_asks(name: str, path: Path | None, count: int) -> list[Ask]:
         path = Path(str(files("diffray"))) / "prompts" / f"{name}.jsonl"
     if path is None:
         raise ValueError(f"--dataset-name {name} needs --dataset-path FILE")
-    asks = list(islice(_sharegpt(path) if name == "sharegpt" else _lines(path, name), count))
-    if not asks:
+    rows = list(islice(_sharegpt(path) if name == "sharegpt" else _lines(path, name), count))
+    if not rows:
         raise ValueError(f"{path} has no prompts")
-    return asks
+    return rows
 
 
 def random_ids(
@@ -111,20 +109,20 @@ def random_ids(
     return [prefix + draws.choices(allowed, k=length) for _ in range(count)]
 
 
-def as_ids(llm: "DiffusionLLM", asks: Sequence[Ask], *, raw: bool) -> list[list[int]]:
+def as_ids(llm: "DiffusionLLM", rows: Sequence[Row], *, raw: bool) -> list[list[int]]:
     """Return the prompts as ids, as chat messages where the model has a chat template."""
     tokenizer = llm.tokenizer
     if tokenizer is None:
         raise ValueError("the checkpoint has no tokenizer.json, so it takes --dataset-name random")
     if raw or not tokenizer.fast.chat_template:
-        return [tokenizer.encode(ask.prompt) for ask in asks]
-    return [tokenizer.encode_chat([{"role": "user", "content": ask.prompt}]) for ask in asks]
+        return [tokenizer.encode(row.prompt) for row in rows]
+    return [tokenizer.encode_chat([{"role": "user", "content": row.prompt}]) for row in rows]
 
 
 def tasks(
     llm: "DiffusionLLM",
     data: Data,
-    sets: Sequence[tuple[str, list[Ask]]],
+    sets: Sequence[tuple[str, list[Row]]],
     params: "SamplingParams",
     *,
     raw: bool = False,
@@ -138,24 +136,24 @@ def tasks(
             count, length = data.num_prompts, data.input_len
             prompts = random_ids(llm, count, length, data.seed, data.random_prefix_len)
             found[name] = prompts, [params.model_copy(update=changed)] * count
-        for task in dict.fromkeys(ask.task for ask in read):
-            asks = [ask for ask in read if ask.task == task]
-            lengths = [None if "max_tokens" in typed else ask.max_tokens for ask in asks]
+        for task in dict.fromkeys(row.task for row in read):
+            rows = [row for row in read if row.task == task]
+            lengths = [None if "max_tokens" in typed else row.max_tokens for row in rows]
             found[task] = (
-                as_ids(llm, asks, raw=raw),
+                as_ids(llm, rows, raw=raw),
                 [params.model_copy(update={"max_tokens": n} if n else {}) for n in lengths],
             )
     return found
 
 
-def _lines(path: Path, name: str) -> Iterator[Ask]:
+def _lines(path: Path, name: str) -> Iterator[Row]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _ask(line, name, f"{path}, line {number}")
+                yield _row(line, name, f"{path}, line {number}")
 
 
-def _ask(line: str, name: str, place: str) -> Ask:
+def _row(line: str, name: str, place: str) -> Row:
     given = _parse(line, place)
     if not isinstance(given, dict) or not isinstance(given.get("prompt"), str):
         raise ValueError(f"{place}: expected an object with a text under 'prompt'")
@@ -165,15 +163,15 @@ def _ask(line: str, name: str, place: str) -> Ask:
     task = given.get("task", name)
     if not isinstance(task, str):
         raise ValueError(f"{place}: task must be a text")
-    return Ask(task, given["prompt"], length)
+    return Row(task, given["prompt"], length)
 
 
-def _sharegpt(path: Path) -> Iterator[Ask]:
+def _sharegpt(path: Path) -> Iterator[Row]:
     conversations = _parse(path.read_text(encoding="utf-8"), str(path))
     for conversation in conversations if isinstance(conversations, list) else []:
         match conversation:
             case {"conversations": [{"value": str(first)}, _, *_]}:
-                yield Ask("sharegpt", first)
+                yield Row("sharegpt", first)
 
 
 def _parse(text: str, place: str) -> Any:

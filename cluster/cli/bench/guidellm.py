@@ -9,7 +9,7 @@ from math import isinf
 from pathlib import Path
 from typing import Any
 
-from diffray.cluster.cli.bench.datasets import RANDOM, Ask, Data
+from diffray.cluster.cli.bench.datasets import RANDOM, Data, Row
 
 OUTPUT_LEN = 128
 # vLLM's names and guidellm's: its inter-token latency leaves out the first token, as TPOT does.
@@ -41,10 +41,12 @@ def backend(name: str, data: Data, body: dict[str, Any], **server: str | None) -
 
 
 def write_data(
-    folder: Path, name: str, asks: Sequence[Ask], data: Data, tokenizer: str | None
+    folder: Path, name: str, rows: Sequence[Row], data: Data, tokenizer: str
 ) -> dict[str, Any]:
     """Return the prompts in guidellm's terms; those of a data set are written into the folder."""
     if name == RANDOM:
+        from diffray.components.checkpoints.checkpoint import resolve
+
         prefix = {"prefix_count": 1, "prefix_tokens": data.random_prefix_len}
         synthetic = {
             "kind": "synthetic_text",
@@ -52,16 +54,14 @@ def write_data(
             "output_tokens": data.output_len or OUTPUT_LEN,
             "prefix_buckets": [prefix] if data.random_prefix_len else None,
         }
-        return {
-            "data": [synthetic],
-            "tokenizer": {"kind": "huggingface_auto", "model": tokenizer},
-        }
+        processor = {"kind": "huggingface_auto", "model": str(resolve(tokenizer))}
+        return {"data": [synthetic], "tokenizer": processor}
     path = folder / "prompts.jsonl"
     with path.open("w") as file:
-        for ask in asks:
-            length = data.output_len or ask.max_tokens or OUTPUT_LEN
-            row = {"prompt": ask.prompt, "output_tokens_count": length}
-            file.write(json.dumps(row) + "\n")
+        for row in rows:
+            length = data.output_len or row.max_tokens or OUTPUT_LEN
+            line = {"prompt": row.prompt, "output_tokens_count": length}
+            file.write(json.dumps(line) + "\n")
     return {"data": [{"kind": "json_file", "path": str(path)}]}
 
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,15 @@ import typer
 
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.bench.datasets import Data, random_ids, read_sets, tasks
-from diffray.cluster.cli.bench.results import Report, Result, Table, percentile, published, table
+from diffray.cluster.cli.bench.results import Report, Result, Run, percentile, published, table
 from diffray.cluster.cli.bench.sweep import counts
 from diffray.cluster.cli.flag_records import flag, record, spread, typed
 from diffray.cluster.cli.request_options import sampling_params
 from diffray.workers.engine_options import EngineOptions
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from diffray.cluster.cli.bench.datasets import Work
     from diffray.cluster.control.llm import DiffusionLLM
     from diffray.components.params import SamplingParams
@@ -39,22 +40,11 @@ _NUMBERS = {
 
 @record("Measuring", EngineOptions)
 class Steps:
-    """How an engine runs its rounds."""
-
     steps_per_round: int | None = flag()
-
-
-@record("Measuring", EngineOptions)
-class Batching(Steps):
-    """And how many sequences it runs at once."""
-
-    max_num_seqs: int | None = flag()
 
 
 @record("Measuring")
 class Timing:
-    """Which batches to time, and how often."""
-
     batch_size: str = flag(
         "8", metavar="N[,N...]", help="Requests per batch; several make a sweep."
     )
@@ -64,39 +54,9 @@ class Timing:
 
 @record("Prompts")
 class Lengths:
-    """Random prompts and answers of equal length."""
-
     input_len: int = flag(32, min=1, help="Tokens per random prompt.")
     output_len: int = flag(128, min=1, help="Tokens to generate per prompt.")
     seed: int = flag(0, help="The seed of prompts and sampling.")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Timed generations of one kind.
-
-    Tokens are those before the first end token, and the time includes the prompts'. A forward that
-    sequences share counts once in `forwards`; tokens per forward are a sequence's own, averaged
-    over sequences, as is `sequence_rate`, known only where sequences ran one by one.
-    """
-
-    name: str
-    requests: int
-    prompt_tokens: int
-    tokens: int
-    forwards: int
-    seconds: float
-    tokens_per_forward: float
-    latencies: tuple[float, ...]
-    sequence_rate: float | None = None
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def step_seconds(self) -> float:
-        return self.seconds / max(self.forwards, 1)
 
 
 def counted(output: "RequestOutput", eos_token_ids: Sequence[int], *, ignore_eos: bool) -> int:
@@ -108,7 +68,12 @@ def counted(output: "RequestOutput", eos_token_ids: Sequence[int], *, ignore_eos
 
 
 def timed(llm: "DiffusionLLM", name: str, batches: "Sequence[Work]") -> Run:
-    """Generate batch after batch; the next starts when the last is done."""
+    """Generate batch after batch, and return the numbers of the run.
+
+    Tokens are those before the first end token, and the time includes the prompts'. A forward that
+    sequences share counts once in `forwards`; tokens per forward are a sequence's own, averaged
+    over sequences, as is `sequence_rate`, known only where sequences ran one by one.
+    """
     engine = llm.engine
     before = engine.forwards
     latencies: list[float] = []
@@ -121,47 +86,48 @@ def timed(llm: "DiffusionLLM", name: str, batches: "Sequence[Work]") -> Run:
             tokens.append(counted(output, engine.eos_token_ids, ignore_eos=own.ignore_eos))
             per_forward.append(tokens[-1] / max(output.forwards, 1))
             prompt_tokens += output.prompt_tokens
-    alone = len(tokens) == len(batches)
-    return Run(
-        name=name,
-        requests=len(tokens),
-        prompt_tokens=prompt_tokens,
-        tokens=sum(tokens),
-        forwards=engine.forwards - before,
-        seconds=sum(latencies),
-        tokens_per_forward=fmean(per_forward),
-        latencies=tuple(latencies),
-        sequence_rate=fmean(n / s for n, s in zip(tokens, latencies, strict=True))
-        if alone
-        else None,
-    )
+    seconds, forwards = sum(latencies), engine.forwards - before
+    run = {
+        "name": name,
+        "requests": len(tokens),
+        "prompt_tokens": prompt_tokens,
+        "tokens": sum(tokens),
+        "forwards": forwards,
+        "seconds": seconds,
+        "tokens_per_forward": fmean(per_forward),
+        "latencies": latencies,
+        "sequence_rate": None,
+        "tokens_per_second": sum(tokens) / seconds,
+        "forwards_per_second": forwards / seconds,
+        "step_ms": 1e3 * seconds / max(forwards, 1),
+    }
+    if len(tokens) == len(latencies):
+        run["sequence_rate"] = fmean(n / s for n, s in zip(tokens, latencies, strict=True))
+    return run
 
 
-def look_at(llm: "DiffusionLLM", run: Run, work: "Work", bandwidth: float) -> dict[str, Any]:
-    """Repeat some of a run's work, for its phases and its bytes; return all numbers of the run."""
-    from diffray.cluster.cli.bench.phases import Phases
-    from diffray.cluster.cli.bench.roofline import Reads
+def look_at(llm: "DiffusionLLM", run: Run, work: "Work", bandwidth: float) -> Run:
+    """Repeat some of a run's work; add where the time goes, and the bytes that steps read."""
+    from diffray.cluster.cli.bench.phases import phases_of
+    from diffray.cluster.cli.bench.roofline import reads_of
 
     prompts, params = work
-    with Phases(llm.engine) as phases:
+    with phases_of(llm.engine) as phases:
         llm.generate(list(prompts), params, use_tqdm=False)
-    with Reads(llm.engine) as reads:
+    with reads_of(llm.engine) as reads:
         llm.generate(list(prompts), params, use_tqdm=False)
     whole, steps = sum(phases.seconds.values()) or 1.0, max(phases.forwards, 1)
-    return asdict(run) | {
-        "tokens_per_second": run.tokens_per_second,
-        "forwards_per_second": run.forwards / run.seconds,
-        "step_ms": 1e3 * run.step_seconds,
+    return run | {
         "split_share": {phase: took / whole for phase, took in phases.seconds.items()},
         "split_ms_per_step": {phase: 1e3 * t / steps for phase, t in phases.seconds.items()},
         "watched_step_ms": 1e3 * whole / steps,
         "bytes_per_step": reads.bytes_per_step,
         "memory_bandwidth": bandwidth,
-        "roofline_share": reads.bytes_per_step / bandwidth / run.step_seconds,
+        "roofline_share": 1e3 * reads.bytes_per_step / bandwidth / run["step_ms"],
     }
 
 
-def tables(what: str, runs: Sequence[dict[str, Any]]) -> list[Table]:
+def tables(what: str, runs: Sequence[Run]) -> "list[Table]":
     """Return the numbers, then where the time went."""
     shown = [run | {"megabytes": run["bytes_per_step"] / 1e6} for run in runs]
     split = {
@@ -256,9 +222,9 @@ def latency(
             if timing.num_iters_warmup:
                 timed(llm, "", [work] * timing.num_iters_warmup)
             run = timed(llm, f"batch {size}", [work] * timing.num_iters)
-            mean = fmean(run.latencies)
-            shares = {str(percent): percentile(run.latencies, percent) for percent in PERCENTS}
-            typer.echo(f"{run.name}\nAvg latency: {mean} seconds")
+            mean = fmean(run["latencies"])
+            shares = {str(each): percentile(run["latencies"], each) for each in PERCENTS}
+            typer.echo(f"{run['name']}\nAvg latency: {mean} seconds")
             for percent, seconds in shares.items():
                 typer.echo(f"{percent}% percentile latency: {seconds} seconds")
             more = {"batch_size": size, "avg_latency": mean, "percentiles": shares}
@@ -269,10 +235,10 @@ def latency(
 def throughput(
     *,
     model: flags.Model = "demo",
-    engine: flags.Engine,
+    engine: flags.BatchEngine,
     data: Data = SHORT_PROMPTS,
     raw: flags.Raw = False,
-    batching: Batching,
+    steps: Steps,
     sampling: flags.Sampling,
     diffusion: flags.Diffusion,
     result: Result,
@@ -285,7 +251,7 @@ def throughput(
     params = sampling_params(
         sampling, diffusion, max_tokens=data.output_len, seed=data.seed, ignore_eos=ends
     )
-    options = typed(engine) | typed(batching)
+    options = typed(engine) | typed(steps)
     with _benchmark("throughput", "task", result, model, options) as (report, llm, speed):
         at_once = llm.engine.limits.max_num_seqs
         work = tasks(llm, data, sets, params, raw=raw)
@@ -296,14 +262,14 @@ def throughput(
             timed(llm, "", [few])  # warm-up
             one_by_one = [([prompt], [each]) for prompt, each in zip(prompts, own, strict=True)]
             run = timed(llm, task, one_by_one if at_once == 1 else [(prompts, own)])
-            whole, rate = run.prompt_tokens + run.tokens, run.requests / run.seconds
+            whole, rate = run["prompt_tokens"] + run["tokens"], run["requests"] / run["seconds"]
             typer.echo(
                 f"{task}\nThroughput: {rate:.2f} requests/s, "
-                f"{whole / run.seconds:.2f} total tokens/s, "
-                f"{run.tokens_per_second:.2f} output tokens/s"
+                f"{whole / run['seconds']:.2f} total tokens/s, "
+                f"{run['tokens_per_second']:.2f} output tokens/s"
             )
-            if run.sequence_rate is not None:
-                typer.echo(f"Mean of each sequence's tokens/s: {run.sequence_rate:.2f}")
-            more = {"elapsed_time": run.seconds, "num_requests": run.requests}
+            if run["sequence_rate"] is not None:
+                typer.echo(f"Mean of each sequence's tokens/s: {run['sequence_rate']:.2f}")
+            more = {"elapsed_time": run["seconds"], "num_requests": run["requests"]}
             more |= {"total_num_tokens": whole, "requests_per_second": rate}
             report.runs.append(look_at(llm, run, few, speed) | more)

@@ -7,24 +7,31 @@ from itertools import product
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from diffray.cluster.cli import flags
-from diffray.cluster.cli.bench.datasets import RANDOM, Data, read_sets
-from diffray.cluster.cli.bench.guidellm import backend, profile, run_guidellm, summary, write_data
-from diffray.cluster.cli.bench.results import Result, Table, published, table
+from diffray.cluster.cli.bench.datasets import Data, read_sets
+from diffray.cluster.cli.bench.guidellm import (
+    LATENCIES,
+    backend,
+    profile,
+    run_guidellm,
+    summary,
+    write_data,
+)
+from diffray.cluster.cli.bench.results import Result, Run, published, table
 from diffray.cluster.cli.bench.sweep import counts, numbers
 from diffray.cluster.cli.flag_records import flag, record, spread
-from diffray.cluster.cli.help import Command, panel
+from diffray.cluster.cli.help import Command
 from diffray.cluster.cli.request_options import request_options
 from diffray.cluster.serve.environment import API_KEY
 
 if TYPE_CHECKING:
     import httpx2
+    from rich.table import Table
 
-OBJECTIVES = ("ttft", "tpot", "e2el")
 _WHO = {"data": "{dataset_name}", "concurrency": "{concurrency}", "RPS": "{rps}"}
 _CLIENT = {
     "answered": "{answered}",
@@ -65,8 +72,6 @@ class ManyValues(Command):
 
 @record("Server")
 class Server(flags.Server):
-    """The server to load."""
-
     tokenizer: str | None = flag(
         metavar="MODEL",
         help="The checkpoint whose tokenizer makes random prompts; default: the model.",
@@ -76,8 +81,6 @@ class Server(flags.Server):
 
 @record("Traffic")
 class Traffic:
-    """When requests are sent, and which of them are fast enough."""
-
     request_rate: str = flag(
         "inf",
         metavar="RPS[,RPS...]",
@@ -101,21 +104,29 @@ class Traffic:
     def objectives(self) -> dict[str, float] | None:
         """Return the limits of --goodput under guidellm's names, in milliseconds."""
         found = {}
-        for pair in [pair for typed in self.goodput or [] for pair in typed.split()]:
-            name, _, limit = pair.partition(":")
+        for pair in " ".join(self.goodput or []).split():
+            name, _, text = pair.partition(":")
             try:
-                found[f"{name}_ms"] = float(limit)
+                limit = float(text)
             except ValueError:
-                found[f"{name}_ms"] = 0.0
-            if name not in OBJECTIVES or not found[f"{name}_ms"] > 0:
+                limit = 0.0
+            if name not in LATENCIES or not limit > 0:
                 raise ValueError(
                     f"--goodput {pair!r} is not NAME:MILLISECONDS with a name of "
-                    f"{', '.join(OBJECTIVES)}"
+                    f"{', '.join(LATENCIES)}"
                 )
+            found[f"{name}_ms"] = limit
         return found or None
 
 
-def tables(runs: Sequence[dict[str, Any]]) -> list[Table]:
+@record("Result")
+class Reports(Result):
+    guidellm_dir: Path | None = flag(
+        metavar="FOLDER", help="Keep guidellm's own reports, with every request, in this folder."
+    )
+
+
+def tables(runs: Sequence[Run]) -> "list[Table]":
     """Return what the client measured in each run, and what the server counted."""
     shown = []
     for run in runs:
@@ -130,15 +141,9 @@ def tables(runs: Sequence[dict[str, Any]]) -> list[Table]:
     return [table(_WHO | _CLIENT, shown), table(_WHO | _SERVERS, shown)]
 
 
-def tokenizer_of(server: Server, model: str) -> str:
-    from diffray.components.checkpoints.checkpoint import resolve
-
-    return str(resolve(server.tokenizer or model))
-
-
 def measure(
     client: "httpx2.Client", scenario: dict[str, Any], folder: Path, kept: Path | None
-) -> dict[str, Any]:
+) -> Run:
     """Run guidellm once; return what it measured, and what the server counted meanwhile."""
     from diffray.cluster.cli.bench.counters import between, scrape
 
@@ -159,16 +164,9 @@ def serve(
     traffic: Traffic,
     sampling: flags.Sampling,
     diffusion: flags.Diffusion,
-    result: Result,
-    guidellm_dir: Annotated[
-        Path | None,
-        panel("Result")(
-            metavar="FOLDER",
-            help="Keep guidellm's own reports, with every request, in this folder.",
-        ),
-    ] = None,
+    result: Reports,
 ) -> None:
-    """Measure a server under load, with the counts of its /metrics."""
+    """Measure a server under load, and read its /metrics."""
     import httpx2
 
     from diffray.cluster.cli.endpoint import Endpoint
@@ -188,12 +186,11 @@ def serve(
     ):
         model, folder = server.model or endpoint.first_model(client), Path(made)
         report.planned = len(runs)
-        report.facts |= {"server": endpoint.url, "model": model, "asked": json.dumps(body)}
-        if guidellm_dir is not None:
-            guidellm_dir.mkdir(parents=True, exist_ok=True)
-        for number, ((name, asks), rate, limit) in enumerate(runs):
-            tokenizer = tokenizer_of(server, model) if name == RANDOM else None
-            scenario = write_data(folder, name, asks, data, tokenizer) | {
+        report.facts |= {"server": endpoint.url, "model": model, "options": json.dumps(body)}
+        if result.guidellm_dir is not None:
+            result.guidellm_dir.mkdir(parents=True, exist_ok=True)
+        for number, ((name, rows), rate, limit) in enumerate(runs):
+            scenario = write_data(folder, name, rows, data, server.tokenizer or model) | {
                 "backend": backend(
                     name, data, body, target=endpoint.url, model=model, api_key=server.api_key
                 ),
@@ -205,9 +202,9 @@ def serve(
             typer.echo(
                 f"run {number + 1} of {len(runs)}: {name}, {json.dumps(scenario['profile'])}"
             )
-            run: dict[str, Any] = {"model_id": model, "dataset_name": name}
+            run: Run = {"model_id": model, "dataset_name": name}
             run |= {"request_rate": "inf" if rate == inf else rate, "max_concurrency": limit}
-            kept = guidellm_dir / f"run-{number + 1}" if guidellm_dir else None
+            kept = result.guidellm_dir and result.guidellm_dir / f"run-{number + 1}"
             report.runs.append(run | measure(client, scenario, folder, kept))
         if "diffusion_committed_tokens" not in report.runs[-1]:
             typer.echo("The server's /metrics have no counters of diffusion.")

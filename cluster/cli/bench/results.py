@@ -12,15 +12,17 @@ from datetime import UTC, datetime
 from io import StringIO
 from math import floor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import diffray
 from diffray.cluster.cli.flag_records import flag, record
 
-Run = dict[str, Any]
-Table = tuple[Sequence[str], list[list[str]]]  # its head and its rows
+if TYPE_CHECKING:  # not for help
+    from rich.table import Table
+
+Run = dict[str, Any]  # its numbers, by their names in JSON
 
 WIDTH = 140  # of tables that go to a file or a pipe
 _INTERRUPTED = 130  # the exit status that shells give SIGINT
@@ -28,8 +30,6 @@ _INTERRUPTED = 130  # the exit status that shells give SIGINT
 
 @record("Result")
 class Result:
-    """The files for the results."""
-
     output_json: Path | None = flag(metavar="OUT.json", help="Write the results to this file.")
     report: Path | None = flag(metavar="OUT.html", help="Write the tables to this file, as HTML.")
 
@@ -51,9 +51,14 @@ class Report:
     runs: list[Run] = field(default_factory=list)
 
 
-def table(columns: Mapping[str, str], runs: Sequence[Run]) -> Table:
+def table(columns: Mapping[str, str], runs: Sequence[Run]) -> "Table":
     """Return a row for each run, formatted as each column says; - where a run has no value."""
-    return list(columns), [[_cell(form, run) for form in columns.values()] for run in runs]
+    from rich.table import Table
+
+    made = Table(*columns)
+    for run in runs:
+        made.add_row(*(_cell(form, run) for form in columns.values()))
+    return made
 
 
 def _cell(form: str, run: Run) -> str:
@@ -65,9 +70,11 @@ def _cell(form: str, run: Run) -> str:
 
 @contextmanager
 def published(
-    title: str, result: Result, tables: Callable[[list[Run]], list[Table]]
+    title: str, result: Result, tables: "Callable[[list[Run]], list[Table]]"
 ) -> Iterator[Report]:
     """Publish the runs that the block adds to its report."""
+    from rich.console import Console
+
     report = Report(_when_and_where())
     result.check()
     interrupted = False
@@ -82,7 +89,12 @@ def published(
         if result.output_json is not None:
             found = {"facts": report.facts, "runs": report.runs}
             result.output_json.write_text(json.dumps(found, indent=1) + "\n")
-        _show(title, report.facts, tables(report.runs), result.report)
+        made = tables(report.runs)
+        screen = Console() if Console().is_terminal else Console(width=WIDTH)
+        for each in made:
+            screen.print(each)
+        if result.report is not None:
+            _write_html(result.report, title, report.facts, made)
     if interrupted:
         what = (
             f"{so_far}; results are those that had finished"
@@ -93,28 +105,17 @@ def published(
         raise typer.Exit(_INTERRUPTED)
 
 
-def _show(title: str, facts: dict[str, str], tables: list[Table], page: Path | None) -> None:
-    """Print the tables, and write them to a page that begins with the facts."""
-    from rich import table as rich
+def _write_html(path: Path, title: str, facts: dict[str, str], tables: "list[Table]") -> None:
     from rich.console import Console
+    from rich.table import Table
 
-    made = []
-    for head, rows in tables:
-        made.append(rich.Table(*head))
-        for row in rows:
-            made[-1].add_row(*row)
-    screen = Console() if Console().is_terminal else Console(width=WIDTH)
-    for each in made:
-        screen.print(each)
-    if page is None:
-        return
-    record = Console(record=True, file=StringIO(), width=WIDTH)
-    about = rich.Table("", "", title=f"diffray: {title}", show_header=False)
+    page = Console(record=True, file=StringIO(), width=WIDTH)
+    about = Table("", "", title=f"diffray: {title}", show_header=False)
     for fact in facts.items():
         about.add_row(*fact)
-    for each in (about, *made):
-        record.print(each)
-    record.save_html(str(page))
+    for each in (about, *tables):
+        page.print(each)
+    page.save_html(str(path))
 
 
 def _when_and_where() -> dict[str, str]:

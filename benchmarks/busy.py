@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks import load, paired
 from benchmarks.serving import bodies
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.prompts import random_ids
+from diffray.cluster.cli.bench.datasets import random_ids
 from diffray.components.container import usable_cores
 from tests.helpers.serve_process import ServeProcess, serve_process
 

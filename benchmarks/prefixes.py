@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.prompts import random_ids
+from diffray.cluster.cli.bench.datasets import random_ids
 
 Answers = list[list[int]]
 

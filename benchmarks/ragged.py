@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.prompts import as_ids, random_ids, read_asks
+from diffray.cluster.cli.bench.datasets import as_ids, random_ids, read_asks
 from diffray.components.checkpoints.demos import DEMOS
 
 Work = tuple[list[list[int]], list[SamplingParams]]

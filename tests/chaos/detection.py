@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from diffray.cluster.cli.bench.output import percentile
+from diffray.cluster.cli.bench.results import percentile
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams

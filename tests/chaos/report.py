@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from diffray.cluster.cli.bench.output import percentile
+from diffray.cluster.cli.bench.results import percentile
 from tests.chaos.run import Outcome
 
 Row = tuple[str, ...]

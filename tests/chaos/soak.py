@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diffray.cluster.cli.bench.output import percentile
+from diffray.cluster.cli.bench.results import percentile
 from tests.chaos.run import Outcome, clients, pages_held
 from tests.chaos.system import Layout, System, leftovers, running, shared_now
 from tests.chaos.workload import Question, questions

@@ -11,11 +11,11 @@ from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.bench import roofline
 from diffray.cluster.cli.bench.commands import app
 from diffray.cluster.cli.bench.counters import between, parse
+from diffray.cluster.cli.bench.datasets import BOXED, read_asks
 from diffray.cluster.cli.bench.flags import counts
 from diffray.cluster.cli.bench.offline import counted, timed
-from diffray.cluster.cli.bench.output import percentile
 from diffray.cluster.cli.bench.phases import CACHE, DECODE, HOST, MODEL, Phases
-from diffray.cluster.cli.bench.prompts import BOXED, read_asks
+from diffray.cluster.cli.bench.results import percentile
 from diffray.cluster.cli.bench.roofline import Reads, memory_bandwidth
 from diffray.components.denoiser import Denoiser
 from diffray.components.experts import Experts

@@ -9,9 +9,9 @@ from typer.testing import CliRunner, Result
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.bench import offline, roofline
 from diffray.cluster.cli.bench.commands import app
+from diffray.cluster.cli.bench.datasets import tasks
 from diffray.cluster.cli.bench.flags import Data
 from diffray.cluster.cli.bench.offline import look_at
-from diffray.cluster.cli.bench.prompts import tasks
 from tests.helpers.tiny import tiny_checkpoint
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from diffray.cluster.api.service import Service
-from diffray.cluster.cli.bench import guidellm, serve
+from diffray.cluster.cli.bench import guidellm, online
 from diffray.cluster.cli.bench.commands import app
 from diffray.cluster.cli.bench.flags import Data
 from diffray.cluster.control.engine_config import EngineConfig
@@ -78,7 +78,7 @@ def replace_guidellm(
         return run([sys.executable, stand_in_guidellm.__file__, *command[4:]], **options)
 
     monkeypatch.setattr(subprocess, "run", instead)
-    monkeypatch.setattr(serve, "find_spec", lambda name: object())
+    monkeypatch.setattr(online, "find_spec", lambda name: object())
 
 
 def sent(fake: FakeEndpoint) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ class TestScenario:
             seeds.append(scenario["seed"]["value"])
             return run(scenario, *others)
 
-        monkeypatch.setattr(serve, "run_guidellm", watched)
+        monkeypatch.setattr(online, "run_guidellm", watched)
         flags = *custom(tmp_path / "own", "a"), "--max-concurrency", "1,2"
         assert bench(fake.url, *flags, "--seed", "7").exit_code == 0
         assert seeds == [7, 8]
@@ -177,7 +177,7 @@ class TestEndings:
     def test_without_the_extra_one_sentence_says_what_to_install(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(serve, "find_spec", lambda name: None)
+        monkeypatch.setattr(online, "find_spec", lambda name: None)
         said = refused("http://127.0.0.1:9")
         assert said == "diffray: bench serve needs guidellm; pip install 'diffray[bench]'"
 

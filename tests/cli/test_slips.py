@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.random_checkpoint import Shape, llada2_moe_config
+from diffray.cluster.cli.bench.datasets import read_asks
 from diffray.cluster.cli.bench.flags import counts
-from diffray.cluster.cli.bench.prompts import read_asks
 from diffray.components.backend import choose_device
 
 

@@ -1,7 +1,7 @@
 """`diffray bench`: how fast it is, offline and behind a server."""
 
 from diffray.cluster.cli.bench.offline import latency, throughput
-from diffray.cluster.cli.bench.serve import ManyValues, serve
+from diffray.cluster.cli.bench.online import ManyValues, serve
 from diffray.cluster.cli.help import Command, command_line, examples
 
 app = command_line("Measure latency, throughput, or a server.")

@@ -9,8 +9,8 @@ from math import isinf
 from pathlib import Path
 from typing import Any
 
+from diffray.cluster.cli.bench.datasets import RANDOM, Ask
 from diffray.cluster.cli.bench.flags import Data
-from diffray.cluster.cli.bench.prompts import RANDOM, Ask
 
 OUTPUT_LEN = 128
 # Under vLLM's names, guidellm's: its inter-token latency leaves the first token out, as TPOT does.

@@ -10,19 +10,19 @@ import typer
 
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.bench import flags as own
-from diffray.cluster.cli.bench.output import (
+from diffray.cluster.cli.bench.datasets import random_ids, read_sets, tasks
+from diffray.cluster.cli.bench.results import (
     interruptible,
     percentile,
     publish,
     table,
     when_and_where,
 )
-from diffray.cluster.cli.bench.prompts import random_ids, read_sets, tasks
 from diffray.cluster.cli.failures import one_sentence
 from diffray.cluster.cli.flag_records import spread
 
 if TYPE_CHECKING:
-    from diffray.cluster.cli.bench.prompts import Work
+    from diffray.cluster.cli.bench.datasets import Work
     from diffray.cluster.control.llm import DiffusionLLM
     from diffray.components.params import SamplingParams
     from diffray.workers.output import RequestOutput

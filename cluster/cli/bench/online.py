@@ -16,9 +16,9 @@ import typer
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.bench import flags as own
 from diffray.cluster.cli.bench.counters import between, scrape
+from diffray.cluster.cli.bench.datasets import RANDOM, read_sets
 from diffray.cluster.cli.bench.guidellm import profile, run_guidellm, summary, write_data
-from diffray.cluster.cli.bench.output import interruptible, publish, table, when_and_where
-from diffray.cluster.cli.bench.prompts import RANDOM, read_sets
+from diffray.cluster.cli.bench.results import interruptible, publish, table, when_and_where
 from diffray.cluster.cli.endpoint import Endpoint, json_of
 from diffray.cluster.cli.failures import one_sentence
 from diffray.cluster.cli.flag_records import spread

@@ -20,9 +20,8 @@ import diffray
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.batch_run import Summary
 from diffray.cluster.cli.main import app
-from diffray.cluster.cli.measured import Measured
+from diffray.cluster.cli.print_answer import MASK, Measured, animate, frame
 from diffray.cluster.cli.request_options import sampling_params
-from diffray.cluster.cli.watch import MASK, animate, frame
 from diffray.cluster.serve.app_config import app_config
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.threshold import Threshold

@@ -1,4 +1,4 @@
-"""Who answers a batch: a running endpoint, or an engine of this process."""
+"""The backends of a batch: a running server, or an engine in this process."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,14 +9,13 @@ import httpx2
 
 from diffray.cluster.cli.batch_files import CHAT
 from diffray.cluster.cli.batch_run import Answer, Reply, Unanswered
-from diffray.cluster.cli.endpoint import Endpoint, complaint, json_of, retry_after
+from diffray.cluster.cli.endpoint import Endpoint, complaint, json_of, reason, retry_after
 
 if TYPE_CHECKING:
     from diffray.cluster.control.engine_config import EngineConfig
-    from diffray.components.policy import DiffusionParams
 
-RECONNECTS = 6  # with pauses of 1, 2, 4, ... seconds: what a server takes to restart
-BREAKS = 3  # how often one request may end a connection
+RECONNECTS = 6  # with pauses of 1, 2, 4, ... seconds, long enough for a server to restart
+BREAKS = 3  # how often a connection may break under one request
 
 
 @asynccontextmanager
@@ -27,13 +26,31 @@ async def endpoint_answers(
     timeout: float = 600.0,
     first_pause: float = 1.0,
 ) -> AsyncGenerator[Answer, None]:
-    """Answer through HTTP, with `model` if it is given; `timeout` seconds are too many."""
+    """Answer through HTTP within `timeout` seconds; `model` replaces that of the requests."""
     async with httpx2.AsyncClient(**endpoint.options(timeout)) as client:
 
+        async def post(url: str, body: dict[str, Any]) -> httpx2.Response:
+            """Send a request, and again if the connection fails: a server may be restarting."""
+            refused = broken = 0
+            while True:
+                try:
+                    return await client.post(url, json=body)
+                except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                    refused += 1
+                    if refused == RECONNECTS:
+                        raise endpoint.unreachable() from None
+                    await asyncio.sleep(first_pause * 2 ** (refused - 1))
+                except httpx2.TimeoutException:
+                    raise Unanswered("timeout", f"no answer within {timeout:g} s") from None
+                except httpx2.TransportError as error:
+                    broken += 1
+                    if broken == BREAKS:
+                        text = f"the connection broke {BREAKS} times: {reason(error)}"
+                        raise Unanswered("connection_error", text) from None
+                    await asyncio.sleep(first_pause)
+
         async def answer(url: str, body: dict[str, Any]) -> Reply:
-            if model is not None:
-                body = body | {"model": model}
-            response = await _post(client, endpoint, url, body, timeout, first_pause)
+            response = await post(url, body if model is None else body | {"model": model})
             found = json_of(response)
             if response.status_code in (401, 403):
                 raise ConnectionRefusedError(complaint(found, response.status_code))
@@ -45,48 +62,9 @@ async def endpoint_answers(
         yield answer
 
 
-async def _post(
-    client: httpx2.AsyncClient,
-    endpoint: Endpoint,
-    url: str,
-    body: dict[str, Any],
-    timeout: float,
-    first_pause: float,
-) -> httpx2.Response:
-    """Send a request, again where the connection fails; a server may be restarting."""
-    refused = broken = 0
-    while True:
-        try:
-            return await client.post(url, json=body)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout):
-            refused += 1
-            if refused == RECONNECTS:
-                raise endpoint.unreachable() from None
-            await asyncio.sleep(first_pause * 2 ** (refused - 1))
-        except httpx2.TimeoutException:
-            raise Unanswered("timeout", f"there was no answer within {timeout:g} s") from None
-        except httpx2.TransportError as error:
-            broken += 1
-            if broken == BREAKS:
-                reason = (
-                    f"the connection broke {BREAKS} times: {str(error) or type(error).__name__}"
-                )
-                raise Unanswered("connection_error", reason) from None
-            await asyncio.sleep(first_pause)
-
-
 @asynccontextmanager
-async def engine_answers(
-    model: str,
-    config: "EngineConfig",
-    *,
-    names: tuple[str, ...] = (),
-    diffusion: "DiffusionParams | None" = None,
-) -> AsyncGenerator[Answer, None]:
-    """Load a model into this process and answer with it, as its server would.
-
-    Requests may call it by any of `names`, or as it was given.
-    """
+async def engine_answers(model: str, config: "EngineConfig") -> AsyncGenerator[Answer, None]:
+    """Load a model into this process and answer as its server would."""
     from diffray.cluster.api.defaults import read_generation_defaults
     from diffray.cluster.api.errors import ApiError
     from diffray.cluster.api.service import Service
@@ -98,8 +76,7 @@ async def engine_answers(
     service = Service(
         engine,
         tokenizer,
-        (*names, model),
-        diffusion=diffusion,
+        (model,),
         defaults=read_generation_defaults(resolve(model)),
         scheduling_policy=config.scheduling_policy,
     )

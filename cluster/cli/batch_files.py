@@ -1,4 +1,4 @@
-"""A batch's files: requests in OpenAI's format, and the answers that are there already."""
+"""A batch's files: requests in OpenAI's format, and the answers of earlier runs."""
 
 import json
 import logging
@@ -26,52 +26,50 @@ class Line(Config):
 
 
 def read_lines(source: Path) -> Iterator[Line]:
-    """Yield the requests of a file that has been checked."""
+    """Yield the requests of a checked file."""
     for _, text in _texts(source):
         yield _line(text)
 
 
 def check_lines(source: Path) -> set[str]:
-    """Return the ids of all requests, or say which lines are wrong and why."""
+    """Return the ids of all requests; raise if any line is invalid."""
     ids: dict[str, int] = {}
     mistakes = []
     for number, text in _texts(source):
         try:
-            line = _line(text)
-            if line.custom_id in ids:
-                raise ValueError(
-                    f"the custom_id {line.custom_id!r} is line {ids[line.custom_id]}'s already"
-                )
-            ids[line.custom_id] = number
+            name = _line(text).custom_id
+            if name in ids:
+                raise ValueError(f"custom_id {name!r} is used in line {ids[name]} already")
+            ids[name] = number
         except ValueError as error:
             mistakes.append(f"line {number}: {error}")
+    if more := len(mistakes[SHOWN_MISTAKES:]):
+        mistakes[SHOWN_MISTAKES:] = [f"and {more} more"]
     if mistakes:
-        more = len(mistakes) - SHOWN_MISTAKES
-        told = "; ".join(mistakes[:SHOWN_MISTAKES]) + (f"; and {more} more" if more > 0 else "")
-        raise ValueError(f"{source}: {told}")
+        raise ValueError(f"{source}: {'; '.join(mistakes)}")
     if not ids:
-        raise ValueError(f"{source} holds no request")
+        raise ValueError(f"{source} has no requests")
     return set(ids)
 
 
-def mend(target: Path) -> set[str]:
-    """Return the ids that have a line in `target`; cuts off a last line that was not finished."""
+def repair(target: Path) -> set[str]:
+    """Return the ids that `target` answers; cut off an unfinished last line."""
     if not target.exists():
         return set()
     ids = set()
     with target.open("rb+") as file:
-        whole = 0  # bytes
+        finished = 0  # bytes
         for number, text in enumerate(file, start=1):
             if not text.endswith(b"\n"):
-                log.warning("%s: the last line was not finished; it is written anew", target)
-                file.truncate(whole)
+                log.warning("%s: the last line is incomplete and is written again", target)
+                file.truncate(finished)
                 break
-            whole += len(text)
+            finished += len(text)
             try:
                 ids.add(str(json.loads(text)["custom_id"]))
             except (ValueError, KeyError, TypeError):
                 raise ValueError(
-                    f"{target}, line {number} is no answer of a batch; give another output"
+                    f"{target}, line {number} is not an answer of a batch; give another output"
                 ) from None
     return ids
 
@@ -85,7 +83,7 @@ def _line(text: bytes) -> Line:
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"this is no JSON: {error}") from None
+        raise ValueError(f"not valid JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError("expected an object with custom_id, method, url and body")
     line = Line(**given)

@@ -1,30 +1,33 @@
 """Many requests from a file: OpenAI's batch format in, a line for each answer out.
 
-Answers are written as they come, so whatever ends a batch loses at most those that were under way;
-run again, it goes on with the lines that have no answer yet.
+Answers are written as they come, so an interrupted batch loses only the requests in flight; the
+next run continues with the lines that have no answer yet.
 """
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractAsyncContextManager, closing
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any
+from typing import Any, TextIO
 from uuid import uuid4
 
-from diffray.cluster.cli.batch_files import Line, check_lines, mend, read_lines
-from diffray.cluster.cli.progress import Progress
+from tqdm import tqdm
 
-BUSY = (429, 502, 503, 504)  # worth another try
+from diffray.cluster.cli.batch_files import Line, check_lines, read_lines, repair
+
+BUSY = (429, 502, 503, 504)  # statuses after which a request is sent again
 TRIES = 8
 LONGEST_PAUSE = 60.0
+LOG_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of a request, as HTTP says it."""
+    """The outcome of a request, in HTTP's terms."""
 
     status_code: int
     request_id: str
@@ -33,33 +36,43 @@ class Reply:
 
 
 class Unanswered(Exception):
-    """One request got no answer, though the endpoint is there; the message says why."""
+    """One request got no answer, though the server is there; the message says why."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-# Asks the endpoint or an engine; raises Unanswered for this request alone, ConnectionError where no
-# request has a chance any more.
+# Sends a request to a server or an engine. It raises Unanswered if only this request failed,
+# ConnectionError if all others would fail too.
 Answer = Callable[[str, dict[str, Any]], Awaitable[Reply]]
 
 
 @dataclass(slots=True)
 class Summary:
-    """What a batch did."""
+    """What a batch has done."""
 
     requests: int
     before: int = 0  # answered in an earlier run
     answered: int = 0
     failed: int = 0
-    tokens: int = 0  # written, as the answers' usage says
+    tokens: int = 0  # generated, by the usage in the answers
     seconds: float = 0.0
     interrupted: bool = False
 
     @property
     def left(self) -> int:
         return self.requests - self.before - self.answered - self.failed
+
+    def count(self, reply: Reply | None) -> None:
+        """Count a request that is done; None if it got no answer."""
+        if reply is None or reply.status_code != 200:
+            self.failed += 1
+            return
+        self.answered += 1
+        match reply.body:
+            case {"usage": {"completion_tokens": int(tokens)}}:
+                self.tokens += tokens
 
     def __str__(self) -> str:
         noun = "request" if self.requests == 1 else "requests"
@@ -72,41 +85,65 @@ class Summary:
         return text + f"; {self.tokens} tokens, {rate:.1f} tokens/s ({self.seconds:.1f} s)"
 
 
+class Progress:
+    """Shows a batch's progress: a bar on a terminal, else a line now and then."""
+
+    def __init__(
+        self, summary: Summary, file: TextIO | None = None, log_seconds: float = LOG_SECONDS
+    ) -> None:
+        self._summary, self._file = summary, file or sys.stderr
+        self._log_seconds, self._logged = log_seconds, monotonic()
+        self._bar = tqdm(
+            total=summary.requests,
+            initial=summary.before,
+            unit="request",
+            file=self._file,
+            leave=False,
+            disable=None,  # except on a terminal
+        )
+
+    def close(self) -> None:
+        self._bar.close()
+
+    def show(self) -> None:
+        """Show that one more request is done."""
+        failed, done = self._summary.failed, self._summary.requests - self._summary.left
+        if failed:
+            self._bar.set_postfix(failed=failed, refresh=False)
+        self._bar.update()
+        if self._bar.disable and monotonic() - self._logged >= self._log_seconds:
+            self._logged = monotonic()
+            text = f"{done} of {self._summary.requests} done, {failed} failed"
+            print(text, file=self._file, flush=True)
+
+
 def run_batch(
     source: Path,
     target: Path,
-    answering: AbstractAsyncContextManager[Answer],
+    backend: AbstractAsyncContextManager[Answer],
     *,
     concurrency: int = 64,
     tries: int = TRIES,
-    progress: Progress | None = None,
 ) -> Summary:
-    """Answer every line of `source` that has no line in `target` yet; appends to `target`.
+    """Answer every line of `source` that has no line in `target` yet; append to `target`.
 
-    Nothing is sent if a line of `source` is wrong. Ctrl-C ends it with what is there.
+    Nothing is sent if a line of `source` is invalid. Ctrl-C ends the batch and keeps the answers.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1 (given: {concurrency})")
     if target.exists() and target.samefile(source):
-        raise ValueError(f"{target} is the input; answers need a file of their own")
+        raise ValueError(f"{target} is the input; give another file for the answers")
     ids = check_lines(source)
-    done = mend(target)
+    done = repair(target)
     summary = Summary(len(ids), before=len(ids & done))
     if summary.left == 0:
         return summary
     waiting = (line for line in read_lines(source) if line.custom_id not in done)
-    shown = progress or Progress(len(ids), summary.before)
-
-    async def run() -> None:
-        with target.open("a") as out:
-            async with answering as answer:
-                batch = _Batch(waiting, answer, out, summary, tries, shown)
-                await batch.run(min(concurrency, summary.left))
 
     begin = monotonic()
     try:
-        with shown:
-            asyncio.run(run())
+        concurrency = min(concurrency, summary.left)
+        asyncio.run(_run(waiting, target, backend, summary, concurrency, tries))
     except KeyboardInterrupt:
         summary.interrupted = True
     finally:
@@ -114,74 +151,60 @@ def run_batch(
     return summary
 
 
-class _Batch:
-    """The requests of one run: some at a time, each until it has an answer."""
+async def _run(
+    lines: Iterator[Line],
+    target: Path,
+    backend: AbstractAsyncContextManager[Answer],
+    summary: Summary,
+    concurrency: int,
+    tries: int,
+) -> None:
+    """Send all requests, several at once; an error that concerns them all ends the batch."""
+    with target.open("a") as out, closing(Progress(summary)) as progress:
+        async with backend as answer:
 
-    def __init__(
-        self,
-        lines: Iterator[Line],
-        answer: Answer,
-        out: IO[str],
-        summary: Summary,
-        tries: int,
-        progress: Progress,
-    ) -> None:
-        self.lines, self.answer, self.out = lines, answer, out
-        self.summary, self.tries, self.progress = summary, tries, progress
+            async def work() -> None:
+                for line in lines:
+                    reply = error = None
+                    try:
+                        reply = await _send(answer, line, tries)
+                    except Unanswered as reason:
+                        error = {"code": reason.code, "message": str(reason)}
+                    out.write(_result(line.custom_id, reply, error) + "\n")
+                    out.flush()
+                    summary.count(reply)
+                    progress.show()
 
-    async def run(self, concurrency: int) -> None:
-        """Work the lines off; the first error that concerns them all ends the batch."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(self._work())
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-
-    async def _work(self) -> None:
-        for line in self.lines:
             try:
-                self._write(line, await self._ask(line), None)
-            except Unanswered as error:
-                self._write(line, None, {"code": error.code, "message": str(error)})
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(concurrency):
+                        group.create_task(work())
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
 
-    async def _ask(self, line: Line) -> Reply:
-        """Ask until there is an answer, or as often as is allowed."""
-        for attempt in range(self.tries):
-            reply = await self.answer(line.url, line.body)
-            if reply.status_code not in BUSY or attempt + 1 == self.tries:
-                return reply
-            await asyncio.sleep(pause(attempt, reply.retry_after))
-        raise AssertionError("there is at least one try")
 
-    def _write(self, line: Line, reply: Reply | None, error: dict[str, str] | None) -> None:
-        """Write an answer and count it."""
-        response = None
-        if reply is not None:
-            response = asdict(reply)
-            del response["retry_after"]
-        made = {
-            "id": f"batch_req_{uuid4().hex}",
-            "custom_id": line.custom_id,
-            "response": response,
-            "error": error,
-        }
-        self.out.write(json.dumps(made, ensure_ascii=False) + "\n")
-        self.out.flush()
-        if reply is not None and reply.status_code == 200:
-            self.summary.answered += 1
-            self.summary.tokens += _tokens(reply.body)
-        else:
-            self.summary.failed += 1
-        self.progress.one_more(failed=self.summary.failed)
+async def _send(answer: Answer, line: Line, tries: int) -> Reply:
+    """Send a request, and again while the server is busy."""
+    for attempt in range(tries - 1):
+        reply = await answer(line.url, line.body)
+        if reply.status_code not in BUSY:
+            return reply
+        await asyncio.sleep(pause(attempt, reply.retry_after))
+    return await answer(line.url, line.body)
 
 
 def pause(attempt: int, retry_after: float | None) -> float:
-    """Return how long to wait before another try: as told, else twice as long each time."""
+    """Return the seconds before another try; without `retry_after` they double each time."""
     return min(LONGEST_PAUSE, 2.0**attempt if retry_after is None else retry_after)
 
 
-def _tokens(body: Any) -> int:
-    usage = body.get("usage") if isinstance(body, dict) else None
-    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return count if isinstance(count, int) else 0
+def _result(custom_id: str, reply: Reply | None, error: dict[str, str] | None) -> str:
+    """Return the line of an answer."""
+    names = ("status_code", "request_id", "body")
+    result = {
+        "id": f"batch_req_{uuid4().hex}",
+        "custom_id": custom_id,
+        "response": reply and {name: getattr(reply, name) for name in names},
+        "error": error,
+    }
+    return json.dumps(result, ensure_ascii=False)

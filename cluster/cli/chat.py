@@ -1,4 +1,4 @@
-"""A conversation in the terminal with an OpenAI-compatible endpoint.
+"""A conversation with an OpenAI-compatible server in the terminal.
 
 Without a terminal each line of the input is a message, and only the answers are written.
 """
@@ -7,71 +7,47 @@ import json
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 import httpx2
 
-from diffray.cluster.cli.endpoint import Endpoint, complaint, json_of, message_of
+from diffray.cluster.cli.endpoint import Endpoint, Refused, complaint, json_of, message_of
 from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, TOY
 
 ANSWER_SECONDS = 300.0  # between two pieces of an answer
-HELP = """/system TEXT   say how to answer, from now on; without TEXT: no more
+HELP = """/system TEXT   set the system message; without TEXT, remove it
 /clear         forget the conversation
 /exit          leave, as Ctrl-D does; Ctrl-C stops an answer"""
 # They would let an answer move the cursor.
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, " ")
 
 
-class Refused(ValueError):
-    """The endpoint refuses a request, or breaks off its answer; the message says why."""
-
-
+@dataclass(slots=True)
 class Conversation:
-    """The messages so far, and the endpoint that answers them."""
+    """The messages so far, and the server that answers them."""
 
-    def __init__(
-        self,
-        client: httpx2.Client,
-        endpoint: Endpoint,
-        model: str | None = None,
-        options: Mapping[str, object] | None = None,
-        system: str | None = None,
-    ) -> None:
-        self._client, self._endpoint = client, endpoint
-        self.options, self.system = dict(options or {}), system
-        if self.options.get("n", 1) != 1:
-            raise ValueError(
-                f"a chat shows one answer; leave n out (given: {self.options['n']!r:.99})"
-            )
-        self.model = model or self._first_model()
-        self.turns: list[dict[str, str]] = []
-        self.finish_reason: str | None = None  # of the last answer
+    client: httpx2.Client
+    endpoint: Endpoint
+    model: str
+    options: Mapping[str, object]
+    system: str | None
+    turns: list[dict[str, str]] = field(default_factory=list)
+    finish_reason: str | None = None  # of the last answer
 
     def ask(self, text: str) -> Generator[str, None, None]:
         """Yield the answer as it comes.
 
-        The conversation keeps what was yielded, also when it is stopped there; it forgets a
-        message that got no answer at all.
+        An answer that is stopped stays in the conversation as far as it came; a message without
+        any answer does not.
         """
         self.turns.append({"role": "user", "content": text})
-        pieces: list[str] = []
-        try:
-            with closing(self._stream()) as stream:
-                for piece in stream:
-                    pieces.append(piece)
-                    yield piece
-        finally:
-            if pieces:
-                self.turns.append({"role": "assistant", "content": "".join(pieces)})
-            else:
-                self.turns.pop()
-
-    def _stream(self) -> Generator[str, None, None]:
         first = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": self.model, "messages": first + self.turns, "stream": True}
+        pieces: list[str] = []
         self.finish_reason = None
         try:
-            with self._client.stream(
+            with self.client.stream(
                 "POST", "/v1/chat/completions", json={**self.options, **body}
             ) as response:
                 if response.status_code != 200:
@@ -81,29 +57,15 @@ class Conversation:
                     choice = (chunk.get("choices") or [{}])[0]
                     self.finish_reason = choice.get("finish_reason") or self.finish_reason
                     if piece := choice.get("delta", {}).get("content"):
+                        pieces.append(piece)
                         yield piece
         except httpx2.TransportError as error:
-            raise self._broken(error) from None
-
-    def _first_model(self) -> str:
-        try:
-            response = self._client.get("/v1/models")
-        except httpx2.TransportError as error:
-            raise self._broken(error) from None
-        found = json_of(response)
-        if response.status_code != 200:
-            raise Refused(complaint(found, response.status_code))
-        try:
-            return str(found["data"][0]["id"])  # type: ignore[index]  # what else it is, is said
-        except (LookupError, TypeError):
-            raise Refused(f"{self._endpoint.url}/v1/models lists no model; give --model") from None
-
-    def _broken(self, error: httpx2.TransportError) -> Exception:
-        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-            return self._endpoint.unreachable()
-        if isinstance(error, httpx2.TimeoutException):
-            return Refused(f"the server has been silent for {ANSWER_SECONDS:g} s")
-        return Refused(f"the connection broke: {str(error) or type(error).__name__}")
+            raise self.endpoint.failure(error, self.client) from None
+        finally:
+            if pieces:
+                self.turns.append({"role": "assistant", "content": "".join(pieces)})
+            else:
+                self.turns.pop()
 
 
 def _chunks(response: httpx2.Response) -> Iterator[dict[str, Any]]:
@@ -134,25 +96,28 @@ def chat(
     out: TextIO | None = None,
 ) -> None:
     """Converse until the input ends; `options` go into the body of every request."""
-    source, out = source or sys.stdin, out or sys.stdout
+    source, out, options = source or sys.stdin, out or sys.stdout, options or {}
+    if options.get("n", 1) != 1:
+        raise ValueError(f"a chat shows one answer; leave n out (given: {options['n']!r:.99})")
     with httpx2.Client(**endpoint.options(ANSWER_SECONDS)) as client:
+        model = model or endpoint.first_model(client)
         talk = Conversation(client, endpoint, model, options, system)
         if source.isatty() and out.isatty():
             with suppress(ImportError):
                 import readline  # noqa: F401  # gives input() its editing and history
-            out.write(f"{talk.model} at {endpoint.url}; /help says more, Ctrl-D leaves\n")
+            out.write(f"{talk.model} at {endpoint.url}; /help lists commands, Ctrl-D leaves\n")
             if talk.model in DEMOS:
                 out.write(f"{talk.model} {TOY}. One is:\n  {EXAMPLE}\n")
             _converse(talk, out)
         else:
             with suppress(_Leave):
-                for line in source:
-                    if line.strip() and not _command(talk, line.strip(), out):
-                        _answer(talk, line.strip(), out)
+                for line in map(str.strip, source):
+                    if line and not _command(talk, line, out):
+                        _answer(talk, line, out)
 
 
 def _converse(talk: Conversation, out: TextIO) -> None:
-    """Ask and answer in turns; what goes wrong with one turn does not end the conversation."""
+    """Read and answer messages; an error or Ctrl-C ends only its turn."""
     while True:
         try:
             line = input("> ").strip()
@@ -176,12 +141,12 @@ def _converse(talk: Conversation, out: TextIO) -> None:
 
 
 class _Leave(Exception):
-    """The user wants to go."""
+    """The user typed /exit."""
 
 
-def _answer(talk: Conversation, text: str, out: TextIO) -> None:
+def _answer(talk: Conversation, line: str, out: TextIO) -> None:
     shown = _CONTROLS if out.isatty() else {}
-    with closing(talk.ask(text)) as pieces:
+    with closing(talk.ask(line)) as pieces:
         for piece in pieces:
             out.write(piece.translate(shown))
             out.flush()
@@ -190,7 +155,7 @@ def _answer(talk: Conversation, text: str, out: TextIO) -> None:
 
 
 def _command(talk: Conversation, line: str, out: TextIO) -> bool:
-    """Do what a line that begins with a slash says; False if it is a message."""
+    """Run a line that starts with a slash; return False if it is a message."""
     if not line.startswith("/"):
         return False
     name, _, rest = line.partition(" ")
@@ -204,5 +169,5 @@ def _command(talk: Conversation, line: str, out: TextIO) -> bool:
         case "/help":
             out.write(HELP + "\n")
         case _:
-            raise Refused(f"there is no {name}; /help lists what there is")
+            raise Refused(f"there is no command {name}; /help lists them")
     return True

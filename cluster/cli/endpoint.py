@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint as a client sees it: its address, its key, how it says no."""
+"""An OpenAI-compatible server as its clients see it: URL, API key, models and errors."""
 
 import json
 from dataclasses import dataclass
@@ -10,44 +10,74 @@ import httpx2
 CONNECT_SECONDS = 10.0
 
 
+class Refused(ValueError):
+    """The server refuses a request or breaks off its answer; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where it is, without the /v1 that paths begin with."""
+    """A server's URL, without the /v1 that paths start with, and the key it requires."""
 
     url: str
     api_key: str | None = None
 
     @staticmethod
     def at(base_url: str, api_key: str | None = None) -> "Endpoint":
-        """Return the endpoint of an address with or without /v1 at its end."""
+        """Return the endpoint of a URL with or without /v1 at its end."""
         try:
             parts = urlsplit(base_url)
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
-            known = False
-        if not known:
+            valid = False
+        if not valid:
             raise ValueError(f"expected a URL such as http://127.0.0.1:8000 (given: {base_url!r})")
         if parts.query or parts.fragment:
             raise ValueError(f"{base_url!r}: leave out what follows the path")
         return Endpoint(base_url.rstrip("/").removesuffix("/v1"), api_key)
 
     def options(self, timeout: float | None) -> dict[str, Any]:
-        """Return what httpx clients of it are made with; `timeout` bounds each wait for bytes."""
+        """Return the options of an httpx client; `timeout` bounds each wait for bytes."""
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         limit = httpx2.Timeout(timeout, connect=CONNECT_SECONDS)
         pool = httpx2.Limits(max_connections=None)
         return {"base_url": self.url, "headers": headers, "timeout": limit, "limits": pool}
 
+    def first_model(self, client: httpx2.Client) -> str:
+        """Return the name of the first model that the server lists."""
+        try:
+            response = client.get("/v1/models")
+        except httpx2.TransportError as error:
+            raise self.failure(error, client) from None
+        found = json_of(response)
+        if response.status_code != 200:
+            raise Refused(complaint(found, response.status_code))
+        try:
+            return str(found["data"][0]["id"])  # type: ignore[index]  # anything else is refused
+        except (LookupError, TypeError):
+            raise Refused(f"{self.url}/v1/models lists no model; give --model NAME") from None
+
     def unreachable(self) -> ConnectionError:
-        """Return the error to raise where nothing answers."""
+        """Return the error to raise if no connection can be made."""
         return ConnectionError(
             f"nothing answers at {self.url}; start a server with `diffray serve`, "
             "or give another --base-url"
         )
 
+    def failure(self, error: httpx2.TransportError, client: httpx2.Client) -> Exception:
+        """Return the error to raise instead of httpx's."""
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            return self.unreachable()
+        if isinstance(error, httpx2.TimeoutException):
+            return Refused(f"the server has sent nothing for {client.timeout.read:g} s")
+        return Refused(f"the connection broke: {reason(error)}")
+
+
+def reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
 
 def retry_after(response: httpx2.Response) -> float | None:
-    """Return the seconds after which a refused client may come back, if it says so in seconds."""
+    """Return the seconds after which to retry a refused request, if the server says so."""
     try:
         return max(0.0, float(response.headers["retry-after"]))
     except (KeyError, ValueError):
@@ -55,7 +85,7 @@ def retry_after(response: httpx2.Response) -> float | None:
 
 
 def json_of(response: httpx2.Response) -> object:
-    """Return what was answered; a text that is no JSON stays a text."""
+    """Return the JSON of a response; its text if it is not JSON."""
     try:
         return response.json()
     except ValueError:
@@ -63,14 +93,14 @@ def json_of(response: httpx2.Response) -> object:
 
 
 def message_of(answer: object) -> str:
-    """Return the sentence in an error's answer, whoever sent it."""
+    """Return the message in an error's body, in whatever form."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     message = error.get("message", error) if isinstance(error, dict) else error
     text = message if isinstance(message, str) else json.dumps(message)
-    return text.strip() or "it does not say why"
+    return text.strip() or "no reason given"
 
 
 def complaint(answer: object, status: int) -> str:
-    """Return what to tell of a refusal."""
-    key = " (here: --api-key KEY, or the variable DIFFRAY_API_KEY)" if status == 401 else ""
+    """Return what to print about a refusal."""
+    key = " (give --api-key KEY, or set DIFFRAY_API_KEY)" if status == 401 else ""
     return f"the server answers {status}: {message_of(answer)}{key}"

@@ -20,9 +20,8 @@ import pytest
 
 import diffray
 from diffray.cluster.cli.batch_backends import endpoint_answers, engine_answers
-from diffray.cluster.cli.batch_run import Answer, Reply, Summary, pause, run_batch
+from diffray.cluster.cli.batch_run import Answer, Progress, Reply, Summary, pause, run_batch
 from diffray.cluster.cli.endpoint import Endpoint
-from diffray.cluster.cli.progress import Progress
 from diffray.cluster.control.engine_config import EngineConfig
 from tests.helpers.fake_endpoint import Answer as HttpAnswer
 from tests.helpers.fake_endpoint import Asked, fake_endpoint
@@ -171,7 +170,7 @@ class TestEndpoint:
         assert answers["r0"]["error"]["code"] == "connection_error"
         assert answers["r1"]["error"] == {
             "code": "timeout",
-            "message": "there was no answer within 0.3 s",
+            "message": "no answer within 0.3 s",
         }
 
     def test_nobody_there_ends_the_batch_in_one_sentence(self, tmp_path: Path) -> None:
@@ -221,7 +220,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("line", "words"),
         [
-            ("{", ("this is no JSON",)),
+            ("{", ("not valid JSON",)),
             ("[]", ("expected an object",)),
             ({}, ("custom_id", "required")),
             (request(""), ("custom_id",)),
@@ -230,7 +229,7 @@ class TestFiles:
             (request("b") | {"model": "x"}, ("'model'",)),
             (request("b") | {"body": None}, ("body", "None")),
             (request("b", stream=True), ("body.stream",)),
-            (request("first"), ("'first'", "line 1's")),
+            (request("first"), ("'first'", "line 1 already")),
         ],
     )
     def test_wrong_lines_are_named_before_anything_is_sent(
@@ -251,14 +250,14 @@ class TestFiles:
 
     def test_files_that_cannot_be(self, tmp_path: Path) -> None:
         empty = write(tmp_path / "empty")
-        with pytest.raises(ValueError, match="holds no request"):
+        with pytest.raises(ValueError, match="has no requests"):
             run_batch(empty, tmp_path / "out", nobody())
         with pytest.raises(FileNotFoundError):
             run_batch(tmp_path / "none", tmp_path / "out", nobody())
         source = write(tmp_path / "in", request("a"))
         with pytest.raises(ValueError, match="is the input"):
             run_batch(source, source, nobody())
-        with pytest.raises(ValueError, match="line 1 is no answer"):
+        with pytest.raises(ValueError, match="line 1 is not an answer"):
             run_batch(source, write(tmp_path / "text", "{}"), nobody())
         with pytest.raises(ValueError, match="concurrency"):
             run_batch(source, tmp_path / "out", nobody(), concurrency=0)
@@ -273,7 +272,7 @@ class TestFiles:
         target.write_text(first + second[:-7])
         with caplog.at_level(logging.WARNING):
             summary = run_batch(source, target, always(Reply(200, "y", {})))
-        assert "not finished" in caplog.text
+        assert "incomplete" in caplog.text
         assert (summary.before, summary.answered) == (1, 3)
         assert "1 done before" in str(summary)
         names = {name: line["response"]["request_id"] for name, line in read(target).items()}
@@ -289,15 +288,17 @@ class TestFiles:
 class TestProgress:
     def test_log_lines_without_a_terminal(self) -> None:
         file = io.StringIO()
-        with Progress(3, before=1, file=file, line_seconds=0) as progress:
-            progress.one_more(failed=0)
-            progress.one_more(failed=1)
+        summary = Summary(3, before=1)
+        progress = Progress(summary, file, log_seconds=0)
+        summary.answered += 1
+        progress.show()
+        summary.failed += 1
+        progress.show()
         assert file.getvalue() == "2 of 3 done, 0 failed\n3 of 3 done, 1 failed\n"
 
     def test_quick_batches_say_nothing(self) -> None:
         file = io.StringIO()
-        with Progress(3, file=file) as progress:
-            progress.one_more(failed=0)
+        Progress(Summary(3, answered=1), file).show()
         assert file.getvalue() == ""
 
     def test_summary_tells_what_is_left(self) -> None:
@@ -353,25 +354,22 @@ class TestOwnEngine:
         source = write(
             tmp_path / "in",
             request("chat", messages=question, **options),
-            request("named", model="my-model", messages=question, **options),
             request("text", COMPLETIONS, model="demo", prompt="Tom", **options),
             request("other", model="gpt-9", messages=question),
             request("long", COMPLETIONS, prompt="Tom", max_tokens=10**6),
         )
         config = EngineConfig(device="cpu", dtype="float64")
-        answering = engine_answers("demo", config, names=("my-model",))
-        summary = run_batch(source, tmp_path / "out", answering)
-        assert (summary.answered, summary.failed) == (3, 2)
+        summary = run_batch(source, tmp_path / "out", engine_answers("demo", config))
+        assert (summary.answered, summary.failed) == (2, 2)
         answers = {name: line["response"] for name, line in read(tmp_path / "out").items()}
         llm, params = DiffusionLLM("demo", device="cpu", dtype="float64"), SamplingParams(**options)
         (chat,) = llm.chat(question, params)
         (text,) = llm.generate("Tom", params)
-        for name in ("chat", "named"):
-            choice = answers[name]["body"]["choices"][0]
-            assert choice["message"]["content"] == chat.outputs[0].text
+        choice = answers["chat"]["body"]["choices"][0]
+        assert choice["message"]["content"] == chat.outputs[0].text
         assert answers["text"]["body"]["choices"][0]["text"] == text.outputs[0].text
         assert answers["chat"]["request_id"] == answers["chat"]["body"]["id"]
-        assert summary.tokens == 2 * chat.completion_tokens + text.completion_tokens
+        assert summary.tokens == chat.completion_tokens + text.completion_tokens
         assert answers["other"]["status_code"] == 404
         assert "context length" in answers["long"]["body"]["error"]["message"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import diffray
-from diffray.cluster.cli.chat import HELP, Refused, chat
-from diffray.cluster.cli.endpoint import Endpoint
+from diffray.cluster.cli.chat import HELP, chat
+from diffray.cluster.cli.endpoint import Endpoint, Refused
 from diffray.cluster.cli.request_options import DIFFUSION, request_options
 from diffray.components.checkpoints.demos import EXAMPLE
 from diffray.components.policy import DiffusionParams
@@ -192,7 +192,9 @@ class TestTerminal:
             return answer(asked)
 
         out, server = typed(monkeypatch, "one", "/what", "two", "/exit", respond=picky)
-        assert "diffray: the server answers 400: bad thing\ndiffray: there is no /what" in out
+        assert (
+            "diffray: the server answers 400: bad thing\ndiffray: there is no command /what" in out
+        )
         assert out.endswith("you said two\n")
         assert server.asked[-1].body["messages"] == [{"role": "user", "content": "two"}]
 

@@ -19,7 +19,7 @@ from diffray.cluster.cli.bench.counters import between, scrape
 from diffray.cluster.cli.bench.datasets import RANDOM, read_sets
 from diffray.cluster.cli.bench.guidellm import profile, run_guidellm, summary, write_data
 from diffray.cluster.cli.bench.results import interruptible, publish, table, when_and_where
-from diffray.cluster.cli.endpoint import Endpoint, json_of
+from diffray.cluster.cli.endpoint import Endpoint
 from diffray.cluster.cli.failures import one_sentence
 from diffray.cluster.cli.flag_records import spread
 from diffray.cluster.cli.help import Command
@@ -180,18 +180,6 @@ def sweep_tables(runs: Sequence[dict[str, Any]]) -> list[Any]:
     return [made(_CLIENT, "answered"), made(_SERVERS)]
 
 
-def first_model(client: httpx2.Client, endpoint: Endpoint) -> str:
-    try:
-        response = client.get("/v1/models")
-    except httpx2.HTTPError:
-        raise endpoint.unreachable() from None
-    found = json_of(response)
-    models = found.get("data") if isinstance(found, dict) else None
-    if response.status_code != 200 or not models:
-        raise ValueError(f"{endpoint.url}/v1/models names no model; give --model NAME")
-    return str(models[0]["id"])
-
-
 def scenario_of(
     server: Server, model: str, url: str, name: str, data: own.Data, body: dict[str, Any]
 ) -> dict[str, Any]:
@@ -261,7 +249,7 @@ def serve(
             TemporaryDirectory() as made,
             interruptible(len(runs)) as progress,
         ):
-            model = server.model or first_model(client, endpoint)
+            model = server.model or endpoint.first_model(client)
             facts |= {"server": endpoint.url, "model": model, "asked": json.dumps(body)}
             for number, ((name, asks), rate, limit) in enumerate(runs):
                 scenario = scenario_of(server, model, endpoint.url, name, data, body) | {

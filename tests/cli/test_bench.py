@@ -14,12 +14,11 @@ from diffray.cluster.cli.bench.counters import between, parse
 from diffray.cluster.cli.bench.datasets import BOXED, read_asks
 from diffray.cluster.cli.bench.flags import counts
 from diffray.cluster.cli.bench.offline import counted, timed
-from diffray.cluster.cli.bench.phases import CACHE, DECODE, HOST, MODEL, Phases
+from diffray.cluster.cli.bench.phases import CACHE, DECODE, HOST, MODEL, phases_of
 from diffray.cluster.cli.bench.results import percentile
-from diffray.cluster.cli.bench.roofline import Reads, memory_bandwidth
+from diffray.cluster.cli.bench.roofline import Reads, memory_bandwidth, reads_of
 from diffray.components.denoiser import Denoiser
 from diffray.components.experts import Experts
-from diffray.components.mesh import Mesh
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.messages import Request
 from diffray.workers.output import CompletionOutput, RequestOutput
@@ -92,7 +91,7 @@ class TestPhases:
             watched.add(request)
         expected = drain(plain)
         methods = BatchPlan.denoise, BatchPlan.outcomes
-        with Phases(watched) as phases:
+        with phases_of(watched) as phases:
             assert drain(watched) == expected
         assert phases.forwards == plain.forwards > 0
         assert set(phases.seconds) == {MODEL, CACHE, DECODE, HOST}
@@ -104,14 +103,9 @@ class TestPhases:
         engine = toy_engine(ToyModel())
         now = iter(range(10**6))  # each look at the clock is a second after the last
         monkeypatch.setattr("time.perf_counter", lambda: float(next(now)))
-        with Phases(engine) as phases:
+        with phases_of(engine) as phases:
             engine.model.embed(torch.tensor([1]))
         assert (phases.seconds[MODEL], phases.seconds[HOST]) == (1, 2)
-
-    def test_ranks_show_what_they_say_to_each_other(self) -> None:
-        engine = toy_engine(ToyModel())
-        engine.mesh = Mesh(0, 2)
-        assert "communication" in Phases(engine).seconds
 
 
 @pytest.mark.gpu
@@ -119,7 +113,7 @@ def test_phases_of_a_device_add_up(tiny: str) -> None:
     with DiffusionLLM(tiny, device="cuda") as llm:
         params = SamplingParams(max_tokens=64, ignore_eos=True, seed=0)
         llm.generate([[1, 2, 3]], params)
-        with Phases(llm.engine) as phases:
+        with phases_of(llm.engine) as phases:
             run = timed(llm, "", [[[1, 2, 3]]], [[params]])
     assert sum(phases.seconds.values()) == pytest.approx(run.seconds, rel=0.1)
 
@@ -142,7 +136,7 @@ class TestReads:
                     update={"diffusion": SamplingParams(diffusion={"cache": {"kind": cache}})
                             .diffusion}
                 )  # fmt: skip
-                with Reads(llm.engine) as reads:
+                with reads_of(llm.engine) as reads:
                     llm.generate([list(range(1, 9))], params, use_tqdm=False)
                 return reads
 

@@ -1,4 +1,4 @@
-"""What only a diffusion server knows: its counters in /metrics, before and after a run."""
+"""A diffusion server's counters in /metrics, before and after a run."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,7 +11,7 @@ _STEPS, _POSITIONS, _COMMITTED = (
     f"diffusion_num_{what}_total"
     for what in ("denoising_steps", "canvas_positions", "committed_tokens")
 )
-# Under a name of ours, what the server calls it; a server without it is not asked again.
+# Names in results, and in /metrics; a server may lack some.
 _OTHERS: Final = {
     "rounds": "num_rounds_total",
     "preemptions": "num_preemptions_total",
@@ -23,7 +23,7 @@ _OTHERS: Final = {
 
 
 def scrape(client: httpx2.Client) -> dict[str, float]:
-    """Return the sum of each counter over its labels; of a server without metrics, nothing."""
+    """Return the sum of each counter over its labels; nothing from a server without metrics."""
     try:
         response = client.get("/metrics")
         return parse(response.text) if response.status_code == 200 else {}
@@ -42,11 +42,11 @@ def parse(text: str) -> dict[str, float]:
 def between(
     before: Mapping[str, float], after: Mapping[str, float], seconds: float
 ) -> dict[str, float]:
-    """Return what a server did between two looks; nothing where its metrics do not say.
+    """Return what a server did between two scrapes; nothing if its metrics do not say.
 
-    Committed per step are the tokens that a sequence's forward makes final. vLLM takes a step more
-    to commit each canvas, and counts it; here a finished block's K/V are stored in the next block's
-    first step.
+    Committed tokens per step are those that a sequence's forward makes final. vLLM counts one more
+    step to commit each canvas; here a finished block's K/V are stored in the next block's first
+    step.
     """
     for prefix in _PREFIXES:
         change = {
@@ -60,16 +60,15 @@ def between(
         if not (before and steps > 0 and positions > 0 and committed > 0):
             continue
         canvases = committed / (positions / steps)
-        denoising = steps - canvases if prefix == "vllm:" else steps
-        if denoising <= 0:
-            continue
-        others = {name: change[theirs] for name, theirs in _OTHERS.items() if theirs in change}
-        return {
-            "diffusion_committed_throughput": committed / seconds,
-            "diffusion_steps_per_canvas": denoising / canvases,
-            "diffusion_committed_per_step": committed / denoising,
-            "diffusion_committed_tokens": committed,
-            "diffusion_denoising_steps": denoising,
-            "diffusion_canvas_positions": positions,
-        } | others
+        if prefix == "vllm:":
+            steps -= canvases
+        if steps > 0:
+            return {
+                "diffusion_committed_throughput": committed / seconds,
+                "diffusion_steps_per_canvas": steps / canvases,
+                "diffusion_committed_per_step": committed / steps,
+                "diffusion_committed_tokens": committed,
+                "diffusion_denoising_steps": steps,
+                "diffusion_canvas_positions": positions,
+            } | {name: change[theirs] for name, theirs in _OTHERS.items() if theirs in change}
     return {}

@@ -107,13 +107,13 @@ def timed(
 
 def look_at(llm: "DiffusionLLM", run: Run, work: "Work", bandwidth: float) -> dict[str, Any]:
     """Do some of a run's work twice more, for its phases and its bytes; return all its numbers."""
-    from diffray.cluster.cli.bench.phases import Phases
-    from diffray.cluster.cli.bench.roofline import Reads
+    from diffray.cluster.cli.bench.phases import phases_of
+    from diffray.cluster.cli.bench.roofline import reads_of
 
     prompts, params = work
-    with Phases(llm.engine) as phases:
+    with phases_of(llm.engine) as phases:
         llm.generate(list(prompts), params, use_tqdm=False)
-    with Reads(llm.engine) as reads:
+    with reads_of(llm.engine) as reads:
         llm.generate(list(prompts), params, use_tqdm=False)
     whole, steps = sum(phases.seconds.values()) or 1.0, max(phases.forwards, 1)
     return asdict(run) | {

@@ -1,12 +1,14 @@
 """How near a step is to what memory allows: the bytes it must read, over the measured bandwidth."""
 
 import time
-from contextlib import ExitStack
-from typing import Any, Final, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 
-from diffray.cluster.cli.bench.phases import replaced
 from diffray.components.denoiser import Denoiser
 from diffray.components.experts import Experts
 from diffray.workers.batch_plan import BatchPlan
@@ -35,69 +37,57 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@dataclass(slots=True)
 class Reads:
-    """Counts what steps must read inside the `with` block; it waits for the device, so no timing.
+    """Bytes that steps must read.
 
-    Counted are all weights but the embedding (of which a step reads a few rows) and the experts to
-    which no token goes, and the K/V of the positions that a window sees and does not itself run.
+    These are all weights but the embedding (of which a step reads a few rows) and the experts to
+    which no token goes, and the K/V of positions that a window sees and does not itself run.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        model = engine.model
-        if not isinstance(model, Denoiser):
-            raise ValueError("bytes can be counted of checkpoints' models only")
-        self.weights = self.keys = self.forwards = 0
-        self._engine = engine
-        experts = [module for module in model.modules() if isinstance(module, Experts)]
-        routed = sum(_bytes(p) for module in experts for p in module.parameters())
-        embedding = 0 if model.output is model.embedding else _bytes(model.embedding.weight_VH)
-        self._always = sum(map(_bytes, model.parameters())) - routed - embedding
-        spec = model.spec
-        self._per_position = (
-            2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * model.dtype.itemsize
-        )
-        self._graphs = engine.graphs
-        self._wrapped = ExitStack()
+    weights: int = 0
+    keys: int = 0
+    forwards: int = 0
 
     @property
     def bytes_per_step(self) -> float:
         return (self.weights + self.keys) / max(self.forwards, 1)
 
-    def __enter__(self) -> Self:
-        # A replay calls nothing that could be counted.
-        self._engine.graphs = self._engine.slots.layout = None
-        self._wrapped.enter_context(replaced(Experts, "forward", self._count_experts))
-        self._wrapped.enter_context(replaced(BatchPlan, "denoise", self._count_step))
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._wrapped.close()
-        self._engine.graphs, self._engine.slots.layout = self._graphs, None
+@contextmanager
+def reads_of(engine: Engine) -> Iterator[Reads]:
+    """Count the reads of all steps inside the `with` block; it waits for the device: no timing."""
+    model, reads = engine.model, Reads()
+    if not isinstance(model, Denoiser):
+        raise ValueError("bytes can be counted of checkpoints' models only")
+    layers = [module for module in model.modules() if isinstance(module, Experts)]
+    embedding = 0 if model.output is model.embedding else _bytes(model.embedding)
+    always = _bytes(model) - sum(map(_bytes, layers)) - embedding
+    spec = model.spec
+    position = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * model.dtype.itemsize
+    run_experts, run_step = Experts.forward, BatchPlan.denoise
 
-    def _count_experts(self, inner: Any) -> Any:
-        def forward(experts: Experts, x_TH: Any, ids_TK: Any, weights_TK: Any) -> Any:
-            here = experts.experts
-            chosen = ids_TK.unique()
-            touched = int(((chosen >= here.start) & (chosen < here.stop)).sum())
-            size = sum(map(_bytes, experts.parameters())) // (here.stop - here.start)
-            self.weights += touched * size
-            return inner(experts, x_TH, ids_TK, weights_TK)
+    def experts(layer: Experts, x_TH: Any, ids_TK: Any, weights_TK: Any) -> Any:
+        reads.weights += len(ids_TK.unique()) * _bytes(layer) // layer.experts.rows
+        return run_experts(layer, x_TH, ids_TK, weights_TK)
 
-        return forward
+    def step(plan: BatchPlan, number: int, chunks: Any) -> Any:
+        reads.forwards += 1
+        reads.weights += always
+        for s in plan.sequences:
+            start, stop = s.policy.cache.window(s, s.step + number)
+            reads.keys += (s.kv_stop - (stop - start)) * position * (2 if s.guided else 1)
+        reads.keys += sum(chunk.start for chunk in chunks) * position
+        return run_step(plan, number, chunks)
 
-    def _count_step(self, inner: Any) -> Any:
-        def denoise(plan: BatchPlan, step: int, chunks: Any) -> Any:
-            self.forwards += 1
-            self.weights += self._always
-            for s in plan.sequences:
-                start, stop = s.policy.cache.window(s, s.step + step)
-                seen = s.kv_stop - (stop - start)
-                self.keys += seen * self._per_position * (2 if s.guided else 1)
-            self.keys += sum(chunk.start for chunk in chunks) * self._per_position
-            return inner(plan, step, chunks)
-
-        return denoise
+    graphs = engine.graphs
+    engine.graphs = engine.slots.layout = None  # a replay calls nothing that could be counted
+    with patch.object(Experts, "forward", experts), patch.object(BatchPlan, "denoise", step):
+        try:
+            yield reads
+        finally:
+            engine.graphs, engine.slots.layout = graphs, None
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _bytes(module: torch.nn.Module) -> int:
+    return sum(part.numel() * part.element_size() for part in module.parameters())

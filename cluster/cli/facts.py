@@ -1,4 +1,4 @@
-"""A checkpoint's facts as people and programs read them."""
+"""A checkpoint's facts for people and for programs: `diffray info`."""
 
 from dataclasses import asdict
 from typing import Any
@@ -12,26 +12,24 @@ def as_values(info: Info) -> dict[str, Any]:
 
 
 def as_lines(info: Info) -> str:
-    """Return the facts in two columns; nothing is cut, however long a path is."""
-    told = {name: value for name, value in as_values(info).items() if value not in ({}, (), None)}
-    width = max(map(len, told))
+    """Return the facts in two columns, however long a value is."""
+    facts = {name: value for name, value in as_values(info).items() if value not in ({}, (), None)}
+    width = max(map(len, facts))
     return "\n".join(
-        f"{name.replace('_', ' '):<{width}}  {_said(name, value)}" for name, value in told.items()
+        f"{name.replace('_', ' '):<{width}}  {_text(name, value)}" for name, value in facts.items()
     )
 
 
-def _said(name: str, value: object) -> str:
+def _text(name: str, value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{_said(name, part)} in {key}" for key, part in value.items())
+        return ", ".join(f"{_text(name, part)} in {key}" for key, part in value.items())
     if isinstance(value, tuple | list):
-        return ", ".join(str(part) for part in value)
+        return ", ".join(map(str, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and "bytes" in name:
         return _size(value)
-    if isinstance(value, int) and name.startswith("parameters"):
-        return f"{value:,}"
-    return str(value)
+    return f"{value:,}" if name.startswith("parameters") else str(value)
 
 
 def _size(num_bytes: int) -> str:

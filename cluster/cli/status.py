@@ -1,4 +1,4 @@
-"""What runs on a Ray cluster, and what waits there: `diffray status`."""
+"""What runs on a Ray cluster, and what waits for resources there: `diffray status`."""
 
 import logging
 import os
@@ -13,16 +13,16 @@ from diffray.cluster.serve.address import reachable_url
 from diffray.cluster.serve.environment import prepare
 from diffray.cluster.serve.local_clusters import clusters
 
-ANSWER_S = 60.0  # for a cluster to answer, on a machine that does other things too
+ANSWER_S = 60.0  # for a cluster to answer, on a busy machine
 _CONNECT_S = 5.0
 
 
 def cluster_status(address: str) -> str:
-    """Return the state of the cluster's applications, a line each, and of what waits.
+    """Return the state of each of the cluster's applications, and what waits.
 
-    Another process asks: where no cluster answers, Ray's core waits for minutes and writes of it.
+    A child process connects, because Ray's core waits and logs for minutes if no cluster answers.
     """
-    found = address if address != "auto" else _this_machines()
+    found = address if address != "auto" else _own_cluster()
     _check_reachable(found)
     prepare(found)
     command = [sys.executable, "-P", "-m", "diffray.cluster.cli.status", found]
@@ -40,22 +40,23 @@ def cluster_status(address: str) -> str:
         )
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise ValueError(f"the Ray cluster at {found} could not be asked: {reason}")
+        raise ValueError(f"cannot read the state of the Ray cluster at {found}: {reason}")
     return f"Ray cluster at {found}\n{done.stdout.rstrip()}"
 
 
-def _this_machines() -> str:
-    """Return the address of this user's only cluster on this machine, or of RAY_ADDRESS."""
-    if said := os.environ.get("RAY_ADDRESS"):
-        return said
-    owners = dict(clusters())
-    mine = [address for address, user in owners.items() if user == os.getuid()]
+def _own_cluster() -> str:
+    """Return RAY_ADDRESS, or the address of this user's only cluster on this machine."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address
+    owners = sorted(dict(clusters()).items())
+    mine = [address for address, user in owners if user == os.getuid()]
     if len(mine) == 1:
         return mine[0]
     if mine:
-        listed = ", ".join(sorted(mine))
-        raise ValueError(f"{len(mine)} Ray clusters of yours run here ({listed}); give --address")
-    others = ", ".join(f"{address} of {_name(user)}" for address, user in sorted(owners.items()))
+        raise ValueError(
+            f"{len(mine)} Ray clusters of yours run here ({', '.join(mine)}); give --address"
+        )
+    others = ", ".join(f"{address} of {_name(user)}" for address, user in owners)
     found = f"others have theirs at {others}" if others else "start one with `diffray serve`"
     raise ValueError(f"you run no Ray cluster on this machine; {found}, or give --address")
 
@@ -81,14 +82,13 @@ def _check_reachable(address: str) -> None:
 
 
 def _look(address: str) -> Iterator[str]:
-    """Connect this process to the cluster, and yield what there is."""
+    """Connect this process to the cluster, and yield the lines to print."""
     import ray
-
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    yield from _applications()
 
     from diffray.cluster.serve.capacity import ClusterNodes, pending_reasons
 
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    yield from _applications()
     for reason in pending_reasons(ClusterNodes.now()):
         yield f"waiting: {reason}"
 
@@ -108,8 +108,8 @@ def _applications() -> Iterator[str]:
         yield f"{name}: {status}{where}" + (f" ({message})" if message else "")
         for deployment in each["deployments"].values():
             states = Counter(replica["state"] for replica in deployment["replicas"])
-            told = ", ".join(f"{count} {state.lower()}" for state, count in states.items())
-            yield f"  replicas: {told or 'none'}"
+            counts = ", ".join(f"{count} {state.lower()}" for state, count in states.items())
+            yield f"  replicas: {counts or 'none'}"
     if not found["applications"]:
         yield "no applications"
 

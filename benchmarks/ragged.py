@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.datasets import as_ids, random_ids, read_asks
+from diffray.cluster.cli.bench.datasets import as_ids, random_ids, read_rows
 from diffray.components.checkpoints.demos import DEMOS
 
 Work = tuple[list[list[int]], list[SamplingParams]]
@@ -25,7 +25,7 @@ def ragged_work(llm: DiffusionLLM, checkpoint: str, args: argparse.Namespace) ->
     """Return prompts and answers' lengths of all sizes, the same for the same seed."""
     draws = random.Random(args.seed)
     if checkpoint in DEMOS:
-        prompts = as_ids(llm, read_asks("demo", None, args.requests), raw=False)
+        prompts = as_ids(llm, read_rows("demo", None, args.requests), raw=False)
     else:
         longest = random_ids(llm, args.requests, args.prompt_lengths[1], args.seed)
         prompts = [ids[: draws.randint(*args.prompt_lengths)] for ids in longest]

@@ -1,4 +1,4 @@
-"""How a command ends when something is wrong: one sentence where the user can mend it."""
+"""How a command ends when something goes wrong."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ import typer
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Turn what the user can mend into one sentence and exit code 1; a bug keeps its traceback."""
+    """Turn an error that the user can fix into one line and exit code 1; bugs keep a traceback."""
     try:
         yield
-    except BrokenPipeError:
+    except (BrokenPipeError, typer.Exit):
         raise
     except FileNotFoundError as error:
         _fail(f"no such file: {error.filename}" if error.filename else error)

@@ -1,9 +1,11 @@
-"""How help is laid out: options in groups, long names on lines of their own, examples last."""
+"""The layout of help: options in groups, long names on lines of their own, examples last."""
 
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
+
+from diffray.cluster.cli.failures import one_sentence
 
 
 def command_line(text: str | None = None) -> typer.Typer:
@@ -18,7 +20,11 @@ def command_line(text: str | None = None) -> typer.Typer:
 
 
 class Command(TyperCommand):
-    """A command whose options stand in the groups that their `rich_help_panel` names."""
+    """A command with its options in groups, and errors in one sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with one_sentence():
+            return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

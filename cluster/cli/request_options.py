@@ -1,34 +1,27 @@
-"""From what was typed to the body of a request, or to the parameters of an engine here."""
+"""From flags to the body of a request, or to the parameters of an engine in this process."""
 
 import json
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from diffray.cluster.cli.flag_records import typed
+from diffray.cluster.cli.flags import Diffusion, Sampling
 from diffray.components.config import UNIONS
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
 
-# What a request says under `diffusion`.
-DIFFUSION = (
-    "block_length",
-    "iteration",
-    "decoder",
-    "cache",
-    "cfg_scale",
-    "zero_confidence_token_ids",
-)
+# The fields of `diffusion` in a request.
+DIFFUSION = ("block_length", *UNIONS, "cfg_scale", "zero_confidence_token_ids")
 
 
-def request_options(typed: Mapping[str, object], settings: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the options of a body; what is None or empty was not typed, nothing may be said twice.
-
-    Names with a dot reach into a part: `decoder.threshold`. Settings are NAME=VALUE.
-    """
+def request_options(sampling: Sampling, diffusion: Diffusion, **others: Any) -> dict[str, Any]:
+    """Return the options that were typed, as fields of a body; no field may be set twice."""
+    given = others | typed(sampling) | typed(diffusion)
+    settings = given.pop("settings", ())
     body: dict[str, Any] = {}
-    for name, value in typed.items():
-        if value is not None and value != []:
-            _put(body, name, value)
+    for name, value in given.items():
+        if value is not None:
+            _put(body, f"{name}.kind" if name in UNIONS else name, value)
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not name or not equals:
@@ -39,11 +32,11 @@ def request_options(typed: Mapping[str, object], settings: Iterable[str] = ()) -
     return body
 
 
-def sampling_params(typed: Mapping[str, object], settings: Iterable[str]) -> "SamplingParams":
-    """Return the parameters of one answer, from the same input."""
+def sampling_params(sampling: Sampling, diffusion: Diffusion, **others: Any) -> "SamplingParams":
+    """Return the same options as parameters of one answer."""
     from diffray.components.params import SamplingParams
 
-    given = request_options(typed, settings)
+    given = request_options(sampling, diffusion, **others)
     for part in UNIONS:
         _add_kind(given.get("diffusion", {}), part)
     params = SamplingParams(**given)
@@ -66,7 +59,7 @@ def _add_kind(diffusion: dict[str, Any], part: str) -> None:
 
 
 def _put(body: dict[str, Any], name: str, value: object) -> None:
-    """Store a value at a dotted name."""
+    """Store a value at a dotted name, such as `decoder.threshold`."""
     path = name.split(".")
     if path[0] in DIFFUSION:
         path.insert(0, "diffusion")
@@ -82,7 +75,7 @@ def _put(body: dict[str, Any], name: str, value: object) -> None:
 
 
 def _value(text: str) -> object:
-    """Return the JSON value, or the text itself where it is none."""
+    """Return the JSON value, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

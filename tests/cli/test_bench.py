@@ -9,14 +9,14 @@ from typer.testing import CliRunner, Result
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.bench import roofline
-from diffray.cluster.cli.bench.commands import app
 from diffray.cluster.cli.bench.counters import between, parse
-from diffray.cluster.cli.bench.datasets import BOXED, read_asks
-from diffray.cluster.cli.bench.flags import counts
+from diffray.cluster.cli.bench.datasets import BUNDLED, read_rows
 from diffray.cluster.cli.bench.offline import counted, timed
 from diffray.cluster.cli.bench.phases import CACHE, DECODE, HOST, MODEL, phases_of
 from diffray.cluster.cli.bench.results import percentile
 from diffray.cluster.cli.bench.roofline import Reads, memory_bandwidth, reads_of
+from diffray.cluster.cli.bench.sweep import counts
+from diffray.cluster.cli.main import app
 from diffray.components.denoiser import Denoiser
 from diffray.components.experts import Experts
 from diffray.workers.batch_plan import BatchPlan
@@ -37,7 +37,7 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["bench", *arguments])
 
 
 class TestPercentiles:
@@ -56,30 +56,30 @@ class TestPercentiles:
 
 
 class TestPrompts:
-    def test_boxed_data_sets_are_there(self) -> None:
-        assert [len(read_asks(name, None, 1000)) for name in BOXED] == [96, 164, 256]
-        assert len(read_asks("humaneval", None, 5)) == 5
-        assert read_asks("gsm8k", None, 1)[0].prompt.startswith("Janet")
-        assert {ask.task for ask in read_asks("demo", None, 99)} == {"math", "code", "json"}
+    def test_bundled_data_sets_are_there(self) -> None:
+        assert [len(read_rows(name, None, 1000)) for name in BUNDLED] == [96, 164, 256]
+        assert len(read_rows("humaneval", None, 5)) == 5
+        assert read_rows("gsm8k", None, 1)[0].prompt.startswith("Janet")
+        assert {ask.task for ask in read_rows("demo", None, 99)} == {"math", "code", "json"}
 
     def test_own_files(self, tmp_path: Path) -> None:
         own = tmp_path / "own.jsonl"
         own.write_text('{"prompt": "a", "max_tokens": 7, "task": "x"}\n\n{"prompt": "b"}\n')
-        first, second = read_asks("custom", own, 10)
+        first, second = read_rows("custom", own, 10)
         assert (first.task, first.max_tokens, second.task) == ("x", 7, "custom")
         share = tmp_path / "share.json"
         said = [{"value": "hi"}, {"value": "ho"}]
         share.write_text(json.dumps([{"conversations": said}, {"conversations": said[:1]}]))
-        assert [ask.prompt for ask in read_asks("sharegpt", share, 10)] == ["hi"]
+        assert [ask.prompt for ask in read_rows("sharegpt", share, 10)] == ["hi"]
 
     def test_mistakes_say_where(self, tmp_path: Path) -> None:
         own = tmp_path / "own.jsonl"
         own.write_text('{"prompt": "a"}\n{"text": "b"}\n')
         with pytest.raises(ValueError, match="line 2"):
-            read_asks("custom", own, 10)
-        for name, path in (("custom", None), ("gsm8k", own), ("mmlu", None)):
+            read_rows("custom", own, 10)
+        for name, path in (("custom", None), ("mmlu", None)):
             with pytest.raises(ValueError, match=r"--dataset|data set"):
-                read_asks(name, path, 10)
+                read_rows(name, path, 10)
 
 
 class TestPhases:
@@ -114,8 +114,8 @@ def test_phases_of_a_device_add_up(tiny: str) -> None:
         params = SamplingParams(max_tokens=64, ignore_eos=True, seed=0)
         llm.generate([[1, 2, 3]], params)
         with phases_of(llm.engine) as phases:
-            run = timed(llm, "", [[[1, 2, 3]]], [[params]])
-    assert sum(phases.seconds.values()) == pytest.approx(run.seconds, rel=0.1)
+            run = timed(llm, "", [([[1, 2, 3]], [params])])
+    assert sum(phases.seconds.values()) == pytest.approx(run["seconds"], rel=0.1)
 
 
 class TestReads:
@@ -167,13 +167,13 @@ class TestCounting:
             max_tokens=16, ignore_eos=True, diffusion={"decoder": {"kind": "fixed", "steps": 16}}
         )
         with DiffusionLLM(tiny) as llm:
-            together = timed(llm, "", [[[1, 2], [3, 4]]], [[params] * 2])
-            alone = timed(llm, "", [[[1, 2]], [[3, 4]]], [[params]] * 2)
-        assert (together.tokens, together.forwards) == (32, 16)
-        assert (alone.tokens, alone.forwards) == (32, 32)
-        assert together.tokens_per_forward == alone.tokens_per_forward == 1
-        assert together.sequence_rate is None and alone.sequence_rate
-        assert alone.seconds == pytest.approx(sum(alone.latencies))
+            together = timed(llm, "", [([[1, 2], [3, 4]], [params] * 2)])
+            alone = timed(llm, "", [([[1, 2]], [params]), ([[3, 4]], [params])])
+        assert (together["tokens"], together["forwards"]) == (32, 16)
+        assert (alone["tokens"], alone["forwards"]) == (32, 32)
+        assert together["tokens_per_forward"] == alone["tokens_per_forward"] == 1
+        assert together["sequence_rate"] is None and alone["sequence_rate"]
+        assert alone["seconds"] == pytest.approx(sum(alone["latencies"]))
 
 
 METRICS = """\

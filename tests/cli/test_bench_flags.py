@@ -8,10 +8,9 @@ from typer.testing import CliRunner, Result
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.bench import offline, roofline
-from diffray.cluster.cli.bench.commands import app
-from diffray.cluster.cli.bench.datasets import tasks
-from diffray.cluster.cli.bench.flags import Data
+from diffray.cluster.cli.bench.datasets import Data, tasks
 from diffray.cluster.cli.bench.offline import look_at
+from diffray.cluster.cli.main import app
 from tests.helpers.tiny import tiny_checkpoint
 
 
@@ -21,7 +20,7 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["bench", *arguments])
 
 
 def refused(*arguments: str) -> str:
@@ -66,14 +65,14 @@ def test_random_prompts_ignore_ends_unless_told(tiny: str, typed: bool) -> None:
     with DiffusionLLM(tiny) as llm:
         params = SamplingParams(ignore_eos=False) if typed else SamplingParams()
         data = Data(num_prompts=1, input_len=2)
-        work = tasks(llm, [("random", [])], data, seed=0, raw=True, params=params)
+        work = tasks(llm, data, [("random", [])], params)
     assert [wish.ignore_eos for wish in work["random"][1]] == [not typed]
 
 
 def test_random_prompts_may_begin_alike(tiny: str) -> None:
     with DiffusionLLM(tiny) as llm:
         data = Data(num_prompts=3, input_len=4, random_prefix_len=6)
-        work = tasks(llm, [("random", [])], data, seed=0, raw=True, params=SamplingParams())
+        work = tasks(llm, data, [("random", [])], SamplingParams())
     prompts = work["random"][0]
     assert [len(prompt) for prompt in prompts] == [10] * 3
     assert len({tuple(prompt[:6]) for prompt in prompts}) == 1

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from diffray.cluster.api.service import Service
 from diffray.cluster.cli.bench import guidellm, online
-from diffray.cluster.cli.bench.commands import app
-from diffray.cluster.cli.bench.flags import Data
+from diffray.cluster.cli.bench.datasets import Data
+from diffray.cluster.cli.main import app
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from tests.helpers import stand_in_guidellm
@@ -31,7 +31,7 @@ VLLMS_KEYS = set(
 
 
 def bench(url: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["serve", "--base-url", url, *arguments])
+    return CliRunner().invoke(app, ["bench", "serve", "--base-url", url, *arguments])
 
 
 def refused(url: str, *arguments: str) -> str:
@@ -108,7 +108,7 @@ class TestScenario:
             assert run["request_goodput"] == pytest.approx(run["request_throughput"] / 2)
             assert (run["mean_ttft_ms"], run["p99_e2el_ms"]) == (0.5, 2000)
         assert len(sent(fake)) == 12
-        assert "do not tell of diffusion" in result.output
+        assert "have no counters of diffusion" in result.output
         assert "good req/s" in page.read_text() and "http://127" in page.read_text()
         assert (tmp_path / "kept" / "run-4.html").exists()
 
@@ -143,7 +143,7 @@ class TestScenario:
 
     def test_random_prompts_may_begin_alike(self, tmp_path: Path) -> None:
         data = Data(input_len=4, random_prefix_len=6)
-        made = guidellm.write_data(tmp_path, "random", [], data, "folder")
+        made = guidellm.write_data(tmp_path, "random", [], data, "demo")
         (told,) = made["data"]
         assert (told["prompt_tokens"], told["output_tokens"]) == (4, guidellm.OUTPUT_LEN)
         assert told["prefix_buckets"] == [{"prefix_count": 1, "prefix_tokens": 6}]
@@ -260,7 +260,7 @@ def test_a_real_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generato
             *("--output-json", str(numbers)),
         )
     assert result.exit_code == 0, result.output
-    assert "do not tell of diffusion" not in result.output
+    assert "have no counters of diffusion" not in result.output
     demo, chance = json.loads(numbers.read_text())["runs"]
     for found in (demo, chance):
         assert set(found) >= VLLMS_KEYS

@@ -16,6 +16,8 @@ import pytest
 import diffray
 from diffray.cluster.cli.chat import HELP, chat
 from diffray.cluster.cli.endpoint import Endpoint, Refused
+from diffray.cluster.cli.flags import Answer as AnswerFlags
+from diffray.cluster.cli.flags import Diffusion
 from diffray.cluster.cli.request_options import DIFFUSION, request_options
 from diffray.components.checkpoints.demos import EXAMPLE
 from diffray.components.policy import DiffusionParams
@@ -280,8 +282,11 @@ class Screen:
 
 class TestOptions:
     def test_names_reach_into_parts(self) -> None:
-        flags = {"max_tokens": 9, "seed": None, "stop": list[str](), "decoder.kind": "credit"}
-        assert request_options(flags, ["decoder.threshold=0.8", "top_p=1", "user=me"]) == {
+        answer = AnswerFlags(temperature=0, stop=[])
+        settings = ["decoder.threshold=0.8", "top_p=1", "user=me"]
+        diffusion = Diffusion(decoder="credit", settings=settings)
+        assert request_options(answer, diffusion, max_tokens=9) == {
+            "temperature": 0,
             "max_tokens": 9,
             "diffusion": {"decoder": {"kind": "credit", "threshold": 0.8}},
             "top_p": 1,
@@ -297,4 +302,4 @@ class TestOptions:
     )
     def test_mistakes(self, settings: list[str], words: str) -> None:
         with pytest.raises(ValueError, match=words):
-            request_options({}, settings)
+            request_options(AnswerFlags(), Diffusion(settings=settings))

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 import diffray
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.batch_run import Summary
+from diffray.cluster.cli.flags import Diffusion, Sampling
 from diffray.cluster.cli.main import app
 from diffray.cluster.cli.print_answer import MASK, Measured, animate, frame
 from diffray.cluster.cli.request_options import sampling_params
@@ -83,6 +84,7 @@ class TestHelp:
         said = diffray_says("--help").stdout.partition("Commands:")[2]
         listed = re.findall(r"^  (\w+)", said, re.MULTILINE)
         assert listed == "serve chat generate batch status info convert bench".split()
+        said += diffray_says("bench", "--help").stdout.partition("Commands:")[2]
         assert "..." not in said, "a description is cut"
 
     @pytest.mark.parametrize("command", [*COMMANDS, *(f"bench {name}" for name in BENCHMARKS)])
@@ -351,7 +353,7 @@ def test_memory_can_be_given_with_a_unit() -> None:
 
 
 def test_numbers_of_a_part_default_to_the_default_kind() -> None:
-    params = sampling_params({}, ["decoder.threshold=0.5"])
+    params = sampling_params(Sampling(), Diffusion(settings=["decoder.threshold=0.5"]))
     assert params.diffusion.decoder == Threshold(threshold=0.5)
 
 

@@ -1,9 +1,8 @@
 """Records of flags: each field is a flag of the command, and the command gets the record."""
 
 import json
-from dataclasses import dataclass
-from inspect import Parameter, signature
-from typing import Annotated, Any, ClassVar, Literal
+from inspect import signature
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import pytest
 import typer
@@ -11,26 +10,36 @@ from pydantic import Field
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.cli import flags, main, serve_options
-from diffray.cluster.cli.flag_records import Flag, Options, refuse_flags, spread
+from diffray.cluster.cli.flag_records import (
+    flag,
+    names_of,
+    record,
+    refuse_flags,
+    spread,
+    typed,
+)
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.serve.address import Server
 from diffray.components.config import Config
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 
 
-@dataclass(frozen=True, slots=True)
+@record("Size")
 class Size:
-    """Two flags, one without a default."""
+    """Two flags."""
 
-    width: Annotated[int, typer.Option(help="How wide.")]
-    height: Annotated[int, typer.Option("--height", "--tall", help="How high.")] = 2
+    width: int = flag(1, help="How wide.")
+    height: int = flag(2, "--height", "--tall", help="How high.")
 
 
-@dataclass(frozen=True, slots=True)
+@record("Colour")
 class Colour:
     """One flag."""
 
-    colour: Annotated[str, typer.Option()] = "grey"
+    colour: str = flag("grey")
 
 
 BLUE = Colour("blue")
@@ -56,9 +65,7 @@ def says(*arguments: str) -> str:
 
 
 def test_fields_stand_where_their_record_stood() -> None:
-    *names, context = signature(paint).parameters
-    assert names == ["where", "width", "height", "twice", "colour"]
-    assert context == "typer_context"
+    assert [*signature(paint).parameters] == ["where", "width", "height", "twice", "colour"]
 
 
 def test_what_is_typed_arrives_in_the_records() -> None:
@@ -67,13 +74,9 @@ def test_what_is_typed_arrives_in_the_records() -> None:
 
 def test_defaults_are_the_records_or_those_of_the_commands_own_record() -> None:
     parameters = signature(paint).parameters
-    assert parameters["width"].default is Parameter.empty
+    assert parameters["width"].default == 1
     assert says("--width", "1", "--colour", "red") == "wall 1x2 red False"
     assert says("--width", "1") == "wall 1x2 blue False"
-
-
-def test_a_flag_without_a_default_is_needed() -> None:
-    assert "--width" in says("door")
 
 
 def test_help_says_what_the_fields_say() -> None:
@@ -93,19 +96,16 @@ class Brush(Config):
     length: int | None = Field(None, description="The length.")
 
 
-class BrushFlags(Options):
-    """All of them, one under other names, one as a text."""
+@record("Brush", Brush)
+class BrushFlags:
+    """All of them, some under other names, one as a text."""
 
-    model = Brush
-    panel = "Brush"
-    flags: ClassVar = {
-        "hairs": Flag(("--hairs", "-H")),
-        "soft": Flag(),
-        "wet": Flag(),
-        "shape": Flag(("--form",)),
-        "owners": Flag(("--owner",)),
-        "length": Flag(type=str, metavar="LENGTH"),
-    }
+    hairs: int | None = flag(None, "--hairs", "-H")
+    soft: bool | None = flag()
+    wet: bool | None = flag()
+    shape: str | None = flag(None, "--form")
+    owners: list[str] | None = flag(None, "--owner")
+    length: str | None = flag(metavar="LENGTH")
 
 
 @spread
@@ -115,7 +115,7 @@ def sweep(
     """Use a brush."""
     if dry:
         refuse_flags(context, "with --dry", ("hairs", "wet", "length"))
-    typer.echo(json.dumps(brush.typed()))
+    typer.echo(json.dumps(typed(brush)))
 
 
 def sweeps(*arguments: str) -> Any:
@@ -140,9 +140,10 @@ def test_flags_say_what_their_fields_say() -> None:
     made: Any = get_command(_app(sweep))
     found = {each.name: each for each in made.params}
     for name, field in Brush.model_fields.items():
-        text = str(found[name].help)
+        assert found[name].default is None
+        text, _, default = str(found[name].help).partition("  [default: ")
         assert text.removesuffix("; repeatable.") in str(field.description)
-        assert (found[name].default or None) == (field.default or None)
+        assert default.removesuffix("]") == str(field.default or "")
     assert found["shape"].metavar == "flat|round"
     assert found["owners"].multiple and "repeatable" in str(found["owners"].help)
     assert found["wet"].secondary_opts == ["--no-wet"]
@@ -150,18 +151,33 @@ def test_flags_say_what_their_fields_say() -> None:
 
 def test_a_typed_default_is_refused_too_where_it_has_no_effect() -> None:
     assert sweeps("--dry").exit_code == 0
-    for words, flag in ((["--hairs", "40"], "--hairs"), (["--no-wet"], "--wet")):
+    for words, name in ((["--hairs", "40"], "--hairs"), (["--no-wet"], "--wet")):
         done = sweeps("--dry", *words)
-        assert str(done.exception) == f"{flag} has no effect with --dry; drop it"
+        assert str(done.exception) == f"{name} has no effect with --dry; drop it"
 
 
-@pytest.mark.parametrize("record", [flags.Engine, serve_options.Layout, serve_options.Api])
-def test_serve_has_every_flag_of_its_records(record: type[Options]) -> None:
+@pytest.mark.parametrize(
+    ("group", "model"),
+    [
+        (flags.Engine, EngineConfig),
+        (serve_options.Layout, EngineConfig),
+        (serve_options.Listening, Server),
+        (serve_options.Api, ApiSettings),
+    ],
+)
+def test_what_flags_are_read_as_fits_their_models(group: Any, model: type[Config]) -> None:
+    """Their types are declared twice: a value of each flag is one that its model takes."""
+    values: dict[Any, Any] = {int: 8, bool: False, str: "4GiB", list[int]: [8], list[str]: ["x"]}
+    fits = {"dtype": "float32", "kernels": "torch", "quantization": "experts_int8"}
+    fits |= {"scheduling_policy": "fcfs"}
+    hints = get_type_hints(group)
     found = options_of("serve")
-    for name in record.flags:
-        field = record.model.model_fields[name]
-        assert found[name].help.removesuffix("; repeatable.") in str(field.description)
-        assert (found[name].default or None) == (field.default or None)
+    for name in names_of(group):
+        (kind, _) = get_args(hints[name])
+        value = fits.get(name, values[kind])
+        others = {"tensor_parallel_size": 2} if name == "expert_parallel" else {}
+        assert name in model(**{name: value}, **others).model_fields_set
+        assert found[name].rich_help_panel
 
 
 def test_flags_of_a_request_agree_with_its_parameters() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.random_checkpoint import Shape, llada2_moe_config
-from diffray.cluster.cli.bench.datasets import read_asks
-from diffray.cluster.cli.bench.flags import counts
+from diffray.cluster.cli.bench.datasets import read_rows
+from diffray.cluster.cli.bench.sweep import counts
 from diffray.components.backend import choose_device
 
 
@@ -18,7 +18,7 @@ def test_infinity_is_no_count() -> None:
 def test_what_is_no_conversation_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     file.write_text('["no", {"conversations": [{"value": "yes"}, {"value": "then"}]}, {}]')
-    assert [ask.prompt for ask in read_asks("sharegpt", file, 10)] == ["yes"]
+    assert [ask.prompt for ask in read_rows("sharegpt", file, 10)] == ["yes"]
 
 
 @pytest.mark.parametrize("name", ["mps", "meta", "xpu:0"])

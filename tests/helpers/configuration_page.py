@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.settings import ApiSettings
-from diffray.cluster.cli.flag_records import Options
+from diffray.cluster.cli.flag_records import names_of
 from diffray.cluster.cli.flags import Engine
 from diffray.cluster.cli.main import app
 from diffray.cluster.cli.serve_options import Api, Layout, Listening, Placement
@@ -124,9 +124,9 @@ def _first_line(kind: type[BaseModel]) -> str:
     return (kind.__doc__ or "").partition("\n")[0].strip()
 
 
-def _flags(*records: type[Options]) -> dict[str, str]:
-    found = _command_flags("serve")
-    return {name: found[name] for record in records for name in record.flags}
+def _flags(*records: type) -> dict[str, str]:
+    names = names_of(*records)
+    return {name: flag for name, flag in _command_flags("serve").items() if name in names}
 
 
 def _command_flags(command: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The prompts of a benchmark: from the box (demo, HumanEval, GSM8K) or a file of one's own."""
+"""The prompts of a benchmark: bundled (demo, HumanEval, GSM8K), from a file, or random."""
 
 import json
 import random
@@ -9,72 +9,89 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from diffray.cluster.cli.bench.flags import Data
+from diffray.cluster.cli.flag_records import flag, record
 
-if TYPE_CHECKING:  # serve needs neither
+if TYPE_CHECKING:  # not for help, nor for `bench serve`
     from diffray.cluster.control.llm import DiffusionLLM
     from diffray.components.params import SamplingParams
 
     Work = tuple[list[list[int]], list[SamplingParams]]
 
-BOXED: Final = ("demo", "humaneval", "gsm8k")
+BUNDLED: Final = ("demo", "humaneval", "gsm8k")
 RANDOM: Final = "random"
 FROM_FILE: Final = ("custom", "sharegpt")
-NAMES: Final = (RANDOM, *BOXED, *FROM_FILE)
+NAMES: Final = (RANDOM, *BUNDLED, *FROM_FILE)
+
+
+@record("Prompts")
+class Data:
+    dataset_name: str = flag(
+        RANDOM,
+        metavar="NAME[,NAME...]",
+        help="random, demo, humaneval, gsm8k, sharegpt, or custom (JSON lines with prompt, "
+        "max_tokens, task).",
+    )
+    dataset_path: Path | None = flag(help="The file for custom or sharegpt.")
+    num_prompts: int = flag(1000, min=1, help="The most prompts to take from each data set.")
+    input_len: int = flag(1024, min=1, help="Tokens per random prompt.")
+    random_prefix_len: int = flag(
+        0,
+        min=0,
+        help="Tokens of a common prefix before each random prompt; offline benchmarks share its "
+        "K/V only with --enable-prefix-caching.",
+    )
+    output_len: int | None = flag(
+        min=1, help="Tokens to generate per prompt; default: what the file says, else 128."
+    )
+    ignore_eos: bool = flag(
+        False, "--ignore-eos", help="Generate past end tokens; implied by random prompts."
+    )
+    seed: int = flag(0, help="The seed of prompts and arrival times.")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One prompt; `max_tokens` is there where the file says it."""
+class Row:
+    """One prompt; `max_tokens` only where the file sets it."""
 
     task: str
     prompt: str
     max_tokens: int | None = None
 
 
-def read_asks(name: str, path: Path | None, count: int) -> list[Ask]:
+def read_sets(data: Data) -> list[tuple[str, list[Row]]]:
+    """Return the prompts of each data set, by name; those of `random` are made later."""
+    names, path = data.dataset_name.split(","), data.dataset_path
+    if data.random_prefix_len and RANDOM not in names:
+        raise ValueError(
+            f"--dataset-name {data.dataset_name} has no random prompts; leave out "
+            "--random-prefix-len, or add random"
+        )
+    if path is not None and not set(names) & set(FROM_FILE):
+        raise ValueError(
+            f"--dataset-name {data.dataset_name} reads no file; leave out --dataset-path, or add "
+            "custom"
+        )
+    return [
+        (name, [] if name == RANDOM else read_rows(name, path, data.num_prompts)) for name in names
+    ]
+
+
+def read_rows(name: str, path: Path | None, count: int) -> list[Row]:
     """Return at most `count` prompts of a data set that is not random.
 
-    `custom` is a file of JSON lines with `prompt` and, if wanted, `max_tokens` and `task`;
-    `sharegpt` a JSON file of conversations, whose first messages are the prompts.
+    `path` is the file for `custom`, JSON lines with `prompt` and perhaps `max_tokens` and `task`,
+    and for `sharegpt`, a JSON list of conversations whose first messages are the prompts.
     """
     if name not in NAMES:
         raise ValueError(f"there is no data set {name!r}; allowed: {', '.join(NAMES)}")
-    if (path is None) == (name in FROM_FILE):
-        raise ValueError(
-            f"--dataset-name {name} needs --dataset-path FILE"
-            if path is None
-            else f"--dataset-name {name} reads no file; leave out --dataset-path, or say custom"
-        )
-    if path is None:
+    if name in BUNDLED:
         path = Path(str(files("diffray"))) / "prompts" / f"{name}.jsonl"
-    asks = list(islice(_sharegpt(path) if name == "sharegpt" else _lines(path, name), count))
-    if not asks:
+    if path is None:
+        raise ValueError(f"--dataset-name {name} needs --dataset-path FILE")
+    rows = list(islice(_sharegpt(path) if name == "sharegpt" else _lines(path, name), count))
+    if not rows:
         raise ValueError(f"{path} has no prompts")
-    return asks
-
-
-def read_sets(data: Data) -> list[tuple[str, list[Ask]]]:
-    """Return the prompts of each data set of a list with commas; random has none yet.
-
-    The file is that of `custom` or `sharegpt`, and refused where neither is asked for.
-    """
-    names, path, count = data.dataset_name, data.dataset_path, data.num_prompts
-    listed = names.split(",")
-    if data.random_prefix_len and RANDOM not in listed:
-        raise ValueError(
-            f"--dataset-name {names} has prompts of its own; leave out --random-prefix-len, "
-            "or say random"
-        )
-    if path is not None and not set(listed) & set(FROM_FILE):
-        raise ValueError(
-            f"--dataset-name {names} reads no file; leave out --dataset-path, or say custom"
-        )
-    found = []
-    for name in listed:
-        own = path if name in FROM_FILE else None
-        found.append((name, [] if name == RANDOM else read_asks(name, own, count)))
-    return found
+    return rows
 
 
 def random_ids(
@@ -82,7 +99,7 @@ def random_ids(
 ) -> list[list[int]]:
     """Return prompts of ids drawn from the vocabulary, without end tokens and the mask.
 
-    All begin with the same `prefix_len` ids, before `length` of their own.
+    All start with the same `prefix_len` ids, before `length` of their own.
     """
     limits = llm.engine.limits
     barred = {*limits.eos_token_ids, limits.mask_token_id}
@@ -92,53 +109,52 @@ def random_ids(
     return [prefix + draws.choices(allowed, k=length) for _ in range(count)]
 
 
-def as_ids(llm: "DiffusionLLM", asks: Sequence[Ask], *, raw: bool) -> list[list[int]]:
+def as_ids(llm: "DiffusionLLM", rows: Sequence[Row], *, raw: bool) -> list[list[int]]:
     """Return the prompts as ids, as chat messages where the model has a chat template."""
     tokenizer = llm.tokenizer
     if tokenizer is None:
         raise ValueError("the checkpoint has no tokenizer.json, so it takes --dataset-name random")
     if raw or not tokenizer.fast.chat_template:
-        return [tokenizer.encode(ask.prompt) for ask in asks]
-    return [tokenizer.encode_chat([{"role": "user", "content": ask.prompt}]) for ask in asks]
+        return [tokenizer.encode(row.prompt) for row in rows]
+    return [tokenizer.encode_chat([{"role": "user", "content": row.prompt}]) for row in rows]
 
 
 def tasks(
     llm: "DiffusionLLM",
-    sets: Sequence[tuple[str, list[Ask]]],
     data: Data,
-    *,
-    seed: int,
-    raw: bool,
+    sets: Sequence[tuple[str, list[Row]]],
     params: "SamplingParams",
+    *,
+    raw: bool = False,
 ) -> "dict[str, Work]":
-    """Return each task's prompts and parameters; a file's lengths hold where none was typed."""
+    """Return each task's prompts and parameters; lengths in a file hold where none was typed."""
     found: dict[str, Work] = {}
     typed = params.model_fields_set
     for name, read in sets:
         if name == RANDOM:
             changed = {} if "ignore_eos" in typed else {"ignore_eos": True}
-            prompts = random_ids(
-                llm, data.num_prompts, data.input_len, seed, data.random_prefix_len
-            )
-            found[name] = prompts, [params.model_copy(update=changed)] * data.num_prompts
-        for task in dict.fromkeys(ask.task for ask in read):
-            asks = [ask for ask in read if ask.task == task]
-            lengths = [None if "max_tokens" in typed else ask.max_tokens for ask in asks]
+            count, length = data.num_prompts, data.input_len
+            prompts = random_ids(llm, count, length, data.seed, data.random_prefix_len)
+            found[name] = prompts, [params.model_copy(update=changed)] * count
+        for task in dict.fromkeys(row.task for row in read):
+            rows = [row for row in read if row.task == task]
+            lengths = [None if "max_tokens" in typed else row.max_tokens for row in rows]
             found[task] = (
-                as_ids(llm, asks, raw=raw),
+                as_ids(llm, rows, raw=raw),
                 [params.model_copy(update={"max_tokens": n} if n else {}) for n in lengths],
             )
     return found
 
 
-def _lines(path: Path, name: str) -> Iterator[Ask]:
+def _lines(path: Path, name: str) -> Iterator[Row]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _ask(_parse(line, f"{path}, line {number}"), name, f"{path}, line {number}")
+                yield _row(line, name, f"{path}, line {number}")
 
 
-def _ask(given: Any, name: str, place: str) -> Ask:
+def _row(line: str, name: str, place: str) -> Row:
+    given = _parse(line, place)
     if not isinstance(given, dict) or not isinstance(given.get("prompt"), str):
         raise ValueError(f"{place}: expected an object with a text under 'prompt'")
     length = given.get("max_tokens", given.get("output_tokens"))
@@ -147,19 +163,19 @@ def _ask(given: Any, name: str, place: str) -> Ask:
     task = given.get("task", name)
     if not isinstance(task, str):
         raise ValueError(f"{place}: task must be a text")
-    return Ask(task, given["prompt"], length)
+    return Row(task, given["prompt"], length)
 
 
-def _sharegpt(path: Path) -> Iterator[Ask]:
+def _sharegpt(path: Path) -> Iterator[Row]:
     conversations = _parse(path.read_text(encoding="utf-8"), str(path))
     for conversation in conversations if isinstance(conversations, list) else []:
         match conversation:
             case {"conversations": [{"value": str(first)}, _, *_]}:
-                yield Ask("sharegpt", first)
+                yield Row("sharegpt", first)
 
 
 def _parse(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{place}: no JSON ({error})") from None
+        raise ValueError(f"{place}: not valid JSON ({error})") from None

@@ -1,4 +1,4 @@
-"""guidellm as the load generator: one process for each run of a sweep; its JSON is read here."""
+"""guidellm as the load generator: its scenario, its process, and its report."""
 
 import json
 import os
@@ -9,11 +9,10 @@ from math import isinf
 from pathlib import Path
 from typing import Any
 
-from diffray.cluster.cli.bench.datasets import RANDOM, Ask
-from diffray.cluster.cli.bench.flags import Data
+from diffray.cluster.cli.bench.datasets import RANDOM, Data, Row
 
 OUTPUT_LEN = 128
-# Under vLLM's names, guidellm's: its inter-token latency leaves the first token out, as TPOT does.
+# vLLM's names and guidellm's: its inter-token latency leaves out the first token, as TPOT does.
 LATENCIES = {
     "ttft": ("time_to_first_token_ms", 1.0),
     "tpot": ("inter_token_latency_ms", 1.0),
@@ -22,7 +21,7 @@ LATENCIES = {
 
 
 def profile(rate: float, at_once: int | None) -> dict[str, Any]:
-    """Return guidellm's name of an arrival pattern."""
+    """Return the arrival pattern in guidellm's terms."""
     if not isinf(rate):
         return {"kind": "poisson", "rate": [rate], "max_concurrency": at_once}
     if at_once is not None:
@@ -30,46 +29,53 @@ def profile(rate: float, at_once: int | None) -> dict[str, Any]:
     return {"kind": "throughput"}
 
 
+def backend(name: str, data: Data, body: dict[str, Any], **server: str | None) -> dict[str, Any]:
+    """Return how to send a data set: random prompts as completions, others as chats."""
+    is_random = name == RANDOM
+    return {
+        "kind": "openai_http",
+        "request_format": "/v1/completions" if is_random else "/v1/chat/completions",
+        "verify": True,
+        "extras": {"body": {"ignore_eos": data.ignore_eos or is_random} | body},
+    } | server
+
+
 def write_data(
-    folder: Path, name: str, asks: Sequence[Ask], data: Data, tokenizer: str | None
+    folder: Path, name: str, rows: Sequence[Row], data: Data, tokenizer: str
 ) -> dict[str, Any]:
-    """Return what guidellm is told of a data set; prompts of our own go into a file."""
+    """Return the prompts in guidellm's terms; those of a data set are written into the folder."""
     if name == RANDOM:
+        from diffray.components.checkpoints.checkpoint import resolve
+
         prefix = {"prefix_count": 1, "prefix_tokens": data.random_prefix_len}
-        return {
-            "data": [
-                {
-                    "kind": "synthetic_text",
-                    "prompt_tokens": data.input_len,
-                    "output_tokens": data.output_len or OUTPUT_LEN,
-                    "prefix_buckets": [prefix] if data.random_prefix_len else None,
-                }
-            ],
-            "tokenizer": {"kind": "huggingface_auto", "model": tokenizer},
+        synthetic = {
+            "kind": "synthetic_text",
+            "prompt_tokens": data.input_len,
+            "output_tokens": data.output_len or OUTPUT_LEN,
+            "prefix_buckets": [prefix] if data.random_prefix_len else None,
         }
+        processor = {"kind": "huggingface_auto", "model": str(resolve(tokenizer))}
+        return {"data": [synthetic], "tokenizer": processor}
     path = folder / "prompts.jsonl"
-    rows = (
-        {
-            "prompt": ask.prompt,
-            "output_tokens_count": data.output_len or ask.max_tokens or OUTPUT_LEN,
-        }
-        for ask in asks
-    )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with path.open("w") as file:
+        for row in rows:
+            length = data.output_len or row.max_tokens or OUTPUT_LEN
+            line = {"prompt": row.prompt, "output_tokens_count": length}
+            file.write(json.dumps(line) + "\n")
     return {"data": [{"kind": "json_file", "path": str(path)}]}
 
 
 def run_guidellm(scenario: dict[str, Any], folder: Path, kept: Path | None) -> dict[str, Any]:
-    """Run one benchmark of guidellm's and return it; `kept` is a folder for its own reports."""
-    report, told = folder / "report.json", folder / "scenario.json"
+    """Run guidellm once and return its benchmark; `kept` is a path for its own reports."""
+    report, config = folder / "report.json", folder / "scenario.json"
     outputs = [{"kind": "json", "path": str(report)}]
     if kept is not None:
         outputs += [{"kind": kind, "path": f"{kept}.{kind}"} for kind in ("json", "html")]
-    told.write_text(json.dumps({"spec": scenario | {"outputs": outputs}}))
+    config.write_text(json.dumps({"spec": scenario | {"outputs": outputs}}))
     # Each of its worker processes draws the same gaps, so with several of them arrivals are not
     # a Poisson process (guidellm 0.8.1).
     settings = os.environ | {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}
-    command = [sys.executable, "-m", "guidellm", "run", "-c", str(told), "--disable-console"]
+    command = [sys.executable, "-m", "guidellm", "run", "-c", str(config), "--disable-console"]
     done = subprocess.run(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode or not report.exists():
         lines = done.stdout.decode(errors="replace").strip().splitlines()

@@ -1,27 +1,25 @@
 """`diffray bench latency` and `diffray bench throughput`: an engine in this process, no server."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from diffray.cluster.cli import flags
-from diffray.cluster.cli.bench import flags as own
-from diffray.cluster.cli.bench.datasets import random_ids, read_sets, tasks
-from diffray.cluster.cli.bench.results import (
-    interruptible,
-    percentile,
-    publish,
-    table,
-    when_and_where,
-)
-from diffray.cluster.cli.failures import one_sentence
-from diffray.cluster.cli.flag_records import spread
+from diffray.cluster.cli.bench.datasets import Data, random_ids, read_sets, tasks
+from diffray.cluster.cli.bench.results import Report, Result, Run, percentile, published, table
+from diffray.cluster.cli.bench.sweep import counts
+from diffray.cluster.cli.flag_records import flag, record, spread, typed
+from diffray.cluster.cli.request_options import sampling_params
+from diffray.workers.engine_options import EngineOptions
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from diffray.cluster.cli.bench.datasets import Work
     from diffray.cluster.control.llm import DiffusionLLM
     from diffray.components.params import SamplingParams
@@ -29,36 +27,36 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 64
 PERCENTS = (10, 25, 50, 75, 90, 99)
-EACH_ITS_OWN = flags.Engine(enable_prefix_caching=False)  # prompts are repeated, for their time
-SHORT_PROMPTS = own.Data(input_len=128)
+SHORT_PROMPTS = Data(input_len=128)
+_NUMBERS = {
+    "requests": "{requests}",
+    "tokens/s": "{tokens_per_second:.1f}",
+    "tokens per forward": "{tokens_per_forward:.2f}",
+    "forwards/s": "{forwards_per_second:.1f}",
+    "step ms": "{step_ms:.2f}",
+    "share of roofline": "{roofline_share:.1%}",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Timed generations of one kind, and what a second look at some of the same work found.
+@record("Measuring", EngineOptions)
+class Steps:
+    steps_per_round: int | None = flag()
 
-    Tokens are those before the first end token, and the time includes the prompts'. A forward that
-    sequences share counts once in `forwards`; tokens per forward are a sequence's own, averaged
-    over sequences, as is `sequence_rate`, known where sequences ran one by one.
-    """
 
-    name: str
-    requests: int
-    prompt_tokens: int
-    tokens: int
-    forwards: int
-    seconds: float
-    tokens_per_forward: float
-    latencies: tuple[float, ...]
-    sequence_rate: float | None = None
+@record("Measuring")
+class Timing:
+    batch_size: str = flag(
+        "8", metavar="N[,N...]", help="Requests per batch; several make a sweep."
+    )
+    num_iters_warmup: int = flag(10, min=0, help="Warm-up generations, not timed.")
+    num_iters: int = flag(30, min=1, help="Timed generations.")
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
 
-    @property
-    def step_seconds(self) -> float:
-        return self.seconds / max(self.forwards, 1)
+@record("Prompts")
+class Lengths:
+    input_len: int = flag(32, min=1, help="Tokens per random prompt.")
+    output_len: int = flag(128, min=1, help="Tokens to generate per prompt.")
+    seed: int = flag(0, help="The seed of prompts and sampling.")
 
 
 def counted(output: "RequestOutput", eos_token_ids: Sequence[int], *, ignore_eos: bool) -> int:
@@ -69,44 +67,47 @@ def counted(output: "RequestOutput", eos_token_ids: Sequence[int], *, ignore_eos
     return next((place for place, id in enumerate(ids) if id in eos_token_ids), len(ids))
 
 
-def timed(
-    llm: "DiffusionLLM",
-    name: str,
-    batches: Sequence[list[list[int]]],
-    params: "Sequence[list[SamplingParams]]",
-) -> Run:
-    """Generate batch after batch; each is waited for before the next begins."""
+def timed(llm: "DiffusionLLM", name: str, batches: "Sequence[Work]") -> Run:
+    """Generate batch after batch, and return the numbers of the run.
+
+    Tokens are those before the first end token, and the time includes the prompts'. A forward that
+    sequences share counts once in `forwards`; tokens per forward are a sequence's own, averaged
+    over sequences, as is `sequence_rate`, known only where sequences ran one by one.
+    """
     engine = llm.engine
     before = engine.forwards
-    latencies, rates, prompt_tokens = [], [], 0
-    tokens_each: list[int] = []
-    per_forward: list[float] = []
-    for prompts, wishes in zip(batches, params, strict=True):
+    latencies: list[float] = []
+    prompt_tokens, tokens, per_forward = 0, list[int](), list[float]()
+    for prompts, params in batches:
         begin = time.perf_counter()
-        found = llm.generate(list(prompts), wishes, use_tqdm=False)
+        found = llm.generate(list(prompts), params, use_tqdm=False)
         latencies.append(time.perf_counter() - begin)
-        for output, wish in zip(found, wishes, strict=True):
-            tokens = counted(output, engine.eos_token_ids, ignore_eos=wish.ignore_eos)
+        for output, own in zip(found, params, strict=True):
+            tokens.append(counted(output, engine.eos_token_ids, ignore_eos=own.ignore_eos))
+            per_forward.append(tokens[-1] / max(output.forwards, 1))
             prompt_tokens += output.prompt_tokens
-            tokens_each.append(tokens)
-            per_forward.append(tokens / max(output.forwards, 1))
-        if len(found) == 1:
-            rates.append(tokens_each[-1] / latencies[-1])
-    return Run(
-        name=name,
-        requests=len(tokens_each),
-        prompt_tokens=prompt_tokens,
-        tokens=sum(tokens_each),
-        forwards=engine.forwards - before,
-        seconds=sum(latencies),
-        tokens_per_forward=fmean(per_forward),
-        latencies=tuple(latencies),
-        sequence_rate=fmean(rates) if len(rates) == len(tokens_each) else None,
-    )
+    seconds, forwards = sum(latencies), engine.forwards - before
+    run = {
+        "name": name,
+        "requests": len(tokens),
+        "prompt_tokens": prompt_tokens,
+        "tokens": sum(tokens),
+        "forwards": forwards,
+        "seconds": seconds,
+        "tokens_per_forward": fmean(per_forward),
+        "latencies": latencies,
+        "sequence_rate": None,
+        "tokens_per_second": sum(tokens) / seconds,
+        "forwards_per_second": forwards / seconds,
+        "step_ms": 1e3 * seconds / max(forwards, 1),
+    }
+    if len(tokens) == len(latencies):
+        run["sequence_rate"] = fmean(n / s for n, s in zip(tokens, latencies, strict=True))
+    return run
 
 
-def look_at(llm: "DiffusionLLM", run: Run, work: "Work", bandwidth: float) -> dict[str, Any]:
-    """Do some of a run's work twice more, for its phases and its bytes; return all its numbers."""
+def look_at(llm: "DiffusionLLM", run: Run, work: "Work", bandwidth: float) -> Run:
+    """Repeat some of a run's work; add where the time goes, and the bytes that steps read."""
     from diffray.cluster.cli.bench.phases import phases_of
     from diffray.cluster.cli.bench.roofline import reads_of
 
@@ -116,51 +117,32 @@ def look_at(llm: "DiffusionLLM", run: Run, work: "Work", bandwidth: float) -> di
     with reads_of(llm.engine) as reads:
         llm.generate(list(prompts), params, use_tqdm=False)
     whole, steps = sum(phases.seconds.values()) or 1.0, max(phases.forwards, 1)
-    return asdict(run) | {
-        "tokens_per_second": run.tokens_per_second,
-        "forwards_per_second": run.forwards / run.seconds,
-        "step_ms": 1e3 * run.step_seconds,
+    return run | {
         "split_share": {phase: took / whole for phase, took in phases.seconds.items()},
         "split_ms_per_step": {phase: 1e3 * t / steps for phase, t in phases.seconds.items()},
         "watched_step_ms": 1e3 * whole / steps,
         "bytes_per_step": reads.bytes_per_step,
         "memory_bandwidth": bandwidth,
-        "roofline_share": reads.bytes_per_step / bandwidth / run.step_seconds,
+        "roofline_share": 1e3 * reads.bytes_per_step / bandwidth / run["step_ms"],
     }
 
 
-def tables(runs: Sequence[dict[str, Any]], what: str) -> list[Any]:
+def tables(what: str, runs: Sequence[Run]) -> "list[Table]":
     """Return the numbers, then where the time went."""
-    numbers = [
-        [
-            run["name"],
-            str(run["requests"]),
-            f"{run['tokens_per_second']:.1f}",
-            f"{run['tokens_per_forward']:.2f}",
-            f"{run['forwards_per_second']:.1f}",
-            f"{run['step_ms']:.2f}",
-            f"{100 * run['roofline_share']:.1f} %",
-        ]
-        for run in runs
-    ]
-    phases = list(runs[0]["split_share"]) if runs else []
-    split = [
-        [run["name"]]
-        + [f"{run['split_ms_per_step'][p]:.2f} ({run['split_share'][p]:.0%})" for p in phases]
-        + [f"{run['watched_step_ms']:.2f}", f"{run['bytes_per_step'] / 1e6:.1f}"]
-        for run in runs
-    ]
-    head = (what, "requests", "tokens/s", "tokens per forward", "forwards/s", "step ms")
-    return [
-        table((*head, "share of roofline"), numbers),
-        table((what, *(f"{p} ms" for p in phases), "watched step ms", "MB read a step"), split),
-    ]
+    shown = [run | {"megabytes": run["bytes_per_step"] / 1e6} for run in runs]
+    split = {
+        f"{phase} ms": f"{{split_ms_per_step[{phase}]:.2f}} ({{split_share[{phase}]:.0%}})"
+        for phase in runs[0]["split_share"]
+    }
+    more = {"watched step ms": "{watched_step_ms:.2f}", "MB read a step": "{megabytes:.1f}"}
+    name = {what: "{name}"}
+    return [table(name | _NUMBERS, shown), table(name | split | more, shown)]
 
 
 def facts_of(
     llm: "DiffusionLLM", model: str, params: "SamplingParams", work: "dict[str, Work]"
 ) -> dict[str, str]:
-    """Return what the engine runs with and what it is asked, typed or not."""
+    """Return how the engine and its requests are configured, typed or not."""
     import torch
 
     from diffray.components.policy import Policy
@@ -183,8 +165,8 @@ def facts_of(
         "cfg scale": f"{policy.cfg_scale:g}",
     } | {
         f"requests of {name}": f"{len(prompts)}, prompts of {_span(map(len, prompts))} tokens, "
-        f"max_tokens {_span(wish.max_tokens for wish in wishes)}"
-        for name, (prompts, wishes) in work.items()
+        f"max_tokens {_span(each.max_tokens for each in params)}"
+        for name, (prompts, params) in work.items()
     }
 
 
@@ -193,114 +175,101 @@ def _span(values: Any) -> str:
     return str(found[0]) if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
 
 
+@contextmanager
+def _benchmark(
+    title: str, what: str, result: Result, model: str, options: dict[str, Any]
+) -> "Iterator[tuple[Report, DiffusionLLM, float]]":
+    """Load the model; yield a report to fill, the engine, and the memory bandwidth."""
+    from diffray.cluster.cli.bench.roofline import memory_bandwidth
+    from diffray.cluster.control.llm import DiffusionLLM
+
+    options = {"enable_prefix_caching": False} | options  # prompts are repeated to be measured
+    with (
+        published(title, result, partial(tables, what)) as report,
+        DiffusionLLM(model, **options) as llm,
+    ):
+        report.facts["steps per round"] = str(EngineOptions(**options).steps_per_round)
+        yield report, llm, memory_bandwidth(llm.engine.slots.device)
+
+
 @spread
 def latency(
     *,
     model: flags.Model = "demo",
-    engine: flags.Engine = EACH_ITS_OWN,
-    batch_size: own.BatchSize = "8",
-    input_len: own.InputLen = 32,
-    output_len: own.OutputLen = 128,
-    num_iters_warmup: own.Warmup = 10,
-    num_iters: own.Iterations = 30,
-    steps_per_round: own.StepsPerRound = 1,
-    seed: own.Seed = 0,
+    engine: flags.Engine,
+    timing: Timing,
+    steps: Steps,
+    lengths: Lengths,
     sampling: flags.Sampling,
     diffusion: flags.Diffusion,
-    result: own.Result,
+    result: Result,
 ) -> None:
-    """Measure the latency of batches of random prompts with answers of equal length."""
-    with one_sentence():
-        from diffray.cluster.cli.bench.roofline import memory_bandwidth
-        from diffray.cluster.cli.request_options import sampling_params
-        from diffray.cluster.control.llm import DiffusionLLM
+    """Measure the latency of batches of random prompts.
 
-        facts = when_and_where()
-        result.check()
-        sizes = own.counts(batch_size, "--batch-size", high=MOST_AT_ONCE)
-        typed = flags.typed_request(
-            sampling, diffusion, max_tokens=output_len, seed=seed, ignore_eos=True
-        )
-        params = sampling_params(typed, diffusion.settings or ())
-        options = engine.typed() | {"max_num_seqs": max(sizes), "steps_per_round": steps_per_round}
-        found: list[dict[str, Any]] = []
-        with interruptible(len(sizes)) as progress, DiffusionLLM(model, **options) as llm:
-            prompts = random_ids(llm, max(sizes), input_len, seed)
-            facts |= {"steps per round": str(steps_per_round)}
-            facts |= facts_of(llm, model, params, {"a batch": (prompts, [params])})
-            bandwidth = memory_bandwidth(llm.engine.slots.device)
-            for size in sizes:
-                work = prompts[:size], [params] * size
-                for times in (num_iters_warmup, num_iters):
-                    if times:
-                        run = timed(llm, f"batch {size}", [work[0]] * times, [work[1]] * times)
-                mean, shares = fmean(run.latencies), {}
-                typer.echo(f"{run.name}\nAvg latency: {mean} seconds")
-                for percent in PERCENTS:
-                    shares[str(percent)] = percentile(run.latencies, percent)
-                    typer.echo(f"{percent}% percentile latency: {shares[str(percent)]} seconds")
-                more = {"batch_size": size, "avg_latency": mean, "percentiles": shares}
-                found.append(look_at(llm, run, work, bandwidth) | more)
-                progress.done += 1
-        publish(progress, "latency of batches", facts, found, tables(found, "batch"), result)
+    All answers have the same length.
+    """
+    sizes = counts(timing.batch_size, "--batch-size", high=MOST_AT_ONCE)
+    params = sampling_params(
+        sampling, diffusion, max_tokens=lengths.output_len, seed=lengths.seed, ignore_eos=True
+    )
+    options = typed(engine) | typed(steps) | {"max_num_seqs": max(sizes)}
+    with _benchmark("latency of batches", "batch", result, model, options) as (report, llm, speed):
+        prompts = random_ids(llm, max(sizes), lengths.input_len, lengths.seed)
+        report.planned = len(sizes)
+        report.facts |= facts_of(llm, model, params, {"a batch": (prompts, [params])})
+        for size in sizes:
+            work = prompts[:size], [params] * size
+            if timing.num_iters_warmup:
+                timed(llm, "", [work] * timing.num_iters_warmup)
+            run = timed(llm, f"batch {size}", [work] * timing.num_iters)
+            mean = fmean(run["latencies"])
+            shares = {str(each): percentile(run["latencies"], each) for each in PERCENTS}
+            typer.echo(f"{run['name']}\nAvg latency: {mean} seconds")
+            for percent, seconds in shares.items():
+                typer.echo(f"{percent}% percentile latency: {seconds} seconds")
+            more = {"batch_size": size, "avg_latency": mean, "percentiles": shares}
+            report.runs.append(look_at(llm, run, work, speed) | more)
 
 
 @spread
 def throughput(
     *,
     model: flags.Model = "demo",
-    engine: flags.Engine = EACH_ITS_OWN,
-    data: own.Data = SHORT_PROMPTS,
+    engine: flags.BatchEngine,
+    data: Data = SHORT_PROMPTS,
     raw: flags.Raw = False,
-    max_num_seqs: own.MaxNumSeqs = 16,
-    steps_per_round: own.StepsPerRound = 1,
-    seed: own.Seed = 0,
+    steps: Steps,
     sampling: flags.Sampling,
     diffusion: flags.Diffusion,
-    result: own.Result,
+    result: Result,
 ) -> None:
-    """Measure the throughput over data sets; --max-num-seqs 1 runs one prompt at a time."""
-    with one_sentence():
-        from diffray.cluster.cli.bench.roofline import memory_bandwidth
-        from diffray.cluster.cli.request_options import sampling_params
-        from diffray.cluster.control.llm import DiffusionLLM
+    """Measure the throughput over data sets.
 
-        facts = when_and_where()
-        result.check()
-        sets, ends = read_sets(data), data.ignore_eos or None
-        typed = flags.typed_request(
-            sampling, diffusion, max_tokens=data.output_len, seed=seed, ignore_eos=ends
-        )
-        params = sampling_params(typed, diffusion.settings or ())
-        sizes = {"max_num_seqs": max_num_seqs, "steps_per_round": steps_per_round}
-        options = engine.typed() | sizes
-        found: list[dict[str, Any]] = []
-        with (
-            interruptible(len(sets)) as progress,
-            DiffusionLLM(model, **options) as llm,
-        ):
-            facts |= {name.replace("_", " "): str(value) for name, value in sizes.items()}
-            work = tasks(llm, sets, data, seed=seed, raw=raw, params=params)
-            progress.planned = len(work)
-            facts |= facts_of(llm, model, params, work)
-            bandwidth = memory_bandwidth(llm.engine.slots.device)
-            for task, (prompts, wishes) in work.items():
-                few = prompts[:max_num_seqs], wishes[:max_num_seqs]
-                timed(llm, "", [few[0]], [few[1]])
-                if max_num_seqs == 1:
-                    run = timed(llm, task, [[p] for p in prompts], [[wish] for wish in wishes])
-                else:
-                    run = timed(llm, task, [prompts], [wishes])
-                whole, rate = run.prompt_tokens + run.tokens, run.requests / run.seconds
-                typer.echo(
-                    f"{task}\nThroughput: {rate:.2f} requests/s, "
-                    f"{whole / run.seconds:.2f} total tokens/s, "
-                    f"{run.tokens_per_second:.2f} output tokens/s"
-                )
-                if run.sequence_rate is not None:
-                    typer.echo(f"Mean of each sequence's tokens/s: {run.sequence_rate:.2f}")
-                more = {"elapsed_time": run.seconds, "num_requests": run.requests}
-                more |= {"total_num_tokens": whole, "requests_per_second": rate}
-                found.append(look_at(llm, run, few, bandwidth) | more)
-                progress.done += 1
-        publish(progress, "throughput", facts, found, tables(found, "task"), result)
+    --max-num-seqs 1 runs one prompt at a time.
+    """
+    sets, ends = read_sets(data), data.ignore_eos or None
+    params = sampling_params(
+        sampling, diffusion, max_tokens=data.output_len, seed=data.seed, ignore_eos=ends
+    )
+    options = typed(engine) | typed(steps)
+    with _benchmark("throughput", "task", result, model, options) as (report, llm, speed):
+        at_once = llm.engine.limits.max_num_seqs
+        work = tasks(llm, data, sets, params, raw=raw)
+        report.planned = len(work)
+        report.facts |= {"max num seqs": str(at_once)} | facts_of(llm, model, params, work)
+        for task, (prompts, own) in work.items():
+            few = prompts[:at_once], own[:at_once]
+            timed(llm, "", [few])  # warm-up
+            one_by_one = [([prompt], [each]) for prompt, each in zip(prompts, own, strict=True)]
+            run = timed(llm, task, one_by_one if at_once == 1 else [(prompts, own)])
+            whole, rate = run["prompt_tokens"] + run["tokens"], run["requests"] / run["seconds"]
+            typer.echo(
+                f"{task}\nThroughput: {rate:.2f} requests/s, "
+                f"{whole / run['seconds']:.2f} total tokens/s, "
+                f"{run['tokens_per_second']:.2f} output tokens/s"
+            )
+            if run["sequence_rate"] is not None:
+                typer.echo(f"Mean of each sequence's tokens/s: {run['sequence_rate']:.2f}")
+            more = {"elapsed_time": run["seconds"], "num_requests": run["requests"]}
+            more |= {"total_num_tokens": whole, "requests_per_second": rate}
+            report.runs.append(look_at(llm, run, few, speed) | more)

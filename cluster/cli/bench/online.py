@@ -1,53 +1,59 @@
-"""`diffray bench serve`: guidellm puts the load on a server; /metrics tell of the diffusion."""
+"""`diffray bench serve`: guidellm loads a server, whose /metrics count the denoising."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
 import typer
 
 from diffray.cluster.cli import flags
-from diffray.cluster.cli.bench import flags as own
-from diffray.cluster.cli.bench.counters import between, scrape
-from diffray.cluster.cli.bench.datasets import RANDOM, read_sets
-from diffray.cluster.cli.bench.guidellm import profile, run_guidellm, summary, write_data
-from diffray.cluster.cli.bench.results import interruptible, publish, table, when_and_where
-from diffray.cluster.cli.endpoint import Endpoint
-from diffray.cluster.cli.failures import one_sentence
-from diffray.cluster.cli.flag_records import spread
+from diffray.cluster.cli.bench.datasets import Data, read_sets
+from diffray.cluster.cli.bench.guidellm import (
+    LATENCIES,
+    backend,
+    profile,
+    run_guidellm,
+    summary,
+    write_data,
+)
+from diffray.cluster.cli.bench.results import Result, Run, published, table
+from diffray.cluster.cli.bench.sweep import counts, numbers
+from diffray.cluster.cli.flag_records import flag, record, spread
 from diffray.cluster.cli.help import Command
 from diffray.cluster.cli.request_options import request_options
+from diffray.cluster.serve.environment import API_KEY
 
-OBJECTIVES = ("ttft", "tpot", "e2el")
-# Columns: a number's name in the JSON, and its digits.
+if TYPE_CHECKING:
+    import httpx2
+    from rich.table import Table
+
+_WHO = {"data": "{dataset_name}", "concurrency": "{concurrency}", "RPS": "{rps}"}
 _CLIENT = {
-    "req/s": ("request_throughput", 2),
-    "good req/s": ("request_goodput", 2),
-    "tokens/s": ("output_throughput", 1),
-    "TTFT ms": ("median_ttft_ms", 1),
-    "TPOT ms": ("median_tpot_ms", 2),
-    "E2EL ms": ("median_e2el_ms", 1),
-    "P99 E2EL ms": ("p99_e2el_ms", 1),
+    "answered": "{answered}",
+    "req/s": "{request_throughput:.2f}",
+    "good req/s": "{request_goodput:.2f}",
+    "tokens/s": "{output_throughput:.1f}",
+    "TTFT ms": "{median_ttft_ms:.1f}",
+    "TPOT ms": "{median_tpot_ms:.2f}",
+    "E2EL ms": "{median_e2el_ms:.1f}",
+    "P99 E2EL ms": "{p99_e2el_ms:.1f}",
 }
 _SERVERS = {
-    "tokens per forward": ("diffusion_committed_per_step", 2),
-    "steps per block": ("diffusion_steps_per_canvas", 1),
-    "steps": ("diffusion_denoising_steps", 0),
-    "tokens": ("diffusion_committed_tokens", 0),
-    "rounds": ("rounds", 0),
-    "preempted": ("preemptions", 0),
-    "cached prompt tokens": ("cached_prompt_tokens", 0),
-    "rank 0 works s": ("rank_work_seconds", 2),
-    "rank 0 waits s": ("rank_wait_seconds", 2),
+    "tokens per forward": "{diffusion_committed_per_step:.2f}",
+    "steps per block": "{diffusion_steps_per_canvas:.1f}",
+    "steps": "{diffusion_denoising_steps:.0f}",
+    "tokens": "{diffusion_committed_tokens:.0f}",
+    "rounds": "{rounds:.0f}",
+    "preempted": "{preemptions:.0f}",
+    "cached prompt tokens": "{cached_prompt_tokens:.0f}",
+    "rank 0 works s": "{rank_work_seconds:.2f}",
+    "rank 0 waits s": "{rank_wait_seconds:.2f}",
 }
-_SERVER, _TRAFFIC, _RESULT = "Server", "Traffic", "Result"
 
 
 class ManyValues(Command):
@@ -64,218 +70,143 @@ class ManyValues(Command):
         return super().parse_args(ctx, words)
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Which server is asked."""
-
-    base_url: Annotated[
-        str,
-        typer.Option(
-            metavar="URL",
-            help="The server's address, with or without /v1.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = "http://127.0.0.1:8000"
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="The model's name on the server; default: the first.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="The checkpoint whose tokenizer makes random prompts; default: the model.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            help="The server's API key, if it wants one.",
-            envvar=["DIFFRAY_API_KEY", "OPENAI_API_KEY"],
-            rich_help_panel=_SERVER,
-        ),
-    ] = None
+@record("Server")
+class Server(flags.Server):
+    tokenizer: str | None = flag(
+        metavar="MODEL",
+        help="The checkpoint whose tokenizer makes random prompts; default: the model.",
+    )
+    api_key: str | None = flag(help=flags.API_KEY_HELP, envvar=[API_KEY, "OPENAI_API_KEY"])
 
 
-@dataclass(frozen=True, slots=True)
+@record("Traffic")
 class Traffic:
-    """When requests are sent, and which of them were fast enough."""
+    request_rate: str = flag(
+        "inf",
+        metavar="RPS[,RPS...]",
+        help="Requests per second, as a Poisson process; inf: all at once; several make a sweep.",
+    )
+    max_concurrency: str | None = flag(
+        metavar="N[,N...]", help="The most requests in flight; several make a sweep."
+    )
+    goodput: list[str] | None = flag(
+        metavar="NAME:MS",
+        help="Count requests within these limits (ttft, tpot, e2el, in ms) as good.",
+    )
 
-    request_rate: Annotated[
-        str,
-        typer.Option(
-            metavar="RPS[,RPS...]",
-            help="Requests per second, as a Poisson process; inf: all at once; several make a "
-            "sweep.",
-            rich_help_panel=_TRAFFIC,
-        ),
-    ] = "inf"
-    max_concurrency: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N[,N...]",
-            help="The most requests in flight; several make a sweep.",
-            rich_help_panel=_TRAFFIC,
-        ),
-    ] = None
-    goodput: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME:MS",
-            help="Count requests within these limits (ttft, tpot, e2el, in ms) as good.",
-            rich_help_panel=_TRAFFIC,
-        ),
-    ] = None
+    def rates(self) -> list[float]:
+        return numbers(self.request_rate, "--request-rate", low=1e-6)
+
+    def limits(self) -> list[int] | list[None]:
+        most = self.max_concurrency
+        return counts(most, "--max-concurrency") if most else [None]
 
     def objectives(self) -> dict[str, float] | None:
-        """Return guidellm's names of the limits, in milliseconds."""
+        """Return the limits of --goodput under guidellm's names, in milliseconds."""
         found = {}
-        for pair in [pair for typed in self.goodput or [] for pair in typed.split()]:
-            name, _, limit = pair.partition(":")
+        for pair in " ".join(self.goodput or []).split():
+            name, _, text = pair.partition(":")
             try:
-                found[f"{name}_ms"] = float(limit)
+                limit = float(text)
             except ValueError:
-                found[f"{name}_ms"] = 0.0
-            if name not in OBJECTIVES or not found[f"{name}_ms"] > 0:
+                limit = 0.0
+            if name not in LATENCIES or not limit > 0:
                 raise ValueError(
                     f"--goodput {pair!r} is not NAME:MILLISECONDS with a name of "
-                    f"{', '.join(OBJECTIVES)}"
+                    f"{', '.join(LATENCIES)}"
                 )
+            found[f"{name}_ms"] = limit
         return found or None
 
 
-def sweep_tables(runs: Sequence[dict[str, Any]]) -> list[Any]:
-    """Return what the client saw of each run, and what the server says it did."""
-
-    def cell(run: dict[str, Any], name: str, digits: int) -> str:
-        value = run.get(name)
-        return "-" if value is None or not run["completed"] else f"{value:.{digits}f}"
-
-    who = [
-        [
-            run["dataset_name"],
-            str(run["max_concurrency"] or "-"),
-            "all at once" if run["request_rate"] == "inf" else f"{run['request_rate']:g}",
-        ]
-        for run in runs
-    ]
-
-    def made(columns: dict[str, tuple[str, int]], first: str = "") -> Any:
-        rows = [
-            [
-                *whose,
-                *([f"{run['completed']} of {run['completed'] + run['failed']}"] if first else []),
-                *(cell(run, name, digits) for name, digits in columns.values()),
-            ]
-            for whose, run in zip(who, runs, strict=True)
-        ]
-        return table(("data", "concurrency", "RPS", *filter(None, [first]), *columns), rows)
-
-    return [made(_CLIENT, "answered"), made(_SERVERS)]
+@record("Result")
+class Reports(Result):
+    guidellm_dir: Path | None = flag(
+        metavar="FOLDER", help="Keep guidellm's own reports, with every request, in this folder."
+    )
 
 
-def scenario_of(
-    server: Server, model: str, url: str, name: str, data: own.Data, body: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what guidellm asks of the server for one data set, whatever the load."""
-    is_random = name == RANDOM
-    ends = {"ignore_eos": data.ignore_eos or is_random}
-    return {
-        "backend": {
-            "kind": "openai_http",
-            "target": url,
-            "model": model,
-            "request_format": "/v1/completions" if is_random else "/v1/chat/completions",
-            "api_key": server.api_key,
-            "verify": True,
-            "extras": {"body": ends | body},
-        },
-        "constraints": [{"kind": "max_requests", "count": data.num_prompts}],
-    }
+def tables(runs: Sequence[Run]) -> "list[Table]":
+    """Return what the client measured in each run, and what the server counted."""
+    shown = []
+    for run in runs:
+        rate, done = run["request_rate"], run["completed"]
+        who = {
+            "dataset_name": run["dataset_name"],
+            "concurrency": run["max_concurrency"] or "-",
+            "rps": "all at once" if rate == "inf" else f"{rate:g}",
+            "answered": f"{done} of {done + run['failed']}",
+        }
+        shown.append((run if done else {}) | who)
+    return [table(_WHO | _CLIENT, shown), table(_WHO | _SERVERS, shown)]
 
 
-def tokenizer_of(server: Server, model: str) -> str:
-    from diffray.components.checkpoints.checkpoint import resolve
+def measure(
+    client: "httpx2.Client", scenario: dict[str, Any], folder: Path, kept: Path | None
+) -> Run:
+    """Run guidellm once; return what it measured, and what the server counted meanwhile."""
+    from diffray.cluster.cli.bench.counters import between, scrape
 
-    return str(resolve(server.tokenizer or model))
+    before = scrape(client)
+    benchmark = run_guidellm(scenario, folder, kept)
+    found = summary(benchmark)
+    reasons = [one["info"]["error"] for one in benchmark["requests"]["errored"]]
+    for reason in dict.fromkeys(reasons):
+        typer.echo(f"failed: {reasons.count(reason)} x {reason}")
+    return found | between(before, scrape(client), found["duration"])
 
 
 @spread
 def serve(
     *,
     server: Server,
-    data: own.Data,
-    seed: own.Seed = 0,
+    data: Data,
     traffic: Traffic,
     sampling: flags.Sampling,
     diffusion: flags.Diffusion,
-    result: own.Result,
-    guidellm_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Keep guidellm's own reports, with every request, in this folder.",
-            rich_help_panel=_RESULT,
-        ),
-    ] = None,
+    result: Reports,
 ) -> None:
-    """Measure a server under load from guidellm, and what its /metrics say of the decoding."""
-    with one_sentence():
-        facts = when_and_where()
-        result.check()
-        if find_spec("guidellm") is None:
-            raise ValueError("bench serve needs guidellm; pip install 'diffray[bench]'")
-        endpoint = Endpoint.at(server.base_url, server.api_key)
-        rates = own.numbers(traffic.request_rate, "--request-rate", low=1e-6)
-        limits = traffic.max_concurrency
-        at_once = [*own.counts(limits, "--max-concurrency")] if limits else [None]
-        body = request_options(flags.typed_request(sampling, diffusion), diffusion.settings or ())
-        for name, flag in (("max_tokens", "--output-len"), ("model", "--model")):
-            if name in body:
-                raise ValueError(f"--set {name}: give {flag} instead")
-        objectives, sets = traffic.objectives(), read_sets(data)
-        if guidellm_dir is not None:
-            guidellm_dir.mkdir(parents=True, exist_ok=True)
-        found: list[dict[str, Any]] = []
-        runs = [*product(sets, rates, at_once)]
-        with (
-            httpx2.Client(**endpoint.options(timeout=60)) as client,
-            TemporaryDirectory() as made,
-            interruptible(len(runs)) as progress,
-        ):
-            model = server.model or endpoint.first_model(client)
-            facts |= {"server": endpoint.url, "model": model, "asked": json.dumps(body)}
-            for number, ((name, asks), rate, limit) in enumerate(runs):
-                scenario = scenario_of(server, model, endpoint.url, name, data, body) | {
-                    "profile": profile(rate, limit),
-                    "seed": {"kind": "static", "value": seed + number},
-                    "metrics": {"kind": "generative", "slo": objectives},
-                }
-                tokenizer = tokenizer_of(server, model) if name == RANDOM else None
-                scenario |= write_data(Path(made), name, asks, data, tokenizer)
-                typer.echo(
-                    f"run {number + 1} of {len(runs)}: {name}, {json.dumps(profile(rate, limit))}"
-                )
-                kept = guidellm_dir / f"run-{number + 1}" if guidellm_dir else None
-                before = scrape(client)
-                benchmark = run_guidellm(scenario, Path(made), kept)
-                run: dict[str, Any] = {"model_id": model, "dataset_name": name}
-                run |= {"request_rate": "inf" if rate == inf else rate, "max_concurrency": limit}
-                run |= summary(benchmark)
-                run |= between(before, scrape(client), run["duration"])
-                reasons = [one["info"]["error"] for one in benchmark["requests"]["errored"]]
-                for reason in dict.fromkeys(reasons):
-                    typer.echo(f"failed: {reasons.count(reason)} x {reason}")
-                found.append(run)
-                progress.done += 1
-        if found and "diffusion_committed_tokens" not in found[-1]:
-            typer.echo("The server's /metrics do not tell of diffusion.")
-        publish(progress, "serving", facts, found, sweep_tables(found), result)
-        if found and not any(run["completed"] for run in found):
-            raise ValueError("no request succeeded")
+    """Measure a server under load, and read its /metrics."""
+    import httpx2
+
+    from diffray.cluster.cli.endpoint import Endpoint
+
+    if find_spec("guidellm") is None:
+        raise ValueError("bench serve needs guidellm; pip install 'diffray[bench]'")
+    endpoint = Endpoint.at(server.base_url, server.api_key)
+    objectives, body = traffic.objectives(), request_options(sampling, diffusion)
+    for name, instead in (("max_tokens", "--output-len"), ("model", "--model")):
+        if name in body:
+            raise ValueError(f"--set {name}: give {instead} instead")
+    runs = [*product(read_sets(data), traffic.rates(), traffic.limits())]
+    with (
+        published("serving", result, tables) as report,
+        httpx2.Client(**endpoint.options(timeout=60)) as client,
+        TemporaryDirectory() as made,
+    ):
+        model, folder = server.model or endpoint.first_model(client), Path(made)
+        report.planned = len(runs)
+        report.facts |= {"server": endpoint.url, "model": model, "options": json.dumps(body)}
+        if result.guidellm_dir is not None:
+            result.guidellm_dir.mkdir(parents=True, exist_ok=True)
+        for number, ((name, rows), rate, limit) in enumerate(runs):
+            scenario = write_data(folder, name, rows, data, server.tokenizer or model) | {
+                "backend": backend(
+                    name, data, body, target=endpoint.url, model=model, api_key=server.api_key
+                ),
+                "constraints": [{"kind": "max_requests", "count": data.num_prompts}],
+                "profile": profile(rate, limit),
+                "seed": {"kind": "static", "value": data.seed + number},
+                "metrics": {"kind": "generative", "slo": objectives},
+            }
+            typer.echo(
+                f"run {number + 1} of {len(runs)}: {name}, {json.dumps(scenario['profile'])}"
+            )
+            run: Run = {"model_id": model, "dataset_name": name}
+            run |= {"request_rate": "inf" if rate == inf else rate, "max_concurrency": limit}
+            kept = result.guidellm_dir and result.guidellm_dir / f"run-{number + 1}"
+            report.runs.append(run | measure(client, scenario, folder, kept))
+        if "diffusion_committed_tokens" not in report.runs[-1]:
+            typer.echo("The server's /metrics have no counters of diffusion.")
+    if not any(run["completed"] for run in report.runs):
+        raise ValueError("no request succeeded")

@@ -1,107 +1,124 @@
-"""How benchmarks publish what they found: tables, an HTML page, JSON, and how Ctrl-C ends them."""
+"""What benchmarks publish: tables, JSON and HTML; after Ctrl-C, of the runs that had finished."""
 
 import json
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import StringIO
 from math import floor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 import diffray
-from diffray.cluster.cli.bench.flags import Result
+from diffray.cluster.cli.flag_records import flag, record
+
+if TYPE_CHECKING:  # not for help
+    from rich.table import Table
+
+Run = dict[str, Any]  # its numbers, by their names in JSON
 
 WIDTH = 140  # of tables that go to a file or a pipe
 _INTERRUPTED = 130  # the exit status that shells give SIGINT
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the percentile, interpolated between the two nearest values; of nothing, 0."""
-    ordered = sorted(values)
-    if len(ordered) < 2:
-        return ordered[0] if ordered else 0.0
-    place = (len(ordered) - 1) * percent / 100
-    below = min(floor(place), len(ordered) - 2)
-    return ordered[below] + (ordered[below + 1] - ordered[below]) * (place - below)
+@record("Result")
+class Result:
+    output_json: Path | None = flag(metavar="OUT.json", help="Write the results to this file.")
+    report: Path | None = flag(metavar="OUT.html", help="Write the tables to this file, as HTML.")
+
+    def check(self) -> None:
+        """Refuse files that cannot be written, before hours are spent on their content."""
+        for name, path in (("--output-json", self.output_json), ("--report", self.report)):
+            if path is not None and path.is_dir():
+                raise ValueError(f"{name} {path} is a folder; name a file in it")
+            if path is not None and not path.parent.is_dir():
+                raise ValueError(f"{name} {path}: there is no folder {path.parent}; make it first")
 
 
-@dataclass
-class Progress:
-    """How many of the planned runs have finished, and whether Ctrl-C ended the rest."""
+@dataclass(slots=True)
+class Report:
+    """The finished runs of those planned, and what they have in common."""
 
-    planned: int
-    done: int = 0
-    interrupted: bool = False
+    facts: dict[str, str]
+    planned: int = 0
+    runs: list[Run] = field(default_factory=list)
+
+
+def table(columns: Mapping[str, str], runs: Sequence[Run]) -> "Table":
+    """Return a row for each run, formatted as each column says; - where a run has no value."""
+    from rich.table import Table
+
+    made = Table(*columns)
+    for run in runs:
+        made.add_row(*(_cell(form, run) for form in columns.values()))
+    return made
+
+
+def _cell(form: str, run: Run) -> str:
+    try:
+        return form.format(**run)
+    except (KeyError, TypeError):
+        return "-"
 
 
 @contextmanager
-def interruptible(planned: int) -> Iterator[Progress]:
-    """Let Ctrl-C end the block without a traceback, so that finished runs can be published."""
-    progress = Progress(planned)
+def published(
+    title: str, result: Result, tables: "Callable[[list[Run]], list[Table]]"
+) -> Iterator[Report]:
+    """Publish the runs that the block adds to its report."""
+    from rich.console import Console
+
+    report = Report(_when_and_where())
+    result.check()
+    interrupted = False
     try:
-        yield progress
+        yield report
     except KeyboardInterrupt:
-        progress.interrupted = True
-
-
-def publish(
-    progress: Progress,
-    title: str,
-    facts: dict[str, str],
-    runs: Sequence[Mapping[str, Any]],
-    tables: Sequence[Table],
-    result: Result,
-) -> None:
-    """Print the tables and write the files; a benchmark that was interrupted then ends as such."""
-    if progress.interrupted:
-        facts = facts | {"interrupted": f"after {progress.done} of {progress.planned} runs"}
-    if runs:
-        screen = Console() if Console().is_terminal else Console(width=WIDTH)
-        for table in tables:
-            screen.print(table)
+        interrupted = True
+    so_far = f"after {len(report.runs)} of {report.planned} runs"
+    if interrupted:
+        report.facts["interrupted"] = so_far
+    if report.runs:
         if result.output_json is not None:
-            found = {"facts": facts, "runs": runs}
+            found = {"facts": report.facts, "runs": report.runs}
             result.output_json.write_text(json.dumps(found, indent=1) + "\n")
+        made = tables(report.runs)
+        screen = Console() if Console().is_terminal else Console(width=WIDTH)
+        for each in made:
+            screen.print(each)
         if result.report is not None:
-            _write_html(result.report, title, facts, tables)
-    if progress.interrupted:
+            _write_html(result.report, title, report.facts, made)
+    if interrupted:
         what = (
-            f"after {progress.done} of {progress.planned} runs; results are those that had finished"
-            if runs
+            f"{so_far}; results are those that had finished"
+            if report.runs
             else "before anything had finished; there are no results"
         )
         typer.echo(f"diffray: interrupted {what}", err=True)
         raise typer.Exit(_INTERRUPTED)
 
 
-def _write_html(path: Path, title: str, facts: dict[str, str], tables: Sequence[Table]) -> None:
+def _write_html(path: Path, title: str, facts: dict[str, str], tables: "list[Table]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     page = Console(record=True, file=StringIO(), width=WIDTH)
     about = Table("", "", title=f"diffray: {title}", show_header=False)
-    for name, fact in facts.items():
-        about.add_row(name, fact)
-    for table in (about, *tables):
-        page.print(table)
+    for fact in facts.items():
+        about.add_row(*fact)
+    for each in (about, *tables):
+        page.print(each)
     page.save_html(str(path))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    made = Table(*head)
-    for row in rows:
-        made.add_row(*row)
-    return made
-
-
-def when_and_where() -> dict[str, str]:
+def _when_and_where() -> dict[str, str]:
     """Return the date, the machine, and the command line without the program's own path."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -116,3 +133,13 @@ def when_and_where() -> dict[str, str]:
         "machine": f"{next(names, platform.machine())}, {os.cpu_count()} cores, "
         f"load {load} at the start",
     }
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the percentile, interpolated between the two nearest values; of nothing, 0."""
+    ordered = sorted(values)
+    if len(ordered) < 2:
+        return ordered[0] if ordered else 0.0
+    place = (len(ordered) - 1) * percent / 100
+    below = min(floor(place), len(ordered) - 2)
+    return ordered[below] + (ordered[below + 1] - ordered[below]) * (place - below)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -161,6 +162,7 @@ def serve_process(
                 stdout=said,
                 stderr=said,
                 start_new_session=True,
+                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),  # under nohup
             )
         running = ServeProcess(process, folder, port)
         try:

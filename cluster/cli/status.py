@@ -9,9 +9,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from diffray.cluster.serve.address import reachable_url
+from diffray.cluster.serve.address import clusters, reachable_url
 from diffray.cluster.serve.environment import prepare
-from diffray.cluster.serve.local_clusters import clusters
 
 ANSWER_S = 60.0  # for a cluster to answer, on a busy machine
 _CONNECT_S = 5.0

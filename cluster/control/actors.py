@@ -50,14 +50,17 @@ def first_line(error: BaseException) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def announce_loss(model: str, reason: str, requests: int, instead: str) -> None:
+def announce(model: str, text: str) -> None:
     """Print a line on the terminals of the cluster's drivers, such as `diffray serve`.
 
     Called on an event loop, which does not wait for it.
     """
-    going_on = "1 request continues" if requests == 1 else f"{requests} requests continue"
-    text = f"{ANNOUNCED}{short_name(model)}: {reason}; {going_on} on a new {instead}"
     if ray.is_initialized():
         worker: Any = _ray_worker.global_worker
-        publish = partial(publish_error_to_driver, "diffray", text, worker.gcs_client)
+        line = f"{ANNOUNCED}{short_name(model)}: {text}"
+        publish = partial(publish_error_to_driver, "diffray", line, worker.gcs_client)
         asyncio.get_running_loop().run_in_executor(None, publish)
+
+
+def continuing(requests: int) -> str:
+    return "1 request continues" if requests == 1 else f"{requests} requests continue"

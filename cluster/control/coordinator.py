@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from diffray.cluster.control.actors import announce_loss, kill_here
+from diffray.cluster.control.actors import announce, continuing, kill_here
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import (
     EngineFailed,
@@ -206,7 +206,8 @@ class Coordinator:
     async def _recover(self, reason: str) -> None:
         """Start a new worker group and resume all requests; give up if that keeps failing."""
         assert self.workers is not None
-        announce_loss(self.model, reason, len(self.driver.scheduler.open), "worker group")
+        requests = continuing(len(self.driver.scheduler.open))
+        announce(self.model, f"{reason}; {requests} on a new worker group")
         await self.workers.close()
         useful = self._useful or time.monotonic() - self._ready > _USEFUL_S
         failure = await self.restarts.restart(self._start_workers, reason, useful=useful)
@@ -231,6 +232,7 @@ class Coordinator:
         os._exit(1)
 
     def _give_up(self, reason: str) -> None:
+        announce(self.model, reason)
         self.failure = f"{reason}; {AGAIN}"
         ended = Event(Kind.ENDED, NOBODY, reason=self.failure)
         self._publish([*self.driver.scheduler.fail_all(self.failure), ended])

@@ -12,12 +12,20 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from typing import Any, Self, TypeVar
 
+import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from diffray.cluster.control.actors import DIED, actor_name, announce_loss, first_line, kill_here
+from diffray.cluster.control.actors import (
+    DIED,
+    actor_name,
+    announce,
+    continuing,
+    first_line,
+    kill_here,
+)
 from diffray.cluster.control.coordinator import CoordinatorActor
 from diffray.cluster.control.engine_client import EngineFailed, Load, Overloaded, Refusal
 from diffray.cluster.control.engine_config import EngineConfig
@@ -26,7 +34,6 @@ from diffray.cluster.control.heartbeat import answered
 from diffray.cluster.control.open_requests import OpenRequests
 from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.cluster.control.restarts import Restarts
-from diffray.components.model import ModelSpec
 from diffray.workers.admission import CheckedRequest, Limits
 from diffray.workers.messages import Update
 from diffray.workers.process import Place, own_place
@@ -156,8 +163,7 @@ class RemoteEngine:
             facts = await self._while_it_answers(self._coordinator.start.remote())
         except (RayError, TimeoutError) as error:
             raise EngineFailed(f"{self.model} could not be started: {first_line(error)}") from None
-        facts["eos_token_ids"] = tuple(facts["eos_token_ids"])
-        self.limits = Limits(**facts | {"spec": ModelSpec(**facts["spec"])})
+        self.limits = msgspec.convert(facts, Limits)
         self._ready = time.monotonic()
 
     async def _own_place(self) -> list[Place]:
@@ -271,11 +277,13 @@ class RemoteEngine:
             self._cancel(event.uid)
 
     async def _replace_coordinator(self, reason: str) -> None:
-        announce_loss(self.model, reason, len(self._requests), "coordinator")
+        requests = continuing(len(self._requests))
+        announce(self.model, f"{reason}; {requests} on a new coordinator")
         self._kill_coordinator()
         useful = time.monotonic() - self._ready > _USEFUL_S
         failure = await self._restarts.restart(self._start_again, reason, useful=useful)
         if failure is not None:
+            announce(self.model, failure)
             self._requests.fail(f"{failure}; {AGAIN}")
             return
         for queued in self._open():

@@ -1,9 +1,10 @@
-"""The address of `diffray serve`."""
+"""Where `diffray serve` listens, and which Ray clusters run on this machine."""
 
 import contextlib
 import errno
 import socket
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field
@@ -11,6 +12,7 @@ from pydantic import Field
 from diffray.components.config import Config
 
 EVERYWHERE: Final = ("0.0.0.0", "::")
+LOOPBACK: Final = "127.0.0.1:"
 
 
 class Server(Config):
@@ -89,3 +91,23 @@ def _unavailable(server: Server, error: OSError) -> ValueError:
     if error.errno == errno.EADDRINUSE:
         return ValueError(f"port {server.port} is in use; give another --port")
     return ValueError(f"cannot listen on {server.host}:{server.port} ({error.strerror})")
+
+
+def clusters() -> Iterator[tuple[str, int]]:
+    """Yield the address of each Ray cluster with a node here, and the user that runs the node."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            user = process.stat().st_uid
+        except OSError:  # it has ended, or belongs to another user
+            continue
+        if Path(words[0]).name == "raylet":
+            for word in words:
+                if word.startswith("--gcs-address="):
+                    yield word.partition("=")[2], user
+
+
+def is_alone(address: str) -> bool:
+    """Return whether this is the Ray of a local `diffray serve`, which is on 127.0.0.1 only."""
+    address = address.replace("localhost:", LOOPBACK)
+    return address.startswith(LOOPBACK) and address in dict(clusters())

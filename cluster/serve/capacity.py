@@ -1,7 +1,7 @@
 """Says which resources waiting replicas need, and which the cluster has."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Resources = Mapping[str, float]
 
@@ -9,31 +9,24 @@ _NORMAL_S = 5.0  # for which a replica may wait for its place before that is rep
 _ACCELERATOR = "accelerator_type:"  # Ray marks nodes that have one with a resource of 1
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterNodes:
-    """The live nodes: their total and free resources."""
+class ClusterNodes(NamedTuple):
+    """The live nodes' resources."""
 
     total: tuple[Resources, ...]
     free: tuple[Resources, ...]
 
-    @staticmethod
-    def now() -> "ClusterNodes":
-        import ray
-        from ray._private.state import state
-
-        total = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-        available = state.available_resources_per_node()
-        return ClusterNodes(
-            total=tuple(total.values()), free=tuple(available.get(node, {}) for node in total)
-        )
-
 
 def pending_reasons() -> list[str]:
     """Return, for every pending placement group of the connected cluster, what it waits for."""
+    import ray
+    from ray._private.state import state
     from ray.util.placement_group import placement_group_table
 
-    nodes, groups = ClusterNodes.now(), placement_group_table()
-    waiting = [g for g in groups.values() if g["state"] in ("PENDING", "PREPARED", "RESCHEDULING")]
+    groups = placement_group_table().values()
+    waiting = [g for g in groups if g["state"] in ("PENDING", "PREPARED", "RESCHEDULING")]
+    total = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    free = state.available_resources_per_node()
+    nodes = ClusterNodes(tuple(total.values()), tuple(free.get(node, {}) for node in total))
     return [shortage(list(g["bundles"].values()), g["strategy"], nodes) for g in waiting]
 
 

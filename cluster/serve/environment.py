@@ -5,8 +5,8 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from diffray.cluster.serve.address import is_alone
 from diffray.cluster.serve.haproxy import haproxy_settings
-from diffray.cluster.serve.local_clusters import is_alone
 from diffray.cluster.serve.ports import port_settings
 
 API_KEY = "DIFFRAY_API_KEY"  # the variable with keys, besides the command line

@@ -7,7 +7,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import ray
@@ -35,7 +34,6 @@ def running_ray(
     """Connect to the cluster, or start one on this machine and end it afterwards."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    _ray_worker.print_to_stdstream = partial(print_report, say, _ray_worker.print_to_stdstream)
     try:
         if server.address is not None:
             ray.init(address=server.address, **quiet)
@@ -70,27 +68,38 @@ def start_ray(applications: tuple[Application, ...], **options: Any) -> None:
     )
 
 
-def print_report(
-    say: Callable[[str], None], print_as_ray: Callable[..., None], report: Any, **options: Any
-) -> None:
-    """Print what a process of the cluster reports to its drivers.
+@contextlib.contextmanager
+def reports_printed(say: Callable[[str], None]) -> Iterator[None]:
+    """Print what processes of the cluster report to this one, as Ray does, with two exceptions.
 
-    Deaths of ranks and coordinators are left out: diffray announces what follows from them.
+    diffray's announcements have no prefix, and deaths of ranks and coordinators are left out: an
+    announcement says what follows from them.
     """
-    (text,) = report["lines"]
-    if text.startswith(ANNOUNCED):
-        say(text)
-    elif not is_death_of_ours(text):
-        print_as_ray(report, **options)
+    print_as_ray = _ray_worker.print_to_stdstream
+
+    def print_report(report: Any, **options: Any) -> None:
+        (text,) = report["lines"]
+        if text.startswith(ANNOUNCED):
+            say(text)
+        elif not _is_death_of_ours(text):
+            print_as_ray(report, **options)
+
+    _ray_worker.print_to_stdstream = print_report
+    try:
+        yield
+    finally:
+        _ray_worker.print_to_stdstream = print_as_ray
 
 
-def is_death_of_ours(text: str) -> bool:
+def _is_death_of_ours(text: str) -> bool:
     found = re.search(r"Node ID: (\w+) .* Worker PID: (\d+)", text)
-    return found is not None and any(
-        (actor["Address"]["NodeID"], str(actor["Pid"])) == found.groups()
-        and actor["ActorClassName"] in ("Worker", "Coordinator")
-        for actor in actors().values()
-    )
+    with contextlib.suppress(Exception):  # what Ray raises if its GCS has died, too
+        return found is not None and any(
+            (actor["Address"]["NodeID"], str(actor["Pid"])) == found.groups()
+            and actor["ActorClassName"] in ("Worker", "Coordinator")
+            for actor in actors().values()
+        )
+    return False
 
 
 def dead_part_of_ray() -> str | None:

@@ -27,7 +27,7 @@ from diffray.cluster.serve.address import (
 from diffray.cluster.serve.app import application
 from diffray.cluster.serve.capacity import Shortages, pending_reasons
 from diffray.cluster.serve.config_file import Application
-from diffray.cluster.serve.ray_session import running_ray
+from diffray.cluster.serve.ray_session import reports_printed, running_ray
 from diffray.cluster.serve.stand_in import standing_in
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import DEMOS, TOY
@@ -49,6 +49,7 @@ def run_server(
     ending.limit_s = _END_S + max(graces)
     with (
         reserved(server),
+        reports_printed(say),
         running_ray(applications, server, ending, say),
         standing_in(server),
     ):

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from ray._private import worker
 
 from diffray.cluster.serve import ray_session
 
@@ -31,11 +32,11 @@ ACTORS = {
 def test_only_deaths_that_diffray_announces_are_left_out(
     text: str, said: bool, printed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_session, "actors", lambda: ACTORS)
     ours: list[str] = []
     rays: list[Any] = []
+    monkeypatch.setattr(ray_session, "actors", lambda: ACTORS)
+    monkeypatch.setattr(worker, "print_to_stdstream", lambda data, ignore_prefix: rays.append(data))
     report = {"lines": [text], "pid": "raylet", "is_err": False}
-    ray_session.print_report(
-        ours.append, lambda data, ignore_prefix: rays.append(data), report, ignore_prefix=False
-    )
+    with ray_session.reports_printed(ours.append):
+        worker.print_to_stdstream(report, ignore_prefix=False)
     assert ours == [text] * said and rays == [report] * printed

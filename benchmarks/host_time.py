@@ -17,13 +17,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from benchmarks.gpu.engine import random_engine, run_to_the_end, scripted
 from benchmarks.gpu.model import random_model
 from benchmarks.gpu.shapes import TOY
-from diffray.cluster.cli.bench.phases import replaced
 from diffray.kernels.choose import TORCH
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.engine import Engine
@@ -73,23 +73,20 @@ def watched() -> Iterator[dict[str, float]]:
         seconds[part] += now - since
         part, since = following, now
 
-    def timed(during: str, then: str) -> Callable[[Method], Method]:
-        def wrap(method: Method) -> Method:
-            def call(*args: Any, **options: Any) -> Any:
-                enter(during)
-                try:
-                    return method(*args, **options)
-                finally:
-                    enter(then)
+    def timed(method: Method, during: str, then: str) -> Method:
+        def call(*args: Any, **options: Any) -> Any:
+            enter(during)
+            try:
+                return method(*args, **options)
+            finally:
+                enter(then)
 
-            return call
-
-        return wrap
+        return call
 
     with (
-        replaced(Engine, "step", timed("before", "")),
-        replaced(BatchPlan, "_hidden", timed("forward", "beside")),
-        replaced(BatchPlan, "outcomes", timed("beside", "after")),
+        patch.object(Engine, "step", timed(Engine.step, "before", "")),
+        patch.object(BatchPlan, "_hidden", timed(BatchPlan._hidden, "forward", "beside")),
+        patch.object(BatchPlan, "outcomes", timed(BatchPlan.outcomes, "beside", "after")),
     ):
         yield seconds
 

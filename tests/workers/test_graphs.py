@@ -98,7 +98,7 @@ def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(owner, name, call)
 
-    noted(BatchPlan, "_ask")
+    noted(BatchPlan, "_plan_head")
     noted(BatchState, "__init__")
     noted(BatchState, "now")
     noted(Recorded, "forward")
@@ -110,7 +110,7 @@ def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPa
     steps = " ".join(seen).split("forward")
     assert len(steps) == engine.forwards + 1
     assert steps[0].split() == ["fill"]
-    assert all(step.split()[-1:] in ([], ["_ask"], ["fill"]) for step in steps[1:])
+    assert all(step.split()[-1:] in ([], ["_plan_head"], ["fill"]) for step in steps[1:])
     assert steps[1].split()[:2] == ["__init__", "now"]
 
 

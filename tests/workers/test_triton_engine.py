@@ -34,12 +34,12 @@ def engine(family: str) -> DiffusionLLM:
 
 
 def is_cached(case: Case) -> bool:
-    return case["cache"] != "none" and case.get("threshold", 1) <= 0.4
+    return bool(case["cache"] != "none" and case.get("threshold", 1) <= 0.4)
 
 
 def is_credit(case: Case) -> bool:
     """Its decoder needs the logits."""
-    return case["decoder"] == "credit"
+    return bool(case["decoder"] == "credit")
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def phases_of(engine: Engine) -> Iterator["Phases"]:
         (Recorded, "choose", MODEL),
         (BatchPlan, "denoise", DECODE),
         (BatchPlan, "outcomes", DECODE),
-        *((BatchPlan, name, HOST) for name in ("_place", "_ask")),
+        *((BatchPlan, name, HOST) for name in ("_place", "_plan_head")),
         (BatchState, "__init__", HOST),
     ]
     phases = Phases(on_device=engine.slots.device.type == "cuda")

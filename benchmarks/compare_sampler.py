@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.prompts import Ask, as_ids
+from diffray.cluster.cli.bench.datasets import Row, as_ids
 from diffray.components.batch import Batch, Window
 from diffray.components.kv_pool import KVPool
 from examples.train_demo.tasks import held_out_items
@@ -73,7 +73,7 @@ class Exam:
 
     def __init__(self, llm: DiffusionLLM, items: list[Item], args: argparse.Namespace) -> None:
         self.llm, self.items, self.args = llm, items, args
-        self.prompts = as_ids(llm, [Ask("demo", item.question) for item in items], raw=False)
+        self.prompts = as_ids(llm, [Row("demo", item.question) for item in items], raw=False)
         source = args.llada / "generate.py"
         if not source.is_file():
             raise ValueError(f"{args.llada} has no generate.py: not LLaDA's checkout")

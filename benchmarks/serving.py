@@ -28,7 +28,7 @@ from benchmarks import load, paired
 from benchmarks.load import Json
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.api.service import Service
-from diffray.cluster.cli.bench.output import percentile
+from diffray.cluster.cli.bench.results import percentile
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from diffray.workers.admission import check_request

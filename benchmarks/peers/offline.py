@@ -19,7 +19,7 @@ from benchmarks.peers import checkpoint
 from benchmarks.peers.environments import Environment
 from benchmarks.peers.servers import process_variables
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.prompts import Ask, as_ids
+from diffray.cluster.cli.bench.datasets import Row, as_ids
 from examples.train_demo.tasks import held_out_items
 
 BLOCK_LENGTH, THRESHOLD = 32, 0.95
@@ -86,7 +86,7 @@ def compare(args: argparse.Namespace, environment: Environment) -> None:
         paired.answering(command, process_variables(args.threads)) as send,
     ):
         items = held_out_items(args.questions, seed=args.seed)
-        prompts = as_ids(llm, [Ask("demo", item.question) for item in items], raw=False)
+        prompts = as_ids(llm, [Row("demo", item.question) for item in items], raw=False)
         turns = paired.take_turns(
             contenders(llm, send, prompts, args.gen_length),
             args.turns,

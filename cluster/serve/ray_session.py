@@ -77,12 +77,12 @@ def reports_printed(say: Callable[[str], None]) -> Iterator[None]:
     """
     print_as_ray = _ray_worker.print_to_stdstream
 
-    def print_report(report: Any, ignore_prefix: bool = False) -> None:
-        (text,) = report["lines"]
+    def print_report(data: Any, ignore_prefix: bool) -> None:
+        (text,) = data["lines"]
         if text.startswith(ANNOUNCED):
             say(text)
         elif not _is_death_of_ours(text):
-            print_as_ray(report, ignore_prefix)
+            print_as_ray(data, ignore_prefix)
 
     _ray_worker.print_to_stdstream = print_report
     try:

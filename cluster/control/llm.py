@@ -4,7 +4,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from functools import partial
+from functools import cached_property, partial
 from inspect import Parameter, signature
 from itertools import count
 from types import TracebackType
@@ -17,6 +17,7 @@ from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.local import run_here
 from diffray.cluster.control.scheduler import Scheduler
+from diffray.components.grammar.compile import Grammars
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.admission import CheckedRequest, check_choices
@@ -248,7 +249,12 @@ class DiffusionLLM:
         if wish.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
         params = wish.model_copy(update={"diffusion": wish.diffusion.over(self._default)})
-        request = Request(0, given.prompt, params, suffix=given.suffix, watch=watch)
+        grammar = b""
+        if params.structured_outputs is not None:
+            grammar = self._grammars.compile(params.structured_outputs)
+        request = Request(
+            0, given.prompt, params, suffix=given.suffix, watch=watch, grammar=grammar
+        )
         return check_choices(request, self.engine.limits, partial(next, self._uids))
 
     def _submit(
@@ -308,6 +314,11 @@ class DiffusionLLM:
 
     def _encode_chat(self, messages: object) -> tuple[int, ...]:
         return tuple(self._need_tokenizer().encode_chat(as_messages(messages)))
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        limits = self._limits
+        return Grammars(self._need_tokenizer().fast, limits.eos_token_ids, limits.spec.vocab_size)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

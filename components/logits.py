@@ -122,7 +122,7 @@ class Logits:
         top_p_Q: Tensor | None,
         left_out: float = torch.inf,
     ) -> "Logits":
-        """Return the tempered logits of some rows, less `left_out` where the filters leave them out.
+        """Return the tempered logits of some rows, less `left_out` where filters leave them out.
 
         Top-k comes before top-p, as in vLLM; all ids that tie at a cut are kept.
         """

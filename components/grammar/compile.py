@@ -68,7 +68,7 @@ def compile_regex(
 def vocabulary_of(tokenizer: "PreTrainedTokenizerBase") -> Vocabulary:
     """Return the ids of each text, as bytes; special tokens have none."""
     added: dict[int, Any] = tokenizer.added_tokens_decoder
-    names: list[str] = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    names = [str(name) for name in tokenizer.convert_ids_to_tokens([*range(len(tokenizer))])]
     spelled = _by_bytes if _has_byte_letters(names) else _by_pieces
     found: Vocabulary = defaultdict(list)
     for token_id, name in enumerate(names):

@@ -27,7 +27,7 @@ def regex_of_schema(schema: Any) -> str:
 
     for path, keyword in _unknown_keywords(schema, "json"):
         raise InvalidField(
-            f"{path}: the keyword {keyword!r} cannot be honoured in structured outputs; leave it out",
+            f"{path}: structured outputs cannot honour the keyword {keyword!r}; leave it out",
             path,
         )
     try:

@@ -6,8 +6,8 @@ one is found, or one is drawn, exactly: a backward pass over the states gives wh
 position is worth, and a forward pass chooses. Any part of the filling may be made final, because
 the rest of it completes that part.
 
-Letters: B sequences that share an automaton, L positions of their blocks, R rows of the head, V this
-rank's vocabulary, C classes, S sets of classes, Q states, D edges of a state, N members of sets.
+Letters: B sequences that share an automaton, L positions of their blocks, R rows of the head, V
+this rank's vocabulary, C classes, S sets of classes, Q states, D edges of a state, N members.
 """
 
 from typing import NamedTuple
@@ -46,7 +46,7 @@ def fill(score_BLC: Tensor, mass_BLC: Tensor | None, automaton: Automaton, entry
 def _backward(
     score_BLS: Tensor, automaton: Automaton, entry: Entry, *, drawn: bool
 ) -> list[Tensor]:
-    """Return what is worth most, or all together, after each position in each state, L of [B, Q]."""
+    """Return what each state is worth after each position, at best or in sum: L of [B, Q]."""
     ends_BQ = automaton.distance_Q <= entry.room_B.unsqueeze(1)
     value_BQ = torch.zeros_like(ends_BQ, dtype=score_BLS.dtype).masked_fill(~ends_BQ, -torch.inf)
     found = []

@@ -64,9 +64,8 @@ def _range(path: str, least: int | None, most: int | None) -> str:
     if most is None or most >= 0:
         parts.append(_positive(max(least or 0, 0), most))
     if least is None or least < 0:
-        parts.append(
-            f"-{_positive(max(-(most or 0), 1) if (most or 0) < 0 else 1, None if least is None else -least)}"
-        )  # noqa: E501
+        nearest = max(-most, 1) if most is not None and most < 0 else 1
+        parts.append(f"-{_positive(nearest, None if least is None else -least)}")
     return f"(?:{'|'.join(parts)})"
 
 

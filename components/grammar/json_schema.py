@@ -31,7 +31,8 @@ _ANNOTATIONS: Final = frozenset(
     "nullable readOnly strict title writeOnly".split()
 )
 _ALL: Final = frozenset[str]().union(*_HONOURED.values()) | _ANNOTATIONS
-_DEEPEST: Final = 3  # levels of a recursive schema, and of a value without one
+_DEEPEST: Final = 3  # levels of a recursive schema
+_ANY: Final = 1  # levels of arrays and objects in a value without a schema
 _TYPES: Final = "object", "array", "string", "number", "integer", "boolean", "null"
 
 
@@ -58,7 +59,7 @@ class _Writer:
     def any_of(self, path: str, schema: Any, seen: Mapping[str, int]) -> str:
         """Return the expression of the values that a schema allows."""
         if schema is True or schema == {}:
-            return self._value(_DEEPEST)
+            return self._value(_ANY)
         if not isinstance(schema, dict):
             raise _refused(path, f"{schema!r:.50} is no schema that a text can follow")
         for keyword in schema:

@@ -23,7 +23,9 @@ with warnings.catch_warnings():
         json: dict[str, Any] | str | None = Field(  # type: ignore[assignment]  # pydantic's own method
             None, description="A JSON schema, as an object or as text."
         )
-        json_object: bool = Field(False, description="Any JSON object, nested at most three deep.")
+        json_object: bool = Field(
+            False, description="Any JSON object; its values are at most two levels deep."
+        )
         regex: str | None = Field(None, description="A regular expression for the whole text.")
         choice: tuple[str, ...] | None = Field(None, description="One of these texts.")
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
+from diffray.components.grammar.automaton import Automaton
+from diffray.components.grammar.paths import of_classes
 from diffray.components.mesh import Mesh
 from diffray.kernels import noise
 
@@ -51,6 +53,22 @@ class Logits:
         # Counted, because ids of other ranks are clamped onto columns that may be allowed too.
         named_V = torch.zeros_like(self._ids_V).index_add_(0, local, here.long())
         self.values_RV[rows].masked_fill_(named_V == 0, -torch.inf)
+
+    def some(self, rows_Q: Tensor) -> "Logits":
+        """Return some rows, copied."""
+        return Logits(self.values_RV[rows_Q], self.start, self.mesh)
+
+    def of_classes(self, automaton: Automaton, *, drawn: bool) -> Tensor:
+        """Return the largest logit of each class of tokens, or the log of their sum."""
+        class_V = automaton.class_V[self._ids_V]
+        found_RC = of_classes(self.values_RV, class_V, automaton.num_classes, drawn=drawn)
+        found_WRC = self.mesh.all_gather(found_RC)
+        return found_WRC.logsumexp(0) if drawn else found_WRC.amax(0)
+
+    def best_in(self, automaton: Automaton, set_R: Tensor) -> Tensor:
+        """Return each row's best token among those of a set of classes."""
+        allowed_RV = automaton.member_SC[set_R][:, automaton.class_V[self._ids_V]]
+        return self._best_of(self.values_RV.masked_fill(~allowed_RV, -torch.inf))[1]
 
     def rows(self, count: int) -> "Logits":
         """Return the first rows, sharing memory."""
@@ -102,12 +120,13 @@ class Logits:
         temperature_Q: Tensor,
         top_k_Q: Tensor | None,
         top_p_Q: Tensor | None,
+        left_out: float = torch.inf,
     ) -> "Logits":
-        """Return the tempered logits of some rows, with -inf for what the filters leave out.
+        """Return the tempered logits of some rows, less `left_out` where filters leave them out.
 
         Top-k comes before top-p, as in vLLM; all ids that tie at a cut are kept.
         """
-        scores = self.values_RV[rows_Q] / temperature_Q.unsqueeze(1)
+        scores = tempered = self.values_RV[rows_Q] / temperature_Q.unsqueeze(1)
         if top_k_Q is not None:
             each = torch.ones_like(scores, dtype=torch.long)
             scores = self._keep_top(
@@ -124,12 +143,18 @@ class Logits:
                     top_p_Q < 1, -1
                 ),
             )
+        if left_out < torch.inf:
+            scores = torch.where(scores == -torch.inf, tempered - left_out, scores)
         return Logits(scores, self.start, self.mesh)
 
     def draw(self, key: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """Draw an id for each row, by adding Gumbel noise; `key` is its seed, position and step."""
+        """Draw an id for each row; `key` is its seed, position and step."""
+        return self.noisy(key).best()[1]
+
+    def noisy(self, key: tuple[Tensor, Tensor, Tensor]) -> "Logits":
+        """Return the logits with Gumbel noise; the best of them is a draw."""
         drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
-        return self._best_of(self.values_RV + drawn.to(self.values_RV))[1]
+        return Logits(self.values_RV + drawn.to(self.values_RV), self.start, self.mesh)
 
     def _local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the columns of some ids on this rank, and which of them it really holds."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from diffray.components.config import Config, InvalidField
+from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.policy import IN_DIFFUSION, DiffusionParams
 
 COLDEST: Final = 1e-5  # temperature; below it sampling is greedy, as in vLLM
@@ -53,6 +54,9 @@ class SamplingParams(Config):
     bad_token_ids: tuple[int, ...] = Field((), description="Token ids that are never generated.")
     allowed_token_ids: tuple[int, ...] = Field(
         (), description="The only token ids that are generated, besides end tokens; default: all."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="The texts that the answer may be: a JSON schema, regex or choice."
     )
     logprobs: bool = Field(
         False,

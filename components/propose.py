@@ -13,6 +13,8 @@ from torch import Tensor
 
 from diffray.components.block import Block, Measures, Proposal, Top
 from diffray.components.decoder_groups import DecoderGroup, reward
+from diffray.components.grammar.automaton import Automaton
+from diffray.components.grammar.paths import LEFT_OUT, Entry, fill
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.transforms import LogitBias, Planned
@@ -30,17 +32,29 @@ class Draws(NamedTuple):
     top_p_Q: Tensor | None
 
 
+class Structured(NamedTuple):
+    """Rows whose tokens are chosen together, so that an automaton accepts the answer."""
+
+    automaton: Automaton
+    members_G: Tensor  # rows of [B, L]
+    entry: Entry
+    rows_N: Tensor  # of the head
+    places_N: Tensor  # flat index into [G, L]
+    draws: Draws | None  # of these rows; None: the best tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Which positions the head's rows are about, and how their tokens are chosen."""
 
     cells_R: Tensor  # flat index into [B, L]
-    draws: Draws | None
+    draws: Draws | None  # of rows that choose alone
     measured: Draws | None  # rows whose distributions are measured; cold ones have temperature 1
     transforms: tuple[Planned, ...]  # of the logits, in their order
     doubted: LogitBias | None  # tokens without confidence, as -inf to add to their logits
     ranked: tuple[slice, ...]  # rows whose most probable ids are reported ...
     num_ranked: int  # ... and how many of them
+    structured: tuple[Structured, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -48,7 +62,8 @@ class Rows:
         filtered = (
             self.draws is not None and (self.draws.top_k_Q, self.draws.top_p_Q) != (None,) * 2
         )
-        return not (filtered or self.measured or self.transforms or self.doubted or self.ranked)
+        needs = self.structured, self.measured, self.transforms, self.doubted, self.ranked
+        return not (filtered or any(needs))
 
     def draw(self, block: Block) -> Draw | None:
         """Return how each row draws at this step; None where none does."""
@@ -82,10 +97,15 @@ def propose(
     top = _rank(logits, rows, lse_R) if rows.ranked else None
     chosen_R = best_R
     if rows.draws is not None:
-        cells_Q = rows.cells_R[rows.draws.rows_Q]
-        row_Q = cells_Q // block.ids_BL.shape[1]
-        key = block.seed_B[row_Q], block.positions_BL.flatten()[cells_Q], block.step_B[row_Q]
+        key = _key(rows.cells_R[rows.draws.rows_Q], block)
         ids_R = ids_R.index_copy(0, rows.draws.rows_Q, logits.filtered(*rows.draws).draw(key))
+    for structured in rows.structured:
+        ids_R = ids_R.index_copy(
+            0,
+            structured.rows_N,
+            _choose_together(logits, structured, rows, block, ids_R, mask_token_id),
+        )
+    if rows.draws is not None or rows.structured:
         chosen_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
     logprob_R, rather_masked_R = chosen_R - lse_R, mask_logit_R > best_R
     confidence_R = logprob_R.exp()
@@ -101,6 +121,46 @@ def propose(
     return replace(
         proposal, measures=_measure(measured, ids_R[rows_Q], rows.cells_R[rows_Q], block)
     )
+
+
+def _key(cells_Q: Tensor, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the seed, position and step of some cells, on which their noise depends."""
+    row_Q = cells_Q // block.ids_BL.shape[1]
+    return block.seed_B[row_Q], block.positions_BL.flatten()[cells_Q], block.step_B[row_Q]
+
+
+def _choose_together(
+    logits: Logits, group: Structured, rows: Rows, block: Block, ids_R: Tensor, mask_token_id: int
+) -> Tensor:
+    """Return the tokens of a group's rows; outside the answer those chosen before."""
+    automaton, entry = group.automaton, group.entry
+    if group.draws is None:
+        own, mass_NC = logits.some(group.rows_N), None
+    else:
+        tempered = logits.filtered(*group.draws, left_out=LEFT_OUT)
+        mass_NC = tempered.of_classes(automaton, drawn=True)
+        own = tempered.noisy(_key(rows.cells_R[group.rows_N], block))
+    ids_GL = block.ids_BL[group.members_G]
+    fixed_GL = (ids_GL != mask_token_id) & entry.valid_BL
+
+    def spread(values_NC: Tensor) -> Tensor:
+        """Write the rows' values at their places; a decided token alone is possible at its own."""
+        size = *fixed_GL.shape, values_NC.shape[1]
+        found_GLC = values_NC.new_zeros(size).flatten(0, 1).index_copy(0, group.places_N, values_NC)
+        classes_C = torch.arange(size[-1], device=values_NC.device)
+        own_GLC = automaton.class_V[ids_GL].unsqueeze(-1) == classes_C
+        return (
+            found_GLC.view(size)
+            .masked_fill(fixed_GL.unsqueeze(-1), 0.0)
+            .masked_fill(fixed_GL.unsqueeze(-1) & ~own_GLC, -torch.inf)
+        )
+
+    mass_GLC = None if mass_NC is None else spread(mass_NC)
+    sets_GL = fill(spread(own.of_classes(automaton, drawn=False)), mass_GLC, automaton, entry)
+    places_N = group.places_N
+    found_N = own.best_in(automaton, sets_GL.flatten()[places_N])
+    found_N = torch.where(entry.valid_BL.flatten()[places_N], found_N, ids_R[group.rows_N])
+    return torch.where(fixed_GL.flatten()[places_N], ids_GL.flatten()[places_N], found_N)
 
 
 def propose_plain(found: Confidence, rows: Rows, block: Block) -> Proposal:

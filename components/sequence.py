@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.decoder import Memory
+from diffray.components.grammar.automaton import Automaton
 from diffray.components.transforms import RowTransform, transforms_of
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Sequence:
     suffix: tuple[int, ...] = ()
     watch: bool = False  # whether updates contain the canvas
     cache_salt: str = ""  # K/V are shared only within the same salt
+    automaton: Automaton | None = None  # that the answer follows
 
     # Its canvas, all of it ...
     seed: int = field(init=False)  # 0 without one: engines draw no seeds
@@ -72,6 +74,7 @@ class Sequence:
     forwards: int = 0
     final: list[int] = field(default_factory=list)
     emitted: int = 0  # tokens reported so far
+    state: int = 0  # of the automaton, after `final`
     end_id: int | None = None  # the reported end token; nothing after it is reported
     reported: tuple[int, int] = (
         0,
@@ -142,6 +145,7 @@ class Sequence:
 
     def finish_block(self, ids: list[int]) -> None:
         """Record the current block's tokens as final and move to the next block."""
+        self._follow(ids[self.prompt_in_block : self.limit - self.start])
         self.final += ids[self.prompt_in_block :]
         self.clean_end = self.start
         self.steps_before += self.step
@@ -155,7 +159,7 @@ class Sequence:
         and finds the same tokens again.
         """
         if self.policy.iteration.soft:
-            self.index = self.steps_before = 0
+            self.index = self.steps_before = self.state = 0
             self.final = []
         self.clean_end = 0
         self._enter_block(self.index)
@@ -166,10 +170,16 @@ class Sequence:
         index, self.steps_before = reported
         self._enter_block(index)
         self.final = list(ids[: self.start - self.prompt_len]) if index else []
+        self.state = 0
+        self._follow(self.final)
         self.emitted = len(ids)
         self.end_id = ids[-1] if ids and ids[-1] in self.end_ids else None
         self.forwards = forwards
         self.rewind()
+
+    def _follow(self, ids: Items[int]) -> None:
+        if self.automaton is not None:
+            self.state = self.automaton.follow(self.state, ids)
 
     def _enter_block(self, index: int) -> None:
         block = self.policy.block_length

@@ -3,8 +3,10 @@
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from diffray.components.config import InvalidField
+from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.model import ModelSpec
 from diffray.components.policy import Policy
 from diffray.components.sequence import Sequence
@@ -72,7 +74,7 @@ class CheckedRequest:
     @property
     def content(self) -> int:
         params = self.request.params.model_dump_json(exclude={"seed"})
-        return hash((self.prompt, self.request.suffix, params))
+        return hash((self.prompt, self.request.suffix, params, self.request.grammar))
 
     def new_sequence(self) -> Sequence:
         """Return a new sequence, so that the request may run more than once."""
@@ -125,6 +127,7 @@ def check(request: Request, limits: Limits) -> Sequence:
     _check_ids(request, limits)
     sequence = _sequence(request, limits)
     _check_choice(sequence, limits)
+    _check_grammar(sequence)
     if sequence.length > limits.context:
         suffix = f", suffix ({len(request.suffix)})" if request.suffix else ""
         raise InvalidField(
@@ -159,7 +162,25 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         suffix=request.suffix,
         watch=request.watch,
         cache_salt=request.cache_salt,
+        automaton=_automaton(request, limits),
     )
+
+
+def _automaton(request: Request, limits: Limits) -> Automaton | None:
+    """Return the automaton of the tokens that the request allows."""
+    if not request.grammar:
+        return None
+    params = request.params
+    banned = {limits.mask_token_id, *params.bad_token_ids}
+    if params.allowed_token_ids:
+        allowed = {*params.allowed_token_ids, *limits.eos_token_ids}
+        banned |= set(range(limits.spec.vocab_size)) - allowed
+    return _restricted(request.grammar, frozenset(banned))
+
+
+@lru_cache(64)
+def _restricted(grammar: bytes, banned: frozenset[int]) -> Automaton:
+    return Automaton.from_bytes(grammar).without(banned)
 
 
 def _check_ids(request: Request, limits: Limits) -> None:
@@ -192,6 +213,27 @@ def _check_choice(sequence: Sequence, limits: Limits) -> None:
             "allowed_token_ids and bad_token_ids leave no token except the mask and end "
             "tokens; allow at least one more",
             "allowed_token_ids",
+        )
+
+
+def _check_grammar(sequence: Sequence) -> None:
+    """Refuse what no text of the grammar fulfils."""
+    automaton, params = sequence.automaton, sequence.params
+    if automaton is None:
+        return
+    for name in ("ignore_eos", "min_tokens"):
+        if getattr(params, name):
+            raise InvalidField(
+                f"{name} does not go with structured outputs, which end where they are complete",
+                name,
+            )
+    if automaton.shortest > params.max_tokens:
+        raise InvalidField(
+            f"structured outputs: the shortest text takes {automaton.shortest} tokens, end token "
+            f"included, and max_tokens is {params.max_tokens}"
+            if automaton.shortest < UNREACHABLE
+            else "structured outputs: no text is allowed by them and by the allowed tokens",
+            "max_tokens" if automaton.shortest < UNREACHABLE else "structured_outputs",
         )
 
 

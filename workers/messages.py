@@ -59,6 +59,7 @@ class Request:
     watch: bool = False
     resume: Resume | None = None
     cache_salt: str = ""
+    grammar: bytes = b""  # an `Automaton` that the answer follows; empty: none
 
     def to_wire(self) -> "WireRequest":
         return WireRequest(
@@ -69,6 +70,7 @@ class Request:
             watch=self.watch,
             resume=self.resume,
             cache_salt=self.cache_salt,
+            grammar=self.grammar,
         )
 
 
@@ -83,6 +85,7 @@ class WireRequest:
     watch: bool = False
     resume: Resume | None = None
     cache_salt: str = ""
+    grammar: bytes = b""
 
     @property
     def max_tokens(self) -> int:
@@ -96,7 +99,7 @@ class WireRequest:
     @property
     def content(self) -> int:
         params = {name: value for name, value in self.params.items() if name != "seed"}
-        return hash((self.prompt, self.suffix, repr(params)))
+        return hash((self.prompt, self.suffix, repr(params), self.grammar))
 
     def resumed(self, resume: Resume | None) -> Self:
         return replace(self, resume=resume)
@@ -112,6 +115,7 @@ class WireRequest:
             watch=self.watch,
             resume=self.resume,
             cache_salt=self.cache_salt,
+            grammar=self.grammar,
         )
 
 

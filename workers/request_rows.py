@@ -7,6 +7,7 @@ of guided sequences, E single entries, I of them in blocks, O outside.
 from collections import defaultdict
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -15,7 +16,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from diffray.components.backend import send
-from diffray.components.propose import Draws, Rows
+from diffray.components.grammar.automaton import Automaton
+from diffray.components.grammar.paths import Entry
+from diffray.components.propose import Draws, Rows, Structured
 from diffray.components.sequence import Sequence
 from diffray.components.transforms import KINDS, Bias, LogitBias, Planned, Where
 from diffray.workers.layout import Layout
@@ -60,7 +63,7 @@ def plan_head(
     wanted_BL = pad_sequence(wanted, batch_first=True)
     row_R, offset_R = wanted_BL.nonzero().unbind(1)
     tokens_R = _tokens(sequences, layout, row_R, offset_R)
-    plan = _Collector(tokens_R, row_R * length + offset_R)
+    plan = _Collector(tokens_R, row_R * length + offset_R, length)
     ends = accumulate(wanted_BL.sum(1).tolist(), initial=0)
     for number, (sequence, span) in enumerate(zip(sequences, pairwise(ends), strict=True)):
         plan.block(number, sequence, slice(*span), offset_R, layout)
@@ -90,17 +93,45 @@ def _wanted(sequence: Sequence, *, only_first: bool) -> Tensor:
     return sequence.masked
 
 
+class _StructuredPart(NamedTuple):
+    """A sequence's rows that are chosen together, on the host."""
+
+    number: int
+    sequence: Sequence
+    rows: Tensor
+    offsets: Tensor  # in the block
+    draw: tuple[Tensor, float, int, float] | None
+
+    @property
+    def room(self) -> int:
+        """How many positions of the answer follow the block."""
+        return max(self.sequence.limit - self.sequence.stop, 0)
+
+    def valid(self, length: int) -> Tensor:
+        """Return which positions of the block belong to the answer."""
+        at = self.sequence.start + torch.arange(length)
+        stop = min(self.sequence.stop, self.sequence.limit)
+        return (at >= self.sequence.prompt_len) & (at < stop)
+
+
+@lru_cache(64)
+def _on_device(automaton: Automaton, device: torch.device) -> Automaton:
+    return automaton.to(device)
+
+
 class _Collector:
     """Index tensors under construction, on the host; plain requests add almost nothing."""
 
-    def __init__(self, tokens_R: Tensor, cells_R: Tensor) -> None:
+    def __init__(self, tokens_R: Tensor, cells_R: Tensor, length: int) -> None:
         self.count = len(tokens_R)
+        self.length = length  # of the longest block
         self.tokens = [tokens_R]
         self.cells_R = cells_R
         self.draws: list[tuple[Tensor, float, int, float]] = []
         self.measured: list[tuple[Tensor, float, int, float]] = []
         self.transforms: dict[type[Planned], list[Planned]] = defaultdict(list)
         self.doubted: list[LogitBias] = []
+        self.structured: dict[tuple[Automaton, bool], list[_StructuredPart]] = defaultdict(list)
         self.twins: list[Tensor] = []
         self.ranked: list[slice] = []
         self.num_ranked = 0
@@ -113,8 +144,12 @@ class _Collector:
         """Add the rows of a sequence's block, with its options."""
         params, policy = sequence.params, sequence.policy
         filters = max(params.top_k, 0), params.top_p
-        if params.draws:
-            self.draws.append((_rows(span), params.temperature, *filters))
+        draw = (_rows(span), params.temperature, *filters) if params.draws else None
+        if sequence.automaton is not None:
+            part = _StructuredPart(number, sequence, _rows(span), offset_R[span], draw)
+            self.structured[sequence.automaton, params.draws].append(part)
+        elif draw is not None:
+            self.draws.append(draw)
         if policy.decoder.measures:
             temperature = params.temperature if params.draws else 1.0
             self.measured.append((_rows(span), temperature, *filters))
@@ -178,6 +213,23 @@ class _Collector:
                 else None,
             )
 
+        def structured(parts: list[_StructuredPart]) -> Structured:
+            automaton = parts[0].sequence.automaton
+            assert automaton is not None
+            entry = Entry(
+                send(torch.tensor([part.sequence.state for part in parts]), device),
+                send(torch.stack([part.valid(self.length) for part in parts]), device),
+                send(torch.tensor([part.room for part in parts]), device),
+            )
+            return Structured(
+                _on_device(automaton, device),
+                send(torch.tensor([part.number for part in parts]), device),
+                entry,
+                joined([part.rows for part in parts]),
+                joined([g * self.length + part.offsets for g, part in enumerate(parts)]),
+                drawing([part.draw for part in parts if part.draw is not None]),
+            )
+
         real = torch.float64
         soft = None
         tokens_R = joined(self.tokens)
@@ -194,6 +246,7 @@ class _Collector:
         rows = Rows(
             cells_R=send(self.cells_R, device),
             draws=drawing(self.draws),
+            structured=tuple(structured(parts) for parts in self.structured.values()),
             measured=drawing(self.measured),
             transforms=tuple(
                 kind.join(self.transforms[kind], device)

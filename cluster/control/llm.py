@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from inspect import Parameter, signature
 from itertools import count
 from typing import Any, NamedTuple, Never, Self, Unpack
@@ -17,6 +17,7 @@ from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.local import run_here
 from diffray.cluster.control.scheduler import Scheduler
+from diffray.components.grammar.compile import Grammars
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.admission import CheckedRequest, check_choices
@@ -227,7 +228,12 @@ class DiffusionLLM:
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
         params = params.model_copy(update={"diffusion": params.diffusion.over(self._default)})
-        request = Request(0, given.prompt, params, suffix=given.suffix, watch=watch)
+        grammar = b""
+        if params.structured_outputs is not None:
+            grammar = self._grammars.compile(params.structured_outputs)
+        request = Request(
+            0, given.prompt, params, suffix=given.suffix, watch=watch, grammar=grammar
+        )
         return check_choices(request, self.engine.limits, partial(next, self._uids))
 
     @contextmanager
@@ -291,6 +297,11 @@ class DiffusionLLM:
         if isinstance(prompt, str):
             return tuple(self._need_tokenizer().encode(prompt, add_special_tokens))
         return as_ids(prompt)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        limits = self.engine.limits
+        return Grammars(self._need_tokenizer().fast, limits.eos_token_ids, limits.spec.vocab_size)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

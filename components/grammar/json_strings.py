@@ -1,0 +1,114 @@
+"""JSON strings as regular expressions: any, of a length, of a format, or of a pattern."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+_PLAIN: Final = r'[^"\\\x00-\x1f]'
+_UNSAFE: Final = r'"\\\x00-\x1f'  # what stands for itself in no JSON string
+STRING: Final = rf'"(?:{_PLAIN}|\\["\\/bfnrt])*"'
+
+_DATE: Final = (
+    "[0-9]{4}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)"
+    "|(?:0[13578]|1[02])-31)"
+)
+_CLOCK: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+_OFFSET: Final = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_LABEL: Final = "[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?"
+_HOST: Final = rf"{_LABEL}(?:\.{_LABEL})+"
+_BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+FORMATS: Final[Mapping[str, str]] = {
+    "date": _DATE,
+    "time": f"{_CLOCK}{_OFFSET}",
+    "date-time": f"{_DATE}T{_CLOCK}{_OFFSET}",
+    "duration": "P(?:[0-9]+D(?:T[0-9]+H)?|T[0-9]+[HMS]|[0-9]+[WMY])",
+    "email": rf"[A-Za-z0-9](?:[A-Za-z0-9_+-]|\.[A-Za-z0-9]){{0,40}}@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
+    "uri": rf"https?://{_HOST}(?:/[A-Za-z0-9._~-]*)*",
+    "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+}
+
+
+def text(times: str) -> str:
+    """Return the strings of so many characters; `times` is a quantifier.
+
+    None is written with a backslash: with a choice to repeat, outlines-core takes time that doubles
+    with each time.
+    """
+    return f'"{_PLAIN}{times}"'
+
+
+def pattern_in_string(pattern: str) -> str:
+    """Return the strings that match a pattern as a whole, written as in JSON.
+
+    A pattern may name characters that JSON writes with a backslash, and `.` or a negated set would
+    allow them: the one are escaped, the other excluded.
+    """
+    from re import _parser  # how Python itself reads patterns
+
+    return _written(_parser.parse(pattern))
+
+
+def _written(nodes: Any) -> str:
+    return "".join(_node(str(kind), value) for kind, value in nodes)
+
+
+def _node(kind: str, value: Any) -> str:
+    match kind:
+        case "LITERAL":
+            return _literal(value)
+        case "NOT_LITERAL":
+            return f"[^{_in_set(value)}{_UNSAFE}]"
+        case "ANY":
+            return f"[^{_UNSAFE}]"
+        case "IN":
+            return _set(value)
+        case "BRANCH":
+            return f"(?:{'|'.join(map(_written, value[1]))})"
+        case "SUBPATTERN":
+            return f"(?:{_written(value[3])})"
+        case "MAX_REPEAT" | "MIN_REPEAT":
+            least, most, inner = value
+            upto = "" if str(most) == "MAXREPEAT" else most
+            return f"(?:{_written(inner)}){{{least},{upto}}}"
+        case "AT" if str(value) in ("AT_BEGINNING", "AT_END"):
+            return ""  # it matches as a whole anyway
+    raise ValueError(f"{kind.lower().replace('_', ' ')} is not supported")
+
+
+def _set(items: Any) -> str:
+    kinds = [(str(kind), value) for kind, value in items]
+    negated = kinds[0][0] == "NEGATE"
+    inner = "".join(_item(kind, value, negated=negated) for kind, value in kinds[negated:])
+    return f"[^{inner}{_UNSAFE}]" if negated else f"[{inner}]"
+
+
+def _item(kind: str, value: Any, *, negated: bool) -> str:
+    if kind == "RANGE":
+        low, high = value
+        if not negated and (low < 32 or any(low <= ord(c) <= high for c in '"\\')):
+            raise ValueError(f"the range {chr(low)!r} to {chr(high)!r} holds characters to escape")
+        return f"{_in_set(low)}-{_in_set(high)}"
+    if kind == "LITERAL":
+        if not negated and (value < 32 or chr(value) in '"\\'):
+            raise ValueError(f"{chr(value)!r} within brackets is not supported")
+        return _in_set(value)
+    if kind == "CATEGORY":
+        classes = {"CATEGORY_DIGIT": "0-9", "CATEGORY_WORD": "A-Za-z0-9_", "CATEGORY_SPACE": " "}
+        if str(value) in classes:
+            return classes[str(value)]
+        if not negated and str(value) == "CATEGORY_NOT_SPACE":
+            return "!#-\\[\\]-~"
+    raise ValueError(f"{str(value).lower().replace('_', ' ')} is not supported")
+
+
+def _literal(code: int) -> str:
+    """Return a character as JSON writes it, escaped for an expression."""
+    import json
+
+    return re.escape(json.dumps(chr(code), ensure_ascii=False)[1:-1])
+
+
+def _in_set(code: int) -> str:
+    return f"\\x{code:02x}" if code < 128 else chr(code)

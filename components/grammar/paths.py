@@ -1,0 +1,97 @@
+"""The best or a drawn filling of a block's masks with which an automaton accepts the answer.
+
+The positions of a block are taken as independent, as the model gives them. Among all fillings that
+keep the decided tokens, that the automaton allows, and that leave enough positions to end, the best
+one is found, or one is drawn, exactly: a backward pass over the states gives what follows each
+position is worth, and a forward pass chooses. Any part of the filling may be made final, because
+the rest of it completes that part.
+
+Letters: B sequences that share an automaton, L positions of their blocks, R rows of the head, V
+this rank's vocabulary, C classes, S sets of classes, Q states, D edges of a state, N members.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray.components.grammar.automaton import Automaton
+
+LEFT_OUT = 1e4  # how much less a token is worth that top-k or top-p leave out
+
+
+class Entry(NamedTuple):
+    """Where each sequence enters its block, and what the block has to leave."""
+
+    state_B: Tensor
+    valid_BL: Tensor  # positions that belong to the answer
+    room_B: Tensor  # positions of the answer after the block
+
+
+def fill(score_BLC: Tensor, mass_BLC: Tensor | None, automaton: Automaton, entry: Entry) -> Tensor:
+    """Return the set of classes from which each position's token is to be taken, [B, L].
+
+    The filling with the best sum of scores; or, if the scores have Gumbel noise and `mass_BLC` are
+    the logarithms of the classes' probabilities, one that is drawn from the allowed ones.
+    """
+    score_BLS = _of_sets(score_BLC, automaton, drawn=False)
+    if mass_BLC is None:
+        following = _backward(score_BLS, automaton, entry, drawn=False)
+    else:
+        mass_BLS = _of_sets(mass_BLC, automaton, drawn=True)
+        following = _backward(mass_BLS, automaton, entry, drawn=True)
+    return _forward(score_BLS, following, automaton, entry)
+
+
+def _backward(
+    score_BLS: Tensor, automaton: Automaton, entry: Entry, *, drawn: bool
+) -> list[Tensor]:
+    """Return what each state is worth after each position, at best or in sum: L of [B, Q]."""
+    ends_BQ = automaton.distance_Q <= entry.room_B.unsqueeze(1)
+    value_BQ = torch.zeros_like(ends_BQ, dtype=score_BLS.dtype).masked_fill(~ends_BQ, -torch.inf)
+    found = []
+    for at in range(score_BLS.shape[1] - 1, -1, -1):
+        found.append(value_BQ)
+        way_BQD = score_BLS[:, at][:, automaton.set_QD] + value_BQ[:, automaton.next_QD]
+        before_BQ = way_BQD.logsumexp(-1) if drawn else way_BQD.amax(-1)
+        value_BQ = torch.where(entry.valid_BL[:, at, None], before_BQ, value_BQ)
+    return found[::-1]
+
+
+def _forward(
+    score_BLS: Tensor, following: list[Tensor], automaton: Automaton, entry: Entry
+) -> Tensor:
+    """Choose each position's set, from the state that those before it lead to."""
+    state_B, taken = entry.state_B, []
+    for at, value_BQ in enumerate(following):
+        set_BD, next_BD = automaton.set_QD[state_B], automaton.next_QD[state_B]
+        way_BD = score_BLS[:, at].gather(1, set_BD) + value_BQ.gather(1, next_BD)
+        best_B1 = way_BD.argmax(1, keepdim=True)
+        taken.append(set_BD.gather(1, best_B1).squeeze(1))
+        next_B = next_BD.gather(1, best_B1).squeeze(1)
+        state_B = torch.where(entry.valid_BL[:, at], next_B, state_B)
+    return torch.stack(taken, 1)
+
+
+def _of_sets(value_BLC: Tensor, automaton: Automaton, *, drawn: bool) -> Tensor:
+    """Return the largest value of each set's classes, or the log of their sum; -inf without any."""
+    set_N, class_N = automaton.member_SC[:, :-1].nonzero().unbind(1)
+    size = *value_BLC.shape[:-1], len(automaton.member_SC)
+    value_BLN = value_BLC[..., class_N]
+    index_BLN = set_N.expand_as(value_BLN)
+    best_BLS = value_BLC.new_full(size, -torch.inf).scatter_reduce(-1, index_BLN, value_BLN, "amax")
+    return _log_sum(value_BLN, index_BLN, best_BLS) if drawn else best_BLS
+
+
+def of_classes(value_RV: Tensor, class_V: Tensor, count: int, *, drawn: bool) -> Tensor:
+    """Return the largest value of each class's tokens, or the log of their sum."""
+    index_RV = class_V.expand_as(value_RV)
+    best_RC = value_RV.new_full((len(value_RV), count + 1), -torch.inf)
+    best_RC = best_RC.scatter_reduce(1, index_RV, value_RV, "amax")
+    return (_log_sum(value_RV, index_RV, best_RC) if drawn else best_RC)[:, :-1]
+
+
+def _log_sum(value: Tensor, index: Tensor, best: Tensor) -> Tensor:
+    peak = best.nan_to_num(neginf=0.0)
+    parts = (value - peak.gather(-1, index)).exp()
+    return torch.zeros_like(best).scatter_add(-1, index, parts).log() + peak

@@ -1,0 +1,58 @@
+"""What a text may be: the ways in which a request says it, each as a regular expression."""
+
+import json
+import re
+import warnings
+from typing import Any, Final, Self
+
+from pydantic import Field, model_validator
+
+from diffray.components.config import Config, InvalidField
+from diffray.components.grammar.json_schema import regex_of_schema
+
+_KINDS: Final = ("json", "json_object", "regex", "choice")
+
+
+with warnings.catch_warnings():
+    # vLLM's name for a schema is that of a deprecated method of pydantic's models.
+    warnings.simplefilter("ignore", UserWarning)
+
+    class StructuredOutputs(Config):
+        """The texts that an answer may be, in one of several ways; vLLM's names."""
+
+        json: dict[str, Any] | str | None = Field(  # type: ignore[assignment]  # pydantic's own method
+            None, description="A JSON schema, as an object or as text."
+        )
+        json_object: bool = Field(
+            False, description="Any JSON object; its values are at most two levels deep."
+        )
+        regex: str | None = Field(None, description="A regular expression for the whole text.")
+        choice: tuple[str, ...] | None = Field(None, description="One of these texts.")
+
+        @model_validator(mode="after")
+        def _one_kind(self) -> Self:
+            given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+            if len(given) != 1:
+                raise InvalidField(
+                    f"structured_outputs needs one of {', '.join(_KINDS)}"
+                    + (f", not {' and '.join(given)}" if given else ""),
+                    "structured_outputs",
+                )
+            if self.choice is not None and (not self.choice or "" in self.choice):
+                raise InvalidField("choice: give at least one text, and none empty", "choice")
+            return self
+
+        @property
+        def pattern(self) -> str:
+            """The texts as one regular expression; raises InvalidField for what cannot be one."""
+            if self.regex is not None:
+                return self.regex
+            if self.choice is not None:
+                return "|".join(map(re.escape, self.choice))
+            schema: Any = {"type": "object"} if self.json_object else self.json
+            if isinstance(schema, str):
+                try:
+                    schema = json.loads(schema)
+                except ValueError as error:
+                    raise InvalidField(f"json: the schema is no JSON: {error}", "json") from None
+            return regex_of_schema(schema)

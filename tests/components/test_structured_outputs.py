@@ -1,0 +1,151 @@
+"""Schemas, expressions and choices as automata: what they accept is valid, the rest is refused."""
+
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+
+from diffray import DiffusionLLM, SamplingParams
+from diffray.components.config import InvalidField
+from diffray.components.grammar.automaton import UNREACHABLE, Automaton
+from diffray.components.grammar.compile import compile_regex
+from diffray.components.grammar.structured import StructuredOutputs
+from tests.helpers.random_schemas import random_schema
+
+# A token for each letter, one for a character of two bytes, and one of several letters.
+TEXTS = [bytes([code]) for code in range(32, 127)] + ["é".encode(), b'": "']
+END = len(TEXTS)
+
+
+def automaton_of(**given: Any) -> Automaton:
+    vocabulary = {text: [token] for token, text in enumerate(TEXTS)}
+    return compile_regex(StructuredOutputs(**given).pattern, vocabulary, (END,), END + 1)
+
+
+def random_text(automaton: Automaton, draw: random.Random, budget: int) -> str:
+    """Return a text of at most so many tokens that the automaton accepts."""
+    state, text = 0, b""
+    while state != automaton.end:
+        budget -= 1
+        edges = zip(
+            automaton.set_QD[state].tolist(), automaton.next_QD[state].tolist(), strict=True
+        )
+        classes, state = draw.choice(
+            [
+                (automaton.member_SC[number], following)
+                for number, following in edges
+                if automaton.member_SC[number].any() and automaton.distance_Q[following] <= budget
+            ]
+        )
+        token = draw.choice(classes[automaton.class_V].nonzero().flatten().tolist())
+        text += TEXTS[token] if token != END else b""
+    return text.decode()
+
+
+def test_what_a_schema_s_automaton_accepts_is_valid() -> None:
+    draw = random.Random(1)
+    for _ in range(300):
+        schema = random_schema(draw) | {"$defs": {"T": random_schema(draw, 0)}}
+        automaton = automaton_of(json=schema)
+        check = jsonschema.Draft202012Validator(
+            schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        )
+        for spare in (0, 5, 40):
+            check.validate(json.loads(random_text(automaton, draw, automaton.shortest + spare)))
+
+
+def test_a_recursive_schema_ends() -> None:
+    node = {
+        "type": "object",
+        "properties": {"v": {"type": "integer"}, "next": {"$ref": "#"}},
+        "required": ["v"],
+    }
+    automaton = automaton_of(json=node)
+    draw = random.Random(2)
+    for spare in (0, 10, 60):
+        jsonschema.validate(
+            json.loads(random_text(automaton, draw, automaton.shortest + spare)), node
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"json": {"type": "integer", "multipleOf": 3}}, "'multipleOf'"),
+        (
+            {"json": {"type": "object", "properties": {"a": {"not": {}}}}},
+            "json.properties.a: .*'not'",
+        ),
+        ({"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "may overlap"),
+        (
+            {"json": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+            "itself",
+        ),
+        ({"json": {"$ref": "https://example.com"}}, "not within the schema"),
+        ({"json": {"type": "string", "format": "iri"}}, "format 'iri'"),
+        ({"json": {"type": "string", "pattern": "(?=a)b"}}, "assert"),
+        ({"json": "{"}, "no JSON"),
+        ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "no integer"),
+        ({"regex": "a(b"}, "structured outputs: "),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidField, match=message):
+        automaton_of(**given)
+
+
+@pytest.mark.parametrize("given", [{}, {"regex": "a", "choice": ["b"]}, {"choice": []}])
+def test_one_kind_is_given(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField, match=r"one of|at least one"):
+        StructuredOutputs(**given)
+
+
+def test_choices_are_all_there_is() -> None:
+    automaton = automaton_of(choice=["yes", "no", "a.b*"])
+    draw = random.Random(3)
+    found = {random_text(automaton, draw, automaton.shortest + 9) for _ in range(60)}
+    assert found == {"yes", "no", "a.b*"}
+
+
+def test_a_regex_matches_as_a_whole() -> None:
+    regex = r"[0-9]{3}-(?:ab|c+)"
+    automaton = automaton_of(regex=regex)
+    assert automaton.shortest < UNREACHABLE
+    draw = random.Random(4)
+    for spare in range(20):
+        assert re.fullmatch(regex, random_text(automaton, draw, automaton.shortest + spare))
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "city": {"enum": ["Rome", "Paris"]},
+    },
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-llada2"])
+def test_the_demo_models_follow_a_schema(model: str) -> None:
+    question = [{"role": "user", "content": "Bob is 42 and lives in Paris. Answer in JSON."}]
+    with DiffusionLLM(model, device="cpu") as llm:
+        for temperature in (0, 1):
+            for max_tokens in (24, 40, 96):
+                params = SamplingParams(
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                    seed=max_tokens,
+                    structured_outputs={"json": SCHEMA},
+                )
+                (output,) = llm.chat(question, params, use_tqdm=False)
+                answer = output.outputs[0]
+                jsonschema.validate(json.loads(answer.text), SCHEMA)
+                assert answer.finish_reason == "stop"
+        with pytest.raises(InvalidField, match="the shortest text takes"):
+            llm.chat(question, SamplingParams(max_tokens=4, structured_outputs={"json": SCHEMA}))

@@ -1,0 +1,120 @@
+"""Guided answers in the engine: accepted in every order of tokens, and no other answer changed."""
+
+import random
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from diffray.components.config import InvalidField
+from diffray.components.grammar.automaton import Automaton
+from diffray.components.params import SamplingParams
+from diffray.workers.messages import Request, Resume
+from tests.helpers.mixed_requests import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    MIXED,
+    MIXED_CAUSAL,
+    SHIFTED,
+    mixed_requests,
+)
+from tests.helpers.random_grammars import random_automaton
+from tests.helpers.toy import EOS, MASK, VOCAB, ToyModel, prompt_of, run, toy_engine
+
+MODELS = [
+    pytest.param(BIDIRECTIONAL, MIXED, id="bidirectional"),
+    pytest.param(SHIFTED, MIXED, id="shifted"),
+    pytest.param(CAUSAL, MIXED_CAUSAL, id="causal"),
+]
+
+
+@cache
+def grammar(number: int) -> tuple[Automaton, bytes]:
+    found = random_automaton(random.Random(number), VOCAB, (EOS,))
+    return found, found.to_bytes()
+
+
+def guided_requests(policies: Items[dict[str, object]], seed: int) -> list[Request]:
+    """Return the mixture with an automaton each, with just enough tokens or with more."""
+    found = []
+    for request in mixed_requests(list(policies)):
+        automaton, data = grammar(100 * seed + request.uid)
+        most = automaton.shortest + (0, 3, 40)[(request.uid + seed) % 3]
+        update = {"max_tokens": max(most, 1), "ignore_eos": False}
+        params = request.params.model_copy(update=update)
+        found.append(replace(request, params=params, grammar=data))
+    return found
+
+
+def accepted(request: Request, ids: Items[int]) -> bool:
+    automaton = Automaton.from_bytes(request.grammar)
+    return automaton.follow(0, ids) == automaton.end and ids[-1] == EOS and MASK not in ids
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize(("model", "policies"), MODELS)
+def test_every_answer_is_accepted_whatever_the_policy(
+    model: ToyModel, policies: list[dict[str, object]], steps: int
+) -> None:
+    for seed in range(4):
+        requests = guided_requests(policies, seed)
+        found = run(toy_engine(model, num_slots=len(requests)), requests, steps)
+        for request in requests:
+            assert accepted(request, found[request.uid]), (seed, request.uid)
+
+
+@pytest.mark.parametrize(("model", "policies"), MODELS)
+def test_in_a_batch_as_alone_and_the_others_are_unchanged(
+    model: ToyModel, policies: list[dict[str, object]]
+) -> None:
+    plain = [replace(r, uid=100 + r.uid) for r in mixed_requests(policies)]
+    guided = guided_requests(policies, seed=1)
+    mixed = [each for pair in zip(plain, guided, strict=True) for each in pair]
+    found = run(toy_engine(model, num_slots=len(mixed), num_pages=1000), mixed)
+    for request in mixed:
+        assert found[request.uid] == run(toy_engine(model), [request])[request.uid]
+
+
+@pytest.mark.parametrize(("model", "policies"), MODELS)
+def test_it_goes_on_after_its_engine_is_lost(
+    model: ToyModel, policies: list[dict[str, object]]
+) -> None:
+    for request in guided_requests(policies, seed=2):
+        whole = run(toy_engine(model), [request])[request.uid]
+        for rounds in (1, 4, 9):
+            engine = toy_engine(model)
+            engine.add(request)
+            updates = [update for _ in range(rounds) for update in engine.step()]
+            if updates and updates[-1].finish_reason:
+                continue
+            resumed = replace(request, resume=Resume.after(updates))
+            rest = run(toy_engine(model), [resumed])[request.uid]
+            assert [t for update in updates for t in update.ids] + rest == whole
+
+
+def test_bans_and_biases_count() -> None:
+    automaton, data = grammar(3)
+    for token in range(VOCAB):
+        banned = automaton.without(frozenset({token}))
+        params = SamplingParams(max_tokens=40, bad_token_ids=[token])
+        request = Request(0, prompt_of(5), params, grammar=data)
+        if banned.shortest > 40:
+            with pytest.raises(InvalidField, match=r"no text is allowed|takes"):
+                toy_engine(BIDIRECTIONAL).add(request)
+        else:
+            ids = run(toy_engine(BIDIRECTIONAL), [request])[0]
+            assert accepted(request, ids) and token not in ids
+
+
+def test_what_cannot_be_fulfilled_is_refused() -> None:
+    automaton = next(grammar(n)[0] for n in range(99) if grammar(n)[0].shortest > 2)
+    engine = toy_engine(BIDIRECTIONAL)
+    for given, message in (
+        ({"max_tokens": automaton.shortest - 1}, f"takes {automaton.shortest} tokens"),
+        ({"max_tokens": 30, "ignore_eos": True}, "ignore_eos does not go with"),
+        ({"max_tokens": 30, "min_tokens": 3}, "min_tokens does not go with"),
+    ):
+        request = Request(0, prompt_of(5), SamplingParams(**given), grammar=automaton.to_bytes())
+        with pytest.raises(InvalidField, match=message):
+            engine.add(request)

@@ -116,7 +116,7 @@ class _StructuredPart(NamedTuple):
 
 @lru_cache(64)
 def _on_device(automaton: Automaton, device: torch.device) -> Automaton:
-    return automaton.to(device)
+    return automaton.on(device)
 
 
 class _Collector:

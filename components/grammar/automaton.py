@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffray.components.backend import send
+
 UNREACHABLE = 1 << 30  # a distance; more tokens than any canvas has
 
 _KEPT = 64  # automata in memory
@@ -72,8 +74,9 @@ class Automaton:
         live_S = (self.member_SC & live_C).any(1)
         return replace(self, class_V=class_V, distance_Q=_distances(self, live_S))
 
-    def to(self, device: torch.device) -> "Automaton":
-        return Automaton(*(part.to(device) for part in self._parts))
+    def on(self, device: torch.device) -> "Automaton":
+        """Return a copy on the device."""
+        return Automaton(*(send(part, device) for part in self._parts))
 
     def to_bytes(self) -> bytes:
         """Return the automaton, compressed; a vocabulary has long runs of one class."""

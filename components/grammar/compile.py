@@ -91,7 +91,7 @@ _LETTERS: Final = byte_letters()
 
 
 def _has_byte_letters(names: list[str]) -> bool:
-    return "Ġ" in names or not any("\u2581" in name for name in names)
+    return "\u0120" in names or not any("\u2581" in name for name in names)
 
 
 def _by_bytes(name: str) -> bytes:

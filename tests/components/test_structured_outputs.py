@@ -16,7 +16,7 @@ from diffray.components.grammar.structured import StructuredOutputs
 from tests.helpers.random_schemas import random_schema
 
 # A token for each letter, one for a character of two bytes, and one of several letters.
-TEXTS = [bytes([code]) for code in range(32, 127)] + ["é".encode(), b'": "']
+TEXTS = [bytes([code]) for code in range(32, 127)] + ["\u00e9".encode(), b'": "']
 END = len(TEXTS)
 
 

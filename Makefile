@@ -1,4 +1,4 @@
-# One environment: `make test` in minutes, `make test-long` the tests that it leaves out; .ci/run runs both.
+# One environment: `make test` in minutes is what continuous integration runs; `make test-long` runs the tests that it leaves out.
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0

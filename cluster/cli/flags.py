@@ -117,7 +117,6 @@ class Engine(Options):
         "kernels": Flag(),
         "quantization": Flag(("--quantization", "-q")),
         "cuda_graphs": Flag(),
-        "tune_kernels": Flag(),
         "enable_prefix_caching": Flag(),
         "mask_token_id": Flag(),
         "eos_token_id": Flag(),

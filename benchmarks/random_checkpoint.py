@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from diffray.components.mesh import Mesh
@@ -185,6 +184,8 @@ def write(
     folder: Path, layout: str, shape: Shape, *, seed: int, dtype: torch.dtype, head_gain: float
 ) -> int:
     """Write config.json and model.safetensors into `folder`; returns the number of parameters."""
+    from safetensors.torch import save_file  # the configs are of use without it
+
     config = LAYOUTS[layout](shape)
     generator = torch.Generator().manual_seed(seed)
 

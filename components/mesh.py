@@ -51,6 +51,7 @@ class Mesh:
 
     With `expert_parallel` each rank holds a contiguous range of whole experts; without it, a slice
     of every expert. A mesh of one rank needs no process group, and its collectives are free.
+    Without a group a rank of several can run its share of a model, but its sums are its own.
     """
 
     rank: int = 0
@@ -111,6 +112,17 @@ class Mesh:
             raise UnevenError(f"{what} ({length}) cannot be divided over {self.size} ranks")
         return self.rank * length // self.size, (self.rank + 1) * length // self.size
 
+    def share(self, name: str, text: str) -> str:
+        """Return rank 0's text of this name, on all ranks; the others' texts are not used.
+
+        They wait for it as long as the store allows.
+        """
+        if self.store is None:
+            return text
+        if self.rank == 0:
+            self.store.set(name, text)
+        return self.store.get(name).decode()
+
     def smallest(self, name: str, value: int) -> int:
         """Return the minimum of the ranks' values of `name`; all ranks must call it.
 
@@ -125,7 +137,7 @@ class Mesh:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum `x` over the ranks, in place, and return it."""
-        if self.size > 1:
+        if self.group is not None:
             dist.all_reduce(x, group=self.group)
         return x
 

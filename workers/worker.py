@@ -52,12 +52,18 @@ class Worker:
         """Join the mesh and load this rank's shard; return engine limits for the API server."""
         from diffray.components.backend import choose_device, use_threads
         from diffray.components.mesh import Mesh, join_store
+        from diffray.workers.bring_up import bring_up
         from diffray.workers.engine_options import EngineOptions
+        from diffray.workers.findings import Findings
         from diffray.workers.setup import build_rank
 
-        device = choose_device(setup["engine"]["device"])
+        options = EngineOptions(**setup["engine"])
+        device = choose_device(options.device)
         if device.type == "cpu":
-            use_threads(setup["engine"]["cpu_threads"])
+            use_threads(options.cpu_threads)
+        found, expert_parallel = Findings(), setup["expert_parallel"]
+        if self.rank == 0:  # the others wait for it in `connect`
+            found = bring_up(model, options, ranks=self.size, expert_parallel=expert_parallel)
         self.mesh = Mesh(device=device)
         if self.size > 1:
             load_timeout_s = setup["load_timeout_s"]
@@ -68,9 +74,12 @@ class Worker:
                 self.size,
                 device=device,
                 timeout=setup["collective_timeout_s"],
-                expert_parallel=setup["expert_parallel"],
+                expert_parallel=expert_parallel,
             )
-        self.engine = build_rank(model, EngineOptions(**setup["engine"]), self.mesh)
+            found = Findings.model_validate_json(
+                self.mesh.share("kernels", found.model_dump_json())
+            )
+        self.engine = build_rank(model, options, self.mesh, found)
         return asdict(self.engine.limits)
 
     def run(self) -> None:

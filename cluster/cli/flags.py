@@ -117,6 +117,7 @@ class Engine(Options):
         "kernels": Flag(),
         "quantization": Flag(("--quantization", "-q")),
         "cuda_graphs": Flag(),
+        "bring_up": Flag(),
         "enable_prefix_caching": Flag(),
         "mask_token_id": Flag(),
         "eos_token_id": Flag(),

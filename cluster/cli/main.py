@@ -15,6 +15,7 @@ import diffray
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.bench import commands as bench
 from diffray.cluster.cli.client_commands import batch, chat, status
+from diffray.cluster.cli.doctor import doctor
 from diffray.cluster.cli.failures import one_sentence
 from diffray.cluster.cli.flag_records import spread
 from diffray.cluster.cli.help import Command, command_line, examples
@@ -131,6 +132,7 @@ _add(
     f"diffray batch in.jsonl out.jsonl --model {_DENSE}",
 )
 _add(status, "diffray status", "diffray status --address HOST:6379")
+_add(doctor, "diffray doctor", f"diffray doctor {_SPARSE} --dtype bfloat16 --json")
 _add(info, "diffray info demo", f"diffray info {_DENSE} --json")
 _add(convert, f"diffray convert {_SPARSE} fused-checkpoint")
 app.add_typer(bench.app, name="bench")

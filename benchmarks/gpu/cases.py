@@ -144,34 +144,47 @@ def _expert_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
     tokens, hidden, width = work.tokens, shape.hidden, sparse.width
     x = normal(tokens, hidden)
     # In float32, as routers compute: rounded ones tie, and sorts differ in what they do then.
-    logits = torch.randn(tokens, sparse.experts, device=x.device)
+    router = torch.randn(sparse.experts, hidden, device=x.device) * hidden**-0.5
     bias = torch.randn(sparse.experts, device=x.device) * 0.1
-    moved = tokens * (sparse.experts * 4 + sparse.chosen * 12)
+    moved = router.nbytes + x.nbytes + tokens * sparse.chosen * 12
 
     def route(kernels: Kernels) -> tuple[Tensor, ...]:
         if sparse.groups == 0:
-            return kernels.softmax_topk(logits, None, sparse.chosen)
-        return kernels.grouped_sigmoid_topk(
-            logits,
+            return kernels.softmax_router(x, router, None, sparse.chosen)[:2]
+        found = kernels.grouped_sigmoid_router(
+            x,
+            router,
             bias,
             sparse.chosen,
             num_groups=sparse.groups,
             groups_chosen=sparse.groups_chosen,
             scale=2.5,
         )
+        return found[:2]
 
     yield Case("router", route, moved, exact_ids=True)
 
     w13 = normal(sparse.experts, 2 * width, hidden, scale=hidden**-0.5)
     w2 = normal(sparse.experts, hidden, width, scale=width**-0.5)
-    weights, ids = logits.softmax(-1).topk(sparse.chosen)
+    weights, ids = (
+        torch.randn(tokens, sparse.experts, device=x.device).softmax(-1).topk(sparse.chosen)
+    )
     matrices = 3 * hidden * width
     flops = 2.0 * tokens * sparse.chosen * matrices
     rows = 2 * tokens * hidden * x.element_size()
     yield Case(
         "experts_forward",
-        lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights),),
+        lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights, None),),
         shape.distinct_experts(tokens) * matrices * x.element_size() + rows,
+        flops,
+    )
+    residual, norm = normal(tokens, hidden), normal(hidden)
+    yield Case(
+        "experts_add_norm",
+        lambda kernels: kernels.experts_add_norm(
+            x, w13, None, w2, None, ids, weights, None, None, residual, norm, EPS
+        ),
+        shape.distinct_experts(tokens) * matrices * x.element_size() + 2 * rows,
         flops,
     )
     if x.device.type == "meta":
@@ -188,7 +201,7 @@ def _expert_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         yield Case(
             f"quantized_experts_forward {name}",
             lambda kernels, parts=parts: (  # type: ignore[misc]
-                kernels.quantized_experts_forward(x, *parts, ids, weights),
+                kernels.quantized_experts_forward(x, *parts, ids, weights, None),
             ),
             shape.distinct_experts(tokens) * matrices + rows,
             flops,

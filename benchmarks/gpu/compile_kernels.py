@@ -12,6 +12,9 @@ compiles does not wait for the device.
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,20 +65,32 @@ def main() -> None:
 def compile_all(
     capability: int, shapes: list[str], works: tuple[Work, ...], dtype: torch.dtype
 ) -> list[dict[str, Any]]:
+    """Compile every kernel in its default variant."""
+    from diffray.kernels.choose import triton_kernels
+
+    def calls() -> Iterator[tuple[str, Callable[[], object]]]:
+        kernels = triton_kernels()
+        for name, work in product(shapes, works):
+            for case in cases(SHAPES[name], work, dtype, "meta"):
+                place = f"{name}: {case.kernel}, {work.rows} x {work.window}"
+                yield place, partial(case.run, kernels)
+
+    return compile_calls(capability, calls())
+
+
+def compile_calls(
+    capability: int, calls: Iterable[tuple[str, Callable[[], object]]]
+) -> list[dict[str, Any]]:
     """Return a row for each kernel that came out; an error of the compiler ends the program."""
     from triton import knobs
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from diffray.kernels.choose import triton_kernels
-
     knobs.runtime.interpret = False
     driver.set_active(Target(capability))
-    kernels = triton_kernels()
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
-    launch = JITFunction.run
-    place = ""
+    launch, place = JITFunction.run, ""
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         made = launch(self, *args, grid=grid, warmup=True, **options)
@@ -86,11 +101,8 @@ def compile_all(
 
     JITFunction.run = compile_only
     try:
-        for name in shapes:
-            for work in works:
-                for case in cases(SHAPES[name], work, dtype, "meta"):
-                    place = f"{name}: {case.kernel}, {work.rows} x {work.window}"
-                    case.run(kernels)
+        for place, call in calls:  # noqa: B007  # for `compile_only`
+            call()
     finally:
         JITFunction.run = launch
     return rows
@@ -116,6 +128,7 @@ def _resources(made: Any) -> dict[str, Any]:
         "local_bytes": numbers["LOCAL"],
         "products": sorted(set(products)),
         "asynchronous_copies": made.asm["ptx"].count("cp.async.c"),
+        "waits_for_previous": made.asm["ptx"].count("griddepcontrol.wait"),
     }
 
 

@@ -22,6 +22,7 @@ from benchmarks.gpu.step import bytes_read, make_step
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
 from diffray.kernels.choose import TORCH, choose_kernels, triton_kernels
+from diffray.kernels.router import Routing
 
 WORK = Work(2, 5, 21)
 PROGRAMS = [check_kernels, check_engine, time_kernels, step_time, generate]
@@ -83,7 +84,9 @@ def test_the_check_finds_what_is_wrong() -> None:
     wrong = right._replace(
         rms_norm=lambda x, weight, eps: right.rms_norm(x, weight, eps) * 1.01,
         paged_attention=lambda *args: right.paged_attention(*args) * torch.nan,
-        softmax_topk=lambda *args: (right.softmax_topk(*args)[0].flip(1), args[0][:, : args[2]]),
+        softmax_router=lambda *args: Routing(
+            right.softmax_router(*args).ids_TK.flip(1), right.softmax_router(*args).weights_TK
+        ),
     )
     rows = check(TOY["toy-moe"], WORK, torch.float32, DEVICE, wrong)
     found = {row["kernel"] for row in rows if not row["right"]}

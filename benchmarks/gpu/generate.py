@@ -33,8 +33,6 @@ def main() -> None:
     device = torch.device(args.device) if args.device == "cpu" else need_cuda()
     dtype = getattr(torch, args.dtype)
     kernels = choose_kernels(args.kernels, device, dtype)
-    if args.tune and kernels.tuner is None:
-        raise SystemExit("--tune needs Triton's kernels, and these are torch's; leave it out")
     table: list[dict[str, Any]] = []
     try:
         for name in args.shape or SHAPES:
@@ -71,7 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--kernels", choices=WISHES, default="auto")
     parser.add_argument("--quantization", choices=QUANTIZED, help="of routed experts")
-    parser.add_argument("--tune", action="store_true", help="find the fastest tiles first")
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
     return parser
 
@@ -89,7 +86,6 @@ def _timed(
         page_size=args.page_size,
         cuda_graphs=False if args.no_graphs else None,
         graph_block_length=args.block,
-        tune_kernels=args.tune,
     )
     steps = round(args.tokens / rate)
     cache = "exact" if model.spec.block_causal else args.cache

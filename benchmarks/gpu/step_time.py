@@ -3,14 +3,13 @@
     python -m benchmarks.gpu.step_time
     python -m benchmarks.gpu.step_time --shape llada-moe-7b-a1b --rows 1 --window 64 --context 1024
     python -m benchmarks.gpu.step_time --experts int8 --out int8.json
-    python -m benchmarks.gpu.step_time --engine --tune
+    python -m benchmarks.gpu.step_time --engine
 
 The step runs from token ids to a choice for every position of the windows, with random weights, in
 a CUDA graph and without. Left out: planning, acceptance, sampling's filters; `--engine` times them
-too, as rounds of one step of the engine that serves, in the middle of a block. With `--tune` tiles
-are tried for every shape that is not known yet, and kept where engines look for them. The roofline
-is the larger of bytes over measured copy bandwidth and operations over a measured bfloat16 product;
-the tokens per second are the step's time at the given tokens per forward, nothing more.
+too, as rounds of one step of the engine that serves, in the middle of a block. The roofline is the
+larger of bytes over measured copy bandwidth and operations over a measured bfloat16 product; the
+tokens per second are the step's time at the given tokens per forward, nothing more.
 """
 
 import argparse
@@ -25,7 +24,6 @@ from benchmarks.gpu.shapes import SHAPES, Shape
 from benchmarks.gpu.step import bytes_read, flops, make_step
 from benchmarks.gpu.time_kernels import floor_seconds, work_row
 from diffray.kernels.choose import Kernels, triton_kernels
-from diffray.kernels.triton.tuning import Tuner
 
 EXPERTS = {"bfloat16": None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
 
@@ -35,8 +33,7 @@ def main() -> None:
     device = need_cuda()
     clock = Clock(device, args.runs)
     ceilings = clock.ceilings()
-    tuner = Tuner.of_device(device)
-    kernels = triton_kernels(tuner)
+    kernels = triton_kernels()
     table: list[dict[str, Any]] = []
     works = [Work(r, w, c) for r in args.rows for w in args.window for c in args.context]
     try:
@@ -45,16 +42,11 @@ def main() -> None:
                 torch.cuda.empty_cache()
                 row = {"shape": name, "experts": args.experts, **work_row(work)}
                 experts = EXPERTS[args.experts]
-                if args.tune:
-                    with tuner.measuring():
-                        make_step(SHAPES[name], work, "bfloat16", device, kernels, experts).run()
                 row |= _timed(name, work, experts, kernels, clock, ceilings, args.accepted)
                 table.append(row)
                 if args.engine:
                     print(_line(row), flush=True)  # in case the engine cannot be run
-                    row |= timed_engine(
-                        SHAPES[name], work, kernels, device, "bfloat16", tune=args.tune
-                    )
+                    row |= timed_engine(SHAPES[name], work, kernels, device, "bfloat16")
                 print(_line(row), flush=True)
     finally:
         write_report({"facts": facts(), "ceilings": ceilings, "steps": table}, args.out)
@@ -70,7 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--accepted", type=float, nargs="+", default=[3.87, 5.67])
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--engine", action="store_true", help="time the engine's rounds as well")
-    parser.add_argument("--tune", action="store_true", help="find the fastest tiles first")
     return parser
 
 
@@ -111,8 +102,6 @@ def timed_engine(
     kernels: Kernels,
     device: torch.device,
     dtype: str,
-    *,
-    tune: bool = False,
 ) -> dict[str, float]:
     """Return the median of the engine's rounds, of one step and one token each, inside a block."""
     # The engine needs more than torch.
@@ -120,9 +109,7 @@ def timed_engine(
 
     window = min(work.window, work.context)
     model = random_model(shape, work.context + window, dtype, device, kernels)
-    engine = random_engine(
-        model, max_num_seqs=work.rows, graph_block_length=window, tune_kernels=tune
-    )
+    engine = random_engine(model, max_num_seqs=work.rows, graph_block_length=window)
     cache = "exact" if model.spec.block_causal else "dual"
     start = (work.context - window) // window * window
     requests = [

@@ -19,7 +19,6 @@ from benchmarks.gpu.cases import Case, Work, cases
 from benchmarks.gpu.measure import Clock, arguments, facts, graphed, need_cuda, write_report
 from benchmarks.gpu.shapes import SHAPES
 from diffray.kernels.choose import TORCH, Kernels, triton_kernels
-from diffray.kernels.triton.tuning import Tuner
 
 # Torch's forms of these read integers on the host, which no graph can hold.
 _ASK_THE_HOST = ("paged_attention", "confidence drawn")
@@ -33,13 +32,11 @@ def main() -> None:
     parser.add_argument("--context", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--no-reference", action="store_true", help="time Triton's alone")
-    parser.add_argument("--tune", action="store_true", help="find the fastest tiles first")
     args = parser.parse_args()
     device = need_cuda()
     clock = Clock(device, args.runs)
     ceilings = clock.ceilings()
-    tuner = Tuner.of_device(device)
-    sets = [triton_kernels(tuner), *([] if args.no_reference else [TORCH])]
+    sets = [triton_kernels(), *([] if args.no_reference else [TORCH])]
     table: list[dict[str, Any]] = []
     works = [Work(r, w, c) for r in args.rows for w in args.window for c in args.context]
     try:
@@ -49,9 +46,6 @@ def main() -> None:
                 for case in cases(SHAPES[name], work, torch.bfloat16, device):
                     if case.kernel == "rotate_and_store":
                         continue  # it copies the pool first; "in place" is the kernel alone
-                    if args.tune:
-                        with tuner.measuring():
-                            case.run(sets[0])
                     row = {"shape": name, "kernel": case.kernel, **work_row(work)}
                     row |= _timed(case, clock, ceilings, sets)
                     table.append(row)

@@ -8,16 +8,17 @@ Letters: T packed tokens, Q query heads, G key heads, D head size, S slots of th
 windows, P pages of a window, C splits of the keys.
 """
 
-from functools import partial
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffray.kernels import attention
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.triton.rope import rotate_and_store
-from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
+from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up, tiled
 from diffray.kernels.windows import PagedWindows, Windows
 
 _PROGRAMS = 512  # enough to fill a GPU of 132 multiprocessors
@@ -31,11 +32,11 @@ def attend(
     kv: KVLayer,
     slots_T: Tensor,
     windows: Windows,
-    tuner: Tuner = UNTUNED,
+    tile: Tile | None = None,
 ) -> Tensor:
     """Norm and rotate heads, store keys and values in place, return the attention output."""
     q_TQD = rotate_and_store(heads_TND, rotary, *kv, slots_T)
-    return paged_attention(q_TQD, *kv, windows.paged, tuner)
+    return paged_attention(q_TQD, *kv, windows.paged, tile)
 
 
 def paged_attention(
@@ -43,53 +44,20 @@ def paged_attention(
     keys_SGD: Tensor,
     values_SGD: Tensor,
     windows: PagedWindows,
-    tuner: Tuner = UNTUNED,
+    tile: Tile | None = None,
 ) -> Tensor:
     """Return each query's attention over the keys of its sequence; the pool is not modified.
 
     Tokens outside all windows are undefined.
     """
     num_tokens, num_queries, size = q_TQD.shape
+    num_keys = keys_SGD.shape[1]
     num_windows, num_pages = windows.pages_WP.shape
     if num_tokens == 0 or num_windows == 0:
         return torch.empty_like(q_TQD)
-    shared = num_queries // keys_SGD.shape[1]
-    default = _tile_for(windows.max_queries * shared, size, q_TQD.element_size())
-    run = partial(_run, q_TQD.contiguous(), keys_SGD, values_SGD, windows)
-    # Similar sizes share a tile, because windows and contexts have any size.
-    near = (triton.next_power_of_2(n) for n in (num_windows, num_pages * windows.page_size))
-    shape = *near, default.rows, shared, size, str(q_TQD.dtype)
-    return run(tuner.pick("attention", shape, default, partial(_other_tiles, default), run))
-
-
-def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
-    """Return a tile: rows of queries, columns of keys; its depth is a whole head."""
-    rows = max(triton.next_power_of_2(rows), 16)
-    depth = max(triton.next_power_of_2(size), 16)
-    if itemsize > 2:  # exact float32 uses no matrix units, so small tiles suffice
-        return Tile(min(rows, 16), 32, depth, 4, 2)
-    # Three stages of a wide head's keys and values do not fit shared memory.
-    return Tile(min(rows, 64), 64, depth, 4, 3) if depth <= 128 else Tile(16, 32, depth, 4, 2)
-
-
-def _other_tiles(default: Tile) -> list[Tile]:
-    """Return tiles that may be faster than the default."""
-    return [
-        Tile(rows, columns, default.depth, warps, stages)
-        for rows in (default.rows, max(default.rows // 2, 16))
-        for columns in (32, 64, 128)
-        for warps, stages in ((4, 2), (4, 3), (8, 3))
-        if (rows, columns, warps, stages) != (default.rows, default.columns, *default[3:])
-    ]
-
-
-def _run(
-    q_TQD: Tensor, keys_SGD: Tensor, values_SGD: Tensor, windows: PagedWindows, tile: Tile
-) -> Tensor:
-    num_tokens, num_queries, size = q_TQD.shape
-    num_keys = keys_SGD.shape[1]
-    num_windows, num_pages = windows.pages_WP.shape
+    q_TQD = q_TQD.contiguous()
     shared = num_queries // num_keys
+    tile = tile or _tile_for(windows.max_queries * shared, size, q_TQD.element_size())
     out_TQD = torch.empty_like(q_TQD)
     tiles = triton.cdiv(windows.max_queries * shared, tile.rows)
     splits = num_splits(tiles * num_keys * num_windows, num_pages * windows.page_size)
@@ -137,6 +105,50 @@ def _run(
             num_warps=1,
         )
     return out_TQD
+
+
+def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
+    """Return a tile: rows of queries, columns of keys; its depth is a whole head."""
+    rows = max(triton.next_power_of_2(rows), 16)
+    depth = max(triton.next_power_of_2(size), 16)
+    if itemsize > 2:  # exact float32 uses no matrix units, so small tiles suffice
+        return Tile(min(rows, 16), 32, depth, 4, 2)
+    # Three stages of a wide head's keys and values do not fit shared memory.
+    return Tile(min(rows, 64), 64, depth, 4, 3) if depth <= 128 else Tile(16, 32, depth, 4, 2)
+
+
+def _variants(
+    heads_TND: Tensor, _rotary: QKRotary, kv: KVLayer, _slots_T: Tensor, windows: Windows
+) -> list[Variant]:
+    """Return the default tile for windows of about this length, then others."""
+    _, num_keys, size = kv.keys_SGD.shape
+    shared = heads_TND.shape[1] // num_keys - 2
+    rows = rounded_up(windows.paged.max_queries) * shared
+    default = _tile_for(rows, size, heads_TND.element_size())
+    others = [
+        Tile(rows, columns, default.depth, warps, stages)
+        for rows in (default.rows, max(default.rows // 2, 16))
+        for columns in (32, 64, 128)
+        for warps, stages in ((4, 2), (4, 3), (8, 3))
+    ]
+    return [tiled("triton", tile, attend) for tile in dict.fromkeys([default, *others])]
+
+
+def _shape(
+    heads_TND: Tensor, rotary: QKRotary, kv: KVLayer, _slots_T: Tensor, windows: Windows
+) -> Shape:
+    """Return the heads' facts, then the length of windows, their number and their contexts'."""
+    paged = windows.paged
+    num_windows, num_pages = paged.pages_WP.shape
+    heads = heads_TND.shape[1], *kv.keys_SGD.shape[1:], rotary.cos_T1R.shape[-1]
+    normed = "plain" if rotary.norm_ND is None else "normed"
+    sizes = paged.max_queries, num_windows, num_pages * paged.page_size
+    return Shape(
+        (*heads, normed, paged.page_size, str(heads_TND.dtype)), tuple(map(rounded_up, sizes))
+    )
+
+
+ATTEND: Final = Kernel("attend", attention.attend, _shape, _variants)
 
 
 def num_splits(programs: int, max_keys: int) -> int:

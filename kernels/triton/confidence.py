@@ -7,17 +7,18 @@ is read once for as many rows as fit a tile.
 Letters: R rows, H hidden size, V this rank's vocabulary, K gathered ids.
 """
 
-from functools import partial
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffray.kernels import confidence as reference
 from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence, Draw
-from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
 from diffray.kernels.triton.vocab_tiles import Parts, join, keep
+from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up, tiled
 
 
 def confidence(
@@ -27,52 +28,16 @@ def confidence(
     forbidden: int,
     gather_RK: Tensor,
     draw: Draw | None,
-    tuner: Tuner = UNTUNED,
+    tile: Tile | None = None,
 ) -> Confidence:
     """Return each row's choice among the ids [start, start + V); the forbidden id is never chosen.
 
     Logits are rounded to the dtype of the head, as if they had been stored.
     """
-    default = _tile_for(len(hidden_RH), hidden_RH.element_size(), drawn=draw is not None)
-    run = partial(
-        _run, hidden_RH.contiguous(), head_VH.contiguous(), start, forbidden, gather_RK, draw
-    )
-    kinds = str(head_VH.dtype), "drawn" if draw is not None else "best"
-    shape = *head_VH.shape, default.rows, *kinds
-    return run(tuner.pick("confidence", shape, default, partial(_other_tiles, default), run))
-
-
-def _tile_for(rows: int, itemsize: int, *, drawn: bool) -> Tile:
-    if itemsize > 2:  # exact float32 uses no matrix units, so small tiles suffice
-        return Tile(min(max(triton.next_power_of_2(rows), 16), 32), 64, 32, 4, 2)
-    tile = min(max(triton.next_power_of_2(rows), 16), 128)
-    # Noise is computed in float64; a larger tile would run out of registers.
-    warps = 8 if tile == 128 or (tile == 64 and drawn) else 4
-    return Tile(tile, 64 if drawn else 128, 64, warps, 4)
-
-
-def _other_tiles(default: Tile) -> list[Tile]:
-    """Return tiles with the same number of rows that may be faster than the default."""
-    return [
-        Tile(default.rows, columns, depth, warps, stages)
-        for columns in (32, 64, 128)
-        for depth in (64, 128)
-        for warps, stages in ((4, 3), (4, 4), (8, 3), (8, 4))
-        if columns <= default.columns and (columns, depth, warps, stages) != default[1:]
-    ]
-
-
-def _run(
-    hidden_RH: Tensor,
-    head_VH: Tensor,
-    start: int,
-    forbidden: int,
-    gather_RK: Tensor,
-    draw: Draw | None,
-    tile: Tile,
-) -> Confidence:
+    hidden_RH, head_VH = hidden_RH.contiguous(), head_VH.contiguous()
     rows, hidden = hidden_RH.shape
     size = head_VH.shape[0]
+    tile = tile or _tile_for(rows, hidden_RH.element_size(), drawn=draw is not None)
     parts = Parts.empty(triton.cdiv(size, tile.columns), rows, hidden_RH.device)
     gathered_RK = torch.zeros(gather_RK.shape, dtype=torch.float32, device=hidden_RH.device)
     if rows:
@@ -105,6 +70,51 @@ def _noise_of(draw: Draw | None) -> tuple[Tensor | None, Tensor | None]:
         return None, None
     key_R = noise.key(draw.seed_R, draw.position_R, draw.step_R)
     return draw.temperature_R.float().contiguous(), key_R.contiguous()
+
+
+def _tile_for(rows: int, itemsize: int, *, drawn: bool) -> Tile:
+    if itemsize > 2:  # exact float32 uses no matrix units, so small tiles suffice
+        return Tile(min(max(triton.next_power_of_2(rows), 16), 32), 64, 32, 4, 2)
+    tile = min(max(triton.next_power_of_2(rows), 16), 128)
+    # Noise is computed in float64; a larger tile would run out of registers.
+    warps = 8 if tile == 128 or (tile == 64 and drawn) else 4
+    return Tile(tile, 64 if drawn else 128, 64, warps, 4)
+
+
+def _variants(
+    hidden_RH: Tensor,
+    _head_VH: Tensor,
+    _start: int,
+    _forbidden: int,
+    _gather_RK: Tensor,
+    draw: Draw | None,
+) -> list[Variant]:
+    """Return the default tile, then others with the same number of rows."""
+    default = _tile_for(len(hidden_RH), hidden_RH.element_size(), drawn=draw is not None)
+    others = [
+        Tile(default.rows, columns, depth, warps, stages)
+        for columns in (32, 64, 128)
+        for depth in (64, 128)
+        for warps, stages in ((4, 3), (4, 4), (8, 3), (8, 4))
+        if columns <= default.columns
+    ]
+    return [tiled("triton", tile, confidence) for tile in dict.fromkeys([default, *others])]
+
+
+def _shape(
+    hidden_RH: Tensor,
+    head_VH: Tensor,
+    _start: int,
+    _forbidden: int,
+    gather_RK: Tensor,
+    draw: Draw | None,
+) -> Shape:
+    kinds = str(head_VH.dtype), "best" if draw is None else "drawn"
+    sizes = rounded_up(len(hidden_RH)), rounded_up(gather_RK.shape[1])
+    return Shape((*head_VH.shape, *kinds), sizes)
+
+
+CONFIDENCE: Final = Kernel("confidence", reference.confidence, _shape, _variants)
 
 
 @triton.jit(do_not_specialize=["rows"])

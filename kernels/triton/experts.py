@@ -3,25 +3,22 @@
 A program owns some columns of one expert and a tile of its rows; programs of the same columns run
 side by side, so weights are read from memory once. If an expert has more rows than expected, each
 program continues with further tiles. Nothing is added atomically: the same pairs give the same
-bits, whatever else is in the batch. Tuning also tries torch's grouped product, and chooses it for
-shapes at which it is the fastest.
+bits, whatever else is in the batch.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
 rows, then up rows), K experts of a token, S token-expert pairs (T * K).
 """
 
 import math
-from functools import partial
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffray.kernels.experts import experts_forward as torch_experts
-from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
-
-_GROUPED = Tile(0, 0, 0, 0, 0)  # not a tile: stands for torch's grouped_mm
+from diffray.kernels import experts, quantized
+from diffray.kernels.variants import Kernel, Shape, Tile, rounded_up, tiled
 
 
 def experts_forward(
@@ -30,13 +27,13 @@ def experts_forward(
     w2_EHI: Tensor,
     ids_TK: Tensor,
     weights_TK: Tensor,
-    tuner: Tuner = UNTUNED,
+    tile: Tile | None = None,
 ) -> Tensor:
     """Return each token's weighted sum over its experts [T, H].
 
     Ids outside [0, E) name experts of other ranks and add nothing.
     """
-    return quantized_experts_forward(x_TH, w13_EFH, None, w2_EHI, None, ids_TK, weights_TK, tuner)
+    return quantized_experts_forward(x_TH, w13_EFH, None, w2_EHI, None, ids_TK, weights_TK, tile)
 
 
 def quantized_experts_forward(
@@ -47,7 +44,7 @@ def quantized_experts_forward(
     scale2_EH: Tensor | None,
     ids_TK: Tensor,
     weights_TK: Tensor,
-    tuner: Tuner = UNTUNED,
+    tile: Tile | None = None,
 ) -> Tensor:
     """Return `experts_forward` for weights in int8 or float8 with a scale per row.
 
@@ -55,55 +52,12 @@ def quantized_experts_forward(
     """
     if ids_TK.numel() == 0:
         return torch.empty_like(x_TH)
-    num_experts, hidden, width = w2_EHI.shape
-    default = tile_for(ids_TK.numel() / num_experts, x_TH.element_size())
-    run = partial(
-        _run, x_TH, w13_EFH, scale13_EF, w2_EHI, scale2_EH, ids_TK.contiguous(), weights_TK
-    )
-    kinds = str(x_TH.dtype), str(w13_EFH.dtype)
-    shape = num_experts, hidden, width, default.rows, *kinds
-    others = partial(_other_tiles, default, x_TH, w13_EFH)
-    return run(tuner.pick("experts", shape, default, others, run))
-
-
-def _is_grouped_mm_a_kernel(x_TH: Tensor, w13_EFH: Tensor) -> bool:
-    """Whether torch multiplies these without a loop over experts, which would sync the host."""
-    if not x_TH.dtype == w13_EFH.dtype == torch.bfloat16 or any(n % 16 for n in w13_EFH.shape[1:]):
-        return False
-    return not x_TH.is_cuda or torch.cuda.get_device_capability(x_TH.device)[0] in (9, 10)
-
-
-def _other_tiles(default: Tile, x_TH: Tensor, w13_EFH: Tensor) -> list[Tile]:
-    """Return alternatives that may be faster than the default."""
-    grouped = [_GROUPED] if _is_grouped_mm_a_kernel(x_TH, w13_EFH) else []
-    smaller = [Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 3)] if default.rows == 128 else []
-    as_many_rows = [
-        Tile(default.rows, columns, depth, warps, stages)
-        for columns in (32, 64, 128)
-        for depth in (64, 128)
-        for warps, stages in ((4, 3), (4, 4), (8, 3))
-        if (columns, depth, warps, stages) != default[1:]
-    ]
-    return grouped + smaller + as_many_rows
-
-
-def _run(
-    x_TH: Tensor,
-    w13_EFH: Tensor,
-    scale13_EF: Tensor | None,
-    w2_EHI: Tensor,
-    scale2_EH: Tensor | None,
-    ids_TK: Tensor,
-    weights_TK: Tensor,
-    tile: Tile,
-) -> Tensor:
-    if tile == _GROUPED:
-        return torch_experts(x_TH, w13_EFH, w2_EHI, ids_TK, weights_TK)
     num_tokens, num_chosen = ids_TK.shape
     num_experts, hidden, width = w2_EHI.shape
     num_pairs = num_tokens * num_chosen
+    tile = tile or tile_for(num_pairs / num_experts, x_TH.element_size())
     out_TH = torch.empty_like(x_TH)
-    weights_TK = weights_TK.contiguous()
+    ids_TK, weights_TK = ids_TK.contiguous(), weights_TK.contiguous()
     starts_E = torch.empty(num_experts + 1, dtype=torch.int32, device=x_TH.device)
     order_S = torch.empty(num_pairs, dtype=torch.int32, device=x_TH.device)
     _list_pairs[(num_experts + 1,)](
@@ -157,6 +111,45 @@ def _run(
         part_SH, ids_TK, out_TH, hidden, num_experts, CHOSEN=num_chosen, BLOCK=block, num_warps=4
     )
     return out_TH
+
+
+def _tiles(x_TH: Tensor, num_experts: int, num_chosen: int) -> list[Tile]:
+    """Return the default tile for about as many tokens, then others that may be faster."""
+    default = tile_for(rounded_up(len(x_TH)) * num_chosen / num_experts, x_TH.element_size())
+    if x_TH.element_size() > 2:  # others take minutes to compile
+        return [default]
+    smaller = [Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 3)] if default.rows == 128 else []
+    as_many_rows = [
+        Tile(default.rows, columns, depth, warps, stages)
+        for columns in (32, 64, 128)
+        for depth in (64, 128)
+        for warps, stages in ((4, 3), (4, 4), (8, 3))
+    ]
+    return list(dict.fromkeys([default, *smaller, *as_many_rows]))
+
+
+def _shape(x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> Shape:
+    kinds = str(x_TH.dtype), str(w13_EFH.dtype)
+    return Shape((*w2_EHI.shape, ids_TK.shape[1], *kinds), (rounded_up(len(x_TH)),))
+
+
+EXPERTS: Final = Kernel(
+    "experts_forward",
+    experts.experts_forward,
+    lambda x, w13, w2, ids, _weights: _shape(x, w13, w2, ids),
+    lambda x, _w13, w2, ids, _weights: [
+        tiled("triton", tile, experts_forward) for tile in _tiles(x, len(w2), ids.shape[1])
+    ],
+)
+QUANTIZED_EXPERTS: Final = Kernel(
+    "quantized_experts_forward",
+    quantized.quantized_experts_forward,
+    lambda x, w13, _scale13, w2, _scale2, ids, _weights: _shape(x, w13, w2, ids),
+    lambda x, _w13, _scale13, w2, _scale2, ids, _weights: [
+        tiled("triton", tile, quantized_experts_forward)
+        for tile in _tiles(x, len(w2), ids.shape[1])
+    ],
+)
 
 
 def _fullest(rows_per_expert: float) -> int:

@@ -3,10 +3,15 @@
 Letters: T rows, H normalised size.
 """
 
+from typing import Final
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from diffray.kernels import norm
+from diffray.kernels.variants import Kernel, Shape, Variant, rounded_up
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -26,6 +31,25 @@ def add_norm(
     total_TH, out_TH = torch.empty_like(x_TH), torch.empty_like(x_TH)
     _launch(x_TH, residual_TH, total_TH, out_TH, weight_H, eps)
     return total_TH, out_TH
+
+
+def _shape(x: Tensor) -> Shape:
+    size = x.shape[-1]
+    return Shape((size, str(x.dtype)), (rounded_up(x.numel() // size),))
+
+
+RMS_NORM: Final = Kernel(
+    "rms_norm",
+    norm.rms_norm,
+    lambda x, _weight, _eps: _shape(x),
+    lambda *_: [Variant("triton", rms_norm)],
+)
+ADD_NORM: Final = Kernel(
+    "add_norm",
+    norm.add_norm,
+    lambda x, _residual, _weight, _eps: _shape(x),
+    lambda *_: [Variant("triton", add_norm)],
+)
 
 
 def _launch(

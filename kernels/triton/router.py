@@ -6,10 +6,15 @@ Letters: T packed tokens, E experts, K experts of a token, G groups of M experts
 are chosen.
 """
 
+from typing import Any, Final
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from diffray.kernels import router
+from diffray.kernels.variants import Kernel, Shape, Variant, rounded_up
 
 _TOKENS = 4  # per program
 
@@ -75,6 +80,27 @@ def grouped_sigmoid_topk(
             num_warps=1,
         )
     return ids_TK, weights_TK
+
+
+def _shape(logits_TE: Tensor, bias_E: Tensor | None, num_chosen: int, **options: Any) -> Shape:
+    num_tokens, num_experts = logits_TE.shape
+    biased = "plain" if bias_E is None else "biased"
+    facts = num_experts, num_chosen, biased, str(logits_TE.dtype), *map(str, options.values())
+    return Shape(facts, (rounded_up(num_tokens),))
+
+
+SOFTMAX_TOPK: Final = Kernel(
+    "softmax_topk",
+    router.softmax_topk,
+    _shape,
+    lambda *_: [Variant("triton", softmax_topk)],
+)
+GROUPED_SIGMOID_TOPK: Final = Kernel(
+    "grouped_sigmoid_topk",
+    router.grouped_sigmoid_topk,
+    _shape,
+    lambda *_args, **_options: [Variant("triton", grouped_sigmoid_topk)],
+)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -9,54 +9,37 @@ torch's meta device, so a kernel whose launch depends on their values would fail
 compiles does not wait for the device.
 """
 
+import argparse
+import json
 import re
 import subprocess
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.cases import Work, cases
-from benchmarks.gpu.measure import arguments, facts, write_report
-from benchmarks.gpu.shapes import SHAPES
+from benchmarks.gpu.cases import cases
+from benchmarks.gpu.measure import device_facts, source_facts
+from benchmarks.gpu.shapes import SHAPES, Work
 
 WORKS = (Work(1, 32, 1024), Work(1, 64, 4096), Work(32, 64, 1024))
 
 
-class Target:
-    """What Triton asks of a driver before it compiles, for a GPU that is not there."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("meta")
-
-
 def main() -> None:
-    parser = arguments("Compile every Triton kernel for a GPU that need not be there.")
+    parser = argparse.ArgumentParser(description="Compile every Triton kernel without a GPU.")
+    parser.add_argument("--out", type=Path, default="/dev/stdout", help="write the report here")
     parser.add_argument("--capability", type=int, default=90, help="90 is Hopper")
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all")
+    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=[*SHAPES])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quick", action="store_true", help="one size of each shape")
     args = parser.parse_args()
-    shapes = args.shape or list(SHAPES)
     works = WORKS[1:2] if args.quick else WORKS
-    made = compile_all(args.capability, shapes, works, getattr(torch, args.dtype))
-    report = {"facts": facts(), "capability": args.capability, "kernels": made}
-    write_report(report, args.out)
+    made = compile_all(args.capability, args.shape, works, getattr(torch, args.dtype))
+    facts = source_facts() | device_facts()
+    report = {"facts": facts, "capability": args.capability, "kernels": made}
+    args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def compile_all(
@@ -64,13 +47,22 @@ def compile_all(
 ) -> list[dict[str, Any]]:
     """Return a row for each kernel that came out; an error of the compiler ends the program."""
     from triton import knobs
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
     from diffray.kernels.choose import triton_kernels
 
     knobs.runtime.interpret = False
-    driver.set_active(Target(capability))
+    # What Triton asks of a driver before it compiles, for a GPU that is not there.
+    target = GPUTarget("cuda", capability, 32)
+    stand_in = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device=0: 0,
+        get_active_torch_device=lambda: torch.device("meta"),
+    )
+    driver.set_active(stand_in)
     kernels = triton_kernels()
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
-from benchmarks.gpu.cases import Work, cases
-from benchmarks.gpu.shapes import TOY
+from benchmarks.gpu.cases import cases
+from benchmarks.gpu.shapes import TOY, Work
 from diffray.kernels.choose import TORCH, Kernels, with_variants
 from diffray.kernels.triton.table import KERNELS
 from diffray.kernels.variants import UNTRIED, Kernel, Shape, Variant

@@ -1,12 +1,14 @@
 """Request bodies, with the names of OpenAI and vLLM; invalid fields are refused by name."""
 
-from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
 from diffray.cluster.api.errors import invalid, of_validation, unsupported
 from diffray.cluster.api.messages import Message, StrictModel
 from diffray.cluster.api.noop_fields import refuse_unless_neutral
+from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.policy import DiffusionParams
 
 _MOST_PROMPTS: Final = 1024
@@ -17,6 +19,13 @@ _MOST_TOKENS: Final = 2**20  # to decode
 _INT64: Final = 2**63
 _NOTED: Final = "Accepted for compatibility; it has no effect."
 _SANE: Final = 2**31  # no length or priority is larger
+_STRUCTURED: Final = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "response_format",
+)
 
 
 def _as_prompts(given: Any) -> list[str | list[int]]:
@@ -81,6 +90,34 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool = Field(False, description=_NOTED)
 
 
+class JsonSchema(StrictModel):
+    """A schema as OpenAI's clients send it; answers always follow it, strict or not."""
+
+    name: str = ""
+    description: str = Field("", description=_NOTED)
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool = Field(False, description=_NOTED)
+
+
+class ResponseFormat(StrictModel):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _a_schema_for_its_type(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError('"json_schema" is the type of a response_format with a json_schema')
+        return self
+
+    @property
+    def structured(self) -> StructuredOutputs | None:
+        if self.json_schema is not None:
+            return StructuredOutputs(json=self.json_schema.json_schema)
+        return StructuredOutputs(json_object=True) if self.type == "json_object" else None
+
+
 class GenerationBody(StrictModel):
     """The fields that chats and completions share; the server fills in what is missing."""
 
@@ -114,6 +151,13 @@ class GenerationBody(StrictModel):
     cache_salt: str = Field(
         "", max_length=1024, description="K/V are shared only between requests of the same salt."
     )
+    response_format: ResponseFormat | None = Field(
+        None, description="JSON: any object, or what a schema allows."
+    )
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = Field(None, description="structured_outputs.json")
+    guided_regex: str | None = Field(None, description="structured_outputs.regex")
+    guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
     # Notes of the client, or for OpenAI.
     user: str | None = Field(None, description=_NOTED)
     safety_identifier: str | None = Field(None, description=_NOTED)
@@ -143,6 +187,34 @@ class GenerationBody(StrictModel):
     def num_logprobs(self) -> int | None:
         """How many alternatives each token's log-probability comes with; None: no logprobs."""
         raise NotImplementedError
+
+    @property
+    def structured_field(self) -> str:
+        """The field that says what texts the answer may be."""
+        return next((name for name in _STRUCTURED if getattr(self, name) is not None), "")
+
+    @cached_property
+    def structured(self) -> StructuredOutputs | None:
+        """What texts the answer may be, in whichever field it was said."""
+        match self.structured_field:
+            case "":
+                return None
+            case "structured_outputs":
+                return self.structured_outputs
+            case "response_format":
+                return self.response_format.structured if self.response_format else None
+            case name:
+                kind = name.removeprefix("guided_")
+                return StructuredOutputs(**{kind: getattr(self, name)})
+
+    @model_validator(mode="after")
+    def _one_structure(self) -> Self:
+        given = [name for name in _STRUCTURED if getattr(self, name) is not None]
+        if self.response_format is not None and self.response_format.type == "text":
+            given.remove("response_format")
+        if len(given) > 1:
+            raise invalid(f"{' and '.join(given)} exclude each other; send one of them", given[1])
+        return self
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:

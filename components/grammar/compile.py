@@ -1,12 +1,17 @@
 """From a regular expression and a tokenizer's vocabulary to an automaton over token ids."""
 
+import os
+import re
 from collections import defaultdict
 from collections.abc import Collection
-from functools import cached_property
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+import diffray
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import Automaton, build
 from diffray.components.grammar.structured import StructuredOutputs
@@ -21,32 +26,53 @@ MOST_STATES: Final = 2**14
 MOST_EDGES: Final = 2**18
 
 _KEPT: Final = 64
+_KEPT_ON_DISK: Final = 256
 
 _PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
 
 
 class Grammars:
-    """Compiles what requests say about their texts, and keeps what it has compiled."""
+    """Compiles what requests say about their texts, and keeps it in memory and on disk."""
 
-    def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", end_ids: Collection[int], vocab_size: int
-    ) -> None:
-        self._tokenizer, self._end_ids, self._vocab_size = tokenizer, end_ids, vocab_size
+    def __init__(self, vocabulary: Vocabulary, end_ids: Collection[int], vocab_size: int) -> None:
+        self._vocabulary, self._end_ids, self._vocab_size = vocabulary, end_ids, vocab_size
         self._found: dict[str, bytes] = {}
-
-    @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        return vocabulary_of(self._tokenizer)
+        tokens = repr((sorted(vocabulary.items()), sorted(end_ids), vocab_size))
+        self._salt = f"{diffray.__version__} {tokens}".encode()
 
     def compile(self, outputs: StructuredOutputs) -> bytes:
         """Return the automaton of these texts, as bytes; raises InvalidField if there is none."""
         pattern = outputs.pattern
         if (found := self._found.get(pattern)) is None:
-            automaton = compile_regex(pattern, self._vocabulary, self._end_ids, self._vocab_size)
-            found = self._found[pattern] = automaton.to_bytes()
+            found = self._found[pattern] = self._on_disk(pattern)
             if len(self._found) > _KEPT:
                 del self._found[next(iter(self._found))]
         return found
+
+    def _on_disk(self, pattern: str) -> bytes:
+        name = sha256(self._salt + pattern.encode()).hexdigest()
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        file = home / "diffray/grammars" / name
+        with suppress(OSError):
+            found = file.read_bytes()
+            file.touch()  # as the one used last
+            return found
+        automaton = compile_regex(pattern, self._vocabulary, self._end_ids, self._vocab_size)
+        found = automaton.to_bytes()
+        with suppress(OSError):  # without a disk it is compiled each time
+            _store(file, found)
+        return found
+
+
+def _store(file: Path, content: bytes) -> None:
+    """Write a file that is there as a whole or not at all; remove the oldest beside it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_bytes(content)
+    part.rename(file)
+    beside = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
+    for old in beside[:-_KEPT_ON_DISK]:
+        old.unlink()
 
 
 def compile_regex(
@@ -73,8 +99,7 @@ def _over_bytes(regex: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         index = outlines_core.Index(regex, words)
     except ValueError as error:
-        reason = " ".join(str(error).split())[-200:]
-        raise InvalidField(f"structured outputs: {reason}", "structured_outputs") from None
+        raise InvalidField(f"structured outputs: {_why_not(regex, error)}") from None
     start, transitions = index.get_initial_state(), index.get_transitions()
     if len(transitions) > MOST_STATES:
         raise _too_large()
@@ -94,9 +119,17 @@ def _over_bytes(regex: str) -> tuple[np.ndarray, np.ndarray]:
 def _too_large() -> InvalidField:
     return InvalidField(
         "structured outputs: the texts need too large an automaton; lower maxLength, maxItems or "
-        "other counts",
-        "structured_outputs",
+        "other counts"
     )
+
+
+def _why_not(regex: str, error: ValueError) -> str:
+    """Return what is wrong with an expression; Python's parser says it better."""
+    try:
+        re.compile(regex)
+    except re.error as own:
+        return f"regex: {own}"
+    return " ".join(str(error).split())[-200:]
 
 
 def _over_texts(texts: list[bytes], next_BQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -34,9 +34,8 @@ with warnings.catch_warnings():
             given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
             if len(given) != 1:
                 raise InvalidField(
-                    f"structured_outputs needs one of {', '.join(_KINDS)}"
-                    + (f", not {' and '.join(given)}" if given else ""),
-                    "structured_outputs",
+                    f"give one of {', '.join(_KINDS)}"
+                    + (f", not {' and '.join(given)}" if given else "")
                 )
             if self.choice is not None and (not self.choice or "" in self.choice):
                 raise InvalidField("choice: give at least one text, and none empty", "choice")

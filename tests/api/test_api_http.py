@@ -114,7 +114,7 @@ def idle(http: httpx2.Client) -> bool:
         ({"frequency_penalty": False}, "frequency_penalty"),
         ({"best_of": True}, "best_of"),
         ({"best_of": 3}, "best_of"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json"}}, "response_format.type"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"metadata": "a"}, "metadata"),

@@ -36,7 +36,7 @@ BOMBS = {
 def templates() -> Iterator[Templates]:
     made = Templates()
     yield made
-    made.close()
+    made.process.close()
 
 
 def conversation(template: str) -> dict[str, Any]:

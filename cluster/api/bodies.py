@@ -1,14 +1,22 @@
 """Request bodies, with the names of OpenAI and vLLM; invalid fields are refused by name."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
-from diffray.cluster.api.errors import invalid, of_validation, unsupported
-from diffray.cluster.api.messages import Message, StrictModel
+from diffray.cluster.api.errors import invalid, of_validation
+from diffray.cluster.api.messages import NOTED, Message, StrictModel
 from diffray.cluster.api.noop_fields import refuse_unless_neutral
+from diffray.cluster.api.structures import NamedTool, ResponseFormat, Tool, ToolChoice
 from diffray.components.grammar.structured import StructuredOutputs
+from diffray.components.grammar.tool_calls import ToolCalls
 from diffray.components.policy import DiffusionParams
 
 _MOST_PROMPTS: Final = 1024
@@ -17,15 +25,7 @@ _MOST_CHOICES: Final = 1024  # of one request
 _MOST_MESSAGES: Final = 4096
 _MOST_TOKENS: Final = 2**20  # to decode
 _INT64: Final = 2**63
-_NOTED: Final = "Accepted for compatibility; it has no effect."
 _SANE: Final = 2**31  # no length or priority is larger
-_STRUCTURED: Final = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "response_format",
-)
 
 
 def _as_prompts(given: Any) -> list[str | list[int]]:
@@ -78,7 +78,9 @@ Stops = Annotated[
 ]
 TokenIds = Annotated[list[int], Field(max_length=1024, fail_fast=True)]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
-Tools = Annotated[list[dict[str, Any]], Field(max_length=1024, fail_fast=True)]
+
+
+Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
 
 
 class StreamOptions(StrictModel):
@@ -87,35 +89,7 @@ class StreamOptions(StrictModel):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="Usage so far, in every chunk.")
     include_canvas: bool = Field(False, description="Add chunks with the current canvas.")
-    include_obfuscation: bool = Field(False, description=_NOTED)
-
-
-class JsonSchema(StrictModel):
-    """A schema as OpenAI's clients send it; answers always follow it, strict or not."""
-
-    name: str = ""
-    description: str = Field("", description=_NOTED)
-    json_schema: dict[str, Any] = Field(alias="schema")
-    strict: bool = Field(False, description=_NOTED)
-
-
-class ResponseFormat(StrictModel):
-    """OpenAI's way to ask for JSON."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _a_schema_for_its_type(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError('"json_schema" is the type of a response_format with a json_schema')
-        return self
-
-    @property
-    def structured(self) -> StructuredOutputs | None:
-        if self.json_schema is not None:
-            return StructuredOutputs(json=self.json_schema.json_schema)
-        return StructuredOutputs(json_object=True) if self.type == "json_object" else None
+    include_obfuscation: bool = Field(False, description=NOTED)
 
 
 class GenerationBody(StrictModel):
@@ -159,13 +133,13 @@ class GenerationBody(StrictModel):
     guided_regex: str | None = Field(None, description="structured_outputs.regex")
     guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
     # Notes of the client, or for OpenAI.
-    user: str | None = Field(None, description=_NOTED)
-    safety_identifier: str | None = Field(None, description=_NOTED)
-    prompt_cache_key: str | None = Field(None, description=_NOTED)
-    prompt_cache_retention: str | None = Field(None, description=_NOTED)
-    service_tier: str | None = Field(None, description=_NOTED)
-    store: bool | None = Field(None, description=_NOTED)
-    metadata: dict[str, Any] | None = Field(None, description=_NOTED)
+    user: str | None = Field(None, description=NOTED)
+    safety_identifier: str | None = Field(None, description=NOTED)
+    prompt_cache_key: str | None = Field(None, description=NOTED)
+    prompt_cache_retention: str | None = Field(None, description=NOTED)
+    service_tier: str | None = Field(None, description=NOTED)
+    store: bool | None = Field(None, description=NOTED)
+    metadata: dict[str, Any] | None = Field(None, description=NOTED)
     request_id: str | None = Field(
         None, pattern=r"^[\x21-\x7e]{1,128}$", description="The last part of the answer's id."
     )
@@ -188,33 +162,26 @@ class GenerationBody(StrictModel):
         """How many alternatives each token's log-probability comes with; None: no logprobs."""
         raise NotImplementedError
 
-    @property
-    def structured_field(self) -> str:
-        """The field that says what texts the answer may be."""
-        return next((name for name in _STRUCTURED if getattr(self, name) is not None), "")
-
     @cached_property
-    def structured(self) -> StructuredOutputs | None:
-        """What texts the answer may be, in whichever field it was said."""
-        match self.structured_field:
-            case "":
-                return None
-            case "structured_outputs":
-                return self.structured_outputs
-            case "response_format":
-                return self.response_format.structured if self.response_format else None
-            case name:
-                kind = name.removeprefix("guided_")
-                return StructuredOutputs(**{kind: getattr(self, name)})
+    def structured(self) -> tuple[str, StructuredOutputs] | None:
+        """The field that says what texts the answer may be, and what it says."""
+        found = self._structures()
+        if len(found) > 1:
+            _, other, *_ = found
+            raise invalid(f"{' and '.join(found)} exclude each other; send one of them", other)
+        return next(iter(found.items()), None)
 
-    @model_validator(mode="after")
-    def _one_structure(self) -> Self:
-        given = [name for name in _STRUCTURED if getattr(self, name) is not None]
-        if self.response_format is not None and self.response_format.type == "text":
-            given.remove("response_format")
-        if len(given) > 1:
-            raise invalid(f"{' and '.join(given)} exclude each other; send one of them", given[1])
-        return self
+    def _structures(self) -> dict[str, StructuredOutputs]:
+        """Return what each field says about the answer's text."""
+        form = self.response_format
+        found = {
+            "structured_outputs": self.structured_outputs,
+            "response_format": None if form is None else form.structured,
+        }
+        for kind in ("json", "regex", "choice"):
+            if (value := getattr(self, f"guided_{kind}")) is not None:
+                found[f"guided_{kind}"] = StructuredOutputs(**{kind: value})
+        return {field: outputs for field, outputs in found.items() if outputs is not None}
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
@@ -248,12 +215,10 @@ class ChatBody(GenerationBody, TemplateFields):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     add_special_tokens: bool = False
-    tool_choice: Any = Field(
-        None,
-        json_schema_extra={"enum": ["none"]},
-        description='Must be "none" with tools: answers are not searched for calls.',
+    tool_choice: ToolChoice | None = Field(
+        None, description="Whether an answer may, must or must not call a function, or which one."
     )
-    parallel_tool_calls: bool | None = Field(None, description=_NOTED)
+    parallel_tool_calls: bool = Field(True, description="Whether there may be several calls.")
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -273,15 +238,41 @@ class ChatBody(GenerationBody, TemplateFields):
             )
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
-        if self.tool_choice not in (None, "none"):
-            raise unsupported("tool_choice", 'send "none": answers are not searched for calls')
-        if self.tools and self.tool_choice is None:
-            raise invalid(
-                'tools need tool_choice: "none": the template shows them to the model, but '
-                "answers are not searched for calls",
-                "tools",
-            )
+        if self.tool_choice not in (None, "none") and not self.tools:
+            raise invalid("tool_choice needs tools", "tool_choice")
+        names = [tool.function.name for tool in self.tools]
+        if self.named_tool is not None and self.named_tool not in names:
+            raise invalid(f"no tool is called {self.named_tool[:64]!r}", "tool_choice")
+        if len({*names}) < len(names):
+            raise invalid("two tools have the same name", "tools")
         return self
+
+    @property
+    def named_tool(self) -> str | None:
+        """The only function that may be called, if one is named."""
+        choice = self.tool_choice
+        return choice.function.name if isinstance(choice, NamedTool) else None
+
+    @property
+    def calls(self) -> bool:
+        """Whether the answer may have calls."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def _structures(self) -> dict[str, StructuredOutputs]:
+        if not self.calls:
+            return super()._structures()
+        only = self.named_tool
+        functions = {
+            tool.function.name: tool.function.parameters
+            for tool in self.tools
+            if only in (None, tool.function.name)
+        }
+        calls = ToolCalls(
+            functions=functions,
+            text=self.tool_choice in (None, "auto"),
+            several=self.parallel_tool_calls and only is None,
+        )
+        return {"tools": StructuredOutputs(tool_calls=calls)} | super()._structures()
 
 
 class CompletionBody(GenerationBody):

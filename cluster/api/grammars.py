@@ -26,7 +26,7 @@ class GrammarCompiler:
         self._kept: OrderedDict[str, bytes | Refused] = OrderedDict()
         self.process = LimitedProcess("diffray.cluster.api.grammar_worker", self._greeting)
 
-    async def automaton(self, outputs: StructuredOutputs, field: str) -> bytes:
+    async def automaton(self, field: str, outputs: StructuredOutputs) -> bytes:
         """Return the automaton as bytes; raises ApiError for the field if there is none."""
         if self._tokenizer is None:
             raise invalid(f"{field} needs a tokenizer, and the checkpoint has none", field)

@@ -217,8 +217,8 @@ class Service:
             refusal = as_api_error(error)
             if refusal.param == "prompt":
                 refusal.param = body.prompt_field
-            if refusal.param == "structured_outputs":
-                refusal.param = body.structured_field
+            if refusal.param == "structured_outputs" and body.structured is not None:
+                refusal.param = body.structured[0]
             raise refusal from None
         return _ANSWERS[type(body)](model, body, choices, self._tokens)
 
@@ -253,7 +253,7 @@ class Service:
         bad_ids = tuple(self._params.bad_ids(body.bad_words))
         grammar = b""
         if body.structured is not None:
-            grammar = await self._grammars.automaton(body.structured, body.structured_field)
+            grammar = await self._grammars.automaton(*body.structured)
         watch = body.stream_options is not None and body.stream_options.include_canvas
         choices: list[Choice] = []
         logprobs = 0

@@ -34,7 +34,7 @@ class Templates:
                 "continue_final_message",
             )
         _refuse_reserved(fields.chat_template_kwargs, tokenizer)
-        tools = fields.tools or None
+        tools = [each.model_dump(exclude_unset=True) for each in fields.tools] or None
         try:
             return await self.render(
                 {

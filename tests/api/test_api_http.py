@@ -116,7 +116,7 @@ def idle(http: httpx2.Client) -> bool:
         ({"best_of": 3}, "best_of"),
         ({"response_format": {"type": "json"}}, "response_format.type"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"metadata": "a"}, "metadata"),
         ({"store": "yes"}, "store"),
         ({"request_id": "a b"}, "request_id"),

@@ -22,17 +22,24 @@ class ResponseFormat(StrictModel):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    bare_schema: dict[str, Any] | None = Field(
+        None, alias="schema", description="Of a json_object; as llama.cpp's clients send it."
+    )
 
     @model_validator(mode="after")
     def _a_schema_for_its_type(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError('"json_schema" is the type of a response_format with a json_schema')
+        if self.bare_schema is not None and self.type != "json_object":
+            raise ValueError('"json_object" is the type of a response_format with a schema')
         return self
 
     @property
     def structured(self) -> StructuredOutputs | None:
         if self.json_schema is not None:
             return StructuredOutputs(json=self.json_schema.json_schema)
+        if self.bare_schema is not None:
+            return StructuredOutputs(json=self.bare_schema)
         return StructuredOutputs(json_object=True) if self.type == "json_object" else None
 
 

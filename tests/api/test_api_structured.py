@@ -63,6 +63,7 @@ def test_every_way_to_ask_is_honoured(service: Service) -> None:
     async def ask() -> None:
         schemas: list[dict[str, Any]] = [
             {"response_format": SCHEMA},
+            {"response_format": {"type": "json_object", "schema": PERSON}},
             {"structured_outputs": {"json": PERSON}},
             {"guided_json": json.dumps(PERSON)},
         ]

@@ -1,12 +1,14 @@
 """What Triton's kernels say of their variants, on inputs of every dtype that they take."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from benchmarks.gpu.cases import cases
 from benchmarks.gpu.shapes import TOY, Work
-from diffray.kernels.choose import TORCH, Kernels, with_variants
+from diffray.kernels.choose import TORCH, with_variants
 from diffray.kernels.triton.table import KERNELS
 from diffray.kernels.variants import UNTRIED, Kernel, Shape, Variant
 
@@ -26,7 +28,8 @@ class Call:
 
 def noted(dtype: torch.dtype, work: Work) -> list[Call]:
     calls = [Call(kernel) for kernel in KERNELS]
-    kernels: Kernels = TORCH._replace(**{call.kernel.name: call for call in calls})
+    replaced: dict[str, Any] = {call.kernel.name: call for call in calls}
+    kernels = TORCH._replace(**replaced)
     for name in TOY:
         for case in cases(TOY[name], work, dtype, DEVICE):
             case.run(kernels)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
+from benchmarks.golden import cases_of
 from benchmarks.gpu import __main__ as all_of_them
 from benchmarks.gpu import check_engine, check_kernels, engine_checks, generate, program, step_time
 from benchmarks.gpu.cases import listed
@@ -301,7 +302,7 @@ class TestCheckEngine:
         assert report["program"] == "check_engine"
 
     def test_a_wrong_token_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        cases = engine_checks.cases_of("llada2_moe")[:4]
+        cases = cases_of("llada2_moe")[:4]
         cases[3]["tokens"][5] += 1
         monkeypatch.setattr(engine_checks, "cases_of", lambda family: cases)
         way = engine_checks.Way("float32", "torch", None)

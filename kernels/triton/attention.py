@@ -17,8 +17,9 @@ from torch import Tensor
 
 from diffray.kernels import attention
 from diffray.kernels.attention import KVLayer, QKRotary
+from diffray.kernels.triton.launch import overlapped, tiled_variants, wait_for_previous
 from diffray.kernels.triton.rope import rotate_and_store
-from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up, tiled
+from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 from diffray.kernels.windows import PagedWindows, Windows
 
 _PROGRAMS = 512  # enough to fill a GPU of 132 multiprocessors
@@ -33,10 +34,12 @@ def attend(
     slots_T: Tensor,
     windows: Windows,
     tile: Tile | None = None,
+    *,
+    pdl: bool = False,
 ) -> Tensor:
     """Norm and rotate heads, store keys and values in place, return the attention output."""
-    q_TQD = rotate_and_store(heads_TND, rotary, *kv, slots_T)
-    return paged_attention(q_TQD, *kv, windows.paged, tile)
+    q_TQD = rotate_and_store(heads_TND, rotary, *kv, slots_T, pdl=pdl)
+    return paged_attention(q_TQD, *kv, windows.paged, tile, pdl=pdl)
 
 
 def paged_attention(
@@ -45,6 +48,8 @@ def paged_attention(
     values_SGD: Tensor,
     windows: PagedWindows,
     tile: Tile | None = None,
+    *,
+    pdl: bool = False,
 ) -> Tensor:
     """Return each query's attention over the keys of its sequence; the pool is not modified.
 
@@ -90,6 +95,7 @@ def paged_attention(
         SPLIT=splits > 1,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **overlapped(pdl),
     )
     if splits > 1:
         _join_splits[(num_tokens, num_queries)](
@@ -103,6 +109,7 @@ def paged_attention(
             COLUMNS=triton.next_power_of_2(splits),
             BLOCK=triton.next_power_of_2(size),
             num_warps=1,
+            **overlapped(pdl),
         )
     return out_TQD
 
@@ -126,12 +133,20 @@ def _variants(
     rows = rounded_up(windows.paged.max_queries) * shared
     default = _tile_for(rows, size, heads_TND.element_size())
     others = [
-        Tile(rows, columns, default.depth, warps, stages)
+        Tile(rows, *rest)
         for rows in (default.rows, max(default.rows // 2, 16))
-        for columns in (32, 64, 128)
-        for warps, stages in ((4, 2), (4, 3), (8, 3))
+        for rest in _others(default.depth, heads_TND.element_size())
     ]
-    return [tiled("triton", tile, attend) for tile in dict.fromkeys([default, *others])]
+    return tiled_variants(list(dict.fromkeys([default, *others])), attend)
+
+
+def _others(depth: int, itemsize: int) -> list[tuple[int, int, int, int]]:
+    """Return columns, depth, warps and stages that may be faster than the default's."""
+    if itemsize > 2:  # others take long to compile
+        return []
+    if depth > 128:  # more would not fit shared memory
+        return [(32, depth, 4, 2), (32, depth, 8, 2)]
+    return [(32, depth, 4, 3), (64, depth, 4, 2), (64, depth, 4, 3), (128, depth, 8, 3)]
 
 
 def _shape(
@@ -180,11 +195,13 @@ def _read_keys(
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend from some queries of one window to one split of their keys.
 
     Rows are (query, head) pairs, the heads of a query side by side.
     """
+    wait_for_previous(PDL)
     split = tl.program_id(0) % splits
     group = tl.program_id(1)
     window = tl.program_id(2)
@@ -254,8 +271,10 @@ def _join_splits(
     QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Average the splits' results for one query and head, weighted by their softmax mass."""
+    wait_for_previous(PDL)
     token_head = tl.program_id(0).to(tl.int64) * QUERIES + tl.program_id(1)
     split = tl.arange(0, COLUMNS)
     part = split.to(tl.int64) * num_tokens * QUERIES + token_head

@@ -17,8 +17,14 @@ from torch import Tensor
 from diffray.kernels import confidence as reference
 from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.triton.launch import (
+    overlapped,
+    prefetch_rows,
+    tiled_variants,
+    wait_for_previous,
+)
 from diffray.kernels.triton.vocab_tiles import Parts, join, keep
-from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up, tiled
+from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 
 
 def confidence(
@@ -29,6 +35,8 @@ def confidence(
     gather_RK: Tensor,
     draw: Draw | None,
     tile: Tile | None = None,
+    *,
+    pdl: bool = False,
 ) -> Confidence:
     """Return each row's choice among the ids [start, start + V); the forbidden id is never chosen.
 
@@ -60,8 +68,9 @@ def confidence(
             DEPTH=tile.depth,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **overlapped(pdl),
         )
-    return join(parts, gathered_RK, start)
+    return join(parts, gathered_RK, start, pdl=pdl)
 
 
 def _noise_of(draw: Draw | None) -> tuple[Tensor | None, Tensor | None]:
@@ -98,7 +107,7 @@ def _variants(
         for warps, stages in ((4, 3), (4, 4), (8, 3), (8, 4))
         if columns <= default.columns
     ]
-    return [tiled("triton", tile, confidence) for tile in dict.fromkeys([default, *others])]
+    return tiled_variants(list(dict.fromkeys([default, *others])), confidence)
 
 
 def _shape(
@@ -141,11 +150,14 @@ def _weigh_head(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Multiply some rows with a tile of the head and keep a summary."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     live, wide = row < rows, column < size
+    prefetch_rows(head_ptr, column.to(tl.int64), size, hidden, DEPTH, PDL)
+    wait_for_previous(PDL)
     x_rows = hidden_ptr + row.to(tl.int64)[:, None] * hidden
     w_rows = head_ptr + column.to(tl.int64)[:, None] * hidden
     logits = tl.zeros((ROWS, COLUMNS), tl.float32)

@@ -8,6 +8,7 @@ Letters: T packed tokens, Q query heads, G key heads, D head size, S slots of th
 windows, P pages of a window, C splits of the keys.
 """
 
+from functools import partial
 from typing import Final
 
 import torch
@@ -23,7 +24,7 @@ from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 from diffray.kernels.windows import PagedWindows, Windows
 
 _PROGRAMS = 512  # enough to fill a GPU of 132 multiprocessors
-_SPLIT_KEYS = 256  # a shorter split costs more to combine than it saves
+_SPLIT_KEYS = 256  # of one program, unless a variant says less: shorter splits cost more to join
 _MOST_SPLITS = 32
 
 
@@ -35,11 +36,12 @@ def attend(
     windows: Windows,
     tile: Tile | None = None,
     *,
+    split_keys: int = _SPLIT_KEYS,
     pdl: bool = False,
 ) -> Tensor:
     """Norm and rotate heads, store keys and values in place, return the attention output."""
     q_TQD = rotate_and_store(heads_TND, rotary, *kv, slots_T, pdl=pdl)
-    return paged_attention(q_TQD, *kv, windows.paged, tile, pdl=pdl)
+    return paged_attention(q_TQD, *kv, windows.paged, tile, split_keys=split_keys, pdl=pdl)
 
 
 def paged_attention(
@@ -49,6 +51,7 @@ def paged_attention(
     windows: PagedWindows,
     tile: Tile | None = None,
     *,
+    split_keys: int = _SPLIT_KEYS,
     pdl: bool = False,
 ) -> Tensor:
     """Return each query's attention over the keys of its sequence; the pool is not modified.
@@ -65,7 +68,8 @@ def paged_attention(
     tile = tile or _tile_for(windows.max_queries * shared, size, q_TQD.element_size())
     out_TQD = torch.empty_like(q_TQD)
     tiles = triton.cdiv(windows.max_queries * shared, tile.rows)
-    splits = num_splits(tiles * num_keys * num_windows, num_pages * windows.page_size)
+    max_keys = num_pages * windows.page_size
+    splits = num_splits(tiles * num_keys * num_windows, max_keys, split_keys)
     part_CTQD, lse_CTQ = out_TQD, None
     if splits > 1:
         part_CTQD = q_TQD.new_empty(splits, *q_TQD.shape, dtype=torch.float32)
@@ -127,8 +131,12 @@ def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
 def _variants(
     heads_TND: Tensor, _rotary: QKRotary, kv: KVLayer, _slots_T: Tensor, windows: Windows
 ) -> list[Variant]:
-    """Return the default tile for windows of about this length, then others."""
+    """Return the default tile for windows of about this length, then others, then shorter splits.
+
+    A window or two do not fill a GPU with splits of 256 keys.
+    """
     _, num_keys, size = kv.keys_SGD.shape
+    num_windows, num_pages = windows.paged.pages_WP.shape
     shared = heads_TND.shape[1] // num_keys - 2
     rows = rounded_up(windows.paged.max_queries) * shared
     default = _tile_for(rows, size, heads_TND.element_size())
@@ -137,7 +145,18 @@ def _variants(
         for rows in (default.rows, max(default.rows // 2, 16))
         for rest in _others(default.depth, heads_TND.element_size())
     ]
-    return tiled_variants(list(dict.fromkeys([default, *others])), attend)
+    tiles = list(dict.fromkeys([default, *others]))
+    found = tiled_variants(tiles, attend)
+    max_keys = rounded_up(num_pages * windows.paged.page_size)
+    programs = triton.cdiv(rows, default.rows) * num_keys * rounded_up(num_windows)
+    splits = num_splits(programs, max_keys)
+    for split_keys in (128, 64):
+        shorter, splits = splits, num_splits(programs, max_keys, split_keys)
+        if splits > shorter:
+            fitting = [tile for tile in tiles if tile.columns <= split_keys]
+            run = partial(attend, split_keys=split_keys)
+            found += tiled_variants(fitting, run, f"triton {split_keys} keys")
+    return found
 
 
 def _others(depth: int, itemsize: int) -> list[tuple[int, int, int, int]]:
@@ -166,9 +185,9 @@ def _shape(
 ATTEND: Final = Kernel("attend", attention.attend, _shape, _variants)
 
 
-def num_splits(programs: int, max_keys: int) -> int:
+def num_splits(programs: int, max_keys: int, split_keys: int = _SPLIT_KEYS) -> int:
     """Return the number of splits of the keys, from bounds known on the host."""
-    return max(1, min(_PROGRAMS // programs, max_keys // _SPLIT_KEYS, _MOST_SPLITS))
+    return max(1, min(_PROGRAMS // programs, max_keys // split_keys, _MOST_SPLITS))
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_pages", "splits"])

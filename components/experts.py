@@ -14,14 +14,13 @@ from diffray.components.layers import GatedMLP, Part, Parts, Piece, cut, empty
 from diffray.components.mesh import Mesh
 from diffray.kernels.choose import Kernels
 from diffray.kernels.quantized import quantize_rows
+from diffray.kernels.router import Routing
 
 
 class Router(Protocol):
     """Chooses experts; sparse models differ only in this."""
 
-    def __call__(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return expert ids and weights [T, K]."""
-        ...
+    def __call__(self, x_TH: Tensor) -> Routing: ...
 
     def parts(self, prefix: str) -> Parts: ...
 
@@ -45,7 +44,7 @@ class SparseMLP(nn.Module):
 
     def partial(self, x_TH: Tensor) -> Tensor:
         """Return this rank's summand."""
-        out_TH: Tensor = self.experts(x_TH, *self.router(x_TH))
+        out_TH: Tensor = self.experts(x_TH, self.router(x_TH))
         return out_TH if self.shared is None else out_TH + self.shared.partial(x_TH)
 
     def pack(self) -> None:
@@ -84,14 +83,16 @@ class Experts(nn.Module):
         self.scale13_EF: Tensor | None = None  # of quantized weights
         self.scale2_EH: Tensor | None = None
 
-    def forward(self, x_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        if self.experts.start:
-            ids_TK = ids_TK - self.experts.start
-        chosen = ids_TK, weights_TK
+    def forward(self, x_TH: Tensor, routing: Routing) -> Tensor:
+        own = routing.of(self.experts.start, self.experts.stop)
+        ids_TK, weights_TK = own.ids_TK, own.weights_TK
+        w13_EFH, w2_EHI = self.w13_EFH, self.w2_EHI
         if self.scale13_EF is None:
-            return self.kernels.experts_forward(x_TH, self.w13_EFH, self.w2_EHI, *chosen)
-        w13, w2 = (self.w13_EFH, self.scale13_EF), (self.w2_EHI, self.scale2_EH)
-        return self.kernels.quantized_experts_forward(x_TH, *w13, *w2, *chosen)
+            run = self.kernels.experts_forward
+            return run(x_TH, w13_EFH, w2_EHI, ids_TK, weights_TK, own.pairs)
+        experts = w13_EFH, self.scale13_EF, w2_EHI, self.scale2_EH
+        run_quantized = self.kernels.quantized_experts_forward
+        return run_quantized(x_TH, *experts, ids_TK, weights_TK, own.pairs)
 
     def quantize(self, dtype: torch.dtype) -> None:
         """Store the loaded weights in one byte each, with a scale per local row."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diffray.kernels.experts import experts_forward
+from diffray.kernels.router import Pairs
 
 
 def quantize_rows(w_EOI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -32,6 +33,7 @@ def quantized_experts_forward(
     scale2_EH: Tensor | None,
     ids_TK: Tensor,
     weights_TK: Tensor,
+    _pairs: Pairs | None = None,
 ) -> Tensor:
     """Return `experts_forward` for weights of which those with scales are quantized."""
     w13, w2 = (

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from benchmarks.gpu.shapes import ALL, Shape, Sparse, Work
 from diffray.components.batch import Batch, Window
@@ -125,28 +126,29 @@ def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> I
     tokens, hidden, width = work.tokens, shape.hidden, sparse.width
     x = normal(tokens, hidden)
     # In float32, as routers compute: rounded ones tie, and sorts differ in what they do then.
-    logits = torch.randn(tokens, sparse.experts, device=x.device)
+    router = torch.randn(sparse.experts, hidden, device=x.device) * hidden**-0.5
     bias = torch.randn(sparse.experts, device=x.device) * 0.1
     groups = {"num_groups": sparse.groups, "groups_chosen": sparse.groups_chosen, "scale": 2.5}
 
     def route(kernels: Kernels) -> tuple[Tensor, ...]:
         if sparse.groups == 0:
-            return kernels.softmax_topk(logits, None, sparse.chosen)
-        return kernels.grouped_sigmoid_topk(logits, bias, sparse.chosen, **groups)
+            return kernels.softmax_router(x, router, None, sparse.chosen)[:2]
+        return kernels.grouped_sigmoid_router(x, router, bias, sparse.chosen, **groups)[:2]
 
     yield Case("router", route, exact_ids=True)
     w13 = normal(sparse.experts, 2 * width, hidden, scale=hidden**-0.5)
     w2 = normal(sparse.experts, hidden, width, scale=width**-0.5)
-    weights, ids = logits.softmax(-1).topk(sparse.chosen)
+    weights, ids = linear(x.float(), router).softmax(-1).topk(sparse.chosen)
     yield Case(
-        "experts_forward", lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights),)
+        "experts_forward",
+        lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights, None),),
     )
     for name, kind in (("int8", torch.int8), ("float8", torch.float8_e4m3fn)):
         parts = *quantize_rows(w13, kind), *quantize_rows(w2, kind)
         yield Case(
             f"quantized_experts_forward {name}",
             lambda kernels, parts=parts: (  # type: ignore[misc]
-                kernels.quantized_experts_forward(x, *parts, ids, weights),
+                kernels.quantized_experts_forward(x, *parts, ids, weights, None),
             ),
         )
 

@@ -8,7 +8,12 @@ from tests.helpers.triton_device import DEVICE  # isort: skip
 from diffray.kernels import quantized
 from diffray.kernels.experts import experts_forward as reference
 from diffray.kernels.quantized import quantize_rows
-from diffray.kernels.triton.experts import experts_forward, quantized_experts_forward, tile_for
+from diffray.kernels.router import Pairs, Routing, list_pairs
+from diffray.kernels.triton.experts import (
+    experts_forward,
+    quantized_experts_forward,
+    tile_for,
+)
 
 
 def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> list[Tensor]:
@@ -43,6 +48,15 @@ def test_experts_of_other_ranks_add_nothing() -> None:
     torch.testing.assert_close(some, expected, atol=1e-5, rtol=1e-4)
     none = experts_forward(x, w13, w2, torch.full_like(ids, 6), weights)
     assert torch.equal(none, torch.zeros_like(x))
+
+
+def test_pairs_that_the_router_lists_are_not_listed_again() -> None:
+    x, w13, w2, ids, weights = case(13, 6, 3, 48, 20)
+    listed = Routing(ids, weights, *list_pairs(ids, 6)).of(2, 4)
+    args = x, w13[2:4].contiguous(), w2[2:4].contiguous(), listed.ids_TK, weights
+    assert torch.equal(experts_forward(*args, listed.pairs), experts_forward(*args))
+    none = Pairs(torch.zeros(3, dtype=torch.int32, device=DEVICE), list_pairs(ids, 6).order_S)
+    assert not torch.equal(experts_forward(*args, none), experts_forward(*args))
 
 
 def test_all_tokens_at_one_expert_go_through_several_tiles() -> None:

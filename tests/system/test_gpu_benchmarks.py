@@ -29,6 +29,7 @@ from benchmarks.gpu.shapes import TOY, Shape, Sparse, Work
 from benchmarks.gpu.step import make_step
 from benchmarks.gpu.targets import verdicts
 from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
+from diffray.kernels.router import Routing
 from diffray.workers.graphs import Graphs, Recorded
 from tests.helpers.paths import ROOT
 
@@ -96,7 +97,9 @@ def test_the_check_finds_what_is_wrong() -> None:
     wrong = right._replace(
         rms_norm=lambda x, weight, eps: right.rms_norm(x, weight, eps) * 1.01,
         paged_attention=lambda *args: right.paged_attention(*args) * torch.nan,
-        softmax_topk=lambda *args: (right.softmax_topk(*args)[0].flip(1), args[0][:, : args[2]]),
+        softmax_router=lambda *args: Routing(
+            right.softmax_router(*args).ids_TK.flip(1), right.softmax_router(*args).weights_TK
+        ),
     )
     found = {kernel for kernel, right in checked("toy-moe", wrong).items() if not right}
     assert found == {"rms_norm", "paged_attention", "router"}

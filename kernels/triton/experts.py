@@ -4,6 +4,7 @@ Letters: T packed tokens, H hidden size, E experts here, I expert intermediate s
 rows, then up rows), K experts of a token, S token-expert pairs (T * K).
 """
 
+from functools import partial
 from typing import Final
 
 import torch
@@ -15,7 +16,32 @@ from diffray.kernels.triton.expert_products import fullest, multiply_pairs
 from diffray.kernels.triton.launch import tiled_variants
 from diffray.kernels.triton.pair_sums import sum_pairs
 from diffray.kernels.triton.pairs import list_pairs
-from diffray.kernels.variants import Kernel, Shape, Tile, rounded_up
+from diffray.kernels.variants import Kernel, Run, Shape, Tile, Variant, rounded_up
+
+# Columns, depth, warps and stages that may suit a tile's rows: none of them spills on Hopper.
+_FEW_ROWS: Final = (
+    (32, 128, 4, 3),
+    (32, 128, 4, 4),
+    (64, 64, 4, 4),
+    (64, 128, 4, 3),
+    (64, 128, 4, 4),
+    (64, 128, 8, 3),
+    (128, 64, 8, 3),
+    (128, 128, 8, 3),
+)
+_OTHERS: Final = {
+    16: _FEW_ROWS,
+    32: _FEW_ROWS,
+    64: (
+        (32, 128, 4, 3),
+        (64, 64, 4, 4),
+        (64, 64, 4, 5),
+        (64, 128, 8, 3),
+        (128, 64, 8, 3),
+        (128, 64, 8, 4),
+    ),
+    128: ((64, 64, 8, 4), (64, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 4)),
+}
 
 
 def experts_forward(
@@ -50,16 +76,18 @@ def quantized_experts_forward(
     pairs: Pairs | None = None,
     *,
     tile: Tile | None = None,
+    half: bool = False,
     pdl: bool = False,
 ) -> Tensor:
     """Return `experts_forward` for weights in int8 or float8 with a scale per row.
 
-    The arithmetic is that of `x_TH`'s dtype; scales are applied to the float32 sums.
+    The arithmetic is that of `x_TH`'s dtype or, `half`, float16; scales are applied to the float32
+    sums.
     """
     if ids_TK.numel() == 0:
         return torch.empty_like(x_TH)
     experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
-    part_SH = _outputs(x_TH, *experts, ids_TK, weights_TK, pairs, tile, pdl)
+    part_SH = _outputs(x_TH, *experts, ids_TK, weights_TK, pairs, tile, half, pdl)
     return sum_pairs(part_SH, ids_TK, len(w2_EHI), pdl=pdl)
 
 
@@ -73,6 +101,7 @@ def _outputs(
     weights_TK: Tensor,
     pairs: Pairs | None,
     tile: Tile | None,
+    half: bool,
     pdl: bool,
 ) -> Tensor:
     """Return each pair's weighted output [S, H]."""
@@ -80,22 +109,21 @@ def _outputs(
     tile = tile or tile_for(ids_TK.numel() / num_experts, x_TH.element_size())
     pairs = pairs or list_pairs(ids_TK, num_experts, pdl=pdl)
     experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
-    return multiply_pairs(x_TH, *experts, weights_TK, pairs, tile, pdl=pdl)
+    return multiply_pairs(x_TH, *experts, weights_TK, pairs, tile, half=half, pdl=pdl)
 
 
 def _tiles(x_TH: Tensor, num_experts: int, num_chosen: int) -> list[Tile]:
-    """Return the default tile for about as many tokens, then others that may be faster."""
-    default = tile_for(rounded_up(len(x_TH)) * num_chosen / num_experts, x_TH.element_size())
+    """Return the default tile for about as many tokens, then others that may be faster.
+
+    No expert has more rows than there are tokens: with that many in a tile, or 64, an expert that
+    many tokens choose is read once as well.
+    """
+    tokens = rounded_up(len(x_TH))
+    default = tile_for(tokens * num_chosen / num_experts, x_TH.element_size())
     if x_TH.element_size() > 2:  # others take minutes to compile
         return [default]
-    smaller = [Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 3)] if default.rows == 128 else []
-    as_many_rows = [
-        Tile(default.rows, columns, depth, warps, stages)
-        for columns in (32, 64, 128)
-        for depth in (64, 128)
-        for warps, stages in ((4, 3), (4, 4), (8, 3))
-    ]
-    return list(dict.fromkeys([default, *smaller, *as_many_rows]))
+    rows = dict.fromkeys([default.rows, min(max(tokens, 16), 64)])
+    return list(dict.fromkeys([default, *(Tile(n, *rest) for n in rows for rest in _OTHERS[n])]))
 
 
 def _shape(x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> Shape:
@@ -103,18 +131,29 @@ def _shape(x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> Sha
     return Shape((*w2_EHI.shape, ids_TK.shape[1], *kinds), (rounded_up(len(x_TH)),))
 
 
+def _variants(
+    run: Run, x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor
+) -> list[Variant]:
+    """Return the program with all tiles; in float16 after the default tile, if it helps."""
+    tiles = _tiles(x_TH, len(w2_EHI), ids_TK.shape[1])
+    if x_TH.dtype != torch.bfloat16 or w13_EFH.dtype != torch.float8_e4m3fn:
+        return tiled_variants(tiles, run)
+    half = tiled_variants(tiles, partial(run, half=True), "triton half")
+    return tiled_variants(tiles[:1], run) + half
+
+
 EXPERTS: Final = Kernel(
     "experts_forward",
     experts.experts_forward,
     lambda x, w13, w2, ids, *_: _shape(x, w13, w2, ids),
-    lambda x, _w13, w2, ids, *_: tiled_variants(_tiles(x, len(w2), ids.shape[1]), experts_forward),
+    lambda x, w13, w2, ids, *_: _variants(experts_forward, x, w13, w2, ids),
 )
 QUANTIZED_EXPERTS: Final = Kernel(
     "quantized_experts_forward",
     quantized.quantized_experts_forward,
     lambda x, w13, _scale13, w2, _scale2, ids, *_: _shape(x, w13, w2, ids),
-    lambda x, _w13, _scale13, w2, _scale2, ids, *_: tiled_variants(
-        _tiles(x, len(w2), ids.shape[1]), quantized_experts_forward
+    lambda x, w13, _scale13, w2, _scale2, ids, *_: _variants(
+        quantized_experts_forward, x, w13, w2, ids
     ),
 )
 

@@ -5,11 +5,14 @@ import torch
 from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
+from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
 from diffray.kernels import quantized
 from diffray.kernels.experts import experts_forward as reference
 from diffray.kernels.quantized import quantize_rows
 from diffray.kernels.router import Pairs, Routing, list_pairs
 from diffray.kernels.triton.experts import (
+    EXPERTS,
+    QUANTIZED_EXPERTS,
     experts_forward,
     quantized_experts_forward,
     tile_for,
@@ -80,6 +83,34 @@ def test_no_tokens_give_no_rows() -> None:
     assert experts_forward(x[:0], w13, w2, ids[:0], weights[:0]).shape == (0, 16)
 
 
+def narrow(args: list[Tensor]) -> list[Tensor]:
+    return [part.bfloat16() if part.dtype == torch.float32 else part for part in args]
+
+
+# Of 50 tokens a tile of 64 rows holds all that an expert can get.
+@pytest.mark.parametrize(("tokens", "experts", "chosen"), [(3, 5, 2), (50, 5, 2), (100, 2, 1)])
+def test_every_variant_equals_the_reference_in_bfloat16(
+    tokens: int, experts: int, chosen: int
+) -> None:
+    args = narrow(case(tokens, experts, chosen, 40, 24))
+    args[3][: tokens // 2] = args[3][0]  # half of the tokens choose the same experts
+    x, w13, w2, ids, weights = (p.float() if p.is_floating_point() else p for p in args)
+    expected = reference(x, w13, w2, ids, weights)
+    *variants, _ = EXPERTS.variants(*args, None)
+    # Only a GPU tells warps and stages apart.
+    distinct = {v.name.split(" w")[0] if DEVICE.type == "cpu" else v.name: v for v in variants}
+    with exact_bfloat16():
+        found = [variant.run(*args).float() for variant in distinct.values()]
+    for out in found:
+        assert float((out - expected).norm() / expected.norm()) < 0.004
+
+
+def test_a_tile_holds_the_rows_of_an_expert_that_all_tokens_choose() -> None:
+    args = narrow(case(64, 64, 8, 16, 16))
+    rows = {int(v.name.split()[1].split("x")[0]) for v in EXPERTS.variants(*args, None)[:-1]}
+    assert rows == {32, 64}
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_quantized_experts_equal_their_weights_scaled_back(dtype: torch.dtype) -> None:
     x, w13, w2, ids, weights = case(12, 5, 2, 48, 36)
@@ -91,6 +122,21 @@ def test_quantized_experts_equal_their_weights_scaled_back(dtype: torch.dtype) -
     )
     exact = reference(x, w13, w2, ids, weights)
     assert 0 < float((got - exact).norm() / exact.norm()) < 0.06
+
+
+@pytest.mark.parametrize("louder", [1.0, 300.0])
+def test_float8_weights_are_multiplied_in_float16_whatever_the_range(louder: float) -> None:
+    """Between the louder products numbers exceed float16's largest."""
+    x, w13, w2, ids, weights = narrow(case(20, 5, 2, 48, 36))
+    quantized_ones = [quantize_rows(w, torch.float8_e4m3fn) for w in (w13 * louder, w2)]
+    args = (*quantized_ones[0], *quantized_ones[1], ids, weights.float(), None)
+    expected = quantized.quantized_experts_forward(x.float(), *args)
+    with exact_bfloat16():
+        for half in (False, True):
+            got = quantized_experts_forward(x, *args, half=half).float()
+            assert float((got - expected).norm() / expected.norm()) < 0.004
+    names = [variant.name for variant in QUANTIZED_EXPERTS.variants(x, *args)]
+    assert "half" not in names[0] and "half" in names[1]
 
 
 def test_quantized_rows_come_back_within_half_a_step() -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from diffray.components.layers import GatedMLP, Part, Parts, Piece, cut, empty
+from diffray.components.layers import GatedMLP, Norm, Part, Parts, Piece, cut, empty
 from diffray.components.mesh import Mesh
 from diffray.kernels.choose import Kernels
 from diffray.kernels.quantized import quantize_rows
@@ -46,6 +46,14 @@ class SparseMLP(nn.Module):
         """Return this rank's summand."""
         out_TH: Tensor = self.experts(x_TH, self.router(x_TH))
         return out_TH if self.shared is None else out_TH + self.shared.partial(x_TH)
+
+    def add_norm(self, x_TH: Tensor, residual_TH: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the output plus the residual, which is the next one, and its norm."""
+        if self.mesh.size > 1:
+            return norm(self(x_TH), residual_TH)  # type: ignore[no-any-return]
+        routing = self.router(x_TH)
+        shared_TH = None if self.shared is None else self.shared.partial(x_TH)
+        return self.experts.add_norm(x_TH, routing, shared_TH, residual_TH, norm)
 
     def pack(self) -> None:
         """Pack the shared expert; the others are read in slices, unpacked."""
@@ -93,6 +101,20 @@ class Experts(nn.Module):
         experts = w13_EFH, self.scale13_EF, w2_EHI, self.scale2_EH
         run_quantized = self.kernels.quantized_experts_forward
         return run_quantized(x_TH, *experts, ids_TK, weights_TK, own.pairs)
+
+    def add_norm(
+        self,
+        x_TH: Tensor,
+        routing: Routing,
+        shared_TH: Tensor | None,
+        residual_TH: Tensor,
+        norm: Norm,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the norm of the output plus a shared expert's and the residual, and that sum."""
+        experts = self.w13_EFH, self.scale13_EF, self.w2_EHI, self.scale2_EH
+        chosen = routing.ids_TK, routing.weights_TK, routing.pairs
+        added = shared_TH, residual_TH, norm.weight, norm.eps
+        return self.kernels.experts_add_norm(x_TH, *experts, *chosen, *added)
 
     def quantize(self, dtype: torch.dtype) -> None:
         """Store the loaded weights in one byte each, with a scale per local row."""

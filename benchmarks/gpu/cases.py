@@ -143,6 +143,13 @@ def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> I
         "experts_forward",
         lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights, None),),
     )
+    residual, norm = normal(tokens, hidden), normal(hidden)
+    yield Case(
+        "experts_add_norm",
+        lambda kernels: kernels.experts_add_norm(
+            x, w13, None, w2, None, ids, weights, None, None, residual, norm, EPS
+        ),
+    )
     for name, kind in (("int8", torch.int8), ("float8", torch.float8_e4m3fn)):
         parts = *quantize_rows(w13, kind), *quantize_rows(w2, kind)
         yield Case(

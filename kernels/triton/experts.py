@@ -14,7 +14,8 @@ from diffray.kernels import experts, quantized
 from diffray.kernels.router import Pairs
 from diffray.kernels.triton.expert_products import fullest, multiply_pairs
 from diffray.kernels.triton.launch import tiled_variants
-from diffray.kernels.triton.pair_sums import sum_pairs
+from diffray.kernels.triton.norm import add_norm
+from diffray.kernels.triton.pair_sums import sum_add_norm, sum_pairs
 from diffray.kernels.triton.pairs import list_pairs
 from diffray.kernels.variants import Kernel, Run, Shape, Tile, Variant, rounded_up
 
@@ -91,6 +92,42 @@ def quantized_experts_forward(
     return sum_pairs(part_SH, ids_TK, len(w2_EHI), pdl=pdl)
 
 
+def experts_add_norm(
+    x_TH: Tensor,
+    w13_EFH: Tensor,
+    scale13_EF: Tensor | None,
+    w2_EHI: Tensor,
+    scale2_EH: Tensor | None,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    pairs: Pairs | None,
+    shared_TH: Tensor | None,
+    residual_TH: Tensor,
+    norm_H: Tensor,
+    eps: float,
+    *,
+    tile: Tile | None = None,
+    fused: bool = False,
+    half: bool = False,
+    pdl: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return `add_norm` of the experts' output, to which a shared expert's is added first.
+
+    Fused, one kernel sums over a token's experts, adds and norms.
+    """
+    experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
+    if fused and ids_TK.numel() > 0:
+        part_SH = _outputs(x_TH, *experts, ids_TK, weights_TK, pairs, tile, half, pdl)
+        norm = residual_TH, norm_H, eps
+        return sum_add_norm(part_SH, ids_TK, len(w2_EHI), shared_TH, *norm, pdl=pdl)
+    out_TH = quantized_experts_forward(
+        x_TH, *experts, ids_TK, weights_TK, pairs, tile=tile, half=half, pdl=pdl
+    )
+    if shared_TH is not None:
+        out_TH = out_TH + shared_TH
+    return add_norm(out_TH, residual_TH, norm_H, eps, pdl=pdl)
+
+
 def _outputs(
     x_TH: Tensor,
     w13_EFH: Tensor,
@@ -132,28 +169,45 @@ def _shape(x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> Sha
 
 
 def _variants(
-    run: Run, x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor
+    run: Run, faster: tuple[str, Run], x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor
 ) -> list[Variant]:
-    """Return the program with all tiles; in float16 after the default tile, if it helps."""
+    """Return a program with the default tile, then one that is likely faster with all tiles."""
     tiles = _tiles(x_TH, len(w2_EHI), ids_TK.shape[1])
-    if x_TH.dtype != torch.bfloat16 or w13_EFH.dtype != torch.float8_e4m3fn:
+    name, program = faster
+    if x_TH.dtype == torch.bfloat16 and w13_EFH.dtype == torch.float8_e4m3fn:
+        name, program = f"{name} half", partial(program, half=True)
+    if program is run:
         return tiled_variants(tiles, run)
-    half = tiled_variants(tiles, partial(run, half=True), "triton half")
-    return tiled_variants(tiles[:1], run) + half
+    return tiled_variants(tiles[:1], run) + tiled_variants(tiles, program, name)
 
 
 EXPERTS: Final = Kernel(
     "experts_forward",
     experts.experts_forward,
     lambda x, w13, w2, ids, *_: _shape(x, w13, w2, ids),
-    lambda x, w13, w2, ids, *_: _variants(experts_forward, x, w13, w2, ids),
+    lambda x, w13, w2, ids, *_: _variants(
+        experts_forward, ("triton", experts_forward), x, w13, w2, ids
+    ),
 )
 QUANTIZED_EXPERTS: Final = Kernel(
     "quantized_experts_forward",
     quantized.quantized_experts_forward,
     lambda x, w13, _scale13, w2, _scale2, ids, *_: _shape(x, w13, w2, ids),
     lambda x, w13, _scale13, w2, _scale2, ids, *_: _variants(
-        quantized_experts_forward, x, w13, w2, ids
+        quantized_experts_forward, ("triton", quantized_experts_forward), x, w13, w2, ids
+    ),
+)
+EXPERTS_ADD_NORM: Final = Kernel(
+    "experts_add_norm",
+    quantized.experts_add_norm,
+    lambda x, w13, _scale13, w2, _scale2, ids, *_: _shape(x, w13, w2, ids),
+    lambda x, w13, _scale13, w2, _scale2, ids, *_: _variants(
+        experts_add_norm,
+        ("triton fused", partial(experts_add_norm, fused=True)),
+        x,
+        w13,
+        w2,
+        ids,
     ),
 )
 

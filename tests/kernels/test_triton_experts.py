@@ -13,6 +13,7 @@ from diffray.kernels.router import Pairs, Routing, list_pairs
 from diffray.kernels.triton.experts import (
     EXPERTS,
     QUANTIZED_EXPERTS,
+    experts_add_norm,
     experts_forward,
     quantized_experts_forward,
     tile_for,
@@ -81,6 +82,35 @@ def test_a_token_gets_the_same_bits_whoever_else_is_there() -> None:
 def test_no_tokens_give_no_rows() -> None:
     x, w13, w2, ids, weights = case(4, 3, 2, 16, 16)
     assert experts_forward(x[:0], w13, w2, ids[:0], weights[:0]).shape == (0, 16)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_experts_and_the_norm_that_follows_equal_the_reference(
+    shared: bool, fused: bool, rank: int
+) -> None:
+    x, w13, w2, ids, weights = case(12, 6, 3, 48, 36)
+    added = torch.randn(3, 12, 48, device=DEVICE)
+    norm = torch.randn(48, device=DEVICE)
+    args = x, w13[:4], None, w2[:4], None, ids - 2 * rank, weights, None
+    rest = added[0] if shared else None, added[1], norm, 1e-5
+    got = experts_add_norm(*args, *rest, fused=fused)
+    expected = quantized.experts_add_norm(*args, *rest)
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    none = experts_add_norm(x[:0], *args[1:5], ids[:0], *args[6:], None, x[:0], norm, 1e-5)
+    assert [part.shape for part in none] == [(0, 48)] * 2
+
+
+def test_the_fused_norm_rounds_where_separate_kernels_round() -> None:
+    x, w13, w2, ids, weights = (
+        part.half() if part.is_floating_point() else part for part in case(9, 6, 3, 48, 36)
+    )
+    added, norm = torch.randn(2, 9, 48, device=DEVICE).half(), torch.randn(48, device=DEVICE).half()
+    args = x, w13, None, w2, None, ids, weights, None, added[0], added[1], norm, 1e-5
+    got, expected = (experts_add_norm(*args, fused=fused) for fused in (True, False))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected, strict=True))
 
 
 def narrow(args: list[Tensor]) -> list[Tensor]:

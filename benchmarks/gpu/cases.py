@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from benchmarks.gpu.shapes import ALL, Shape, Sparse, Work
 from diffray.components.batch import Batch, Window
-from diffray.kernels.attention import QKRotary
+from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Draw
 from diffray.kernels.quantized import quantize_rows
@@ -114,6 +114,11 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         q = kernels.rotate_and_store(heads, rotary, *pools, batch.slots_T)
         return (q, *pools)
 
+    def attend(kernels: Kernels) -> tuple[Tensor, ...]:
+        pools = KVLayer(*(pool.clone() for pool in (keys, values)))
+        return (kernels.attend(heads, rotary, pools, batch.slots_T, batch.windows), *pools)
+
+    yield Case("attend", attend)
     yield Case("rotate_and_store", rotate)
     q = normal(tokens, shape.heads, size)
     yield Case(

@@ -45,8 +45,7 @@ def test_variants_have_names_of_their_own_and_depend_on_the_shape_alone(dtype: t
             assert len(set(names)) == len(names) > 1 and names[-1] == "torch"
             if one[0] == two[0]:
                 assert names == [variant.name for variant in two[1]]
-    called = {call.kernel.name for call in near[0] if call.seen}
-    assert called == {kernel.name for kernel in KERNELS} - {"attend"}
+    assert [call.kernel.name for call in near[0] if not call.seen] == []
 
 
 def test_the_set_runs_the_default_of_what_is_untried() -> None:

@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.gpu.engine import random_engine, run_to_the_end, scripted
-from benchmarks.gpu.model import random_model
+from benchmarks.gpu.random_model import random_model
 from benchmarks.gpu.shapes import TOY
 from diffray.kernels.choose import TORCH
 from diffray.workers.batch_plan import BatchPlan
@@ -41,7 +41,8 @@ def host_seconds(
     """Run so many requests at once, twice; return the second run's rounds and seconds by part."""
     shape = TOY["toy-grouped" if cache == "exact" else "toy-dense"]
     prompt = 4 * BLOCK
-    model = random_model(shape, prompt + max_tokens, "float32", torch.device("cpu"), TORCH)
+    length = prompt + max_tokens
+    model = random_model(shape, length, rows * length, torch.device("cpu"), TORCH, "float32")
     engine = random_engine(model, max_num_seqs=rows)
     if recorded:
         buckets = buckets_for(rows, BLOCK)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from diffray.components.mesh import Mesh
@@ -114,6 +113,8 @@ def write(
 
     The head's rows of the ids `never`, by default the mask's, are 0: these are never the best.
     """
+    from safetensors.torch import save_file  # the configs are of use without it
+
     mask = config["mask_token_id"]
     never = never or slice(mask, mask + 1)
     generator = torch.Generator().manual_seed(seed)

@@ -5,9 +5,9 @@ record. Triton is imported only if its kernels are chosen.
 """
 
 from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence as Items
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,9 @@ from torch import Tensor
 from diffray.kernels import attention, confidence, experts, norm, quantized, router
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.router import Pairs, Routing
+from diffray.kernels.variants import UNTRIED, Choices, Kernel, chosen
 from diffray.kernels.windows import PagedWindows, Windows
-
-if TYPE_CHECKING:
-    from diffray.kernels.triton.tuning import Tuner
 
 WISHES: Final = ("auto", "torch", "triton")
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
@@ -32,17 +31,17 @@ class Kernels(NamedTuple):
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     attend: Callable[[Tensor, QKRotary, KVLayer, Tensor, Windows], Tensor]
-    softmax_topk: Callable[[Tensor, Tensor | None, int], tuple[Tensor, Tensor]]
-    grouped_sigmoid_topk: Callable[..., tuple[Tensor, Tensor]]
-    experts_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    softmax_router: Callable[[Tensor, Tensor, Tensor | None, int], Routing]
+    grouped_sigmoid_router: Callable[..., Routing]
+    experts_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Pairs | None], Tensor]
     quantized_experts_forward: Callable[
-        [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor], Tensor
+        [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor, Pairs | None], Tensor
     ]
+    experts_add_norm: Callable[..., tuple[Tensor, Tensor]]
     confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
     # Not called by models: the halves of `attend`.
     rotate_and_store: Callable[[Tensor, QKRotary, Tensor, Tensor, Tensor], Tensor]
     paged_attention: Callable[[Tensor, Tensor, Tensor, PagedWindows], Tensor]
-    tuner: "Tuner | None" = None  # of the tiled kernels
 
 
 # Plain torch runs everywhere and is the reference for the others.
@@ -51,17 +50,20 @@ TORCH: Final = Kernels(
     norm.rms_norm,
     norm.add_norm,
     attention.attend,
-    router.softmax_topk,
-    router.grouped_sigmoid_topk,
+    router.softmax_router,
+    router.grouped_sigmoid_router,
     experts.experts_forward,
     quantized.quantized_experts_forward,
+    quantized.experts_add_norm,
     confidence.confidence,
     attention.rotate_and_store,
     attention.paged_attention,
 )
 
 
-def choose_kernels(wish: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+def choose_kernels(
+    wish: str, device: torch.device, dtype: torch.dtype, choices: Choices = UNTRIED
+) -> Kernels:
     """Return the kernels for a model of this dtype on this device; refuse impossible ones.
 
     "auto" is Triton's kernels if they run here, else torch's.
@@ -72,9 +74,7 @@ def choose_kernels(wish: str, device: torch.device, dtype: torch.dtype) -> Kerne
         return TORCH
     obstacle = _obstacle(device, dtype)
     if obstacle is None and (wish == "triton" or device.type == "cuda"):
-        from diffray.kernels.triton.tuning import Tuner
-
-        return triton_kernels(Tuner.of_device(device))
+        return triton_kernels(choices)
     if wish == "triton":
         raise ValueError(f"kernels 'triton' cannot run: {obstacle}, or leave kernels at 'auto'")
     return TORCH
@@ -105,28 +105,18 @@ def _interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-def triton_kernels(tuner: "Tuner | None" = None) -> Kernels:
-    """Return Triton's kernels, with a tuner's tiles; they are compiled on the first call."""
-    from diffray.kernels.triton.attention import attend, paged_attention
-    from diffray.kernels.triton.confidence import confidence
-    from diffray.kernels.triton.experts import experts_forward, quantized_experts_forward
-    from diffray.kernels.triton.norm import add_norm, rms_norm
+def triton_kernels(choices: Choices = UNTRIED) -> Kernels:
+    """Return Triton's kernels, in the chosen variants; they are compiled on the first call."""
+    from diffray.kernels.triton.attention import paged_attention
     from diffray.kernels.triton.rope import rotate_and_store
-    from diffray.kernels.triton.router import grouped_sigmoid_topk, softmax_topk
-    from diffray.kernels.triton.tuning import UNTUNED
+    from diffray.kernels.triton.table import KERNELS
 
-    tuner = tuner or UNTUNED
-    return Kernels(
-        "triton",
-        rms_norm,
-        add_norm,
-        partial(attend, tuner=tuner),
-        softmax_topk,
-        grouped_sigmoid_topk,
-        partial(experts_forward, tuner=tuner),
-        partial(quantized_experts_forward, tuner=tuner),
-        partial(confidence, tuner=tuner),
-        rotate_and_store,
-        partial(paged_attention, tuner=tuner),
-        tuner,
-    )
+    halves = TORCH._replace(rotate_and_store=rotate_and_store, paged_attention=paged_attention)
+    return with_variants("triton", KERNELS, choices, halves)
+
+
+def with_variants(
+    name: str, table: Items[Kernel], choices: Choices, others: Kernels = TORCH
+) -> Kernels:
+    """Return a set in which the kernels of the table run the variant chosen for each call."""
+    return others._replace(name=name, **{each.name: chosen(each, choices) for each in table})

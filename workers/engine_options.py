@@ -50,11 +50,6 @@ class EngineOptions(Config):
         description="The block length that CUDA graphs are recorded for; default: the model's own. "
         "DiffusionLLM takes it from its diffusion argument.",
     )
-    tune_kernels: bool = Field(
-        False,
-        description="Find the fastest kernel tiles for this model and GPU at startup; they are "
-        "cached on disk.",
-    )
     enable_prefix_caching: bool | None = Field(
         None,
         description="Share the K/V of common prefixes; default: where attention is block-causal, "
@@ -128,7 +123,6 @@ class EngineKeywords(TypedDict, total=False):
     quantization: Quantization | str | None
     cuda_graphs: bool | None
     graph_block_length: int | None
-    tune_kernels: bool
     enable_prefix_caching: bool | None
     mask_token_id: int | None
     eos_token_id: int | Items[int] | None

@@ -24,7 +24,6 @@ from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.slots import Slots
 from diffray.workers.text import Tokenizer
-from diffray.workers.tune import tune
 
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 # Inputs of soft requests take at most this share of the K/V memory's size, in addition to it. Half
@@ -62,11 +61,6 @@ def build_rank(model: str, setup: EngineOptions, mesh: Mesh) -> Engine:
         check_prefix_caching(config)
     kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device))
     choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
-    if setup.tune_kernels and (kernels.tuner is None or device.type != "cuda"):
-        raise ValueError(
-            f"tune_kernels needs Triton's kernels on a CUDA device, and these are {kernels.name}'s "
-            f"on {device}; leave it out"
-        )
     loaded = load_model(
         path,
         dtype=setup.dtype,
@@ -120,6 +114,8 @@ def engine_of(
     record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name, mesh.size)
     block_length = setup.graph_block_length or spec.block_length
     buckets = buckets_for(setup.max_num_seqs, block_length + spec.logit_shift)
+    if record is not None:
+        mesh.smallest("loaded", 1)  # what is recorded holds collectives; others may be loading
     reserved = 0 if record is None else memory_for(buckets[0], loaded, pool(1), slots)
     # Not yet a collective: others may still be loading.
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
@@ -127,10 +123,6 @@ def engine_of(
     row = spec.hidden_size * loaded.dtype.itemsize
     rows = int((kv.keys_LSGD.nbytes + kv.values_LSGD.nbytes) * _SHARE_FOR_SOFT / 2 / row)
     slots.soft.most_rows = max(rows, length)
-    if setup.tune_kernels:
-        # Attention that goes both ways runs whole canvases, else a prompt comes in chunks.
-        longest = setup.chunk if spec.block_causal else length
-        tune(loaded, kv, slots, buckets, longest, progress=mesh.rank == 0)
     if record is not None:
         graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
     return Engine(

@@ -1,25 +1,34 @@
 """Run the GPU programs one after the other, what others rely on first, as far as the time goes.
 
-    python -m benchmarks.gpu --out gpu-results --minutes 25
+    python -m benchmarks.gpu --out gpu-results --minutes 10
     python -m benchmarks.gpu --out gpu-results --only check_kernels check_engine
 
-Each is a process of its own that writes a JSON report and a log into the folder; one that fails
-or takes too long does not stop the others. `docs/gpu.md` says what each result decides.
+Each is a process of its own that writes a JSON report and a log into the folder; one that fails or
+takes too long does not stop the others. After each, the folder is packed into FOLDER.tar.gz. Ten
+minutes bring correctness, the step's time, its kernels, the engine's rounds and a text's tokens per
+second; thirty add batches, other experts and other models. docs/gpu.md says what each decides.
 """
 
 import argparse
+import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-from benchmarks.gpu.measure import need_cuda
+from benchmarks.gpu.program import ended_by_signals, missing_packages, need_cuda
 
-ONE = "--shape llada-moe-7b-a1b --rows 1 --window 64 --context 1024"
-MANY = "--shape llada-moe-7b-a1b --rows 1 32"
-_LAST_WORDS_S = 15.0
+MOE: Final = "--shape llada-moe-7b-a1b"
+ONE: Final = f"{MOE} --rows 1 --window 64 --context 1024"
+EVERY: Final = "--experts bfloat16 int8 float8"
+KINDS: Final = "--cache dual vicinity --decoder fixed credit"
+_LAST_WORDS_S: Final = 15.0
 
 
 class Run(NamedTuple):
@@ -31,24 +40,28 @@ class Run(NamedTuple):
     minutes: float
 
 
-RUNS = (
-    Run("check_kernels", "check_kernels", "", 6),
-    Run("check_engine", "check_engine", "", 6),
-    Run("step_target", "step_time", f"{ONE} --engine", 3),
-    Run("generate", "generate", MANY, 5),
-    Run("step_tuned", "step_time", f"{ONE} --engine --tune", 6),
-    Run("step_int8", "step_time", f"{ONE} --experts int8 --tune", 5),
-    Run("step_float8", "step_time", f"{ONE} --experts float8 --tune", 5),
-    Run("generate_tuned", "generate", f"{MANY} --tune", 6),
-    Run("generate_4_steps", "generate", f"{MANY} --steps-per-round 4", 4),
-    Run("generate_8_steps", "generate", f"{MANY} --steps-per-round 8", 4),
-    Run("generate_int8", "generate", f"{MANY} --quantization experts_int8", 4),
-    Run("generate_eager", "generate", f"{ONE.split(' --rows')[0]} --rows 1 --no-graphs", 4),
-    Run("kernels", "time_kernels", "--shape llada-moe-7b-a1b", 6),
-    Run("generate_llada_8b", "generate", "--shape llada-8b --rows 1 32", 5),
-    Run("generate_llada2_mini", "generate", "--shape llada2-mini --rows 1 32", 5),
-    Run("steps", "step_time", "--context 1024 4096", 9),
-    Run("kernels_all", "time_kernels", "", 9),
+RUNS: Final = (
+    # Ten minutes.
+    Run("check_kernels", "check_kernels", MOE, 2),
+    Run("check_engine", "check_engine", "--family llada_moe", 1.5),
+    Run("step", "step_time", f"{ONE} {EVERY}", 1.5),
+    Run("kernels", "step_time", f"{ONE} {EVERY} --part kernels", 1),
+    Run("engine", "step_time", f"{ONE} --part step engine {KINDS}", 1.5),
+    Run("generate", "generate", MOE, 2),
+    # Thirty.
+    Run("generate_batch", "generate", f"{MOE} --rows 1 32 --cache dual vicinity --rate 3.87", 5),
+    Run("steps_batch", "step_time", f"{MOE} --rows 8 32 --window 64 --context 1024 {EVERY}", 2),
+    Run("kernels_batch", "step_time", f"{MOE} --rows 8 32 --context 1024 --part kernels", 2),
+    Run("generate_experts", "generate", f"{MOE} --rate 3.87 {EVERY}", 3),
+    Run("generate_credit", "generate", f"{MOE} --rate 3.87 {KINDS}", 3),
+    Run("check_engine_all", "check_engine", "", 4),
+    # All.
+    Run("check_kernels_all", "check_kernels", "", 6),
+    Run("generate_models", "generate", "--shape llada-8b llada2-mini --rows 1 32", 8),
+    Run("generate_4_steps", "generate", f"{MOE} --steps-per-round 4 --rows 1 32", 4),
+    Run("generate_8_steps", "generate", f"{MOE} --steps-per-round 8 --rows 1 32", 4),
+    Run("generate_eager", "generate", f"{MOE} --no-graphs", 3),
+    Run("steps_all", "step_time", "--context 1024 4096 --part step kernels", 12),
 )
 
 
@@ -56,23 +69,31 @@ def main() -> None:
     args = _parser().parse_args()
     wanted = [run for run in RUNS if not args.only or run.name in args.only]
     if args.dry_run:
-        print("\n".join(f"{run.name:22} python {' '.join(command(run)[1:])}" for run in wanted))
+        print("\n".join(f"{run.name:18} python {' '.join(command(run)[1:])}" for run in wanted))
         return
     need_cuda()
+    if missing := missing_packages():
+        print(f"Some run the engine and will be refused: pip install {' '.join(missing)}")
     args.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * args.minutes
-    for run in wanted:
-        left = end - time.monotonic()
-        if left < 20:
-            print(f"{run.name:22} not begun: the time is up")
-        else:
-            print(carry_out(run, min(left, 60 * run.minutes), args.out), flush=True)
+    with (args.out / "summary.txt").open("w") as summary, ended_by_signals():
+        for run in wanted:
+            left = end - time.monotonic()
+            told = "not begun: the time is up"
+            try:
+                if left > 20:
+                    told = "ended before it was done"
+                    told = carry_out(run, min(left, 60 * run.minutes), args.out)
+            finally:
+                for file in (sys.stdout, summary):
+                    print(f"{run.name:18} {told}", file=file, flush=True)
+                pack(args.out)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run the GPU programs one after the other.")
     parser.add_argument("--out", type=Path, required=True, help="folder for reports and logs")
-    parser.add_argument("--minutes", type=float, default=60, help="begin nothing after so many")
+    parser.add_argument("--minutes", type=float, default=70, help="begin nothing after so many")
     parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS])
     parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
     return parser
@@ -83,36 +104,63 @@ def command(run: Run) -> list[str]:
 
 
 def carry_out(run: Run, seconds: float, folder: Path) -> str:
-    """Run a program for so long at most; return a line that says how it went."""
+    """Run a program for so long at most; return a line that says what came out."""
     report, log = folder / f"{run.name}.json", folder / f"{run.name}.log"
-    begin = time.monotonic()
+    choices = folder / f"{run.name}.choices"
+    report.unlink(missing_ok=True)  # of an earlier run
+    shutil.rmtree(choices, ignore_errors=True)
+    begin, late = time.monotonic(), ""
+    more = "--out", str(report), "--choices", str(choices)
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*command(run), "--out", str(report)], stdout=out, stderr=subprocess.STDOUT
+            [*command(run), *more], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            code: int | str = process.wait(seconds)
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
-            code = "out of time"
+            late = "out of time; "
+        finally:
             _end(process)
     took = time.monotonic() - begin
-    told = "right" if code == 0 else f"FAILED ({code}): {_last(log)}"
-    return f"{run.name:22} {took:6.0f} s  {told}; see {log.name}"
+    return f"{took:4.0f} s  {late}{outcome(report, process.returncode, log)}"
+
+
+def outcome(report: Path, code: int, log: Path) -> str:
+    """Say what a program found, by its report."""
+    if not report.exists():
+        lines = log.read_text().strip().splitlines() or ["it said nothing"]
+        return f"FAILED ({code}), no report: {lines[-1][:200]}"
+    told: dict[str, Any] = json.loads(report.read_text())
+    said = []
+    if not told["complete"]:
+        said.append(f"INCOMPLETE: {len(told['rows'])} of {told['cases']} cases")
+    if told["wrong"]:
+        wrong = [row["case"] for row in told["rows"] if row.get("right") is False]
+        said.append(f"WRONG: {told['wrong']} of {len(told['rows'])} cases, first {wrong[0]}")
+    said += told["verdicts"]
+    if not said and code:
+        said = [f"FAILED ({code})"]
+    judged = any(row.get("right") for row in told["rows"])
+    return "; ".join(said) or ("right" if judged else "measured")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a program, so that it reports what it has; kill it if that takes long."""
-    process.send_signal(signal.SIGINT)
-    try:
+    """Terminate a program, so that it reports what it has; then kill it with its workers."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
         process.wait(_LAST_WORDS_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
-def _last(log: Path) -> str:
-    lines = log.read_text().strip().splitlines()
-    return lines[-1][:200] if lines else "it said nothing"
+def pack(folder: Path) -> None:
+    """Write all results into one archive beside the folder."""
+    archive = folder.with_name(f"{folder.name}.tar.gz")
+    part = archive.with_name(f"{archive.name}.part")
+    with tarfile.open(part, "w:gz") as packed:
+        packed.add(folder, arcname=folder.name)
+    part.replace(archive)
 
 
 if __name__ == "__main__":

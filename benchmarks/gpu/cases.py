@@ -1,32 +1,30 @@
-"""Each kernel with the inputs that a model's step gives it, and the least it must read and compute.
+"""Each kernel with the inputs that a model's step gives it.
 
 Letters: T packed tokens, R rows of the head, E experts, K experts of a token.
 """
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from inspect import signature
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from benchmarks.gpu.shapes import Shape
-from benchmarks.gpu.windows import last_windows
-from diffray.kernels.attention import QKRotary
+from benchmarks.gpu.shapes import ALL, Shape, Sparse, Work
+from diffray.components.batch import Batch, Window
+from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Draw
 from diffray.kernels.quantized import quantize_rows
 from diffray.kernels.rope import rope_tables
 
 EPS = 1e-5
+PAGE_SIZE = 32
 
-
-class Rival(NamedTuple):
-    """Another way to the same output, which is only timed."""
-
-    name: str
-    run: Callable[[], object]
+Normal = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +33,39 @@ class Case:
 
     kernel: str
     run: Callable[[Kernels], tuple[Tensor, ...]]
-    bytes: float  # every input once, every output once
-    flops: float = 0.0
     exact_ids: bool = False  # the first output is of integers that rounding may change
-    rivals: tuple[Rival, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A step's size: so many sequences, windows of a length, contexts of a length."""
+class Which(NamedTuple):
+    """A kernel of a model at a size: what it takes to make its case."""
 
-    rows: int
-    window: int
-    context: int
+    shape: str
+    work: Work
+    dtype: torch.dtype
+    kernel: str
 
     @property
-    def tokens(self) -> int:
-        return self.rows * min(self.window, self.context)
+    def columns(self) -> dict[str, Any]:
+        """The same as columns of a report."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"shape": self.shape, **self.work._asdict(), "dtype": dtype, "kernel": self.kernel}
+
+    def __str__(self) -> str:
+        return f"{self.kernel}, {self.shape} {self.work} {self.columns['dtype']}"
+
+    def case(self, device: torch.device) -> Case:
+        """Make its inputs on the device, the same ones each time."""
+        torch.manual_seed(self.work.tokens)
+        every = cases(ALL[self.shape], self.work, self.dtype, device)
+        return next(case for case in every if case.kernel == self.kernel)
+
+
+def listed(shapes: Items[str], works: Items[Work], dtypes: Items[torch.dtype]) -> Iterator[Which]:
+    """Yield every kernel of these models at these sizes; makes no inputs."""
+    for shape in shapes:
+        names = [case.kernel for case in cases(ALL[shape], works[0], dtypes[0], "meta")]
+        for work, dtype, name in product(works, dtypes, names):
+            yield Which(shape, work, dtype, name)
 
 
 def cases(
@@ -64,36 +78,35 @@ def cases(
 
     yield from _layer_cases(shape, work, normal)
     if shape.sparse is not None:
-        yield from _expert_cases(shape, work, normal)
+        yield from _expert_cases(shape, shape.sparse, work, normal)
     yield from _head_cases(shape, work, normal)
 
 
-Normal = Callable[..., Tensor]
+def last_windows(shape: Shape, work: Work, device: torch.device) -> tuple[Batch, int]:
+    """Return the last positions of sequences whose pages are in no order, and the pool's pages.
+
+    A window takes all of its context where that is shorter.
+    """
+    pages_RP = torch.randperm(work.rows * -(-work.context // PAGE_SIZE)) + 1
+    span = work.context - min(work.window, work.context), work.context, work.context, shape.block
+    windows = [Window(*span, pages_P) for pages_P in pages_RP.view(work.rows, -1)]
+    return Batch.pack(windows, device, PAGE_SIZE), pages_RP.numel() + 1
 
 
 def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
     tokens, hidden, size = work.tokens, shape.hidden, shape.head_dim
     x, residual, weight = normal(tokens, hidden), normal(tokens, hidden), normal(hidden)
-    item = x.element_size()
-    yield Case(
-        "add_norm",
-        lambda kernels: kernels.add_norm(x, residual, weight, EPS),
-        4 * tokens * hidden * item,
-    )
-    yield Case(
-        "rms_norm", lambda kernels: (kernels.rms_norm(x, weight, EPS),), 2 * tokens * hidden * item
-    )
+    yield Case("add_norm", lambda kernels: kernels.add_norm(x, residual, weight, EPS))
+    yield Case("rms_norm", lambda kernels: (kernels.rms_norm(x, weight, EPS),))
 
-    batch = last_windows(work.rows, work.window, work.context, shape.block, x.device)
-    slots = batch.num_pages * batch.windows.page_size
-    keys, values = normal(2, slots, shape.kv_heads, size)
+    batch, num_pages = last_windows(shape, work, x.device)
+    keys, values = normal(2, num_pages * PAGE_SIZE, shape.kv_heads, size)
     heads = normal(tokens, shape.heads + 2 * shape.kv_heads, size)
     norm = normal(shape.heads + shape.kv_heads, size) if shape.head_norm else None
     cos, sin = (
         table.to(x.device)[batch.positions_T].unsqueeze(1)
         for table in rope_tables(work.context, shape.rotated, 5e5, torch.float32)
     )
-
     rotary = QKRotary(norm, EPS, cos, sin)
 
     def rotate(kernels: Kernels) -> tuple[Tensor, ...]:
@@ -101,131 +114,75 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         q = kernels.rotate_and_store(heads, rotary, *pools, batch.slots_T)
         return (q, *pools)
 
-    def rotate_in_place(kernels: Kernels) -> tuple[Tensor, ...]:
-        return (kernels.rotate_and_store(heads, rotary, keys, values, batch.slots_T),)
+    def attend(kernels: Kernels) -> tuple[Tensor, ...]:
+        pools = KVLayer(*(pool.clone() for pool in (keys, values)))
+        return (kernels.attend(heads, rotary, pools, batch.slots_T, batch.windows), *pools)
 
-    moved = 2 * heads.numel() * item + 2 * cos.numel() * cos.element_size()
-    yield Case("rotate_and_store", rotate, moved)
-    yield Case("rotate_and_store in place", rotate_in_place, moved)
-
+    yield Case("attend", attend)
+    yield Case("rotate_and_store", rotate)
     q = normal(tokens, shape.heads, size)
-    read = 2 * work.rows * work.context * shape.kv_heads * size * item
     yield Case(
         "paged_attention",
-        lambda kernels: (kernels.paged_attention(q, keys, values, batch.windows),),
-        read + 2 * q.numel() * item,
-        4.0 * tokens * work.context * shape.heads * size,
-        # It can only let all queries see all keys.
-        rivals=(_varlen(shape, work, q, normal),) if shape.block % work.window == 0 else (),
+        lambda kernels: (kernels.paged_attention(q, keys, values, batch.windows.paged),),
     )
 
 
-def _varlen(shape: Shape, work: Work, q_TQD: Tensor, normal: Normal) -> Rival:
-    """Return torch's attention of packed sequences, given keys that lie side by side already."""
-    keys, values = normal(2, work.rows * work.context, shape.kv_heads, shape.head_dim)
-    number = torch.arange(work.rows + 1, dtype=torch.int32, device=q_TQD.device)
-    queries = len(q_TQD) // work.rows
-    ends = number * queries, number * work.context
-
-    def run() -> object:
-        # Importing it imports the compiler, which needs more than torch.
-        from torch.nn.attention.varlen import varlen_attn
-
-        known = signature(varlen_attn).parameters  # torch 2.11 needs no word for fewer key heads
-        more: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
-        return varlen_attn(q_TQD, keys, values, *ends, queries, work.context, **more)
-
-    return Rival("varlen_attn", run)
-
-
-def _expert_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
-    sparse = shape.sparse
-    assert sparse is not None
+def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> Iterator[Case]:
     tokens, hidden, width = work.tokens, shape.hidden, sparse.width
     x = normal(tokens, hidden)
     # In float32, as routers compute: rounded ones tie, and sorts differ in what they do then.
-    logits = torch.randn(tokens, sparse.experts, device=x.device)
+    router = torch.randn(sparse.experts, hidden, device=x.device) * hidden**-0.5
     bias = torch.randn(sparse.experts, device=x.device) * 0.1
-    moved = tokens * (sparse.experts * 4 + sparse.chosen * 12)
+    groups = {"num_groups": sparse.groups, "groups_chosen": sparse.groups_chosen, "scale": 2.5}
 
     def route(kernels: Kernels) -> tuple[Tensor, ...]:
         if sparse.groups == 0:
-            return kernels.softmax_topk(logits, None, sparse.chosen)
-        return kernels.grouped_sigmoid_topk(
-            logits,
-            bias,
-            sparse.chosen,
-            num_groups=sparse.groups,
-            groups_chosen=sparse.groups_chosen,
-            scale=2.5,
-        )
+            return kernels.softmax_router(x, router, None, sparse.chosen)[:2]
+        return kernels.grouped_sigmoid_router(x, router, bias, sparse.chosen, **groups)[:2]
 
-    yield Case("router", route, moved, exact_ids=True)
-
+    yield Case("router", route, exact_ids=True)
     w13 = normal(sparse.experts, 2 * width, hidden, scale=hidden**-0.5)
     w2 = normal(sparse.experts, hidden, width, scale=width**-0.5)
-    weights, ids = logits.softmax(-1).topk(sparse.chosen)
-    matrices = 3 * hidden * width
-    flops = 2.0 * tokens * sparse.chosen * matrices
-    rows = 2 * tokens * hidden * x.element_size()
+    weights, ids = linear(x.float(), router).softmax(-1).topk(sparse.chosen)
     yield Case(
         "experts_forward",
-        lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights),),
-        shape.distinct_experts(tokens) * matrices * x.element_size() + rows,
-        flops,
+        lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights, None),),
     )
-    if x.device.type == "meta":
-        kinds = {
-            name: (w13.to(kind), w13.new_empty(w13.shape[:2]).float(), w2.to(kind), x.float()[0])
-            for name, kind in (("int8", torch.int8), ("float8", torch.float8_e4m3fn))
-        }
-    else:
-        kinds = {
-            name: (*quantize_rows(w13, kind), *quantize_rows(w2, kind))
-            for name, kind in (("int8", torch.int8), ("float8", torch.float8_e4m3fn))
-        }
-    for name, parts in kinds.items():
+    residual, norm = normal(tokens, hidden), normal(hidden)
+    yield Case(
+        "experts_add_norm",
+        lambda kernels: kernels.experts_add_norm(
+            x, w13, None, w2, None, ids, weights, None, None, residual, norm, EPS
+        ),
+    )
+    for name, kind in (("int8", torch.int8), ("float8", torch.float8_e4m3fn)):
+        parts = *quantize_rows(w13, kind), *quantize_rows(w2, kind)
         yield Case(
             f"quantized_experts_forward {name}",
             lambda kernels, parts=parts: (  # type: ignore[misc]
-                kernels.quantized_experts_forward(x, *parts, ids, weights),
+                kernels.quantized_experts_forward(x, *parts, ids, weights, None),
             ),
-            shape.distinct_experts(tokens) * matrices + rows,
-            flops,
         )
 
 
 def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
     tokens, hidden = work.tokens, shape.hidden
-    x = normal(tokens, hidden)
-    head = normal(shape.vocab, hidden, scale=hidden**-0.5 * 4)
+    x, head = normal(tokens, hidden), normal(shape.vocab, hidden, scale=hidden**-0.5 * 4)
     gather = torch.full((tokens, 1), shape.vocab - 1, device=x.device)
     number = torch.arange(tokens, device=x.device)
     draw = Draw(torch.full_like(number, 1.0, dtype=torch.float32), number * 77, number, number)
-    moved = head.numel() * x.element_size() + x.numel() * x.element_size()
-    flops = 2.0 * tokens * head.numel()
-    mask = shape.vocab - 1
-    yield Case(
-        "confidence",
-        lambda kernels: kernels.confidence(x, head, 0, mask, gather, None),
-        moved,
-        flops,
-        exact_ids=True,
-    )
-    yield Case(
-        "confidence drawn",
-        lambda kernels: kernels.confidence(x, head, 0, mask, gather, draw),
-        moved,
-        flops,
-        exact_ids=True,
-    )
     # Credit asks for the ids that it remembers, as many a row as a block is long; most are none.
     known = torch.randint(0, shape.vocab, (tokens, work.window), device=x.device)
     known = torch.cat([gather, known.masked_fill(number[: work.window] % 4 > 0, -1)], dim=1)
-    yield Case(
-        "confidence with credit",
-        lambda kernels: kernels.confidence(x, head, 0, mask, known, None),
-        moved,
-        flops,
-        exact_ids=True,
-    )
+    for name, asked, drawn in (
+        ("confidence", gather, None),
+        ("confidence drawn", gather, draw),
+        ("confidence with credit", known, None),
+    ):
+        yield Case(
+            name,
+            lambda kernels, asked=asked, drawn=drawn: kernels.confidence(  # type: ignore[misc]
+                x, head, 0, shape.vocab - 1, asked, drawn
+            ),
+            exact_ids=True,
+        )

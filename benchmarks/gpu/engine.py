@@ -1,22 +1,41 @@
-"""The engine that serves, over a model of random weights made on the device.
+"""The engine that serves, over random weights; a script says how many tokens each step accepts.
 
-Letters: as in the rooms.
+It needs what the engine needs (pydantic, safetensors, tqdm), so programs import it in their cases.
 """
 
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
+from benchmarks.gpu.random_model import counted_experts
 from benchmarks.gpu.shapes import Shape
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+from diffray.components.decoders.credit import Credit
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
+from diffray.workers.graphs import Bucket, Recorded
 from diffray.workers.messages import Request
 from diffray.workers.setup import engine_of
+
+
+class ScriptedCredit(Credit):
+    """Does all that credit decoding does, but accepts what a script says."""
+
+    script: Decoder
+
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        return self.script.accept(proposal, block)
 
 
 def random_engine(model: Denoiser, **options: Any) -> Engine:
@@ -47,11 +66,43 @@ def scripted(
     return Request(uid, tuple(prompt), params)
 
 
-def run_to_the_end(engine: Engine, requests: list[Request], steps: int = 1) -> Iterator[float]:
-    """Run the requests; yield each round's seconds, the wait for the device included."""
+def run_to_the_end(
+    engine: Engine, requests: Items[Request], steps: int = 1, decoder: str = "fixed"
+) -> Iterator[float]:
+    """Run scripted requests; yield each round's seconds, the wait for the device included."""
     for request in requests:
-        engine.add(request)
+        sequence = engine.check(request)
+        if decoder == "credit":
+            policy = sequence.policy
+            sequence.policy = replace(policy, decoder=ScriptedCredit(script=policy.decoder))
+        engine.enqueue(sequence)
     while not engine.idle:
         begin = time.perf_counter()
         engine.step(steps)
         yield time.perf_counter() - begin
+
+
+@contextmanager
+def replays() -> Iterator[list[Bucket]]:
+    """Note which recordings are replayed."""
+    seen: list[Bucket] = []
+    forward = Recorded.forward
+
+    def noted(recorded: Recorded) -> Tensor:
+        seen.append(recorded.bucket)
+        return forward(recorded)
+
+    with patch.object(Recorded, "forward", noted):
+        yield seen
+
+
+def experts_met(
+    engine: Engine, requests: Items[Request], steps: int, decoder: str
+) -> dict[str, float]:
+    """Run the requests without graphs, whose replays cannot be watched; return the experts met."""
+    assert isinstance(engine.model, Denoiser)
+    graphs, engine.graphs = engine.graphs, None
+    with counted_experts(engine.model) as found:
+        list(run_to_the_end(engine, requests, steps, decoder))
+    engine.graphs = graphs
+    return found

@@ -2,134 +2,138 @@
 
     python -m benchmarks.gpu.generate
     python -m benchmarks.gpu.generate --shape llada-moe-7b-a1b --rows 1 8 32 --out generate.json
-    python -m benchmarks.gpu.generate --shape llada-moe-7b-a1b --quantization experts_int8
+    python -m benchmarks.gpu.generate --shape llada-moe-7b-a1b --cache dual vicinity
     python -m benchmarks.gpu.generate --device cpu --shape toy-moe --tokens 32 --block 8
 
 Weights are random, so the tokens mean nothing; how many become final in a step is scripted: 3.87
 and 5.67 tokens per forward are what dInfer reports for LLaDA-MoE without and with trajectory
 distillation. Everything else is as in serving: planning, cache refreshes, acceptance, the report
 of tokens, and the prompt's time. Tokens per second count all rows; forwards are the model's.
+Tokens spread over experts as if at random; how many of them a step met is counted beside.
 """
 
 import argparse
 import time
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 
 import torch
 
-from benchmarks.gpu.engine import random_engine, run_to_the_end, scripted
-from benchmarks.gpu.measure import arguments, facts, need_cuda, write_report
-from benchmarks.gpu.model import random_model
-from benchmarks.gpu.shapes import SHAPES, TOY
-from diffray.components.backend import QUANTIZED, choose_quantization
-from diffray.components.denoiser import Denoiser
+from benchmarks.gpu.predict import BUILT, Generation
+from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
+from benchmarks.gpu.random_model import EXPERTS, random_model
+from benchmarks.gpu.shapes import ALL, SHAPES
 from diffray.kernels.choose import WISHES, choose_kernels
-
-ALL = SHAPES | TOY
 
 
 def main() -> None:
-    args = _parser().parse_args()
-    device = torch.device(args.device) if args.device == "cpu" else need_cuda()
-    dtype = getattr(torch, args.dtype)
-    kernels = choose_kernels(args.kernels, device, dtype)
-    if args.tune and kernels.tuner is None:
-        raise SystemExit("--tune needs Triton's kernels, and these are torch's; leave it out")
-    table: list[dict[str, Any]] = []
-    try:
-        for name in args.shape or SHAPES:
-            torch.manual_seed(0)
-            length = args.prompt + args.tokens + 2 * args.block
-            model = random_model(ALL[name], length, args.dtype, device, kernels)
-            quantized = choose_quantization(args.quantization, device)
-            if quantized is not None:
-                model.quantize(quantized)
-            for rows in args.rows:
-                for rate in args.accepted:
-                    table.append({"shape": name, **_timed(model, name, rows, rate, args)})
-                    print(_line(table[-1]), flush=True)
-            del model
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-    finally:
-        write_report({"facts": facts(), "kernels": kernels.name, "generations": table}, args.out)
+    args = parser().parse_args()
+    if args.device == "cuda":
+        need_cuda()
+    need_engine()
+    run(plan, args, _line)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = arguments("Time whole generations with a scripted acceptance.")
-    parser.add_argument("--shape", choices=ALL, action="append", help="default: the published")
+    parser.add_argument("--shape", choices=ALL, nargs="+", default=[*SHAPES])
     parser.add_argument("--rows", type=int, nargs="+", default=[1])
-    parser.add_argument("--accepted", type=float, nargs="+", default=[3.87, 5.67])
+    parser.add_argument("--rate", type=float, nargs="+", default=[3.87, 5.67], help="tokens a step")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--block", type=int, default=64)
-    parser.add_argument("--cache", default="dual", help="of models whose attention goes both ways")
+    parser.add_argument("--cache", nargs="+", default=["dual"], help="of bidirectional attention")
+    parser.add_argument("--decoder", choices=("fixed", "credit"), nargs="+", default=["fixed"])
     parser.add_argument("--steps-per-round", type=int, default=1)
-    parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--kernels", choices=WISHES, default="auto")
-    parser.add_argument("--quantization", choices=QUANTIZED, help="of routed experts")
-    parser.add_argument("--tune", action="store_true", help="find the fastest tiles first")
+    parser.add_argument("--experts", choices=EXPERTS, nargs="+", default=["bfloat16"])
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
     return parser
 
 
-def _timed(
-    model: Denoiser, name: str, rows: int, rate: float, args: argparse.Namespace
-) -> dict[str, Any]:
+def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
+    """Return a generation for each model, size, rate, cache and decoder."""
+    found: dict[str, Callable[[], Row]] = {}
+    kinds = args.shape, args.experts, args.rows, args.rate, args.cache, args.decoder
+    for shape, experts, rows, rate, cache, decoder in product(*kinds):
+        row: Row = {"shape": shape, "experts": experts, "rows": rows, "rate": rate}
+        row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
+        found[" ".join(map(str, row.values()))] = partial(timed, row, args)
+    return found
+
+
+def timed(row: Row, args: argparse.Namespace) -> Row:
     """Return the fastest of some runs, after one that warms up; the memory is the peak of all."""
-    on_gpu = model.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    engine = random_engine(
-        model,
-        max_num_seqs=rows,
-        page_size=args.page_size,
-        cuda_graphs=False if args.no_graphs else None,
-        graph_block_length=args.block,
-        tune_kernels=args.tune,
+    from benchmarks.gpu.engine import (
+        experts_met,
+        random_engine,
+        replays,
+        run_to_the_end,
+        scripted,
     )
-    steps = round(args.tokens / rate)
-    cache = "exact" if model.spec.block_causal else args.cache
-    best: dict[str, Any] = {"seconds": float("inf")}
-    for run in range(args.runs + 1):
-        requests = [
-            scripted(row, ALL[name], args.prompt, args.tokens, steps, args.block, cache)
-            for row in range(rows)
-        ]
+
+    shape, rows, device = ALL[row["shape"]], row["rows"], torch.device(args.device)
+    torch.manual_seed(0)
+    kernels = choose_kernels(args.kernels, device, getattr(torch, args.dtype))
+    length = args.prompt + args.tokens + 2 * args.block
+    how = device, kernels, args.dtype, row["experts"]
+    model = random_model(shape, length, rows * length, *how)
+    graphs = {"cuda_graphs": False} if args.no_graphs else {}
+    engine = random_engine(model, max_num_seqs=rows, graph_block_length=args.block, **graphs)
+    steps = round(args.tokens / row["rate"])
+    script = shape, args.prompt, args.tokens, steps, args.block, row["cache"]
+    requests = [scripted(uid, *script) for uid in range(rows)]
+    pace = args.steps_per_round, row["decoder"]
+    best: Row = {"seconds": float("inf")}
+    for number in range(args.runs + 1):
         forwards, tokens = engine.forwards, engine.tokens
         begin = time.perf_counter()
-        rounds = list(run_to_the_end(engine, requests, args.steps_per_round))
+        with replays() as replayed:
+            rounds = sorted(run_to_the_end(engine, requests, *pace))
         seconds = time.perf_counter() - begin
-        if run and seconds < best["seconds"]:
+        if number and seconds < best["seconds"]:
             best = {
                 "seconds": seconds,
                 "tokens": engine.tokens - tokens,
                 "forwards": engine.forwards - forwards,
-                "median_round_ms": sorted(rounds)[len(rounds) // 2] * 1e3,
+                "replays": len(replayed),
+                "median_round_ms": rounds[len(rounds) // 2] * 1e3,
             }
+    peak = torch.cuda.max_memory_allocated() / 2**30 if args.device == "cuda" else None
     return {
-        "rows": rows,
-        "asked_rate": rate,
-        "cache": cache,
+        **row,
+        **experts_met(engine, requests, *pace),
+        "steps_per_round": args.steps_per_round,
         "graphs": engine.graphs is not None,
         **best,
         "tokens_per_s": best["tokens"] / best["seconds"],
+        "predicted_tokens_per_s": Generation(
+            rows,
+            row["rate"],
+            row["cache"],
+            row["decoder"],
+            row["experts"],
+            args.prompt,
+            args.tokens,
+            args.block,
+        ).tokens_per_s(shape, BUILT),
         "tokens_per_forward": best["tokens"] / best["forwards"] / rows,
         "forwards_per_s": best["forwards"] / best["seconds"],
-        "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+        "peak_memory_gib": peak,
     }
 
 
-def _line(row: dict[str, Any]) -> str:
-    graphs = "on" if row["graphs"] else "off"
-    place = f"{row['shape']} x{row['rows']} {row['cache']}, graphs {graphs}"
+def _line(row: Row) -> str:
+    experts = f", {row['distinct_experts']:.1f} experts" if "distinct_experts" in row else ""
     return (
-        f"{place:48} {row['tokens_per_s']:8.0f} tokens/s, {row['tokens_per_forward']:5.2f} tokens"
-        f" per forward, {row['forwards_per_s']:6.1f} forwards/s,"
-        f" {row['median_round_ms']:.2f} ms a round"
+        f"{row['tokens_per_s']:8.0f} tokens/s ({row['predicted_tokens_per_s']:.0f} predicted),"
+        f" {row['replays']} of {row['forwards']} forwards replayed,"
+        f" {row['tokens_per_forward']:5.2f} tokens per forward, {row['forwards_per_s']:6.1f}"
+        f" forwards/s, {row['median_round_ms']:.2f} ms a round{experts}"
     )
 
 

@@ -1,81 +1,97 @@
-"""How GPU programs here are timed and reported: events, warm-up, medians, a cold cache, JSON."""
+"""How GPU programs here measure: events, warm-up, medians, a cold cache, and what they ran on."""
 
-import argparse
-import json
+import hashlib
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-PAGE_SIZE = 32
+import diffray
+from diffray.kernels.variants import Choices
+
+ROOT: Final = Path(__file__).parents[2]
 _FLUSH_BYTES = 256 << 20  # several times the largest L2 cache
 
 
-def arguments(what: str) -> argparse.ArgumentParser:
-    """Return a parser with what every script here takes."""
-    parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--out", type=Path, help="write the JSON report here, not to the screen")
-    return parser
+def source_facts() -> dict[str, Any]:
+    """Return when this runs, how it was started, and which code it is."""
+    folders = (ROOT / name for name in ("kernels", "components", "workers", "benchmarks/gpu"))
+    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    sources = hashlib.sha256(b"".join(file.read_bytes() for file in files))
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
+        "changed_files": None if changed is None else len(changed.splitlines()),
+        "sources": sources.hexdigest()[:12],  # the code, also where there is no git
+        "diffray": diffray.__version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
 
 
-def need_cuda() -> torch.device:
-    """Return the CUDA device, or end the program with one sentence and exit status 2."""
-    if not torch.cuda.is_available():
-        print(
-            "This needs a GPU, and torch sees no CUDA device here; run it on a machine with one.",
-            file=sys.stderr,
-        )
-        raise SystemExit(2)
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def facts() -> dict[str, Any]:
-    """Return what a number means nothing without: when, where, with what."""
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+def device_facts() -> dict[str, Any]:
+    """Return the GPU, its driver, and the version of Triton."""
+    found: dict[str, Any] = {"triton": None}
     try:
         import triton
 
-        versions["triton"] = triton.__version__
+        found["triton"] = triton.__version__
     except ImportError:
-        versions["triton"] = None
-    found: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
-        **versions,
-    }
+        pass
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(0)
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            asked = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
-            found["driver"] = asked.stdout.strip()
-        except (OSError, subprocess.TimeoutExpired):
-            found["driver"] = "unknown: nvidia-smi did not answer"
-        found["gpu"] = device.name
-        found["multiprocessors"] = device.multi_processor_count
-        found["memory_gib"] = round(device.total_memory / 2**30, 1)
+        query = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
+        found |= {
+            "gpu": device.name,
+            "driver": _output(*query),
+            "multiprocessors": device.multi_processor_count,
+            "memory_gib": round(device.total_memory / 2**30, 1),
+        }
     return found
 
 
-def write_report(report: dict[str, Any], out: Path | None) -> None:
-    """Write the report where it was asked for."""
-    text = json.dumps(report, indent=1)
-    if out is None:
-        print(text)
-    else:
-        out.write_text(text + "\n")
-        print(f"report: {out}")
+def _output(*command: str) -> str | None:
+    """Return what a command prints; None if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+@contextmanager
+def noted_variants() -> Iterator[dict[str, str]]:
+    """Note which variant, with which tile, each kernel and shape is given."""
+    noted: dict[str, str] = {}
+    pick = Choices.pick
+
+    def noting(self: Choices, kernel: str, shape: Any, variants: Any) -> Any:
+        variant = pick(self, kernel, shape, variants)
+        noted["/".join(map(str, (kernel, *shape.facts, *shape.sizes)))] = variant.name
+        return variant
+
+    Choices.pick = noting  # type: ignore[method-assign]
+    try:
+        yield noted
+    finally:
+        Choices.pick = pick  # type: ignore[method-assign]
 
 
 class Clock:
     """Times work on the device, each run from a cold cache."""
 
-    def __init__(self, device: torch.device, runs: int = 30) -> None:
+    def __init__(self, device: torch.device, runs: int) -> None:
         self.runs = runs
         self._flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device=device)
 
@@ -96,16 +112,24 @@ class Clock:
         torch.cuda.synchronize()
         return statistics.median(float(a.elapsed_time(b)) for a, b in pairs) / 1e3
 
-    def ceilings(self) -> dict[str, float]:
-        """Measure what the device can do: bytes and bfloat16 operations per second."""
-        device = self._flush.device
-        source = torch.empty(1 << 30, dtype=torch.int32, device=device).fill_(7)
-        target = torch.empty_like(source)
-        copy_s = self.seconds(lambda: target.copy_(source))
-        moved = 2 * source.numel() * 4
-        a, b = torch.randn(2, 8192, 8192, device=device, dtype=torch.bfloat16)
-        product_s = self.seconds(lambda: a @ b, cold=False)
-        return {"bytes_per_s": moved / copy_s, "flops_per_s": 2 * 8192**3 / product_s}
+
+@cache
+def the_clock(runs: int) -> Clock:
+    """Return this process's clock of the current device."""
+    return Clock(torch.device("cuda", torch.cuda.current_device()), runs)
+
+
+@cache
+def ceilings() -> dict[str, float]:
+    """Measure what the device can do: bytes and bfloat16 operations per second."""
+    clock = the_clock(30)
+    source = torch.empty(1 << 30, dtype=torch.int32, device="cuda").fill_(7)
+    target = torch.empty_like(source)
+    copy_s = clock.seconds(lambda: target.copy_(source))
+    moved = 2 * source.numel() * 4
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    product_s = clock.seconds(lambda: a @ b, cold=False)
+    return {"bytes_per_s": moved / copy_s, "flops_per_s": 2 * 8192**3 / product_s}
 
 
 def graphed(run: Callable[[], object]) -> Callable[[], None]:
@@ -120,3 +144,29 @@ def graphed(run: Callable[[], object]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         run()
     return graph.replay
+
+
+def kernel_table(run: Callable[[], object], device: str = "cuda") -> dict[str, Any]:
+    """Return every kernel of a run by torch.profiler: calls and microseconds, the longest first.
+
+    `span_us` is from the first kernel's start to the last one's end, gaps included.
+    """
+    kind = {"cuda": ProfilerActivity.CUDA, "cpu": ProfilerActivity.CPU}[device]
+    for _ in range(2):  # the first profile may miss kernels
+        with profile(activities=[kind]) as seen:
+            run()
+            if device == "cuda":
+                torch.cuda.synchronize()
+    events = [e for e in seen.events() or () if e.device_type.name.lower() == device]
+    table: dict[str, list[float]] = {}
+    for event in events:
+        table.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    if not events:
+        raise RuntimeError("torch.profiler saw no kernels; may this user read CUPTI's activities?")
+    start = min(event.time_range.start for event in events)
+    rows = [{"kernel": k, "calls": len(us), "us": round(sum(us), 2)} for k, us in table.items()]
+    return {
+        "busy_us": sum(row["us"] for row in rows),
+        "span_us": max(event.time_range.end for event in events) - start,
+        "kernels": sorted(rows, key=lambda row: -row["us"]),
+    }

@@ -38,6 +38,21 @@ class Shape(NamedTuple):
         return self.sparse.experts * (1 - missed)
 
 
+class Work(NamedTuple):
+    """A step's size: so many sequences, windows of a length, contexts of a length."""
+
+    rows: int
+    window: int
+    context: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.window}@{self.context}"
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * min(self.window, self.context)
+
+
 SHAPES = {
     "llada-moe-7b-a1b": Shape(
         16, 2048, 16, 16, 128, 128, True, 0, 157184, 0, Sparse(64, 8, 1024, 0, 0, 0, 0)
@@ -53,3 +68,4 @@ TOY = {
     "toy-dense": Shape(2, 48, 4, 2, 24, 24, False, 40, 150, 0, None),
     "toy-grouped": Shape(2, 48, 4, 2, 16, 8, True, 40, 150, 8, Sparse(8, 2, 20, 20, 1, 4, 2)),
 }
+ALL = SHAPES | TOY

@@ -2,143 +2,154 @@
 
     python -m benchmarks.gpu.step_time
     python -m benchmarks.gpu.step_time --shape llada-moe-7b-a1b --rows 1 --window 64 --context 1024
-    python -m benchmarks.gpu.step_time --experts int8 --out int8.json
-    python -m benchmarks.gpu.step_time --engine --tune
+    python -m benchmarks.gpu.step_time --experts bfloat16 int8 float8 --out steps.json
+    python -m benchmarks.gpu.step_time --part step kernels engine --cache dual vicinity
 
 The step runs from token ids to a choice for every position of the windows, with random weights, in
-a CUDA graph and without. Left out: planning, acceptance, sampling's filters; `--engine` times them
-too, as rounds of one step of the engine that serves, in the middle of a block. With `--tune` tiles
-are tried for every shape that is not known yet, and kept where engines look for them. The roofline
-is the larger of bytes over measured copy bandwidth and operations over a measured bfloat16 product;
-the tokens per second are the step's time at the given tokens per forward, nothing more.
+a CUDA graph and without. The part `kernels` lists every kernel of one replay, by torch.profiler,
+beside the predicted ones. The part `engine` times what the step leaves out (planning, acceptance):
+rounds of one step of the engine that serves, in the middle of a block. The floor is the larger of
+bytes over measured copy bandwidth and operations over a measured bfloat16 product.
 """
 
 import argparse
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Final
 
 import torch
 
-from benchmarks.gpu.cases import Work
-from benchmarks.gpu.measure import Clock, arguments, facts, graphed, need_cuda, write_report
-from benchmarks.gpu.model import random_model
-from benchmarks.gpu.shapes import SHAPES, Shape
-from benchmarks.gpu.step import bytes_read, flops, make_step
-from benchmarks.gpu.time_kernels import floor_seconds, work_row
+from benchmarks.gpu import costs
+from benchmarks.gpu.measure import ceilings, graphed, kernel_table, the_clock
+from benchmarks.gpu.predict import BUILT
+from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
+from benchmarks.gpu.random_model import EXPERTS, counted_experts, random_model
+from benchmarks.gpu.shapes import ALL, SHAPES, Work
+from benchmarks.gpu.step import Step, make_step
 from diffray.kernels.choose import Kernels, triton_kernels
-from diffray.kernels.triton.tuning import Tuner
-
-EXPERTS = {"bfloat16": None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
 
 
 def main() -> None:
     args = _parser().parse_args()
-    device = need_cuda()
-    clock = Clock(device, args.runs)
-    ceilings = clock.ceilings()
-    tuner = Tuner.of_device(device)
-    kernels = triton_kernels(tuner)
-    table: list[dict[str, Any]] = []
-    works = [Work(r, w, c) for r in args.rows for w in args.window for c in args.context]
-    try:
-        for name in args.shape or SHAPES:
-            for work in works:
-                torch.cuda.empty_cache()
-                row = {"shape": name, "experts": args.experts, **work_row(work)}
-                experts = EXPERTS[args.experts]
-                if args.tune:
-                    with tuner.measuring():
-                        make_step(SHAPES[name], work, "bfloat16", device, kernels, experts).run()
-                row |= _timed(name, work, experts, kernels, clock, ceilings, args.accepted)
-                table.append(row)
-                if args.engine:
-                    print(_line(row), flush=True)  # in case the engine cannot be run
-                    row |= timed_engine(
-                        SHAPES[name], work, kernels, device, "bfloat16", tune=args.tune
-                    )
-                print(_line(row), flush=True)
-    finally:
-        write_report({"facts": facts(), "ceilings": ceilings, "steps": table}, args.out)
+    need_cuda()
+    if "engine" in args.part:
+        need_engine()
+    run(plan, args, _line)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = arguments("Time a full denoising step on the GPU.")
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all")
+    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=[*SHAPES])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--window", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--context", type=int, nargs="+", default=[512, 1024, 2048, 4096])
-    parser.add_argument("--experts", choices=EXPERTS, default="bfloat16")
-    parser.add_argument("--accepted", type=float, nargs="+", default=[3.87, 5.67])
+    parser.add_argument("--experts", choices=EXPERTS, nargs="+", default=["bfloat16"])
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=["step"])
+    parser.add_argument("--cache", nargs="+", default=["dual"], help="of the engine")
+    parser.add_argument("--decoder", nargs="+", default=["fixed"], help="of the engine")
     parser.add_argument("--runs", type=int, default=30)
-    parser.add_argument("--engine", action="store_true", help="time the engine's rounds as well")
-    parser.add_argument("--tune", action="store_true", help="find the fastest tiles first")
     return parser
 
 
-def _timed(
-    name: str,
-    work: Work,
-    experts: torch.dtype | None,
-    kernels: Kernels,
-    clock: Clock,
-    ceilings: dict[str, float],
-    accepted: list[float],
-) -> dict[str, Any]:
+def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
+    """Return a timing for each part, model, kind of experts and size."""
+    found: dict[str, Callable[[], Row]] = {}
+    sizes = args.shape, args.experts, args.rows, args.window, args.context
+    for part, shape, experts, *size in product(args.part, *sizes):
+        work = Work(*size)
+        row: Row = {"part": part, "shape": shape, "experts": experts, **work._asdict()}
+        name = f"{part} {shape} {experts} {work}"
+        if part != "engine":
+            found[name] = partial(PARTS[part], row, work, args.runs)
+            continue
+        for cache, decoder in product(args.cache, args.decoder):
+            row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
+            found[f"{name} {row['cache']} {decoder}"] = partial(timed_engine, {**row}, work)
+    return found
+
+
+def timed(row: Row, work: Work, runs: int) -> Row:
     """Return a step's times, with the share of the roofline, and the peak of memory."""
-    torch.manual_seed(0)
-    torch.cuda.reset_peak_memory_stats()
-    device = torch.device("cuda", torch.cuda.current_device())
-    shape = SHAPES[name]
-    step = make_step(shape, work, "bfloat16", device, kernels, experts)
-    eager_s = clock.seconds(step.run)
-    graph_s = clock.seconds(graphed(step.run))
-    read, computed = bytes_read(step.model, shape, work), flops(step.model, shape, work)
-    floor_s = floor_seconds(read, computed, ceilings)
+    clock, shape, experts = the_clock(runs), ALL[row["shape"]], row["experts"]
+    step = _step(row, work)
+    with counted_experts(step.model) as met:
+        step.run()
+    eager_s, graph_s = clock.seconds(step.run), clock.seconds(graphed(step.run))
+    found = ceilings()
+    floor_ms = costs.Step(shape, work, experts).floor_ms(found["bytes_per_s"], found["flops_per_s"])
     return {
+        **row,
+        **met,
         "graph_ms": graph_s * 1e3,
+        "predicted_ms": costs.Step(shape, work, experts, changes=BUILT).ms,
         "eager_ms": eager_s * 1e3,
-        "floor_ms": floor_s * 1e3,
-        "share_of_roofline": floor_s / graph_s,
-        "bytes": read,
-        "flops": computed,
+        "per_s": 1 / graph_s,
+        "floor_ms": floor_ms,
+        "share_of_roofline": floor_ms / graph_s / 1e3,
+        **found,
         "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
-        "tokens_per_s": {str(rate): rate * work.rows / graph_s for rate in accepted},
     }
 
 
-def timed_engine(
-    shape: Shape,
-    work: Work,
-    kernels: Kernels,
-    device: torch.device,
-    dtype: str,
-    *,
-    tune: bool = False,
-) -> dict[str, float]:
-    """Return the median of the engine's rounds, of one step and one token each, inside a block."""
-    # The engine needs more than torch.
-    from benchmarks.gpu.engine import random_engine, run_to_the_end, scripted
-
-    window = min(work.window, work.context)
-    model = random_model(shape, work.context + window, dtype, device, kernels)
-    engine = random_engine(
-        model, max_num_seqs=work.rows, graph_block_length=window, tune_kernels=tune
-    )
-    cache = "exact" if model.spec.block_causal else "dual"
-    start = (work.context - window) // window * window
-    requests = [
-        scripted(row, shape, start, window, window, window, cache) for row in range(work.rows)
+def profiled(row: Row, work: Work, _runs: int) -> Row:
+    """Return every kernel of one replay of a step, and the predicted ones."""
+    paper = costs.Step(ALL[row["shape"]], work, row["experts"], changes=BUILT)
+    predicted = [
+        {"kernel": k.name, "calls": k.calls, "us": round(k.calls * k.us, 2)} for k in paper.kernels
     ]
-    seconds = list(run_to_the_end(engine, requests))[2:-1]
-    return {"engine_ms": sorted(seconds)[len(seconds) // 2] * 1e3}
+    return row | kernel_table(graphed(_step(row, work).run)) | {"predicted": predicted}
 
 
-def _line(row: dict[str, Any]) -> str:
-    place = f"{row['shape']} {row['experts']} {row['rows']}x{row['window']}@{row['context']}"
-    engine = f", {row['engine_ms']:7.2f} in the engine" if "engine_ms" in row else ""
-    rates = ", ".join(f"{value:.0f} tok/s at {rate}" for rate, value in row["tokens_per_s"].items())
+def _step(row: Row, work: Work) -> Step:
+    torch.manual_seed(0)
+    how = torch.device("cuda"), triton_kernels(), "bfloat16", row["experts"]
+    return make_step(ALL[row["shape"]], work, *how)
+
+
+def timed_engine(
+    row: Row,
+    work: Work,
+    device: torch.device = torch.device("cuda"),  # noqa: B008  # it is a constant
+    dtype: str = "bfloat16",
+    kernels: Kernels | None = None,
+) -> Row:
+    """Return the median of the engine's rounds, of one step and one token each, inside a block."""
+    from benchmarks.gpu.engine import experts_met, random_engine, run_to_the_end, scripted
+
+    shape, window = ALL[row["shape"]], min(work.window, work.context)
+    kernels, length = kernels or triton_kernels(), work.context + window
+    torch.manual_seed(0)
+    how = device, kernels, dtype, row["experts"]
+    model = random_model(shape, length, work.rows * length, *how)
+    engine = random_engine(model, max_num_seqs=work.rows, graph_block_length=window)
+    start = (work.context - window) // window * window
+    script = shape, start, window, window, window, row["cache"]
+    requests = [scripted(uid, *script) for uid in range(work.rows)]
+    seconds = sorted(list(run_to_the_end(engine, requests, decoder=row["decoder"]))[2:-1])
+    median_s = seconds[len(seconds) // 2]
+    met = experts_met(engine, requests, 1, row["decoder"])
+    return {**row, **met, "engine_ms": median_s * 1e3, "per_s": 1 / median_s}
+
+
+PARTS: Final[dict[str, Callable[..., Row]]] = {
+    "step": timed,
+    "kernels": profiled,
+    "engine": timed_engine,
+}
+
+
+def _line(row: Row) -> str:
+    met = f", {row['distinct_experts']:.1f} experts met" if "distinct_experts" in row else ""
+    if row["part"] == "kernels":
+        most = "; ".join(f"{k['kernel'][:40]} {k['us']:.0f}" for k in row["kernels"][:4])
+        return f"{row['busy_us']:.0f} of {row['span_us']:.0f} us in kernels: {most}"
+    if row["part"] == "engine":
+        return f"{row['engine_ms']:7.2f} ms a round{met}"
     return (
-        f"{place:44} {row['graph_ms']:7.2f} ms in a graph, {row['eager_ms']:7.2f} without{engine}, "
-        f"floor {row['floor_ms']:6.2f} ({row['share_of_roofline']:4.0%}); {rates}"
+        f"{row['graph_ms']:7.2f} ms in a graph ({row['predicted_ms']:.2f} predicted), "
+        f"{row['eager_ms']:.2f} without, floor {row['floor_ms']:.2f} "
+        f"({row['share_of_roofline']:.0%}){met}"
     )
 
 

@@ -35,7 +35,6 @@ class Engine:
     kernels: str | None = flag()
     quantization: str | None = flag(None, "--quantization", "-q")
     cuda_graphs: bool | None = flag()
-    tune_kernels: bool | None = flag()
     enable_prefix_caching: bool | None = flag()
     mask_token_id: int | None = flag()
     eos_token_id: list[int] | None = flag()

@@ -9,19 +9,22 @@ windows, P pages of a window, C splits of the keys.
 """
 
 from functools import partial
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from diffray.kernels import attention
 from diffray.kernels.attention import KVLayer, QKRotary
+from diffray.kernels.triton.launch import overlapped, tiled_variants, wait_for_previous
 from diffray.kernels.triton.rope import rotate_and_store
-from diffray.kernels.triton.tuning import UNTUNED, Tile, Tuner
+from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 from diffray.kernels.windows import PagedWindows, Windows
 
 _PROGRAMS = 512  # enough to fill a GPU of 132 multiprocessors
-_SPLIT_KEYS = 256  # a shorter split costs more to combine than it saves
+_SPLIT_KEYS = 256  # of one program, unless a variant says less: shorter splits cost more to join
 _MOST_SPLITS = 32
 
 
@@ -31,11 +34,14 @@ def attend(
     kv: KVLayer,
     slots_T: Tensor,
     windows: Windows,
-    tuner: Tuner = UNTUNED,
+    tile: Tile | None = None,
+    *,
+    split_keys: int = _SPLIT_KEYS,
+    pdl: bool = False,
 ) -> Tensor:
     """Norm and rotate heads, store keys and values in place, return the attention output."""
-    q_TQD = rotate_and_store(heads_TND, rotary, *kv, slots_T)
-    return paged_attention(q_TQD, *kv, windows.paged, tuner)
+    q_TQD = rotate_and_store(heads_TND, rotary, *kv, slots_T, pdl=pdl)
+    return paged_attention(q_TQD, *kv, windows.paged, tile, split_keys=split_keys, pdl=pdl)
 
 
 def paged_attention(
@@ -43,56 +49,27 @@ def paged_attention(
     keys_SGD: Tensor,
     values_SGD: Tensor,
     windows: PagedWindows,
-    tuner: Tuner = UNTUNED,
+    tile: Tile | None = None,
+    *,
+    split_keys: int = _SPLIT_KEYS,
+    pdl: bool = False,
 ) -> Tensor:
     """Return each query's attention over the keys of its sequence; the pool is not modified.
 
     Tokens outside all windows are undefined.
     """
     num_tokens, num_queries, size = q_TQD.shape
+    num_keys = keys_SGD.shape[1]
     num_windows, num_pages = windows.pages_WP.shape
     if num_tokens == 0 or num_windows == 0:
         return torch.empty_like(q_TQD)
-    shared = num_queries // keys_SGD.shape[1]
-    default = _tile_for(windows.max_queries * shared, size, q_TQD.element_size())
-    run = partial(_run, q_TQD.contiguous(), keys_SGD, values_SGD, windows)
-    # Similar sizes share a tile, because windows and contexts have any size.
-    near = (triton.next_power_of_2(n) for n in (num_windows, num_pages * windows.page_size))
-    shape = *near, default.rows, shared, size, str(q_TQD.dtype)
-    return run(tuner.pick("attention", shape, default, partial(_other_tiles, default), run))
-
-
-def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
-    """Return a tile: rows of queries, columns of keys; its depth is a whole head."""
-    rows = max(triton.next_power_of_2(rows), 16)
-    depth = max(triton.next_power_of_2(size), 16)
-    if itemsize > 2:  # exact float32 uses no matrix units, so small tiles suffice
-        return Tile(min(rows, 16), 32, depth, 4, 2)
-    # Three stages of a wide head's keys and values do not fit shared memory.
-    return Tile(min(rows, 64), 64, depth, 4, 3) if depth <= 128 else Tile(16, 32, depth, 4, 2)
-
-
-def _other_tiles(default: Tile) -> list[Tile]:
-    """Return tiles that may be faster than the default."""
-    return [
-        Tile(rows, columns, default.depth, warps, stages)
-        for rows in (default.rows, max(default.rows // 2, 16))
-        for columns in (32, 64, 128)
-        for warps, stages in ((4, 2), (4, 3), (8, 3))
-        if (rows, columns, warps, stages) != (default.rows, default.columns, *default[3:])
-    ]
-
-
-def _run(
-    q_TQD: Tensor, keys_SGD: Tensor, values_SGD: Tensor, windows: PagedWindows, tile: Tile
-) -> Tensor:
-    num_tokens, num_queries, size = q_TQD.shape
-    num_keys = keys_SGD.shape[1]
-    num_windows, num_pages = windows.pages_WP.shape
+    q_TQD = q_TQD.contiguous()
     shared = num_queries // num_keys
+    tile = tile or _tile_for(windows.max_queries * shared, size, q_TQD.element_size())
     out_TQD = torch.empty_like(q_TQD)
     tiles = triton.cdiv(windows.max_queries * shared, tile.rows)
-    splits = num_splits(tiles * num_keys * num_windows, num_pages * windows.page_size)
+    max_keys = num_pages * windows.page_size
+    splits = num_splits(tiles * num_keys * num_windows, max_keys, split_keys)
     part_CTQD, lse_CTQ = out_TQD, None
     if splits > 1:
         part_CTQD = q_TQD.new_empty(splits, *q_TQD.shape, dtype=torch.float32)
@@ -122,6 +99,7 @@ def _run(
         SPLIT=splits > 1,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **overlapped(pdl),
     )
     if splits > 1:
         _join_splits[(num_tokens, num_queries)](
@@ -135,13 +113,81 @@ def _run(
             COLUMNS=triton.next_power_of_2(splits),
             BLOCK=triton.next_power_of_2(size),
             num_warps=1,
+            **overlapped(pdl),
         )
     return out_TQD
 
 
-def num_splits(programs: int, max_keys: int) -> int:
+def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
+    """Return a tile: rows of queries, columns of keys; its depth is a whole head."""
+    rows = max(triton.next_power_of_2(rows), 16)
+    depth = max(triton.next_power_of_2(size), 16)
+    if itemsize > 2:  # exact float32 uses no matrix units, so small tiles suffice
+        return Tile(min(rows, 16), 32, depth, 4, 2)
+    # Three stages of a wide head's keys and values do not fit shared memory.
+    return Tile(min(rows, 64), 64, depth, 4, 3) if depth <= 128 else Tile(16, 32, depth, 4, 2)
+
+
+def _variants(
+    heads_TND: Tensor, _rotary: QKRotary, kv: KVLayer, _slots_T: Tensor, windows: Windows
+) -> list[Variant]:
+    """Return the default tile for windows of about this length, then others, then shorter splits.
+
+    A window or two do not fill a GPU with splits of 256 keys.
+    """
+    _, num_keys, size = kv.keys_SGD.shape
+    num_windows, num_pages = windows.paged.pages_WP.shape
+    shared = heads_TND.shape[1] // num_keys - 2
+    rows = rounded_up(windows.paged.max_queries) * shared
+    default = _tile_for(rows, size, heads_TND.element_size())
+    others = [
+        Tile(rows, *rest)
+        for rows in (default.rows, max(default.rows // 2, 16))
+        for rest in _others(default.depth, heads_TND.element_size())
+    ]
+    tiles = list(dict.fromkeys([default, *others]))
+    found = tiled_variants(tiles, attend)
+    max_keys = rounded_up(num_pages * windows.paged.page_size)
+    programs = triton.cdiv(rows, default.rows) * num_keys * rounded_up(num_windows)
+    splits = num_splits(programs, max_keys)
+    for split_keys in (128, 64):
+        shorter, splits = splits, num_splits(programs, max_keys, split_keys)
+        if splits > shorter:
+            fitting = [tile for tile in tiles if tile.columns <= split_keys]
+            run = partial(attend, split_keys=split_keys)
+            found += tiled_variants(fitting, run, f"triton {split_keys} keys")
+    return found
+
+
+def _others(depth: int, itemsize: int) -> list[tuple[int, int, int, int]]:
+    """Return columns, depth, warps and stages that may be faster than the default's."""
+    if itemsize > 2:  # others take long to compile
+        return []
+    if depth > 128:  # more would not fit shared memory
+        return [(32, depth, 4, 2), (32, depth, 8, 2)]
+    return [(32, depth, 4, 3), (64, depth, 4, 2), (64, depth, 4, 3), (128, depth, 8, 3)]
+
+
+def _shape(
+    heads_TND: Tensor, rotary: QKRotary, kv: KVLayer, _slots_T: Tensor, windows: Windows
+) -> Shape:
+    """Return the heads' facts, then the length of windows, their number and their contexts'."""
+    paged = windows.paged
+    num_windows, num_pages = paged.pages_WP.shape
+    heads = heads_TND.shape[1], *kv.keys_SGD.shape[1:], rotary.cos_T1R.shape[-1]
+    normed = "plain" if rotary.norm_ND is None else "normed"
+    sizes = paged.max_queries, num_windows, num_pages * paged.page_size
+    return Shape(
+        (*heads, normed, paged.page_size, str(heads_TND.dtype)), tuple(map(rounded_up, sizes))
+    )
+
+
+ATTEND: Final = Kernel("attend", attention.attend, _shape, _variants)
+
+
+def num_splits(programs: int, max_keys: int, split_keys: int = _SPLIT_KEYS) -> int:
     """Return the number of splits of the keys, from bounds known on the host."""
-    return max(1, min(_PROGRAMS // programs, max_keys // _SPLIT_KEYS, _MOST_SPLITS))
+    return max(1, min(_PROGRAMS // programs, max_keys // split_keys, _MOST_SPLITS))
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_pages", "splits"])
@@ -168,11 +214,13 @@ def _read_keys(
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend from some queries of one window to one split of their keys.
 
     Rows are (query, head) pairs, the heads of a query side by side.
     """
+    wait_for_previous(PDL)
     split = tl.program_id(0) % splits
     group = tl.program_id(1)
     window = tl.program_id(2)
@@ -242,8 +290,10 @@ def _join_splits(
     QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Average the splits' results for one query and head, weighted by their softmax mass."""
+    wait_for_previous(PDL)
     token_head = tl.program_id(0).to(tl.int64) * QUERIES + tl.program_id(1)
     split = tl.arange(0, COLUMNS)
     part = split.to(tl.int64) * num_tokens * QUERIES + token_head

@@ -2,10 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tarfile
+import time
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -13,18 +19,22 @@ import torch
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from benchmarks.golden import cases_of
 from benchmarks.gpu import __main__ as all_of_them
-from benchmarks.gpu import check_engine, check_kernels, generate, step_time, time_kernels
-from benchmarks.gpu.cases import Rival, Work, cases
+from benchmarks.gpu import check_engine, check_kernels, engine_checks, generate, program, step_time
+from benchmarks.gpu.cases import listed
 from benchmarks.gpu.check_kernels import check
-from benchmarks.gpu.model import config_of
-from benchmarks.gpu.shapes import SHAPES, TOY
-from benchmarks.gpu.step import bytes_read, make_step
-from diffray.components.mesh import Mesh
-from diffray.components.models.registry import build_model
-from diffray.kernels.choose import TORCH, choose_kernels, triton_kernels
+from benchmarks.gpu.engine import experts_met, random_engine, scripted
+from benchmarks.gpu.measure import kernel_table
+from benchmarks.gpu.random_model import random_model
+from benchmarks.gpu.shapes import TOY, Shape, Sparse, Work
+from benchmarks.gpu.step import make_step
+from benchmarks.gpu.targets import verdicts
+from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
+from diffray.kernels.router import Routing
+from diffray.workers.graphs import Graphs, Recorded
+from tests.helpers.paths import ROOT
 
 WORK = Work(2, 5, 21)
-PROGRAMS = [check_kernels, check_engine, time_kernels, step_time, generate]
+PROGRAMS = [check_kernels, check_engine, step_time, generate]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -46,7 +56,7 @@ def test_a_step_is_the_same_with_both_sets_of_kernels(name: str) -> None:
     steps, pools = [], []
     for kernels in (TORCH, triton_kernels()):
         torch.manual_seed(0)
-        steps.append(make_step(TOY[name], WORK, "float32", DEVICE, kernels))
+        steps.append(make_step(TOY[name], WORK, DEVICE, kernels, "float32"))
         kv = steps[-1].kv
         pools.append([pool.clone() for pool in (kv.keys_LSGD, kv.values_LSGD)])
     plain, fused = (step.run() for step in steps)
@@ -61,21 +71,25 @@ def test_a_step_is_the_same_with_both_sets_of_kernels(name: str) -> None:
 
 def test_a_step_with_quantized_experts_is_near_to_one_without() -> None:
     steps = []
-    for kind in (None, torch.int8):
+    for experts in ("bfloat16", "int8"):
         torch.manual_seed(0)
-        steps.append(make_step(TOY["toy-moe"], WORK, "float32", DEVICE, TORCH, kind))
+        steps.append(make_step(TOY["toy-moe"], WORK, DEVICE, TORCH, "float32", experts))
     wide, narrow = (step.run().logsumexp_R for step in steps)
     assert 0 < float((wide - narrow).norm() / wide.norm()) < 0.01
+
+
+def checked(name: str, kernels: Kernels) -> dict[str, bool]:
+    every = listed([name], [WORK], [torch.float32])
+    return {which.kernel: check(which, DEVICE, kernels)["right"] for which in every}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["toy-dense", "toy-grouped"])
 def test_the_check_passes_what_is_right(name: str) -> None:
-    rows = list(check(TOY[name], WORK, torch.float32, DEVICE, triton_kernels()))
-    assert {row["kernel"]: row for row in rows if not row["right"]} == {}
-    kernels = {row["kernel"].split()[0] for row in rows}
+    right = checked(name, triton_kernels())
+    assert all(right.values()), right
     wanted = {"add_norm", "rms_norm", "rotate_and_store", "paged_attention", "confidence"}
-    assert wanted <= kernels
+    assert wanted <= right.keys()
 
 
 def test_the_check_finds_what_is_wrong() -> None:
@@ -83,38 +97,12 @@ def test_the_check_finds_what_is_wrong() -> None:
     wrong = right._replace(
         rms_norm=lambda x, weight, eps: right.rms_norm(x, weight, eps) * 1.01,
         paged_attention=lambda *args: right.paged_attention(*args) * torch.nan,
-        softmax_topk=lambda *args: (right.softmax_topk(*args)[0].flip(1), args[0][:, : args[2]]),
+        softmax_router=lambda *args: Routing(
+            right.softmax_router(*args).ids_TK.flip(1), right.softmax_router(*args).weights_TK
+        ),
     )
-    rows = check(TOY["toy-moe"], WORK, torch.float32, DEVICE, wrong)
-    found = {row["kernel"] for row in rows if not row["right"]}
+    found = {kernel for kernel, right in checked("toy-moe", wrong).items() if not right}
     assert found == {"rms_norm", "paged_attention", "router"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "gigabytes"), [("llada-moe-7b-a1b", 14.2), ("llada-8b", 15.5), ("llada2-mini", 27.9)]
-)
-def test_a_step_reads_the_weights_of_the_published_models(name: str, gigabytes: float) -> None:
-    shape, work = SHAPES[name], Work(1, 64, 64)
-    model = build_model(config_of(shape, 64), Mesh(), torch.bfloat16, TORCH)
-    assert bytes_read(model, shape, work) / 1e9 == pytest.approx(gigabytes, rel=0.05)
-
-
-@pytest.mark.parametrize("name", TOY)
-def test_attention_s_rival_is_given_what_it_takes(name: str) -> None:
-    """Torch runs it on a GPU alone; without one it tells the shape of what it would return."""
-    shape = TOY[name]
-    rivals: list[Rival] = []
-    for window in (8, 16):
-        work = Work(2, window, 48)
-        for case in cases(shape, work, torch.bfloat16, "meta"):
-            rivals += case.rivals
-            for rival in case.rivals:
-                read = rival.run()
-                assert isinstance(read, torch.Tensor)
-                assert read.shape == (work.tokens, shape.heads, shape.head_dim)
-    # A window of two blocks cannot be told it.
-    assert len(rivals) == (1 if shape.block else 2)
 
 
 @pytest.mark.long
@@ -137,29 +125,61 @@ def test_a_device_gets_the_kernels_that_it_can_run() -> None:
     assert triton_kernels()._fields == TORCH._fields
 
 
+MANY_EXPERTS = Shape(4, 64, 4, 4, 16, 16, True, 0, 300, 0, Sparse(64, 8, 16, 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(("cache", "decoder"), [("dual", "fixed"), ("vicinity", "credit")])
+def test_random_weights_spread_tokens_over_experts(cache: str, decoder: str) -> None:
+    """All masks share an embedding: a trained model tells them apart, random weights do not."""
+    met = []
+    for spread in (True, False):
+        torch.manual_seed(0)
+        model = random_model(MANY_EXPERTS, 256, 256, torch.device("cpu"), TORCH, "float32")
+        if not spread:
+            del model.embed
+        engine = random_engine(model, max_num_seqs=1)
+        requests = [scripted(0, MANY_EXPERTS, 64, 128, 32, 64, cache)]
+        met.append(experts_met(engine, requests, 1, decoder))
+        assert engine.tokens == 128 and engine.forwards == 32
+    assert met[0]["distinct_experts"] > 63 and met[0]["fullest_expert"] < 24
+    assert met[1]["distinct_experts"] < 50 < met[1]["fullest_expert"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOY)
-def test_a_scripted_generation_takes_the_steps_it_was_asked_for(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> None:
     """Through the engine that serves, on a CPU, over torch's kernels."""
-    argv = "program --device cpu --dtype float32 --kernels torch --prompt 9 --tokens 31 --block 8"
-    argv += f" --runs 1 --rows 1 3 --accepted 3.87 --shape {name}"
-    monkeypatch.setattr(sys, "argv", argv.split())
-    generate.main()
-    lines, report = capsys.readouterr().out.split("{", 1)
-    assert lines.count("tokens/s") == 2
-    alone, three = json.loads("{" + report)["generations"]
-    # Eight steps; a block-causal model's first block begins in the prompt and is one more.
-    assert alone["forwards"] == three["forwards"] and alone["forwards"] in (8, 9)
-    assert (alone["tokens"], three["tokens"]) == (31, 93)
-    assert alone["tokens_per_forward"] == pytest.approx(31 / alone["forwards"])
+    argv = "--device cpu --dtype float32 --kernels torch --prompt 9 --tokens 31 --block 8"
+    argv += f" --runs 1 --rows 1 3 --rate 3.87 --decoder fixed credit --shape {name}"
+    rows = [case() for case in generate.plan(generate.parser().parse_args(argv.split())).values()]
+    assert [(row["rows"], row["decoder"]) for row in rows] == [
+        (1, "fixed"),
+        (1, "credit"),
+        (3, "fixed"),
+        (3, "credit"),
+    ]
+    for row in rows:
+        # Eight steps; a block-causal model's first block begins in the prompt and is one more.
+        assert row["forwards"] == rows[0]["forwards"] and row["forwards"] in (8, 9)
+        assert row["tokens"] == 31 * row["rows"] and row["replays"] == 0
+        assert row["tokens_per_forward"] == pytest.approx(31 / row["forwards"])
+        assert ("distinct_experts" in row) == (TOY[name].sparse is not None)
 
 
 @pytest.mark.parametrize("name", TOY)
 def test_a_round_of_the_engine_is_timed_inside_a_block(name: str) -> None:
-    found = step_time.timed_engine(TOY[name], Work(2, 8, 27), TORCH, torch.device("cpu"), "float32")
+    cache = "exact" if TOY[name].block else "dual"
+    row = {"shape": name, "experts": "bfloat16", "cache": cache, "decoder": "credit"}
+    found = step_time.timed_engine(row, Work(2, 8, 27), torch.device("cpu"), "float32", TORCH)
     assert 0 < found["engine_ms"] < 10_000
+
+
+def test_a_profile_counts_calls() -> None:
+    x = torch.randn(32, 32)
+    table = kernel_table(lambda: (x @ x @ x).relu(), "cpu")
+    calls = {row["kernel"]: row["calls"] for row in table["kernels"]}
+    assert (calls["aten::mm"], calls["aten::relu"]) == (2, 1)
+    assert 0 < table["kernels"][-1]["us"] <= table["kernels"][0]["us"] <= table["span_us"]
 
 
 NOT_THERE = """
@@ -169,53 +189,140 @@ class Finder(importlib.abc.MetaPathFinder):
         if name.split(".")[0] in {missing}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Finder())
-from benchmarks.gpu import {program}
 """
 OF_THE_SERVER = {"ray", "transformers", "tokenizers", "typer", "fastapi", "yaml", "msgspec"}
 OF_THE_ENGINE = {"pydantic", "safetensors", "tqdm"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "missing"),
+    ("modules", "missing"),
     [
-        ("check_kernels", OF_THE_SERVER | OF_THE_ENGINE),
-        ("time_kernels", OF_THE_SERVER | OF_THE_ENGINE),
-        ("step_time", OF_THE_SERVER | OF_THE_ENGINE),
-        ("check_engine", OF_THE_SERVER),
-        ("generate", OF_THE_SERVER),
+        ("__main__, check_kernels, check_engine, step_time, generate", OF_THE_ENGINE),
+        ("engine_checks, engine", set[str]()),
+        ("predict", {"torch", "triton"} | OF_THE_ENGINE),
     ],
 )
-def test_they_need_no_more_than_they_say(program: str, missing: set[str]) -> None:
+def test_they_need_no_more_than_they_say(modules: str, missing: set[str]) -> None:
     """A machine lent for its GPU has torch, and often little else."""
-    code = NOT_THERE.replace("{missing}", repr(missing)).replace("{program}", program)
+    code = NOT_THERE.replace("{missing}", repr(missing | OF_THE_SERVER))
+    code += f"from benchmarks.gpu import {modules}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-class TestCheckEngine:
-    def test_golden_tokens_are_right_and_a_wrong_one_is_found(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_without_what_the_engine_needs_they_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "ENGINE_NEEDS", ("torch", "not_here"))
+    monkeypatch.setattr(sys, "argv", ["program", "--device", "cpu"])
+    for engine_program in (check_engine, generate):
+        with pytest.raises(SystemExit) as end:
+            engine_program.main()
+        told = capsys.readouterr().err
+        assert end.value.code == 2 and told.count("\n") == 1 and "pip install not_here" in told
+
+
+def plan(args: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Cases of which most end badly."""
+
+    def fails() -> dict[str, Any]:
+        raise RuntimeError("no room\nleft")
+
+    def hangs() -> dict[str, Any]:
+        time.sleep(600)
+        return {}
+
+    return {
+        "fine": lambda: {"right": True, "folder": os.environ["XDG_CACHE_HOME"]},
+        "wrong": lambda: {"right": False},
+        "fails": fails,
+        "aborts": lambda: os.abort(),
+        "fine again": lambda: {"right": True},
+        "hangs": hangs,
+        "told": lambda: {"told": 7},
+    }
+
+
+class TestProgram:
+    @pytest.mark.slow
+    def test_one_bad_case_hides_nothing(self, tmp_path: Path) -> None:
+        out = tmp_path / "report.json"
+        out.write_text("of an earlier run")
+        args = program.arguments("").parse_args(["--out", str(out), "--case-seconds", "25"])
+        with pytest.raises(SystemExit, match="4 of 7 cases failed"):
+            program.run(plan, args, str)
+        report = json.loads(out.read_text())
+        assert report["complete"] and report["wrong"] == 4
+        rows = {row["case"]: row for row in report["rows"]}
+        assert list(rows) == list(plan(args))
+        assert {name: row.get("right") for name, row in rows.items()} == {
+            "fine": True,
+            "wrong": False,
+            "fails": False,
+            "aborts": False,
+            "fine again": True,
+            "hangs": False,
+            "told": None,
+        }
+        assert rows["fails"]["failure"] == "RuntimeError: no room left"
+        assert rows["aborts"]["failure"] == "the process ended with SIGABRT"
+        assert rows["hangs"]["failure"] == "no answer for 25 s"
+        assert {"commit", "sources", "diffray", "torch", "triton"} <= report["facts"].keys()
+        assert not Path(rows["fine"]["folder"]).exists()  # its own, and gone
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_what_is_ended_has_reported_what_it_has(
+        self, number: signal.Signals, tmp_path: Path
     ) -> None:
-        """Of few cases: tests/workers/test_golden.py runs all of them."""
-        cases = cases_of("llada2_moe")[:4]
-        monkeypatch.setattr(check_engine, "cases_of", lambda family: cases)
+        out = tmp_path / "report.json"
+        command = [sys.executable, "-m", "benchmarks.gpu.check_engine", "--device", "cpu"]
+        # As a script's `&` does: without it SIGINT would not be ignored.
+        script = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command, "--out", str(out)]
+        with subprocess.Popen(script, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            while not (out.exists() and json.loads(out.read_text())["rows"]):
+                assert process.poll() is None
+                time.sleep(0.1)
+            process.send_signal(number)
+            _, told = process.communicate(timeout=60)
+        assert process.returncode == 1 and f"ended by {number.name}" in told
+        report = json.loads(out.read_text())
+        assert not report["complete"] and 0 < len(report["rows"]) < report["cases"]
+
+
+class TestCheckEngine:
+    @pytest.mark.slow
+    def test_golden_tokens_are_right(
+        self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
         arguments = ["--device", "cpu", "--family", "llada2_moe", "--out", str(tmp_path / "out")]
         monkeypatch.setattr(sys, "argv", ["check_engine", *arguments])
         check_engine.main()
-        told = capsys.readouterr().out
-        assert "4 and 4 of 4 equal" in told and "WRONG" not in told
+        told = capfd.readouterr().out
+        assert "17 and 17 of 17 equal" in told and "WRONG" not in told
         report = json.loads((tmp_path / "out").read_text())
-        assert report["wrong"] == 0 and len(report["checks"]) == told.count("\n") - 1
+        assert report["complete"] and report["wrong"] == 0
+        assert report["program"] == "check_engine"
 
+    def test_a_wrong_token_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cases = cases_of("llada2_moe")[:4]
         cases[3]["tokens"][5] += 1
-        with pytest.raises(SystemExit, match="2 of"):
-            check_engine.main()
-        assert "3 and 3 of 4 equal" in capsys.readouterr().out
+        monkeypatch.setattr(engine_checks, "cases_of", lambda family: cases)
+        way = engine_checks.Way("float32", "torch", None)
+        found = engine_checks.check_golden("llada2_moe", way, torch.device("cpu"))
+        assert found["right"] is False and "3 and 3 of 4 equal" in found["told"]
 
-    def test_an_error_is_a_wrong_answer(self) -> None:
-        def broken() -> check_engine.Found:
-            raise RuntimeError("no room\nleft")
-
-        assert check_engine.judged(broken) == (False, "RuntimeError: no room left")
+    def test_replays_are_compared_and_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cpu = torch.device("cpu")
+        right = engine_checks.check_logits("llada_moe", cpu)
+        assert right["right"] and "replayed" in right["told"]
+        assert engine_checks.check_graphs("llada_moe", cpu)["right"]
+        monkeypatch.setattr(Graphs, "fit", lambda *_: None)
+        assert engine_checks.check_graphs("llada_moe", cpu)["right"] is False
+        monkeypatch.undo()
+        forward = Recorded.forward
+        monkeypatch.setattr(Recorded, "forward", lambda recorded: forward(recorded) * 1.1)
+        assert engine_checks.check_logits("llada_moe", cpu)["right"] is False
 
 
 class TestAllOfThem:
@@ -233,10 +340,53 @@ class TestAllOfThem:
                 programs[run.program].main()
             assert "no CUDA device" in capsys.readouterr().err and end.value.code == 2
 
-    def test_what_fails_is_told_and_stops_nobody(self, tmp_path: Path) -> None:
-        right = all_of_them.Run("fine", "check_engine", "--device cpu --family llada2_moe", 1)
-        assert "right; see fine.log" in all_of_them.carry_out(right, 600, tmp_path)
-        assert json.loads((tmp_path / "fine.json").read_text())["wrong"] == 0
-        wrong = all_of_them.Run("typo", "check_engine", "--family nobody", 1)
-        assert "FAILED (2): " in all_of_them.carry_out(wrong, 600, tmp_path)
-        assert "FAILED (out of time)" in all_of_them.carry_out(right, 0.5, tmp_path)
+    def test_ten_minutes_bring_one_of_each(self) -> None:
+        first = [run.name for run in all_of_them.RUNS[:6]]
+        assert first == ["check_kernels", "check_engine", "step", "kernels", "engine", "generate"]
+        minutes = [run.minutes for run in all_of_them.RUNS]
+        assert sum(minutes[:6]) <= 10 and sum(minutes[:12]) <= 30
+
+    @pytest.mark.slow
+    def test_no_stale_report_stands(self, tmp_path: Path) -> None:
+        stale = tmp_path / "typo.json"
+        stale.write_text('{"complete": true, "wrong": 0, "rows": [], "verdicts": []}')
+        wrong = all_of_them.Run("typo", "check_engine", "--no-such-flag", 1)
+        assert "FAILED (2), no report" in all_of_them.carry_out(wrong, 100, tmp_path)
+        assert not stale.exists()
+        right = all_of_them.Run("fine", "check_engine", "--device cpu --family llada", 1)
+        assert "out of time; INCOMPLETE: " in all_of_them.carry_out(right, 15, tmp_path)
+
+    @pytest.mark.parametrize(
+        ("rows", "told"),
+        [
+            ([(1, 10.0)], "missed: 10 of 681 tokens/s (case)"),
+            ([(1, 700.0)], "met: 700 of 681 tokens/s (case)"),
+            (
+                [(1, 700.0), (32, 7000.0)],
+                "met: 700 of 681 tokens/s (case); met: 10 of 8 times batch 1 (case)",
+            ),
+            ([(8, 700.0)], "measured"),
+        ],
+    )
+    def test_what_is_measured_is_judged_by_its_target(
+        self, rows: list[tuple[int, float]], told: str, tmp_path: Path
+    ) -> None:
+        same = {"case": "case", "shape": "llada-moe-7b-a1b", "experts": "bfloat16", "rate": 3.87}
+        same |= {"decoder": "fixed", "cache": "dual", "graphs": True}
+        table = [same | {"rows": count, "tokens_per_s": speed} for count, speed in rows]
+        report: dict[str, Any] = {"complete": True, "wrong": 0, "cases": len(table), "rows": table}
+        report["verdicts"] = verdicts("generate", table)
+        out = tmp_path / "out.json"
+        out.write_text(json.dumps(report))
+        assert all_of_them.outcome(out, 0, out) == told
+        out.write_text(json.dumps(report | {"complete": False, "cases": 9}))
+        assert all_of_them.outcome(out, 0, out).startswith(f"INCOMPLETE: {len(table)} of 9 cases")
+
+    def test_the_archive_holds_the_folder(self, tmp_path: Path) -> None:
+        folder = tmp_path / "results"
+        folder.mkdir()
+        for name in ("a.json", "b.json"):
+            (folder / name).write_text("{}")
+            all_of_them.pack(folder)
+        with tarfile.open(tmp_path / "results.tar.gz") as packed:
+            assert sorted(packed.getnames()) == ["results", "results/a.json", "results/b.json"]

@@ -1,0 +1,256 @@
+"""Predict the time of a step, and the tokens per second, before and after each change to come.
+
+    python -m benchmarks.gpu.predict
+    python -m benchmarks.gpu.predict --shape llada2-mini --rows 8 --experts float8
+    python -m benchmarks.gpu.predict --markdown
+
+Prints a step's kernels, what each change saves, and all models and sizes, for an H200. `costs.py`
+has the arithmetic; `step_time` and `generate` report predictions beside what they measure. Needs
+neither a GPU nor torch.
+"""
+
+import argparse
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks.gpu.costs import Step
+from benchmarks.gpu.shapes import SHAPES, Shape, Work
+
+ROOT: Final = Path(__file__).parents[2]
+MOE: Final = "llada-moe-7b-a1b"
+
+Table = list[tuple[str, ...]]
+
+
+class Change(NamedTuple):
+    """A change to the code that was measured on paper first."""
+
+    sign: str  # file: text; the change is built if the text is there
+    reason: str  # for what it saves
+
+    @property
+    def built(self) -> bool:
+        file, text = self.sign.split(": ", 1)
+        path = ROOT / file
+        return path.exists() and text in path.read_text()
+
+
+CHANGES: Final = {
+    "64 rows": Change(
+        "kernels/triton/experts.py: min(max(tokens, 16), 64)",
+        "of 64 tokens no expert gets more, so none reads its weights twice: nothing where tokens "
+        "spread, 0.8 ms with a quarter of the experts hot",
+    ),
+    "router kernels": Change(
+        "kernels/triton/router.py: fused: bool",
+        "two of 3 and 6 us, the product split over blocks and the choice with the pair lists, for "
+        "cast, float32 product (10 us: one column after the other), choice and lists, now 21",
+    ),
+    "larger pair chunks": Change(
+        "kernels/triton/pairs.py: _MOST_AT_ONCE",
+        "4096 pairs at once: of 2048 tokens 8 chunks one after the other, not 32",
+    ),
+    "dependent launch": Change(
+        "kernels/triton/launch.py: launch_pdl",
+        "own kernels start while the one before ends: a gap of 0.2 us instead of 1.3, and 0.7 less "
+        "where weights are loaded meanwhile",
+    ),
+    "sum and norm": Change(
+        "kernels/triton/pair_sums.py: sum_add_norm",
+        "the sum over a token's experts is made by the norm behind it: a kernel less a layer",
+    ),
+    "shorter splits": Change(
+        "kernels/triton/attention.py: split_keys in (128, 64)",
+        "128 keys a split: 2 tiles one after the other instead of 4, on twice the blocks",
+    ),
+    "float16 activations": Change(
+        "kernels/triton/experts.py: half: bool",
+        "float8 to float16 is one instruction: 414 for 16 KB of weights, 648 to bfloat16 (sm_90)",
+    ),
+    "large tiles": Change(
+        "kernels/triton/experts.py: (128, 64, 8, 3)",
+        "from 48 rows an expert cuBLAS's rate, less what its last tile of 128 rows leaves empty; "
+        "64 columns read 64 operations a byte from the L2 cache, 350 Tflop/s at most",
+    ),
+    "head by cuBLAS": Change(
+        "kernels/triton/confidence.py: linear(",
+        "from 256 rows 600 Tflop/s instead of 350, and a pass over the stored logits",
+    ),
+    "persistent blocks": Change(
+        "kernels/triton/expert_products.py: num_programs",
+        "blocks that stay, weights in the order of tiles: 95 % of the bandwidth, as a copy, not 91",
+    ),
+    "experts in the cache": Change(
+        "kernels/triton/attention.py: prefetch",
+        "attention leaves the memory idle for 20 us a layer; the L2 cache has room for 30 MB",
+    ),
+    "own small products": Change(
+        "kernels/linear.py: triton",
+        "up to 64 tokens, for queries, keys and output: they start early, need no second kernel "
+        "for a sum over columns, and rotate and store what they compute",
+    ),
+    "float8 products": Change(
+        "kernels/triton/experts.py: scaled_grouped_mm",
+        "activations in float8 too, from 48 rows an expert: 1100 Tflop/s",
+    ),
+    "recorded decoder": Change(
+        "workers/graphs.py: decoder.accept",
+        "acceptance recorded as one kernel: 0.1 ms a round less than 50 launches; credit 0.3",
+    ),
+    "bucket with neighbours": Change(
+        "workers/graphs.py: neighbours_of",
+        "recordings of 96 positions for vicinity, which now fill 128",
+    ),
+    "graphs over ranks": Change(
+        'workers/setup.py: mesh.smallest("loaded"',
+        "the device's time instead of the host's, 15 to 22 us a launch; with cuda_graphs: true",
+    ),
+    "one-shot all-reduce": Change(
+        "components/mesh.py: symm_mem",
+        "16.7 us for 256 KB over 8 GPUs (SGLang) instead of NCCL's 27, 33 times a step",
+    ),
+    "packed gather": Change(
+        "components/mesh.py: all_gather_into_tensor",
+        "one collective without copies instead of five gathers into lists and a sum",
+    ),
+}
+BUILT: Final = frozenset(name for name, change in CHANGES.items() if change.built)
+STAGES: Final = {"no change": frozenset[str](), "built": BUILT, "all": frozenset(CHANGES)}
+EXPERTS: Final = ("bfloat16", "float8", "int8")
+# A round's time beside its forward: the host's, first and per row, and the decoder's launches.
+HOST_MS, HOST_ROW_MS = 0.22, 0.0175
+DECODER_MS: Final = {"fixed": 0.12, "credit": 0.35}
+RECORDED_DECODER_MS: Final = 0.03
+NEIGHBOURS, WARM_UP = 32, 5  # of vicinity: positions beside a block, steps that run everything
+
+
+class Generation(NamedTuple):
+    """Texts written at once, as `generate` times them."""
+
+    rows: int = 1
+    rate: float = 3.87  # tokens accepted in a step
+    cache: str = "dual"
+    decoder: str = "fixed"
+    experts: str = "bfloat16"
+    prompt: int = 128
+    tokens: int = 1024
+    block: int = 64
+
+    def tokens_per_s(self, shape: Shape, changes: frozenset[str]) -> float:
+        """Predict the tokens per second of all rows together."""
+        steps, length = round(self.tokens / self.rate), self.prompt + self.tokens
+        near, long, longer = self.block, length, -(-self.tokens // self.block)
+        if self.cache == "vicinity":
+            near, longer = 2 * self.block, WARM_UP
+            if "bucket with neighbours" in changes:
+                near = self.block + NEIGHBOURS
+        elif self.cache == "exact":  # a block's first step stores the block before it
+            long = 2 * self.block
+        read = round(sum(self._rows_read(steps)))
+
+        def ms(window: int) -> float:
+            step = Step(shape, Work(self.rows, window, length), self.experts, 1, changes, read)
+            return step.device_ms
+
+        decoder = DECODER_MS[self.decoder]
+        if "recorded decoder" in changes:
+            decoder = RECORDED_DECODER_MS
+        between = HOST_MS + HOST_ROW_MS * self.rows + decoder
+        total = longer * ms(long) + (steps - longer) * ms(near) + steps * between
+        return self.rows * self.tokens / total * 1e3
+
+    def _rows_read(self, steps: int) -> Iterator[float]:
+        """Yield each step's part of the mean of the head's rows, which are padded to halves."""
+        of_block = max(steps * self.block // self.tokens, 1)
+        for step in range(of_block):
+            rows = self.rows * self.block
+            masked = rows * (1 - step / of_block)
+            while rows > 32 and rows / 2 >= masked:
+                rows //= 2
+            yield rows / of_block
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Predict the time of a step on an H200.")
+    parser.add_argument("--shape", choices=SHAPES, default=MOE)
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--experts", choices=EXPERTS, default="bfloat16")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--markdown", action="store_true", help="as docs/gpu.md shows it")
+    args = parser.parse_args()
+    print(tables(args.shape, args.rows, args.experts, args.ranks, markdown=args.markdown))
+
+
+def tables(name: str, batch: int, experts: str, ranks: int, *, markdown: bool) -> str:
+    """Return all predictions as text; the documents have a column for what was measured."""
+    how = SHAPES[name], Work(batch, SHAPES[name].block or 64, 1024), experts, ranks
+    parts = []
+    for title, table in (
+        (f"A step of {name}, batch {batch}, {experts}, GPUs: {ranks}", kernels(*how)),
+        ("Its ms as one change after the other is made", changes(*how)),
+        ("Steps in ms", sizes()),
+        ("Tokens per second of 1024 tokens, 3.87 accepted in a step", texts()),
+    ):
+        if markdown:
+            beside = [] if "because" in table[0] else ["unmeasured"] * len(table)
+            rows = [[*row, *beside[:1]] for row in table]
+            rows[0] = [*table[0], *["measured"] * bool(beside)]
+            rows.insert(1, ["---"] * len(rows[0]))
+            lines = [f"| {' | '.join(row)} |" for row in rows]
+        else:
+            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+            lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        parts.append(f"{title}:\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def kernels(shape: Shape, work: Work, experts: str, ranks: int) -> Table:
+    """Return the kernels of a step with the changes that are built."""
+    step = Step(shape, work, experts, ranks, BUILT)
+    table: Table = [("kernel", "calls", "floor us", "us", "ms a step")]
+    for k in step.kernels:
+        us = f"{k.floor_us():.1f}", f"{k.us:.1f}"
+        table.append((k.name, str(k.calls), *us, f"{k.calls * k.us / 1e3:.2f}"))
+    launches = str(sum(kernel.calls for kernel in step.kernels))
+    return [*table, ("all", launches, f"{step.floor_ms() * 1e3:.0f}", "", f"{step.ms:.2f}")]
+
+
+def changes(shape: Shape, work: Work, experts: str, ranks: int) -> Table:
+    """Return the step's time as one change after the other is made."""
+    table: Table = [("change", "built", "after it", "saves", "because")]
+    made, before = frozenset[str](), Step(shape, work, experts, ranks).ms
+    for name, change in CHANGES.items():
+        made |= {name}
+        after = Step(shape, work, experts, ranks, made).ms
+        is_built = "built" if name in BUILT else "not built"
+        table.append((name, is_built, f"{after:.2f}", f"{before - after:.2f}", change.reason))
+        before = after
+    return table
+
+
+def sizes() -> Table:
+    """Return the steps of all models and sizes, in every kind of experts."""
+    table: Table = [("model", "GPUs", "batch", "experts", "floor", *STAGES)]
+    for (name, shape), ranks, rows in product(SHAPES.items(), (1, 8), (1, 8, 32)):
+        work = Work(rows, shape.block or 64, 1024)
+        for experts in EXPERTS if shape.sparse else EXPERTS[:1]:
+            steps = [Step(shape, work, experts, ranks, made) for made in STAGES.values()]
+            ms = (f"{ms:.2f}" for ms in (steps[0].floor_ms(), *(step.ms for step in steps)))
+            table.append((name, str(ranks), str(rows), experts, *ms))
+    return table
+
+
+def texts() -> Table:
+    """Return the tokens per second of LLaDA-MoE."""
+    table: Table = [("batch", "cache", "experts", *STAGES)]
+    for rows, cache, experts in product((1, 32), ("dual", "vicinity"), EXPERTS[:2]):
+        text = Generation(rows, cache=cache, experts=experts)
+        speeds = (text.tokens_per_s(SHAPES[MOE], made) for made in STAGES.values())
+        table.append((str(rows), cache, experts, *(f"{speed:.0f}" for speed in speeds)))
+    return table
+
+
+if __name__ == "__main__":
+    main()

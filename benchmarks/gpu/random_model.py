@@ -1,0 +1,107 @@
+"""The model that serves, of random weights made on the device, in the sizes of a shape.
+
+Letters: T packed tokens, K experts of a token, E experts of a layer.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from benchmarks import random_checkpoint
+from benchmarks.gpu.shapes import Shape
+from diffray.components.backend import choose_dtype
+from diffray.components.denoiser import Denoiser
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import build_model
+from diffray.kernels.choose import Kernels
+
+EXPERTS = {"bfloat16": None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
+
+
+def random_model(
+    shape: Shape,
+    length: int,
+    tokens: int,
+    device: torch.device,
+    kernels: Kernels,
+    dtype: str = "bfloat16",
+    experts: str = "bfloat16",
+) -> Denoiser:
+    """Make a model of a shape's layout; its products keep the size of what they multiply.
+
+    Each of at most `tokens` packed tokens has an embedding of its own, whatever its id is: with
+    random weights all masks, which share one, would go to the same few experts, where those of a
+    trained model spread. The router that serves runs as it is.
+    """
+    model = build_model(config_of(shape, length), Mesh(), choose_dtype(dtype, device), kernels)
+    model.allocate(device)
+    for name, weights in model.named_parameters():
+        if weights.dim() == 1 or name.endswith("norm.weight_ND"):
+            weights.fill_(0.0 if name.endswith("bias_E") else 1.0)
+        else:
+            weights.normal_(0.0, weights.shape[-1] ** -0.5)
+    table_VH = model.embedding.weight_VH
+    table_VH.normal_()
+    own_T = torch.randint(0, shape.vocab, (tokens,), device=device)
+    if (quantized := EXPERTS[experts]) is not None:
+        model.quantize(quantized)
+    model.embed = lambda ids_T: embedding(own_T[: len(ids_T)], table_VH)  # type: ignore[method-assign]
+    return model
+
+
+@contextmanager
+def counted_experts(model: Denoiser) -> Iterator[dict[str, float]]:
+    """Count the experts that tokens go to; the outcome is there at the end.
+
+    `distinct_experts` is the mean over layers and steps, of steps of the most frequent size, and
+    `fullest_expert` the mean of the most tokens that one of them gets. Replays are not seen.
+    """
+    seen: dict[int, list[Tensor]] = {}
+
+    def note(_module: object, _args: object, chosen: tuple[Tensor, ...]) -> None:
+        ids_TK = chosen[0]
+        seen.setdefault(len(ids_TK), []).append(ids_TK.flatten().bincount())
+
+    routers = [layer.mlp.router for layer in model.stack if layer.mlp.routed]  # type: ignore[attr-defined]
+    hooks = [router.register_forward_hook(note) for router in routers]
+    found: dict[str, float] = {}
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if seen:
+        counts = max(seen.values(), key=len)
+        found["distinct_experts"] = sum(int((c > 0).sum()) for c in counts) / len(counts)
+        found["fullest_expert"] = sum(int(c.max()) for c in counts) / len(counts)
+
+
+def config_of(shape: Shape, length: int) -> dict[str, Any]:
+    """Return the config.json of a published layout in these sizes."""
+    own = shape.sparse
+    sizes = shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.width, shape.vocab
+    both: dict[str, Any] = {"head_dim": shape.head_dim, "rotary_dim": shape.rotated}
+    both |= {"max_sequence_length": length, "max_position_embeddings": length}
+    if own is None:
+        return random_checkpoint.config_of("llada", random_checkpoint.Shape(*sizes)) | both
+    checkpoint = random_checkpoint.Shape(*sizes, own.experts, own.width)
+    both |= {
+        "num_experts_per_tok": own.chosen,
+        "partial_rotary_factor": shape.rotated / shape.head_dim,
+    }
+    if own.groups == 0:
+        return random_checkpoint.config_of("llada_moe", checkpoint) | both
+    return (
+        random_checkpoint.config_of("llada2_moe", checkpoint)
+        | both
+        | {
+            "n_group": own.groups,
+            "topk_group": own.groups_chosen,
+            "num_shared_experts": own.shared_width // own.width,
+            "first_k_dense_replace": own.dense_layers,
+        }
+    )

@@ -1,0 +1,59 @@
+"""What the measurements have to reach, and whether they do."""
+
+from collections.abc import Sequence as Items
+from typing import Any, Final, NamedTuple
+
+Row = dict[str, Any]
+
+
+class Target(NamedTuple):
+    """A bound for a column of one row, or for its ratio to another row's."""
+
+    program: str
+    row: Row  # the columns by which the row is found
+    column: str
+    bound: float
+    unit: str
+    at_most: bool = False
+    over: Row | None = None
+
+
+_MOE: Final = {"shape": "llada-moe-7b-a1b", "rows": 1, "experts": "bfloat16"}
+_STEP: Final = _MOE | {"part": "step", "window": 64, "context": 1024}
+_ROUND: Final = _STEP | {"part": "engine", "decoder": "fixed", "cache": "dual"}
+_TEXT: Final = _MOE | {"rate": 3.87, "decoder": "fixed", "cache": "dual", "graphs": True}
+_FLOAT8: Final = {"experts": "float8"}
+
+TARGETS: Final = (
+    Target("step_time", _STEP, "graph_ms", 3.9, "ms", at_most=True),
+    Target("step_time", _STEP | {"experts": "int8"}, "per_s", 1.5, "times bfloat16", over=_STEP),
+    Target("step_time", _STEP | _FLOAT8, "per_s", 1.5, "times bfloat16", over=_STEP),
+    Target("step_time", _ROUND, "per_s", 0.9, "of the step's rate", over=_STEP),
+    # What dInfer reports for LLaDA-MoE without and with trajectory distillation.
+    Target("generate", _TEXT, "tokens_per_s", 681, "tokens/s"),
+    Target("generate", _TEXT | {"rate": 5.67}, "tokens_per_s", 1126, "tokens/s"),
+    Target("generate", _TEXT | _FLOAT8, "tokens_per_s", 990, "tokens/s"),
+    Target("generate", _TEXT | {"rows": 32}, "tokens_per_s", 8, "times batch 1", over=_TEXT),
+)
+
+
+def verdicts(program: str, rows: Items[Row]) -> list[str]:
+    """Return a line for each of a program's targets that was measured: met or missed, by what."""
+    lines = []
+    for target in TARGETS:
+        row = _find(rows, target.row)
+        other = None if target.over is None else _find(rows, target.over)
+        if target.program != program or row is None or (target.over and other is None):
+            continue
+        value = row[target.column] / (1.0 if other is None else other[target.column])
+        met = value <= target.bound if target.at_most else value >= target.bound
+        lines.append(
+            f"{'met' if met else 'missed'}: {value:.4g} of {'at most ' * target.at_most}"
+            f"{target.bound:g} {target.unit} ({row['case']})"
+        )
+    return lines
+
+
+def _find(rows: Items[Row], columns: Row) -> Row | None:
+    """Return the first row with these columns."""
+    return next((row for row in rows if columns.items() <= row.items()), None)

@@ -15,6 +15,7 @@ from torch import Tensor
 from diffray.kernels import confidence as reference
 from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence
+from diffray.kernels.router import list_pairs
 
 _SWAPPED = 1e-3  # share of rows in which near equals may change places, beside one row
 
@@ -61,6 +62,14 @@ def choice_error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) 
     if differ > 1 + _SWAPPED * len(ids_TK):
         return math.inf
     return largest_error(args, [weights_TK], [expected_weights_TK])
+
+
+def routing_error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) -> float:
+    """Return `choice_error`; infinite if the pairs are not those of the experts that it chose."""
+    ids_TK, _, *pairs = got
+    listed = list_pairs(ids_TK, len(args[1]))
+    same = len(pairs) == len(listed) and all(map(torch.equal, pairs, listed))
+    return choice_error(args, got, expected) if same else math.inf
 
 
 def confidence_error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) -> float:

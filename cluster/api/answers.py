@@ -2,16 +2,19 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 import diffray
-from diffray.cluster.api.bodies import GenerationBody, StreamOptions
+from diffray.cluster.api.bodies import ChatBody, GenerationBody, StreamOptions
 from diffray.cluster.api.choices import Choice
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.tokens import Tokens
+from diffray.cluster.api.tool_calls import CallParser
+from diffray.components.grammar.tool_calls import OPEN
 from diffray.workers.output import CompletionOutput, Delta
 
 Part = CompletionOutput | Delta  # the tokens of a choice: all, or new ones
@@ -40,7 +43,7 @@ class Answer(ABC):
         made = []
         for choice in self.choices:
             about = self._about_tokens(choice, choice.output)
-            made.append(self._complete(choice) | _ending(choice) | about)
+            made.append(self._complete(choice) | self._ending(choice) | about)
         return self._envelope(self.kind, made) | self._totals()
 
     def chunks(self, choice: Choice, delta: Delta) -> Iterator[Json]:
@@ -52,10 +55,13 @@ class Answer(ABC):
             canvas = {"canvas": delta.canvas, "text": self._tokens.of_canvas(delta.canvas)}
             yield self._chunk() | {"diffusion": {"index": choice.index} | canvas}
         about = self._about_tokens(choice, delta)
-        if delta.text or (delta.token_ids and about):  # their text may be held back
-            yield self._chunk(self._piece(choice, delta.text) | about)
+        pieces = list(self._pieces(choice, delta))
+        if about and delta.token_ids and not pieces:  # their text may be held back
+            pieces = [self._piece(choice, "")]
+        for number, piece in enumerate(pieces):
+            yield self._chunk(piece | about if number == 0 else piece)
         if delta.finish_reason is not None:
-            yield self._chunk(self._last_piece(choice) | _ending(choice))
+            yield self._chunk(self._last_piece(choice) | self._ending(choice))
 
     def last_chunks(self) -> Iterator[Json]:
         """Yield the chunks that follow those of all choices."""
@@ -65,6 +71,11 @@ class Answer(ABC):
     @abstractmethod
     def _opening(self, choice: Choice) -> Iterator[Json]:
         """Yield the chunks before a choice's first piece."""
+
+    def _pieces(self, choice: Choice, delta: Delta) -> Iterator[Json]:
+        """Yield the pieces of a choice for what became final."""
+        if delta.text:
+            yield self._piece(choice, delta.text)
 
     @abstractmethod
     def _piece(self, choice: Choice, text: str) -> Json: ...
@@ -77,6 +88,9 @@ class Answer(ABC):
 
     @abstractmethod
     def _logprobs(self, choice: Choice, part: Part) -> Json: ...
+
+    def _ending(self, choice: Choice) -> Json:
+        return {"finish_reason": choice.output.finish_reason, "stop_reason": choice.stop_reason}
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {
@@ -138,6 +152,16 @@ class Answer(ABC):
 class ChatAnswer(Answer):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     id_prefix = "chatcmpl"
+    body: ChatBody
+
+    @cached_property
+    def _parsers(self) -> dict[int, CallParser]:
+        return defaultdict(CallParser)
+
+    @cached_property
+    def _calls(self) -> Counter[int]:
+        """How many calls each choice has had so far in its stream."""
+        return Counter()
 
     def whole(self) -> Json:
         return super().whole() | self._prompt_ids(self.choices[0])
@@ -146,15 +170,65 @@ class ChatAnswer(Answer):
         opening = _choice(choice, delta={"role": "assistant", "content": ""})
         yield self._chunk(opening) | self._prompt_ids(choice)
 
+    def _pieces(self, choice: Choice, delta: Delta) -> Iterator[Json]:
+        if not self.body.calls:
+            yield from super()._pieces(choice, delta)
+            return
+        parser = self._parsers[choice.index]
+        parts = [*parser.feed(delta.text)]
+        if delta.finish_reason is not None:
+            parts += parser.end()
+        for part in parts:
+            if part.kind == "content":
+                yield self._piece(choice, part.text)
+                continue
+            call: Json = {"function": {part.kind: part.text}}
+            if part.kind == "name":
+                self._calls[choice.index] += 1
+                call = {"id": self._call_id(choice, self._calls[choice.index]), "type": "function"}
+                call["function"] = {"name": part.text, "arguments": ""}
+            call["index"] = self._calls[choice.index] - 1
+            yield _choice(choice, delta={"tool_calls": [call]})
+
+    def _call_id(self, choice: Choice, number: int) -> str:
+        return f"call_{self._id.removeprefix('chatcmpl-')[:24]}{choice.index}_{number}"
+
     def _piece(self, choice: Choice, text: str) -> Json:
         return _choice(choice, delta={"content": text})
+
+    def _ending(self, choice: Choice) -> Json:
+        ending = super()._ending(choice)
+        called = self.body.calls and OPEN in choice.output.text
+        if called and ending["finish_reason"] == "stop" and self.body.named_tool is None:
+            ending["finish_reason"] = "tool_calls"  # a named one: stop, as OpenAI has it
+        return ending
 
     def _last_piece(self, choice: Choice) -> Json:
         return _choice(choice, delta={})
 
     def _complete(self, choice: Choice) -> Json:
         message = {"role": "assistant", "content": choice.output.text, "refusal": None}
+        if self.body.calls:
+            message |= self._parsed(choice)
         return _choice(choice, message=message)
+
+    def _parsed(self, choice: Choice) -> Json:
+        """Return an answer's text and its calls apart."""
+        parser, content = CallParser(), ""
+        calls: list[Json] = []
+        for part in [*parser.feed(choice.output.text), *parser.end()]:
+            if part.kind == "content":
+                content += part.text
+            elif part.kind == "name":
+                function = {"name": part.text, "arguments": ""}
+                number = len(calls) + 1
+                calls.append({"id": self._call_id(choice, number), "type": "function"})
+                calls[-1]["function"] = function
+            else:
+                calls[-1]["function"]["arguments"] += part.text
+        if not calls:
+            return {"content": content}
+        return {"content": content or None, "tool_calls": calls}
 
     def _logprobs(self, choice: Choice, part: Part) -> Json:
         content = [
@@ -207,10 +281,6 @@ class CompletionAnswer(Answer):
 
 def _choice(choice: Choice, **content: Any) -> Json:
     return {"index": choice.index, **content, "logprobs": None, "finish_reason": None}
-
-
-def _ending(choice: Choice) -> Json:
-    return {"finish_reason": choice.output.finish_reason, "stop_reason": choice.stop_reason}
 
 
 def _with_logprobs(part: Part) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:

@@ -1,12 +1,22 @@
 """Request bodies, with the names of OpenAI and vLLM; invalid fields are refused by name."""
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
-from diffray.cluster.api.errors import invalid, of_validation, unsupported
-from diffray.cluster.api.messages import Message, StrictModel
+from diffray.cluster.api.errors import invalid, of_validation
+from diffray.cluster.api.messages import NOTED, Message, StrictModel
 from diffray.cluster.api.noop_fields import refuse_unless_neutral
+from diffray.cluster.api.structures import NamedTool, ResponseFormat, Tool, ToolChoice
+from diffray.components.grammar.structured import StructuredOutputs
+from diffray.components.grammar.tool_calls import ToolCalls
 from diffray.components.policy import DiffusionParams
 
 _MOST_PROMPTS: Final = 1024
@@ -15,7 +25,6 @@ _MOST_CHOICES: Final = 1024  # of one request
 _MOST_MESSAGES: Final = 4096
 _MOST_TOKENS: Final = 2**20  # to decode
 _INT64: Final = 2**63
-_NOTED: Final = "Accepted for compatibility; it has no effect."
 _SANE: Final = 2**31  # no length or priority is larger
 
 
@@ -69,7 +78,9 @@ Stops = Annotated[
 ]
 TokenIds = Annotated[list[int], Field(max_length=1024, fail_fast=True)]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
-Tools = Annotated[list[dict[str, Any]], Field(max_length=1024, fail_fast=True)]
+
+
+Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
 
 
 class StreamOptions(StrictModel):
@@ -78,7 +89,7 @@ class StreamOptions(StrictModel):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="Usage so far, in every chunk.")
     include_canvas: bool = Field(False, description="Add chunks with the current canvas.")
-    include_obfuscation: bool = Field(False, description=_NOTED)
+    include_obfuscation: bool = Field(False, description=NOTED)
 
 
 class GenerationBody(StrictModel):
@@ -114,14 +125,21 @@ class GenerationBody(StrictModel):
     cache_salt: str = Field(
         "", max_length=1024, description="K/V are shared only between requests of the same salt."
     )
+    response_format: ResponseFormat | None = Field(
+        None, description="JSON: any object, or what a schema allows."
+    )
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = Field(None, description="structured_outputs.json")
+    guided_regex: str | None = Field(None, description="structured_outputs.regex")
+    guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
     # Notes of the client, or for OpenAI.
-    user: str | None = Field(None, description=_NOTED)
-    safety_identifier: str | None = Field(None, description=_NOTED)
-    prompt_cache_key: str | None = Field(None, description=_NOTED)
-    prompt_cache_retention: str | None = Field(None, description=_NOTED)
-    service_tier: str | None = Field(None, description=_NOTED)
-    store: bool | None = Field(None, description=_NOTED)
-    metadata: dict[str, Any] | None = Field(None, description=_NOTED)
+    user: str | None = Field(None, description=NOTED)
+    safety_identifier: str | None = Field(None, description=NOTED)
+    prompt_cache_key: str | None = Field(None, description=NOTED)
+    prompt_cache_retention: str | None = Field(None, description=NOTED)
+    service_tier: str | None = Field(None, description=NOTED)
+    store: bool | None = Field(None, description=NOTED)
+    metadata: dict[str, Any] | None = Field(None, description=NOTED)
     request_id: str | None = Field(
         None, pattern=r"^[\x21-\x7e]{1,128}$", description="The last part of the answer's id."
     )
@@ -143,6 +161,27 @@ class GenerationBody(StrictModel):
     def num_logprobs(self) -> int | None:
         """How many alternatives each token's log-probability comes with; None: no logprobs."""
         raise NotImplementedError
+
+    @cached_property
+    def structured(self) -> tuple[str, StructuredOutputs] | None:
+        """The field that says what texts the answer may be, and what it says."""
+        found = self._structures()
+        if len(found) > 1:
+            _, other, *_ = found
+            raise invalid(f"{' and '.join(found)} exclude each other; send one of them", other)
+        return next(iter(found.items()), None)
+
+    def _structures(self) -> dict[str, StructuredOutputs]:
+        """Return what each field says about the answer's text."""
+        form = self.response_format
+        found = {
+            "structured_outputs": self.structured_outputs,
+            "response_format": None if form is None else form.structured,
+        }
+        for kind in ("json", "regex", "choice"):
+            if (value := getattr(self, f"guided_{kind}")) is not None:
+                found[f"guided_{kind}"] = StructuredOutputs(**{kind: value})
+        return {field: outputs for field, outputs in found.items() if outputs is not None}
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
@@ -176,12 +215,10 @@ class ChatBody(GenerationBody, TemplateFields):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     add_special_tokens: bool = False
-    tool_choice: Any = Field(
-        None,
-        json_schema_extra={"enum": ["none"]},
-        description='Must be "none" with tools: answers are not searched for calls.',
+    tool_choice: ToolChoice | None = Field(
+        None, description="Whether an answer may, must or must not call a function, or which one."
     )
-    parallel_tool_calls: bool | None = Field(None, description=_NOTED)
+    parallel_tool_calls: bool = Field(True, description="Whether there may be several calls.")
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -201,15 +238,41 @@ class ChatBody(GenerationBody, TemplateFields):
             )
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
-        if self.tool_choice not in (None, "none"):
-            raise unsupported("tool_choice", 'send "none": answers are not searched for calls')
-        if self.tools and self.tool_choice is None:
-            raise invalid(
-                'tools need tool_choice: "none": the template shows them to the model, but '
-                "answers are not searched for calls",
-                "tools",
-            )
+        if self.tool_choice not in (None, "none") and not self.tools:
+            raise invalid("tool_choice needs tools", "tool_choice")
+        names = [tool.function.name for tool in self.tools]
+        if self.named_tool is not None and self.named_tool not in names:
+            raise invalid(f"no tool is called {self.named_tool[:64]!r}", "tool_choice")
+        if len({*names}) < len(names):
+            raise invalid("two tools have the same name", "tools")
         return self
+
+    @property
+    def named_tool(self) -> str | None:
+        """The only function that may be called, if one is named."""
+        choice = self.tool_choice
+        return choice.function.name if isinstance(choice, NamedTool) else None
+
+    @property
+    def calls(self) -> bool:
+        """Whether the answer may have calls."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def _structures(self) -> dict[str, StructuredOutputs]:
+        if not self.calls:
+            return super()._structures()
+        only = self.named_tool
+        functions = {
+            tool.function.name: tool.function.parameters
+            for tool in self.tools
+            if only in (None, tool.function.name)
+        }
+        calls = ToolCalls(
+            functions=functions,
+            text=self.tool_choice in (None, "auto"),
+            several=self.parallel_tool_calls and only is None,
+        )
+        return {"tools": StructuredOutputs(tool_calls=calls)} | super()._structures()
 
 
 class CompletionBody(GenerationBody):

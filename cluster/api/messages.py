@@ -1,7 +1,7 @@
 """The messages of a conversation, as OpenAI's clients send them."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -14,6 +14,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+NOTED: Final = "Accepted for compatibility; it has no effect."
 
 
 class StrictModel(BaseModel):

@@ -25,7 +25,6 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "presence_penalty": (0,),
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
@@ -33,9 +32,8 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "verbosity": ("medium",),
 }
 _UNSUPPORTED: Final = (
-    *("audio", "chat_template", "functions", "guided_choice", "guided_grammar", "guided_json"),
-    *("guided_regex", "prediction", "prompt_logprobs", "structured_outputs", "suffix"),
-    *("truncate_prompt_tokens", "web_search_options"),
+    *("audio", "chat_template", "functions", "guided_grammar", "prediction"),
+    *("prompt_logprobs", "suffix", "truncate_prompt_tokens", "web_search_options"),
 )
 
 

@@ -36,6 +36,7 @@ class ParamsBuilder:
         own = {
             "max_tokens": self._max_tokens(body, taken, diffusion),
             "bad_token_ids": bad_ids,
+            "structured_outputs": body.structured and body.structured[1],
             "logprobs": body.num_logprobs is not None or body.return_trajectory,
             "top_logprobs": body.num_logprobs or 0,
             "diffusion": diffusion,

@@ -23,6 +23,7 @@ from diffray.cluster.api.bodies import (
 from diffray.cluster.api.choices import Choice, Prompt, Runner
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid
+from diffray.cluster.api.grammars import GrammarCompiler
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.templates import Templates
@@ -82,17 +83,19 @@ class Service:
         self._runner = Runner(engine, self.metrics, deadline)
         self._tokens = Tokens(tokenizer, engine.limits)
         self._templates = Templates()
+        self._grammars = GrammarCompiler(tokenizer, engine.limits)
         self._created = int(time.time())
         self._last_load = Load()
 
     def start(self) -> None:
         """Start the process for which the first chat would otherwise wait."""
         if self.tokenizer is not None and self.tokenizer.fast.chat_template:
-            self._templates.start()
+            self._templates.process.start()
 
     def close(self) -> None:
         """Stop the service; it answers no more chats."""
-        self._templates.close()
+        self._templates.process.close()
+        self._grammars.process.close()
 
     # Answers.
 
@@ -214,6 +217,8 @@ class Service:
             refusal = as_api_error(error)
             if refusal.param == "prompt":
                 refusal.param = body.prompt_field
+            if refusal.param == "structured_outputs" and body.structured is not None:
+                refusal.param = body.structured[0]
             raise refusal from None
         return _ANSWERS[type(body)](model, body, choices, self._tokens)
 
@@ -246,6 +251,9 @@ class Service:
     async def _choices(self, body: GenerationBody, prompts: list[Prompt]) -> list[Choice]:
         """Return every choice of every prompt, or refuse all of them with a reason."""
         bad_ids = tuple(self._params.bad_ids(body.bad_words))
+        grammar = b""
+        if body.structured is not None:
+            grammar = await self._grammars.automaton(*body.structured)
         watch = body.stream_options is not None and body.stream_options.include_canvas
         choices: list[Choice] = []
         logprobs = 0
@@ -265,6 +273,7 @@ class Service:
                 suffix=prompt.suffix,
                 watch=watch,
                 cache_salt=body.cache_salt,
+                grammar=grammar,
             )
             for index, checked in enumerate(check_choices(request, self.engine.limits, _draw_uid)):
                 job = Job(index, checked.request.params, self.tokenizer)

@@ -27,7 +27,8 @@ class EngineConfig(EngineOptions):
     time_slice: int = Field(
         64,
         ge=0,
-        description="Denoising steps until a request may give way to a waiting one; 0: never.",
+        description="Denoising steps until a request may give way to a waiting one, or twice as "
+        "many tokens; 0: never.",
     )
     rounds_in_flight: int = Field(
         2, ge=1, le=4, description="Rounds to send to the ranks before the first reply is read."

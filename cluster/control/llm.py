@@ -17,7 +17,7 @@ from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.local import run_here
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.components.grammar.compile import Grammars
+from diffray.components.grammar.compile import Grammars, vocabulary_of
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.admission import CheckedRequest, check_choices
@@ -301,7 +301,8 @@ class DiffusionLLM:
     @cached_property
     def _grammars(self) -> Grammars:
         limits = self.engine.limits
-        return Grammars(self._need_tokenizer().fast, limits.eos_token_ids, limits.spec.vocab_size)
+        vocabulary = vocabulary_of(self._need_tokenizer().fast)
+        return Grammars(vocabulary, limits.eos_token_ids, limits.spec.vocab_size)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -31,6 +31,7 @@ class QueuedRequest:
     ended: bool = False  # whether its last update has come
     # Since it was last admitted.
     began: int = 0  # steps of all rounds until then
+    began_with: int = 0  # tokens
     admitted: float | None = None  # when; until its first update
     answered: bool = False  # the ranks have survived the round that admitted it
     taken: int = 0  # pages that its admission was expected to take

@@ -22,6 +22,7 @@ from diffray.workers.messages import Footprint, Reply, Round, Schedulable
 PASSES = 16  # how many later requests may run before one that finds no pages
 FIRST_COME = 8  # one of so many admissions goes to the oldest request, whatever its priority
 LONGEST = 16  # the most time slices of a turn while only equally preempted requests wait
+TOKENS = 2  # so many count as much of a turn as one step
 NEAR = 64  # waiting requests whose lengths count for a turn
 
 
@@ -41,9 +42,10 @@ class _Flight:
 class Scheduler:
     """Schedules the requests of one engine.
 
-    While others wait, a request is preempted after a turn of `time_slice` steps (0: never) and
-    resumed later with the same tokens. Requests are admitted by `QueuedRequest.order`, but one of
-    every FIRST_COME admissions goes to the oldest request, so that none starves.
+    While others wait, a request is preempted after a turn of `time_slice` steps, or of TOKENS
+    times as many tokens (0: never), and resumed later with the same tokens. Requests are admitted
+    by `QueuedRequest.order`, but one of every FIRST_COME admissions goes to the oldest request, so
+    that none starves.
     """
 
     def __init__(
@@ -222,7 +224,8 @@ class Scheduler:
         free -= sum(queued.taken for queued in admitted)
         for queued in self._next_suspect(free) if self.quarantine else self._next(free):
             self._admitted += 1
-            queued.began, queued.answered = self._steps, False
+            queued.began, queued.began_with = self._steps, len(queued.ids)
+            queued.answered = False
             self.running[queued.uid] = queued
             self._prefixes.add(queued)
             admitted.append(queued)
@@ -312,7 +315,9 @@ class Scheduler:
         if all(other.preempted >= queued.preempted for other in wait):
             # Among equals preemption would only make all of them end later.
             turn = max(turn, min(shortest, LONGEST * self.time_slice))
-        return self._steps - queued.began >= turn
+        # Where a step gives many tokens, an answer would end before it has had its steps.
+        tokens = len(queued.ids) - queued.began_with
+        return max(self._steps - queued.began, tokens // TOKENS) >= turn
 
     def _queue_again(self, queued: QueuedRequest) -> None:
         """Queue a preempted request behind those that wait now."""

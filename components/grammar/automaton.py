@@ -8,8 +8,7 @@ Letters: V vocabulary, C classes, S sets of classes, Q states, D edges of the st
 """
 
 import io
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -23,8 +22,6 @@ from diffray.components.backend import send
 UNREACHABLE = 1 << 30  # a distance; more tokens than any canvas has
 
 _KEPT = 64  # automata in memory
-
-Transitions = Mapping[int, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,88 +93,75 @@ class Automaton:
 
 
 def build(
-    transitions: Transitions,
-    start: int,
-    accepting: Collection[int],
+    next_CQ: np.ndarray,
+    accepting_Q: np.ndarray,
+    class_V: np.ndarray,
     end_ids: Collection[int],
-    vocab_size: int,
 ) -> Automaton:
-    """Return the automaton with these transitions, and end tokens wherever it accepts."""
-    edges: dict[int, dict[int, list[int]]] = {}
-    for state, targets in transitions.items():
-        tokens: dict[int, list[int]] = defaultdict(list)
-        for token, target in targets.items():
-            if token not in end_ids:
-                tokens[target].append(token)
-        edges[state] = tokens
-    names = _reached(edges, start)
-    end = len(names)
-    numbered = {
-        names[state]: {names[target]: tokens for target, tokens in targets.items()}
-        for state, targets in edges.items()
-        if state in names
-    }
-    for state in accepting:
-        if state in names:
-            numbered.setdefault(names[state], {})[end] = sorted(end_ids)
-    numbered[end] = {end: sorted(end_ids)}
-    class_V, none = _classes(numbered, vocab_size)
-    return _assemble(numbered, class_V, none)
+    """Return an automaton that starts in state 0 and may end wherever it accepts.
 
-
-def _reached(edges: Mapping[int, Mapping[int, list[int]]], start: int) -> dict[int, int]:
-    """Return the states that can be reached, numbered in the order in which they are found."""
-    names, queue = {start: 0}, [start]
-    for state in queue:
-        for target in edges.get(state, ()):
-            if target not in names:
-                names[target] = len(names)
-                queue.append(target)
-    return names
-
-
-def _classes(
-    edges: Mapping[int, Mapping[int, list[int]]], vocab_size: int
-) -> tuple[np.ndarray, int]:
-    """Return each token's class, and the number of the class that is never allowed.
-
-    Tokens are of one class if they are on the same edges, told by a sum of random numbers.
+    `next_CQ` has the state after a token of each class, or -1; `class_V` has -1 for tokens that are
+    never allowed.
     """
-    draw = np.random.default_rng(0)
-    marks_V = np.zeros(vocab_size, dtype=np.uint64)
-    for targets in edges.values():
-        for tokens in targets.values():
-            marks_V[tokens] += draw.integers(1, 2**63, dtype=np.uint64)
-    marks, class_V = np.unique(marks_V, return_inverse=True)
-    if marks[0] == 0:  # tokens on no edge
-        class_V = np.where(class_V == 0, len(marks) - 1, class_V - 1)
-        return class_V, len(marks) - 1
-    return class_V, len(marks)
+    reached_Q = _reached(next_CQ)
+    number_Q = np.where(reached_Q, reached_Q.cumsum() - 1, -1)  # the start stays 0
+    next_CQ = np.where(next_CQ < 0, -1, number_Q[next_CQ])[:, reached_Q]
+    end = int(reached_Q.sum())
+    of_end_Q = np.where(accepting_Q[reached_Q], end, -1)
+    next_CQ = np.pad(np.vstack([next_CQ, of_end_Q]), ((0, 0), (0, 1)), constant_values=-1)
+    next_CQ[-1, end] = end
+    live_C = np.asarray((next_CQ >= 0).any(1))
+    class_V = np.where(class_V < 0, len(live_C), class_V)  # none, for now
+    class_V[list(end_ids)] = len(live_C) - 1
+    number_C = np.append(np.where(live_C, live_C.cumsum() - 1, live_C.sum()), live_C.sum())
+    return _assemble(next_CQ[live_C], number_C[class_V])
 
 
-def _assemble(
-    edges: Mapping[int, Mapping[int, list[int]]], class_V: np.ndarray, none: int
-) -> Automaton:
-    sets: dict[tuple[int, ...], int] = {}
-    rows: list[list[tuple[int, int]]] = []
-    for state in range(len(edges) if max(edges) < len(edges) else max(edges) + 1):
-        row = []
-        for target, tokens in edges.get(state, {}).items():
-            classes = tuple(np.unique(class_V[tokens]).tolist())
-            row.append((sets.setdefault(classes, len(sets)), target))
-        rows.append(row)
-    member_SC = torch.zeros(len(sets) + 1, none + 1, dtype=torch.bool)
-    for classes, number in sets.items():
-        member_SC[number, list(classes)] = True
-    width = max(map(len, rows))
-    set_QD = torch.full((len(rows), width), len(sets))
-    next_QD = torch.arange(len(rows)).unsqueeze(1).repeat(1, width)
-    for state, row in enumerate(rows):
-        if row:
-            set_QD[state, : len(row)], next_QD[state, : len(row)] = torch.tensor(row).unbind(1)
-    live_S = member_SC.any(1)
-    found = Automaton(torch.from_numpy(class_V), member_SC, set_QD, next_QD, torch.empty(0))
-    return replace(found, distance_Q=_distances(found, live_S))
+def _reached(next_CQ: np.ndarray) -> np.ndarray:
+    """Return which states can be reached from state 0."""
+    reached_Q = np.zeros(next_CQ.shape[1] + 1, dtype=bool)  # the last one is for -1
+    new = np.array([0])
+    while len(new):
+        reached_Q[new] = True
+        following = np.unique(next_CQ[:, new])
+        new = following[~reached_Q[following] & (following >= 0)]
+    return reached_Q[:-1]
+
+
+def _assemble(next_CQ: np.ndarray, class_V: np.ndarray) -> Automaton:
+    """Gather the classes that lead from one state to another into sets.
+
+    Equal sets are found by the sums of random numbers, one for each class.
+    """
+    classes, states = next_CQ.shape
+    class_N, state_N = (next_CQ >= 0).nonzero()
+    target_N = next_CQ[class_N, state_N]
+    order_N = np.lexsort((class_N, target_N, state_N))
+    class_N, state_N, target_N = class_N[order_N], state_N[order_N], target_N[order_N]
+    first_N = np.ones(len(order_N), dtype=bool)
+    first_N[1:] = (np.diff(state_N) != 0) | (np.diff(target_N) != 0)
+    edge_N, begin_E = first_N.cumsum() - 1, first_N.nonzero()[0]
+    marks_C = np.random.default_rng(0).integers(1, 2**63, size=(classes,), dtype=np.uint64)
+    marks_E: np.ndarray = np.add.reduceat(marks_C[class_N], begin_E)
+    _, first_S, set_E = np.unique(marks_E, return_index=True, return_inverse=True)
+    count = len(first_S)
+    member_SC = np.zeros((count + 1, classes + 1), dtype=bool)
+    kept_N = first_S[set_E[edge_N]] == edge_N  # of one edge for each set
+    member_SC[set_E[edge_N[kept_N]], class_N[kept_N]] = True
+    state_E = state_N[begin_E]
+    place_E = np.arange(len(state_E)) - np.searchsorted(state_E, state_E)
+    width = int(place_E.max(initial=0)) + 1
+    set_QD = np.full((states, width), count)
+    next_QD = np.arange(states)[:, None].repeat(width, 1)
+    set_QD[state_E, place_E], next_QD[state_E, place_E] = set_E, target_N[begin_E]
+    found = Automaton(
+        torch.from_numpy(class_V),
+        torch.from_numpy(member_SC),
+        torch.from_numpy(set_QD),
+        torch.from_numpy(next_QD),
+        distance_Q=torch.empty(0),
+    )
+    return replace(found, distance_Q=_distances(found, found.member_SC.any(1)))
 
 
 def _distances(automaton: Automaton, live_S: Tensor) -> Tensor:

@@ -1,10 +1,17 @@
 """From a regular expression and a tokenizer's vocabulary to an automaton over token ids."""
 
+import os
+import re
 from collections import defaultdict
 from collections.abc import Collection
-from functools import cached_property
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+import diffray
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import Automaton, build
 from diffray.components.grammar.structured import StructuredOutputs
@@ -14,55 +21,156 @@ if TYPE_CHECKING:
 
 Vocabulary = dict[bytes, list[int]]
 
+# What a step costs grows with an automaton's edges: these take some milliseconds for each block.
+MOST_STATES: Final = 2**14
+MOST_EDGES: Final = 2**18
+
 _KEPT: Final = 64
+_KEPT_ON_DISK: Final = 256
 
 _PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
 
 
 class Grammars:
-    """Compiles what requests say about their texts, and keeps what it has compiled."""
+    """Compiles what requests say about their texts, and keeps it in memory and on disk."""
 
-    def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", end_ids: Collection[int], vocab_size: int
-    ) -> None:
-        self._tokenizer, self._end_ids, self._vocab_size = tokenizer, end_ids, vocab_size
+    def __init__(self, vocabulary: Vocabulary, end_ids: Collection[int], vocab_size: int) -> None:
+        self._vocabulary, self._end_ids, self._vocab_size = vocabulary, end_ids, vocab_size
         self._found: dict[str, bytes] = {}
-
-    @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        return vocabulary_of(self._tokenizer)
+        tokens = repr((sorted(vocabulary.items()), sorted(end_ids), vocab_size))
+        self._salt = f"{diffray.__version__} {tokens}".encode()
 
     def compile(self, outputs: StructuredOutputs) -> bytes:
         """Return the automaton of these texts, as bytes; raises InvalidField if there is none."""
         pattern = outputs.pattern
         if (found := self._found.get(pattern)) is None:
-            automaton = compile_regex(pattern, self._vocabulary, self._end_ids, self._vocab_size)
-            found = self._found[pattern] = automaton.to_bytes()
+            found = self._found[pattern] = self._on_disk(pattern)
             if len(self._found) > _KEPT:
                 del self._found[next(iter(self._found))]
         return found
+
+    def _on_disk(self, pattern: str) -> bytes:
+        name = sha256(self._salt + pattern.encode()).hexdigest()
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        file = home / "diffray/grammars" / name
+        with suppress(OSError):
+            found = file.read_bytes()
+            file.touch()  # as the one used last
+            return found
+        automaton = compile_regex(pattern, self._vocabulary, self._end_ids, self._vocab_size)
+        found = automaton.to_bytes()
+        with suppress(OSError):  # without a disk it is compiled each time
+            _store(file, found)
+        return found
+
+
+def _store(file: Path, content: bytes) -> None:
+    """Write a file that is there as a whole or not at all; remove the oldest beside it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_bytes(content)
+    part.rename(file)
+    beside = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
+    for old in beside[:-_KEPT_ON_DISK]:
+        old.unlink()
 
 
 def compile_regex(
     regex: str, vocabulary: Vocabulary, end_ids: Collection[int], vocab_size: int
 ) -> Automaton:
-    """Return the automaton of the texts that match as a whole; ValueError if there is none."""
+    """Return the automaton of the texts that match as a whole; InvalidField if there is none."""
+    next_BQ, accepting_Q = _over_bytes(regex)
+    texts = list(vocabulary)
+    next_CQ, class_T = _over_texts(texts, next_BQ)
+    class_V = np.full(vocab_size, -1)
+    for text, number in zip(texts, class_T, strict=True):
+        class_V[vocabulary[text]] = number
+    found = build(next_CQ, accepting_Q, class_V, end_ids)
+    if found.set_QD.numel() > MOST_EDGES:
+        raise _too_large()
+    return found
+
+
+def _over_bytes(regex: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the state after each byte in each state, or -1, and where the expression accepts."""
     import outlines_core
 
-    end, *_ = end_ids
-    words = outlines_core.Vocabulary(end, vocabulary)
+    words = outlines_core.Vocabulary(256, {bytes([value]): [value] for value in range(256)})
     try:
         index = outlines_core.Index(regex, words)
     except ValueError as error:
-        reason = " ".join(str(error).split())[-200:]
-        raise InvalidField(f"structured outputs: {reason}", "structured_outputs") from None
-    return build(
-        index.get_transitions(),
-        index.get_initial_state(),
-        index.get_final_states(),
-        end_ids,
-        vocab_size,
+        raise InvalidField(f"structured outputs: {_why_not(regex, error)}") from None
+    start, transitions = index.get_initial_state(), index.get_transitions()
+    if len(transitions) > MOST_STATES:
+        raise _too_large()
+    names = dict.fromkeys([start, *transitions, *index.get_final_states()])
+    number = {name: at for at, name in enumerate(names)}
+    next_BQ = np.full((256, len(number)), -1, dtype=np.int32)
+    for name, targets in transitions.items():
+        at = number[name]
+        for value, target in targets.items():
+            if value < 256:
+                next_BQ[value, at] = number[target]
+    accepting_Q = np.zeros(len(number), dtype=bool)
+    accepting_Q[[number[name] for name in index.get_final_states()]] = True
+    return next_BQ, accepting_Q
+
+
+def _too_large() -> InvalidField:
+    return InvalidField(
+        "structured outputs: the texts need too large an automaton; lower maxLength, maxItems or "
+        "other counts"
     )
+
+
+def _why_not(regex: str, error: ValueError) -> str:
+    """Return what is wrong with an expression; Python's parser says it better."""
+    try:
+        re.compile(regex)
+    except re.error as own:
+        return f"regex: {own}"
+    return " ".join(str(error).split())[-200:]
+
+
+def _over_texts(texts: list[bytes], next_BQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the state after each class of texts in each state, or -1, and each text's class.
+
+    Texts are of one class if they lead from every state to the same one. They are read byte by byte
+    in step, and what is equal so far is computed once: few of a vocabulary's texts differ.
+    """
+    states = next_BQ.shape[1]
+    next_BQ, byte_class = np.unique(next_BQ, axis=0, return_inverse=True)
+    next_BQ = np.pad(next_BQ, ((0, 0), (0, 1)), constant_values=-1)  # -1 leads to -1
+    marks_Q = np.random.default_rng(0).integers(1, 2**63, states, dtype=np.uint64)
+    lengths_T = np.array([len(text) for text in texts])
+    spelled = byte_class[np.frombuffer(b"".join(texts), dtype=np.uint8)]
+    begins_T = lengths_T.cumsum() - lengths_T
+    open_T = np.arange(len(texts))  # texts that lead somewhere and go on
+    way_T = np.zeros(len(texts), dtype=np.int64)  # what each has come to
+    ways_UQ = np.arange(states)[None]
+    class_T = np.full(len(texts), -1)
+    classes: dict[int, int] = {}
+    found: list[np.ndarray] = []
+    for at in range(int(lengths_T.max(initial=0))):
+        pairs, which = np.unique(
+            way_T[open_T] * len(next_BQ) + spelled[begins_T[open_T] + at], return_inverse=True
+        )
+        way_U, byte_U = np.divmod(pairs, len(next_BQ))
+        ways_UQ = next_BQ[byte_U[:, None], ways_UQ[way_U]]
+        live_U = np.asarray((ways_UQ >= 0).any(1))
+        marks_U = ((ways_UQ + 1).astype(np.uint64) * marks_Q).sum(1)
+        marks, first, same_U = np.unique(marks_U, return_index=True, return_inverse=True)
+        ways_UQ, way_T[open_T] = ways_UQ[first], same_U[which]
+        open_T = open_T[live_U[which]]
+        whole_T = open_T[lengths_T[open_T] == at + 1]
+        for number in np.unique(way_T[whole_T]):
+            if (mark := int(marks[number])) not in classes:
+                classes[mark] = len(found)
+                found.append(ways_UQ[number])
+        named = np.array([classes.get(int(mark), -1) for mark in marks])
+        class_T[whole_T] = named[way_T[whole_T]]
+        open_T = open_T[lengths_T[open_T] > at + 1]
+    return np.array(found).reshape(len(found), states), class_T
 
 
 def vocabulary_of(tokenizer: "PreTrainedTokenizerBase") -> Vocabulary:

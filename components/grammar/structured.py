@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 
 from diffray.components.config import Config, InvalidField
 from diffray.components.grammar.json_schema import regex_of_schema
+from diffray.components.grammar.tool_calls import ToolCalls
 
-_KINDS: Final = ("json", "json_object", "regex", "choice")
+_KINDS: Final = ("json", "json_object", "regex", "choice", "tool_calls")
 
 
 with warnings.catch_warnings():
@@ -28,15 +29,15 @@ with warnings.catch_warnings():
         )
         regex: str | None = Field(None, description="A regular expression for the whole text.")
         choice: tuple[str, ...] | None = Field(None, description="One of these texts.")
+        tool_calls: ToolCalls | None = Field(None, description="Calls of these functions.")
 
         @model_validator(mode="after")
         def _one_kind(self) -> Self:
             given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
             if len(given) != 1:
                 raise InvalidField(
-                    f"structured_outputs needs one of {', '.join(_KINDS)}"
-                    + (f", not {' and '.join(given)}" if given else ""),
-                    "structured_outputs",
+                    f"give one of {', '.join(_KINDS)}"
+                    + (f", not {' and '.join(given)}" if given else "")
                 )
             if self.choice is not None and (not self.choice or "" in self.choice):
                 raise InvalidField("choice: give at least one text, and none empty", "choice")
@@ -47,6 +48,8 @@ with warnings.catch_warnings():
             """The texts as one regular expression; raises InvalidField for what cannot be one."""
             if self.regex is not None:
                 return self.regex
+            if self.tool_calls is not None:
+                return self.tool_calls.pattern
             if self.choice is not None:
                 return "|".join(map(re.escape, self.choice))
             schema: Any = {"type": "object"} if self.json_object else self.json

@@ -5,7 +5,8 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
+from openai import OpenAI, pydantic_function_tool
+from pydantic import BaseModel, Field
 
 from diffray import SamplingParams
 from tests.helpers.api_server import Served, serve_model
@@ -236,3 +237,27 @@ def test_infilling(served: Served, client: OpenAI) -> None:
     inside = client.completions.create(**asked).choices[0].text
     echoed = client.completions.create(**asked, echo=True).choices[0].text
     assert echoed == f"def f(x):{inside}return x"
+
+
+class Person(BaseModel):
+    """Someone, as a client's model."""
+
+    name: str = Field(max_length=12)
+    age: int = Field(ge=0, le=150)
+
+
+def test_answers_become_models(served: Served, client: OpenAI) -> None:
+    question: list[Any] = [{"role": "user", "content": "Extract name and age: Mia is 30."}]
+    parsed = client.chat.completions.parse(
+        model=served.name, messages=question, response_format=Person, max_tokens=80
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Person)
+    with client.chat.completions.stream(
+        model=served.name,
+        messages=question,
+        tools=[pydantic_function_tool(Person)],
+        tool_choice="required",
+        max_tokens=120,
+    ) as stream:
+        calls = stream.get_final_completion().choices[0].message.tool_calls
+    assert calls and isinstance(calls[0].function.parsed_arguments, Person)

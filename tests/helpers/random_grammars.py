@@ -4,6 +4,8 @@ import random
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 
+import numpy as np
+
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton, build
 
 
@@ -13,16 +15,15 @@ def random_automaton(
     """Return an automaton that accepts some text; its start may be left only by a few tokens."""
     while True:
         number = draw.randint(1, states)
-        transitions = {}
+        next_VQ = np.full((size, number), -1)
         for state in range(number):
             share = draw.random()
-            transitions[state] = {
-                token: draw.randrange(number)
-                for token in range(size)
-                if token not in end_ids and draw.random() < share
-            }
-        accepting = [state for state in range(number) if draw.random() < 0.5]
-        found = build(transitions, 0, accepting, end_ids, size)
+            for token in range(size):
+                if token not in end_ids and draw.random() < share:
+                    next_VQ[token, state] = draw.randrange(number)
+        accepting_Q = np.array([draw.random() < 0.5 for _ in range(number)])
+        next_CQ, class_V = np.unique(next_VQ, axis=0, return_inverse=True)
+        found = build(next_CQ, accepting_Q, class_V, end_ids)
         if found.shortest < UNREACHABLE:
             return found
 

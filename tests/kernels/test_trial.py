@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffray.kernels import confidence, norm, router
 from diffray.kernels.confidence import Confidence, Draw
-from diffray.kernels.errors import choice_error, confidence_error, largest_error
+from diffray.kernels.errors import choice_error, confidence_error, largest_error, routing_error
 from diffray.kernels.trial import Call, Clock, Outcome, Record, attempt, choices_of
 from diffray.kernels.variants import Kernel, Run, Shape, Variant
 
@@ -211,6 +211,16 @@ def routed(change: Callable[[Tensor, Tensor], None] | None = None, tokens: int =
     if change is not None:
         change(*got)
     return choice_error((logits, None, 4), got, expected)
+
+
+def test_a_router_s_pairs_are_those_of_its_choice() -> None:
+    torch.manual_seed(1)
+    args = torch.randn(40, 8), torch.randn(16, 8), None, 4
+    ids, weights, *_ = expected = router.softmax_router(*args)
+    starts, order = router.list_pairs(ids, 16)
+    assert routing_error(args, (ids, weights, starts, order), expected) == 0
+    assert routing_error(args, (ids, weights, starts, order.flip(0)), expected) == math.inf
+    assert routing_error(args, (ids, weights), expected) == math.inf
 
 
 def test_routers_may_swap_near_equals_and_nothing_else() -> None:

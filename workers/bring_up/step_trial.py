@@ -59,8 +59,7 @@ def one_at_a_time(kernels: Kernels, device: torch.device) -> Kernels:
 
         return both
 
-    name, *functions = kernels
-    return Kernels(name, *map(waiting, functions))
+    return Kernels(kernels.name, *(waiting(run) for run in kernels[1:]))
 
 
 @torch.inference_mode()

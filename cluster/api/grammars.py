@@ -1,0 +1,60 @@
+"""Structured outputs of requests, compiled in a process that may be lost without harm."""
+
+from base64 import b64decode, b64encode
+from collections import OrderedDict
+from typing import Any, Final
+
+from diffray.cluster.api.errors import invalid
+from diffray.cluster.api.grammar_worker import CPU_S
+from diffray.cluster.api.limited_process import LimitedProcess, OutOfTime, Refused
+from diffray.components.grammar.compile import vocabulary_of
+from diffray.components.grammar.structured import StructuredOutputs
+from diffray.workers.admission import Limits
+from diffray.workers.text import Tokenizer
+
+_KEPT: Final = 256
+
+
+class GrammarCompiler:
+    """Compiles what one service's requests ask for, one at a time, and keeps what it has got.
+
+    Refusals are kept too: a schema that takes all its time takes it once.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, limits: Limits) -> None:
+        self._tokenizer, self._limits = tokenizer, limits
+        self._kept: OrderedDict[str, bytes | Refused] = OrderedDict()
+        self.process = LimitedProcess("diffray.cluster.api.grammar_worker", self._greeting)
+
+    async def automaton(self, field: str, outputs: StructuredOutputs) -> bytes:
+        """Return the automaton as bytes; raises ApiError for the field if there is none."""
+        if self._tokenizer is None:
+            raise invalid(f"{field} needs a tokenizer, and the checkpoint has none", field)
+        key = outputs.model_dump_json()
+        if key not in self._kept:
+            self._kept[key] = await self._compile(outputs)
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        found = self._kept[key]
+        if isinstance(found, Refused):
+            raise invalid(str(found), field)
+        return found
+
+    async def _compile(self, outputs: StructuredOutputs) -> bytes | Refused:
+        try:
+            answer = await self.process.ask(outputs.model_dump(exclude_unset=True))
+        except Refused as refused:
+            return refused
+        except OutOfTime:
+            return Refused(f"structured outputs: compiling took more than {CPU_S:g} s", None)
+        return b64decode(answer["automaton"])
+
+    def _greeting(self) -> dict[str, Any]:
+        assert self._tokenizer is not None
+        vocabulary = vocabulary_of(self._tokenizer.fast)
+        return {
+            "vocabulary": {b64encode(text).decode(): ids for text, ids in vocabulary.items()},
+            "end_ids": self._limits.eos_token_ids,
+            "vocab_size": self._limits.spec.vocab_size,
+        }

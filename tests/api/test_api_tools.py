@@ -1,0 +1,152 @@
+"""Calls of functions: valid by construction, whole and in streams."""
+
+import asyncio
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+
+from diffray import DiffusionLLM
+from diffray.cluster.api.errors import ApiError
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.tool_calls import CallParser
+from diffray.cluster.control.local import LocalEngine
+from diffray.components.grammar.tool_calls import NO_ARGUMENTS, OPEN, ToolCalls
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 10}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "How warm is it in Rome?"}],
+    "max_tokens": 96,
+    "tools": TOOLS,
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+
+
+def asked(*bodies: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the choices of the answers to some chats."""
+    llm = DiffusionLLM("demo", dtype="float32")
+
+    async def ask() -> list[dict[str, Any]]:
+        with LocalEngine(llm.engine) as engine:
+            service = Service(engine, llm.tokenizer, ["demo"])
+            try:
+                answers = [await service.chat(CHAT | body) for body in bodies]
+                return [choice for answer in answers for choice in answer["choices"]]
+            finally:
+                service.close()
+
+    return asyncio.run(ask())
+
+
+def test_calls_are_made_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    bodies: list[dict[str, Any]] = [
+        {"tool_choice": "required"},
+        {"tool_choice": "required", "temperature": 1, "seed": 1, "n": 2},
+        {"tool_choice": NOW},
+        {"tool_choice": "none"},
+        {},
+    ]
+    required, *drawn, named, none, auto = asked(*bodies)
+    for choice in (required, *drawn):
+        assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+        for call in choice["message"]["tool_calls"]:
+            arguments = json.loads(call["function"]["arguments"])
+            if call["function"]["name"] == "get_weather":
+                assert arguments.keys() == {"city", "unit"} and arguments["unit"] in ("C", "F")
+            else:
+                assert arguments == {} and call["function"]["name"] == "now"
+    ids = [call["id"] for each in drawn for call in each["message"]["tool_calls"]]
+    assert len({*ids}) == len(ids) >= 2
+    assert named["finish_reason"] == "stop"
+    (call,) = named["message"]["tool_calls"]
+    assert call["function"] == {"name": "now", "arguments": "{}"}
+    for choice in (none, auto):  # the demo has never seen a tool
+        assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
+        assert choice["message"]["content"]
+
+
+def test_a_stream_has_the_same_calls() -> None:
+    llm = DiffusionLLM("demo", dtype="float32")
+    body = CHAT | {"tool_choice": "required", "diffusion": {"block_length": 16}}
+
+    async def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        with LocalEngine(llm.engine) as engine:
+            service = Service(engine, llm.tokenizer, ["demo"])
+            try:
+                whole = await service.chat(body)
+                chunks = [each async for each in service.stream_chat(body | {"stream": True})]
+                return whole["choices"][0], [each["choices"][0] for each in chunks]
+            finally:
+                service.close()
+
+    whole, pieces = asyncio.run(ask())
+    assert pieces[-1]["finish_reason"] == "tool_calls"
+    calls: dict[int, dict[str, str]] = {}
+    for piece in pieces:
+        assert not piece["delta"].get("content")
+        for part in piece["delta"].get("tool_calls", []):
+            if "id" in part:
+                calls[part["index"]] = {"name": part["function"]["name"], "arguments": ""}
+            calls[part["index"]]["arguments"] += part["function"]["arguments"]
+    assert [*calls.values()] == [each["function"] for each in whole["message"]["tool_calls"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({"tools": [], "tool_choice": "auto"}, "tool_choice", "needs tools"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "."),
+        ({"tools": TOOLS + TOOLS[:1]}, "tools", "two tools have the same name"),
+        ({"tool_choice": {"function": {"name": "later"}}}, "tool_choice", "no tool .* 'later'"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "exclude each other"),
+        ({"tools": [{"type": "function"}]}, "tools", "Field required"),
+        ({"tool_choice": "required", "max_tokens": 4}, "max_tokens", "shortest text takes"),
+    ],
+)
+def test_what_does_not_fit_is_refused(body: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(ApiError, match=words) as refused:
+        asked(body)
+    assert refused.value.status == 400
+    assert str(refused.value.param).startswith(field)
+
+
+def test_any_text_without_a_call_may_come_before_one() -> None:
+    calls = ToolCalls(functions={"now": dict(NO_ARGUMENTS)}, text=True)
+    pattern, draw = re.compile(calls.pattern), random.Random(1)
+    for _ in range(20_000):
+        text = "".join(draw.choice("<tool_call>x ") for _ in range(draw.randint(0, 14)))
+        assert bool(pattern.fullmatch(text)) == (OPEN not in text), text
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for text in (call, f"So: {call}", f"<{call}\n{call}"):
+        assert pattern.fullmatch(text)
+    assert not pattern.fullmatch(f"{call} and more")
+
+
+def test_pieces_do_not_change_what_is_found() -> None:
+    arguments = '{"city":"}\\n</tool","unit":"C"}'
+    call = f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
+    text = f"It is <b>warm</b> <tool_{call}\n{call}"
+    draw = random.Random(2)
+    for _ in range(300):
+        parser, rest, found = CallParser(), text, []
+        while rest:
+            length = draw.randint(1, 9)
+            found += [*parser.feed(rest[:length])]
+            rest = rest[length:]
+        found += [*parser.end()]
+        content = "".join(part.text for part in found if part.kind == "content")
+        assert content == "It is <b>warm</b> <tool_"
+        assert [part.text for part in found if part.kind == "name"] == ["get_weather"] * 2
+        made = "".join(part.text for part in found if part.kind == "arguments")
+        assert made == arguments * 2

@@ -56,6 +56,65 @@ class Shape:
         )
 
 
+class RmsNorm(torch.autograd.Function):
+    """The root-mean-square norm, in half of the passes over memory that autograd takes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        scale = square.add_(eps).rsqrt_()
+        normed = x * scale
+        ctx.save_for_backward(normed, scale, weight)
+        y: Tensor = normed * weight
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        normed, scale, weight = ctx.saved_tensors
+        inner = gradients[0] * weight
+        along = (inner * normed).mean(-1, keepdim=True)
+        of_weight = (gradients[0] * normed).flatten(0, -2).sum(0)
+        of_x: Tensor = inner.addcmul_(normed, along, value=-1).mul_(scale)
+        return of_x, of_weight, None
+
+
+class Rotate(torch.autograd.Function):
+    """Rotary embedding by halves over the first dimensions; the rest passes through.
+
+    The gradient turns back by the same angle.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BLhD: Tensor, cos_L1R: Tensor, sin_L1R: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_L1R, sin_L1R)
+        return turn(x_BLhD, cos_L1R, sin_L1R)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cos_L1R, sin_L1R = ctx.saved_tensors
+        return turn(gradients[0], cos_L1R, -sin_L1R), None, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    y: Tensor = RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return y
+
+
+def rotate(x_BLhD: Tensor, cos_L1R: Tensor, sin_L1R: Tensor) -> Tensor:
+    y: Tensor = Rotate.apply(x_BLhD, cos_L1R, sin_L1R)  # type: ignore[no-untyped-call]
+    return y
+
+
+def turn(x_BLhD: Tensor, cos_L1R: Tensor, sin_L1R: Tensor) -> Tensor:
+    half = cos_L1R.shape[-1]
+    out = torch.empty_like(x_BLhD, memory_format=torch.contiguous_format)
+    a, b = x_BLhD[..., :half], x_BLhD[..., half : 2 * half]
+    torch.mul(a, cos_L1R, out=out[..., :half]).addcmul_(b, sin_L1R, value=-1)
+    torch.mul(b, cos_L1R, out=out[..., half : 2 * half]).addcmul_(a, sin_L1R)
+    out[..., 2 * half :] = x_BLhD[..., 2 * half :]
+    return out
+
+
 class Norm(nn.Module):
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -63,16 +122,7 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps)
-
-
-def rotate(x_BhLD: Tensor, cos_LR: Tensor, sin_LR: Tensor) -> Tensor:
-    """Rotary embedding by halves over the first dimensions; the rest passes through."""
-    rotary = cos_LR.shape[-1]
-    turned, rest = x_BhLD[..., :rotary], x_BhLD[..., rotary:]
-    a, b = turned.chunk(2, dim=-1)
-    turned = turned * cos_LR + torch.cat((-b, a), dim=-1) * sin_LR
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+        return rms_norm(x.float(), self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -109,16 +159,18 @@ class Attention(nn.Module):
         else:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
             q_norm, k_norm, out = self.q_norm, self.k_norm, self.o_proj
-        q = rotate(q_norm(q.unflatten(-1, (num, dim))).transpose(1, 2), cos, sin)
-        k = rotate(k_norm(k.unflatten(-1, (num_kv, dim))).transpose(1, 2), cos, sin)
+        q = rotate(q_norm(q.unflatten(-1, (num, dim))), cos, sin).transpose(1, 2)
+        k = rotate(k_norm(k.unflatten(-1, (num_kv, dim))), cos, sin).transpose(1, 2)
         v = v.unflatten(-1, (num_kv, dim)).transpose(1, 2)
         if num != num_kv:
             k, v = (t.repeat_interleave(num // num_kv, dim=1) for t in (k, v))
-        # Written out: in bf16 on a CPU the fused kernel's backward takes four times as long.
-        score = (q.to(v.dtype) * dim**-0.5) @ k.to(v.dtype).transpose(-1, -2)
-        if mask is not None:
-            score = score.masked_fill(~mask, -math.inf)
-        y = score.softmax(-1).to(v.dtype) @ v
+        if v.dtype == torch.float32:
+            y = F.scaled_dot_product_attention(q, k, v, mask)
+        else:  # in bf16 on a CPU the fused kernel's backward takes four times as long
+            score = (q.to(v.dtype) * dim**-0.5) @ k.to(v.dtype).transpose(-1, -2)
+            if mask is not None:
+                score = score.masked_fill(~mask, -math.inf)
+            y = score.softmax(-1).to(v.dtype) @ v
         projected: Tensor = out(y.transpose(1, 2).flatten(2))
         return projected
 
@@ -190,21 +242,23 @@ class Moe(nn.Module):
         x_TH = x.flatten(0, 1)
         chosen_TK, weight_TK = self.route(x_TH)
         order = chosen_TK.flatten().argsort(stable=True)
-        rows, expert = order // chosen_TK.shape[1], chosen_TK.flatten()[order]
-        # Every expert gets the same number of places, rounded so that few shapes occur.
-        places = -(-int(self.load_E.max()) // 64) * 64
-        first_E = self.load_E.cumsum(0) - self.load_E
-        slot = expert * places + torch.arange(len(order)) - first_E[expert]
-        x_SH = x_TH.new_zeros(self.num * places, x_TH.shape[1]).index_copy(0, slot, x_TH[rows])
-        gate, up = torch.bmm(
-            x_SH.view(self.num, places, -1), self.w13_experts.transpose(1, 2)
-        ).chunk(2, dim=-1)
-        y_SH = torch.bmm(F.silu(gate) * up, self.w2_experts.transpose(1, 2)).flatten(0, 1)
-        y_TH = torch.zeros(x_TH.shape).index_add(
-            0, rows, y_SH[slot].float() * weight_TK.flatten()[order, None]
+        rows = order // chosen_TK.shape[1]
+        # The rows of an expert stand together, so that each has one product and nothing is padded.
+        parts = zip(
+            x_TH[rows].split(self.load_E.tolist()),
+            self.w13_experts.unbind(),
+            self.w2_experts.unbind(),
+            strict=True,
         )
-        y = y_TH.view(x.shape)
+        y_SH = torch.cat([swiglu(x_EH, w13, w2) for x_EH, w13, w2 in parts])
+        y_SH = y_SH.float() * weight_TK.flatten()[order, None]
+        y = torch.zeros(x_TH.shape).index_add(0, rows, y_SH).view(x.shape)
         return y + self.shared_experts(x) if self.shape.causal else y
+
+
+def swiglu(x: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+    gate, up = F.linear(x, w13).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, w2)
 
 
 class Layer(nn.Module):
@@ -246,18 +300,27 @@ class DemoModel(nn.Module):
     def moes(self) -> list[Moe]:
         return [m for m in self.modules() if isinstance(m, Moe)]
 
-    def forward(self, ids_BL: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the logits; `mask` is True where a query may look."""
-        return self.vocabulary.logits(self.hidden(ids_BL, mask))
+    def forward(
+        self, ids_BL: Tensor, mask: Tensor | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits, at `wanted` positions only if given.
 
-    def hidden(self, ids_BL: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Everything but the head."""
+        `mask` is True where a query may look.
+        """
+        table_VH = self.vocabulary.embedding()
+        hidden = self.hidden(ids_BL, table_VH, mask)
+        return F.linear(
+            hidden if wanted is None else hidden[wanted], self.vocabulary.head(table_VH)
+        )
+
+    def hidden(self, ids_BL: Tensor, table_VH: Tensor, mask: Tensor | None) -> Tensor:
+        """Everything between the embedding and the head."""
         c, length = self.shape.config, ids_BL.shape[1]
         dim = int(self.shape.heads[2] * float(c.get("partial_rotary_factor", 1)))
         inverse = float(c["rope_theta"]) ** (-torch.arange(0, dim, 2) / dim)
-        angle_LR = torch.outer(torch.arange(length), inverse).repeat(1, 2)
-        cos, sin = angle_LR.cos(), angle_LR.sin()
-        x = self.vocabulary.embed(ids_BL)
+        angle_L1R = torch.outer(torch.arange(length), inverse)[:, None]
+        cos, sin = angle_L1R.cos(), angle_L1R.sin()
+        x = F.embedding(ids_BL, table_VH)
         for layer in self.model.layers:
             x = layer(x, cos, sin, mask)
         y: Tensor = self.model.norm(x)
@@ -275,7 +338,7 @@ def to_checkpoint(model: DemoModel) -> dict[str, Tensor]:
     embedding = "word_embeddings" if model.shape.causal else "embed_tokens"
     state = {
         f"model.{embedding}.weight": model.vocabulary.embedding().detach(),
-        "lm_head.weight": model.vocabulary.head().detach(),
+        "lm_head.weight": model.vocabulary.head(model.vocabulary.embedding()).detach(),
     }
     for name, tensor in model.state_dict().items():
         if name.startswith("vocabulary."):

@@ -15,9 +15,9 @@ STEPS = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913,
          (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))  # fmt: skip
 
 
-def orthogonal(update: Tensor) -> Tensor:
+def orthogonal(update: Tensor, dtype: torch.dtype) -> Tensor:
     """About U V^T of `update` = U S V^T, by a Newton-Schulz iteration of the fifth order."""
-    x = update.bfloat16()
+    x = update.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7)
@@ -30,8 +30,15 @@ def orthogonal(update: Tensor) -> Tensor:
 
 class Muon(Optimizer):
     def __init__(
-        self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, decay: float = 0.01
+        self,
+        params: Iterable[Tensor],
+        dtype: torch.dtype,
+        lr: float,
+        momentum: float = 0.95,
+        decay: float = 0.01,
     ) -> None:
+        """`dtype` is that of the products in the iteration."""
+        self.dtype = dtype
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
@@ -42,7 +49,7 @@ class Muon(Optimizer):
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(parameter)
                 state["momentum"].lerp_(gradient, 1 - group["momentum"])
-                update = orthogonal(gradient.lerp(state["momentum"], group["momentum"]))
+                update = orthogonal(gradient.lerp(state["momentum"], group["momentum"]), self.dtype)
                 rows, columns = parameter.shape[-2:]
                 parameter.mul_(1 - group["lr"] * group["decay"])
                 parameter.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)

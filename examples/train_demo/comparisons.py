@@ -60,37 +60,18 @@ def compare(s: Source) -> Item:
     values: dict[str, Any] = {"name": who.name, "other": other, "thing": thing, "a": a, "n": n}
     if kind == "times" and n == 2 and s.chance(0.7):
         values["n"] = "two"
-    first = fill(
-        s,
-        FIRST_HAS,
-        past,
-        **values,
-    )
-    relation = {
-        "times": TIMES,
-        "more": MORE,
-        "fewer": FEWER,
-    }[kind]
+    first = fill(s, FIRST_HAS, past, **values)
+    relation = {"times": TIMES, "more": MORE, "fewer": FEWER}[kind]
     if kind == "times" and n == 2 and values["n"] == "two":
         relation = TWICE
     second = fill(s, relation, past, **values)
     sign = {"times": "*", "more": "+", "fewer": "-"}[kind]
     steps = [f"{other} has {a}{sign}{n}={b} {thing}."]
     if not both:
-        end = fill(
-            s,
-            OTHER_HAS,
-            False,
-            **values,
-        )
+        end = fill(s, OTHER_HAS, False, **values)
         return solved(s, f"{first} {second} {end}", steps, b)
     steps.append(f"Together {a}+{b}={a + b} {thing}.")
-    end = fill(
-        s,
-        BOTH_HAVE,
-        False,
-        **values,
-    )
+    end = fill(s, BOTH_HAVE, False, **values)
     return solved(s, f"{first} {second} {end}", steps, a + b)
 
 
@@ -129,21 +110,7 @@ def parts(s: Source) -> Item:
     if s.chance(0.35):
         whole, part = sum(numbers), numbers[0]
         values |= {"whole": whole, "part": part, "red": colors[0]}
-        question = (
-            fill(
-                s,
-                OF_WHOLE,
-                past,
-                **values,
-            )
-            + " "
-            + fill(
-                s,
-                NOT_OF_KIND,
-                False,
-                **values,
-            )
-        )
+        question = fill(s, OF_WHOLE, past, **values) + " " + fill(s, NOT_OF_KIND, False, **values)
         return solved(s, question, [f"{whole}-{part}={whole - part} {thing}."], whole - part)
     listed = [f"{n} {c}" for n, c in zip(numbers, colors, strict=False)]
     if s.chance(0.4):
@@ -155,21 +122,7 @@ def parts(s: Source) -> Item:
         what = thing
     text = ", ".join(listed[:-1]) + " and " + listed[-1]
     values |= {"text": text, "what": what}
-    question = (
-        fill(
-            s,
-            PARTS,
-            past,
-            **values,
-        )
-        + " "
-        + fill(
-            s,
-            PARTS_TOTAL,
-            False,
-            **values,
-        )
-    )
+    question = fill(s, PARTS, past, **values) + " " + fill(s, PARTS_TOTAL, False, **values)
     total, steps = numbers[0], []
     for n in numbers[1:]:
         steps.append(f"{total}+{n}={total + n} {what}.")
@@ -211,28 +164,13 @@ def age(s: Source) -> Item:
     a, n = rng.randint(3, 60), rng.randint(1, 35)
     older = a <= n or s.chance(0.5)
     values: dict[str, Any] = {"name": who.name, "other": other, "a": a, "n": n, "she": who.she}
-    first = fill(
-        s,
-        AGE,
-        False,
-        **values,
-    )
+    first = fill(s, AGE, False, **values)
     b = a + n if older else a - n
     kind = rng.choice(["other", "future", "both"])
     if kind == "future":
-        end = fill(
-            s,
-            AGE_LATER if older else AGE_BEFORE,
-            False,
-            **values,
-        )
+        end = fill(s, AGE_LATER if older else AGE_BEFORE, False, **values)
         return solved(s, f"{first} {end}", [f"{a}{'+' if older else '-'}{n}={b} years."], b)
-    second = fill(
-        s,
-        OLDER if older else YOUNGER,
-        False,
-        **values,
-    )
+    second = fill(s, OLDER if older else YOUNGER, False, **values)
     steps = [f"{other} is {a}{'+' if older else '-'}{n}={b} years."]
     if kind == "other":
         end = fill(
@@ -242,10 +180,5 @@ def age(s: Source) -> Item:
             **values,
         )
         return solved(s, f"{first} {second} {end}", steps, b)
-    end = fill(
-        s,
-        AGES_TOGETHER,
-        False,
-        **values,
-    )
+    end = fill(s, AGES_TOGETHER, False, **values)
     return solved(s, f"{first} {second} {end}", [*steps, f"Together {a}+{b}={a + b} years."], a + b)

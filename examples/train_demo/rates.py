@@ -58,7 +58,7 @@ RATE_TOTAL = (
 
 def rate(s: Source) -> Item:
     """So much an hour or a day, for one or two stretches, or towards a goal."""
-    rng, who, past = s.rng, s.person(), False
+    rng, who = s.rng, s.person()
     if s.chance(0.55):
         verb, unit, hour = (
             rng.choice(["run", "walk", "ride", "swim", "drive", "row", "fly", "hike"]),
@@ -67,20 +67,7 @@ def rate(s: Source) -> Item:
         )
     else:
         verb, unit, hour = (
-            rng.choice(
-                [
-                    "read",
-                    "write",
-                    "solve",
-                    "make",
-                    "bake",
-                    "sell",
-                    "paint",
-                    "plant",
-                    "fold",
-                    "collect",
-                ]
-            ),
+            rng.choice("read write solve make bake sell paint plant fold collect".split()),
             s.thing(),
             rng.choice(["day", "week", "hour", "minute"]),
         )
@@ -99,75 +86,41 @@ def rate(s: Source) -> Item:
         "a": a,
         "b": b,
     }
-    first = fill(
-        s,
-        RATE,
-        past,
-        **values,
-    )
+    first = fill(s, RATE, False, **values)
     total = a * b
     steps = [f"{a}*{b}={total} {unit}."]
     kind = rng.choice(["one", "goal", "two"])
     if kind == "goal":
         goal = rng.randint(total + 1, LIMIT)
         steps.append(f"{goal}-{total}={goal - total} {unit}.")
-        question = (
-            first
-            + " "
-            + fill(
-                s,
-                GOAL,
-                past,
-                goal=goal,
-                **values,
-            )
-        )
+        question = first + " " + fill(s, GOAL, False, goal=goal, **values)
         return solved(s, question, steps, goal - total)
     if kind == "one":
-        end = fill(
-            s,
-            HOW_FAR if "miles kilometers".find(unit) >= 0 else HOW_MANY,
-            past,
-            **values,
-        )
+        end = fill(s, HOW_FAR if "miles kilometers".find(unit) >= 0 else HOW_MANY, False, **values)
         return solved(s, f"{first} {end}", steps, total)
+    return _second_rate(s, values, total, first)
+
+
+def _second_rate(s: Source, values: dict[str, Any], total: int, first: str) -> Item:
+    """Another stretch at another rate; how long it lasts is said, or what both last together."""
+    a, b, unit, hours = values["a"], values["b"], values["unit"], values["hours"]
     while True:
-        c, d = factors(rng, 90)
+        c, d = factors(s.rng, 90)
         if total + c * d <= LIMIT:
             break
     values |= {"c": c, "d": d, "both": b + d}
     result = total + c * d
-    second = fill(
-        s,
-        THEN_RATE,
-        past,
-        **values,
-    )
+    second = fill(s, THEN_RATE, False, **values)
     if s.chance(0.5):
-        end = fill(
-            s,
-            AFTER_BOTH,
-            past,
-            **values,
-        )
+        end = fill(s, AFTER_BOTH, False, **values)
         steps = [
             f"First {a}*{b}={total} {unit}.",
             f"Left {b + d}-{b}={d} {hours}.",
             f"Then {c}*{d}={c * d} {unit}.",
         ]
     else:
-        second = fill(
-            s,
-            THEN_RATE_FOR,
-            past,
-            **values,
-        )
-        end = fill(
-            s,
-            RATE_TOTAL,
-            past,
-            **values,
-        )
+        second = fill(s, THEN_RATE_FOR, False, **values)
+        end = fill(s, RATE_TOTAL, False, **values)
         steps = [f"First {a}*{b}={total} {unit}.", f"Then {c}*{d}={c * d} {unit}."]
     steps.append(f"Together {total}+{c * d}={result} {unit}.")
     return solved(s, f"{first} {second} {end}", steps, result)

@@ -81,15 +81,7 @@ def shop(s: Source) -> Item:
             if a * b + c * d <= LIMIT:
                 break
         total = a * b + c * d
-        buys = fill(
-            s,
-            BUY_TWO,
-            past,
-            y=two,
-            c=c,
-            d=d,
-            **values,
-        )
+        buys = fill(s, BUY_TWO, past, y=two, c=c, d=d, **values)
         steps += [
             f"The {two} cost {c}*{d}={c * d} {money_word}.",
             f"Together {a * b}+{c * d}={total} {money_word}.",
@@ -102,17 +94,7 @@ def shop(s: Source) -> Item:
         buys = fill(s, budget if money else plain, past, money=money, **values)
         if money:
             steps.append(f"{money}-{total}={money - total} {money_word}.")
-            end = fill(
-                s,
-                CHANGE,
-                False,
-                **values,
-            )
+            end = fill(s, CHANGE, False, **values)
             return solved(s, f"{buys} {end}", steps, money - total)
-    end = fill(
-        s,
-        COST,
-        False,
-        **values,
-    )
+    end = fill(s, COST, False, **values)
     return solved(s, f"{buys} {end}", steps, total)

@@ -65,13 +65,7 @@ def story(s: Source) -> Item:
     if s.chance(0.2) and events < 3:
         return _if_story(s, who, thing, start, texts, steps, now)
     begin = fill(
-        s,
-        STORY_START,
-        past,
-        name=who.name,
-        n=start,
-        thing=thing,
-        place=rng.choice(PLACES),
+        s, STORY_START, past, name=who.name, n=start, thing=thing, place=rng.choice(PLACES)
     )
     end = STORY_END
     if not last_gain:
@@ -101,14 +95,7 @@ def _if_story(
     for word in ("then ", "later ", "after that "):
         joined = joined.replace(" and " + word, " and then ")
     question = fill(
-        s,
-        STORY_IF,
-        False,
-        name=who.name,
-        she=who.she,
-        n=start,
-        thing=thing,
-        joined=joined,
+        s, STORY_IF, False, name=who.name, she=who.she, n=start, thing=thing, joined=joined
     )
     return solved(s, question, steps, now)
 
@@ -169,22 +156,12 @@ def groups(s: Source) -> Item:
         "a": a,
         "b": b,
     }
-    start = fill(
-        s,
-        GROUPS,
-        past,
-        **values,
-    )
+    start = fill(s, GROUPS, past, **values)
     total = a * b
     steps = [f"{a}*{b}={total} {thing}."]
     kind = rng.choice(["all", "less", "more"])
     if kind == "all" or total < 3 or total > LIMIT - 2:
-        end = fill(
-            s,
-            GROUPS_ALL,
-            past=False,
-            **values,
-        )
+        end = fill(s, GROUPS_ALL, past=False, **values)
         return solved(s, f"{start} {end}", steps, total)
     c = rng.randint(1, min(60, total - 1 if kind == "less" else LIMIT - total))
     result = total - c if kind == "less" else total + c
@@ -248,17 +225,6 @@ def share(s: Source) -> Item:
         steps.append(f"{start}+{more}={total} {thing}.")
         texts.append(fill(s, GAIN, past, n=more, other=s.name(), her=who.her, **values))
     steps.append(f"{total}/{k}={q} {thing}.")
-    begin = fill(
-        s,
-        SHARE_START,
-        past,
-        n=start,
-        **values,
-    )
-    end = fill(
-        s,
-        SHARE,
-        False,
-        **values,
-    )
+    begin = fill(s, SHARE_START, past, n=start, **values)
+    end = fill(s, SHARE, False, **values)
     return solved(s, " ".join([begin, *texts, end]), steps, q)

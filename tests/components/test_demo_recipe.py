@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from examples.train_demo.evaluate import written_items
+from examples.train_demo.gradients import rms_norm, rotate
 from examples.train_demo.judge import is_right
-from examples.train_demo.model import rms_norm, rotate
-from examples.train_demo.python_functions import KNOWN
+from examples.train_demo.known_functions import KNOWN
 from examples.train_demo.tasks import GENERATORS, draw, is_held_out, is_near_written, words_of
 from examples.train_demo.tokenizer import build_tokenizer
 from examples.train_demo.train import Run

@@ -52,8 +52,7 @@ class Answer(ABC):
             self._begun.add(choice.index)
             yield from self._opening(choice)
         if delta.canvas is not None:
-            canvas = {"canvas": delta.canvas, "text": self._tokens.of_canvas(delta.canvas)}
-            yield self._chunk() | {"diffusion": {"index": choice.index} | canvas}
+            yield self._chunk() | {"diffusion": self._view(choice, delta.canvas, delta.forwards)}
         about = self._about_tokens(choice, delta)
         pieces = list(self._pieces(choice, delta))
         if about and delta.token_ids and not pieces:  # their text may be held back
@@ -143,6 +142,16 @@ class Answer(ABC):
                 "logprobs": [_number(each) for each in part.logprobs or []],
             }
         return made
+
+    def _view(self, choice: Choice, canvas: list[int | None], forwards: int) -> Json:
+        """Return the canvas after so many forwards: its tokens, their texts, and the whole text."""
+        return {
+            "index": choice.index,
+            "forwards": forwards,
+            "canvas": canvas,
+            "tokens": [None if token is None else self._tokens[token][0] for token in canvas],
+            "text": self._tokens.of_canvas(canvas),
+        }
 
     def _prompt_ids(self, choice: Choice) -> Json:
         ids = list(choice.prompt.ids)

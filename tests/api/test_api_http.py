@@ -627,10 +627,15 @@ def test_canvas_on_request(http: httpx2.Client) -> None:
             final += choice.get("token_ids", [])
         if "diffusion" in chunk:
             canvas = chunk["diffusion"]["canvas"]
-            assert len(canvas) == 40
+            assert len(canvas) == len(chunk["diffusion"]["tokens"]) == 40
+            assert [text is None for text in chunk["diffusion"]["tokens"]] == [
+                token is None for token in canvas
+            ]
             assert chunk["diffusion"]["text"].count(MASK) == canvas.count(None)
     masks = [view["diffusion"]["canvas"].count(None) for view in views]
     assert masks == sorted(masks, reverse=True) and masks[0] > 0
+    forwards = [view["diffusion"]["forwards"] for view in views]
+    assert forwards == sorted(set(forwards)) and forwards[0] == 1
     plain = events(http.post(COMPLETE, json=body))
     assert [t for c in plain for each in c["choices"] for t in each.get("token_ids", [])] == final
 

@@ -10,9 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.http import refusal
+from diffray.cluster.api.page import FILES
 from diffray.cluster.api.settings import is_known
 
-_OPEN: Final = ("/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json")
+_OPEN: Final = ("/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json", "", "/")
 _USABLE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _SAFE: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -25,8 +26,8 @@ _SAFE: Final = {
 class Gate:
     """ASGI middleware: every path needs a key unless it is open, even one that does not exist.
 
-    It adds headers to every answer. With `request_ids` one is the request's id, or a new id; behind
-    Ray Serve, which adds ids itself, an answer would have two.
+    It adds the headers that an answer has not set itself. With `request_ids` one is the request's
+    id, or a new id; behind Ray Serve, which adds ids itself, an answer would have two.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str] = (), *, request_ids: bool = True) -> None:
@@ -45,7 +46,9 @@ class Gate:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(added)
+                headers = MutableHeaders(scope=message)
+                for name, value in added.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         app = self._app if self._may_pass(scope, headers) else _REFUSAL
@@ -53,7 +56,8 @@ class Gate:
 
     def _may_pass(self, scope: Scope, headers: Headers) -> bool:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if not self._digests or scope["method"] == "OPTIONS" or path in _OPEN:
+        is_open = path in _OPEN or path.startswith(FILES)
+        if not self._digests or scope["method"] == "OPTIONS" or is_open:
             return True
         scheme, _, key = headers.get("authorization", "").partition(" ")
         return is_known(key.strip(), self._digests) and scheme.lower() == "bearer"

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from diffray.cluster.api.gate import Gate
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
 from diffray.cluster.api.openapi import describe, describe_body, page, refusals
+from diffray.cluster.api.page import lacks_slash, page_router
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import EngineFailed
@@ -52,9 +54,12 @@ def build_api(
         async def docs() -> Response:
             return HTMLResponse(page(app.openapi()))
 
+    if settings.page:
+        app.include_router(page_router())
+
     for kind in (ApiError, EngineFailed):
         app.add_exception_handler(kind, partial(_refuse, get_service))
-    app.add_exception_handler(HTTPException, _refuse_http)
+    app.add_exception_handler(HTTPException, partial(_refuse_http, settings.page))
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _internal_error)
     app.add_middleware(Gate, keys=settings.api_keys, request_ids=request_ids)
@@ -171,9 +176,12 @@ async def _refuse(get_service: GetService, request: Request, error: Exception) -
     return refusal(refused)
 
 
-async def _refuse_http(request: Request, error: Exception) -> Response:
+async def _refuse_http(has_page: bool, request: Request, error: Exception) -> Response:
     """Shape the framework's errors: unknown paths, wrong methods."""
     assert isinstance(error, HTTPException)
+    if has_page and lacks_slash(request):
+        folder = request.scope["path"].rpartition("/")[2]
+        return Response(status_code=307, headers={"Location": f"{quote(folder)}/"})
     message = f"{error.detail} ({request.method} {request.scope['path']})"
     code = "not_found" if error.status_code == 404 else None
     return refusal(ApiError(error.status_code, message, code=code, headers=error.headers))

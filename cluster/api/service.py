@@ -53,6 +53,7 @@ class Service:
     `diffusion` and `defaults` are the defaults of requests; `deadline` is the maximum number of
     seconds of a choice. Requests may set a priority under the scheduling policy "priority". With
     several replicas, `replica` names this one, and `others` returns the metrics of the others.
+    `examples` are prompts to try, which the description of the model contains.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Service:
         replica: str = "",
         others: Others | None = None,
         scheduling_policy: str = "fcfs",
+        examples: Sequence[str] = (),
     ) -> None:
         if not names:
             raise ValueError("a served model needs at least one name")
@@ -80,6 +82,7 @@ class Service:
             defaults or GenerationDefaults(),
         )
         self._scheduling_policy = scheduling_policy
+        self._examples = list(examples)
         self._runner = Runner(engine, self.metrics, deadline)
         self._tokens = Tokens(tokenizer, engine.limits)
         self._templates = Templates()
@@ -178,6 +181,7 @@ class Service:
             "root": self.names[0],
             "parent": None,
             "max_model_len": self.engine.limits.context,
+            "examples": self._examples,
         }
 
     async def load(self) -> Load:

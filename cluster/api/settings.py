@@ -39,6 +39,9 @@ class ApiSettings(Config):
     )
     vllm_metric_names: bool = Field(False, description="Show every metric under vLLM's name too.")
     docs: bool = Field(True, description="Serve /docs and /openapi.json.")
+    page: bool = Field(
+        True, description="Serve a page at / to chat with the model and watch the denoising."
+    )
 
     @field_validator("api_keys", mode="before")
     @classmethod

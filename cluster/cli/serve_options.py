@@ -66,6 +66,7 @@ class Api:
     api_keys: list[str] | None = flag(None, "--api-key", envvar=API_KEY)
     cors_origins: list[str] | None = flag(None, "--allowed-origins")
     vllm_metric_names: bool | None = flag()
+    page: bool | None = flag()
 
 
 @record("Server")

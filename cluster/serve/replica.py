@@ -16,6 +16,7 @@ from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
 from diffray.cluster.serve.replica_metrics import EXPORT_S, Exporter, Replicas
 from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.checkpoints.demos import examples
 from diffray.workers.text import Tokenizer
 
 log = logging.getLogger("ray.serve")
@@ -53,6 +54,7 @@ class Replica:
             replica=replicas.own,
             others=replicas.snapshots,
             scheduling_policy=config.engine_kwargs.scheduling_policy,
+            examples=examples(source),
         )
         _service.start()
         self._exporting = asyncio.create_task(_export(_service))

@@ -30,7 +30,7 @@ from diffray.cluster.serve.config_file import Application
 from diffray.cluster.serve.ray_session import reports_printed, running_ray
 from diffray.cluster.serve.stand_in import standing_in
 from diffray.cluster.serve.supervisor import Ending
-from diffray.components.checkpoints.demos import DEMOS, TOY
+from diffray.components.checkpoints.demos import DEMOS, TOY, examples
 
 DEADLINE_S = 3600.0  # seconds for the models to load
 _POLL_S = 0.25
@@ -213,16 +213,18 @@ def failure_of(state: Any) -> str:
 
 
 def ready_line(each: Application, server: Server, url: str) -> str:
-    """Return the line with the model's URL and an example; `url` reaches the server."""
+    """Return the model's URL with an example, and its page; `url` reaches the server."""
     url += each.route_prefix.rstrip("/")
+    settings, source = each.config.api_settings(), each.config.model_source
     everywhere = f" (listening on {server.host})" if server.host in EVERYWHERE else ""
-    key = ' -H "Authorization: Bearer KEY"' if each.config.api_settings().api_keys else ""
+    key = ' -H "Authorization: Bearer KEY"' if settings.api_keys else ""
     return (
         f"{each.config.model_id} is ready at {url}/v1{everywhere} ; "
         f"try: curl {url}/v1/chat/completions{key} "
         "-H 'Content-Type: application/json' "
-        f"""-d '{{"messages": [{{"role": "user", "content": "{EXAMPLE}"}}]}}'"""
-        + (f"\n{each.config.model_id} {TOY}." if each.config.model_source in DEMOS else "")
+        f"""-d '{{"messages": [{{"role": "user", "content": "{examples(source)[0]}"}}]}}'"""
+        + (f"\n{each.config.model_id} {TOY}." if source in DEMOS else "")
+        + (f"\nChat with {each.config.model_id} and watch it at {url}/" if settings.page else "")
     )
 
 
@@ -231,6 +233,3 @@ def where_ray_is() -> str:
     node: Any = _ray_worker._global_node  # Ray reports its dashboard nowhere else
     dashboard = f"; dashboard at http://{node.webui_url}" if node and node.webui_url else ""
     return f"Ray is at {address}; try: diffray status --address {address}{dashboard}"
-
-
-EXAMPLE = "Write a Python function that returns the sum of the even numbers in a list."

@@ -14,6 +14,13 @@ EXAMPLE = (
     "Lily can run 5 kilometers per hour for 4 hours. After that, she runs 3 kilometers per hour. "
     "How many kilometers can she run in 7 hours?"
 )
+FUNCTION = "Write a Python function that returns the sum of the even numbers in a list."
+FACTS = "Give job, city and name as JSON: Tom, 53, is a driver from Tokyo."
+
+
+def examples(source: str) -> tuple[str, ...]:
+    """Return prompts to try: what a demo model knows, or one for any other model."""
+    return (FUNCTION, EXAMPLE, FACTS) if source in DEMOS else (FUNCTION,)
 
 
 def demo_path(name: str) -> Path | None:

@@ -65,6 +65,16 @@ def test_the_ready_line_tells_who_can_reach_it() -> None:
         assert told in ready_line(application, Server(host=host), "http://127.0.0.1:8000")
 
 
+@pytest.mark.parametrize("has_page", [True, False])
+def test_the_ready_line_leads_to_the_page_if_there_is_one(has_page: bool) -> None:
+    from diffray.cluster.serve.server import ready_line
+
+    given = {"model_loading_config": {"model_id": "demo"}, "api": {"page": has_page}}
+    application = Application("demo", "/demo", app_config(given))
+    line = ready_line(application, Server(), "http://127.0.0.1:8000")
+    assert line.endswith("watch it at http://127.0.0.1:8000/demo/") == has_page
+
+
 def test_a_path_of_another_application_is_refused() -> None:
     from diffray.cluster.serve.server import check_paths
 

@@ -28,7 +28,14 @@ pytestmark = pytest.mark.slow
 GONE_S = 15.0  # after which nothing may be left
 BUSY = 4  # times slower than alone, on a machine that does other things too
 STREAMS = 4
-READY = ["Starting Ray", "Loading demo", "demo is ready at", "Ray is at", "demo is a toy"]
+READY = [
+    "Starting Ray",
+    "Loading demo",
+    "demo is ready at",
+    "Ray is at",
+    "demo is a toy",
+    "Chat with demo",
+]
 LONG = {
     "model": "demo",
     "messages": [{"role": "user", "content": "What is 12 plus 30?"}],

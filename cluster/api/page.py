@@ -49,5 +49,6 @@ def lacks_slash(request: Request) -> bool:
 
     The links of the page are relative, so there they would lead to the folder above.
     """
-    path = request.scope["path"]
-    return path != "" and path == request.scope.get("root_path", "")
+    path: str = request.scope["path"]
+    root: str = request.scope.get("root_path", "")
+    return path == root != ""

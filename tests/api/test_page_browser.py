@@ -281,7 +281,7 @@ def test_what_is_copied_runs(browser: Browser, language: str, tmp_path: Path) ->
             pytest.skip(f"needs {name}, which is not installed")
     browser.choose("[name=pace]", "0")
     browser.choose("[data-field=decoder] select", "credit")
-    ask(browser, "What's \"7\" \\ plus $HOME 'é'?")
+    ask(browser, "What's \"7\" \\ plus $HOME '\u00e9'?")
     browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
     browser.click(".code summary")
     browser.click(f"[data-language={language}]")

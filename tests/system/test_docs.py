@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli import main as cli
 from diffray.components.checkpoints import checkpoint
-from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, FUNCTION, demo_path
+from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, FUNCTION, demo_path, examples
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import ARCHITECTURES
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
@@ -68,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("decoder", ["threshold", "credit"])
 @pytest.mark.parametrize("name", DEMOS)
 def test_demo_models_answer_what_the_documents_ask(name: str, decoder: str) -> None:
-    asked = {EXAMPLE, FUNCTION}
+    asked = set(examples(name))
     for document in (README, *DOCS, *ROOT.glob("*/**/README.md")):
         for found in PROMPT.findall(document.read_text()):
             asked.add("".join(found))

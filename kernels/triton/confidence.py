@@ -17,6 +17,7 @@ from torch import Tensor
 from diffray.kernels import confidence as reference
 from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.errors import confidence_error
 from diffray.kernels.triton.vocab_tiles import Parts, join, keep
 from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up, tiled
 
@@ -90,7 +91,10 @@ def _variants(
     draw: Draw | None,
 ) -> list[Variant]:
     """Return the default tile, then others with the same number of rows."""
-    default = _tile_for(len(hidden_RH), hidden_RH.element_size(), drawn=draw is not None)
+    rows, itemsize = rounded_up(len(hidden_RH)), hidden_RH.element_size()
+    default = _tile_for(rows, itemsize, drawn=draw is not None)
+    if itemsize > 2:  # others take long to compile and gain nothing without matrix units
+        return [tiled("triton", default, confidence)]
     others = [
         Tile(default.rows, columns, depth, warps, stages)
         for columns in (32, 64, 128)
@@ -114,7 +118,15 @@ def _shape(
     return Shape((*head_VH.shape, *kinds), sizes)
 
 
-CONFIDENCE: Final = Kernel("confidence", reference.confidence, _shape, _variants)
+CONFIDENCE: Final = Kernel(
+    "confidence",
+    reference.confidence,
+    _shape,
+    _variants,
+    error=confidence_error,
+    tolerance=0.25,  # logits are rounded once
+    recordable=lambda *args: args[-1] is None,  # which rows draw is found on the host
+)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -133,6 +133,13 @@ def _shape(x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> Sha
     return Shape((*w2_EHI.shape, ids_TK.shape[1], *kinds), (rounded_up(len(x_TH)),))
 
 
+def _is_grouped_mm_a_kernel(x_TH: Tensor, w2_EHI: Tensor) -> bool:
+    """Whether torch multiplies these without a loop over experts, which would sync the host."""
+    if x_TH.dtype != torch.bfloat16 or any(n % 16 for n in w2_EHI.shape[1:]):
+        return False
+    return not x_TH.is_cuda or torch.cuda.get_device_capability(x_TH.device)[0] in (9, 10)
+
+
 EXPERTS: Final = Kernel(
     "experts_forward",
     experts.experts_forward,
@@ -140,6 +147,7 @@ EXPERTS: Final = Kernel(
     lambda x, _w13, w2, ids, _weights: [
         tiled("triton", tile, experts_forward) for tile in _tiles(x, len(w2), ids.shape[1])
     ],
+    recordable=lambda x, _w13, w2, *_: _is_grouped_mm_a_kernel(x, w2),
 )
 QUANTIZED_EXPERTS: Final = Kernel(
     "quantized_experts_forward",
@@ -149,6 +157,7 @@ QUANTIZED_EXPERTS: Final = Kernel(
         tiled("triton", tile, quantized_experts_forward)
         for tile in _tiles(x, len(w2), ids.shape[1])
     ],
+    recordable=lambda x, _w13, _scale13, w2, *_: _is_grouped_mm_a_kernel(x, w2),
 )
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels import router
+from diffray.kernels.errors import choice_error
 from diffray.kernels.variants import Kernel, Shape, Variant, rounded_up
 
 _TOKENS = 4  # per program
@@ -94,12 +95,14 @@ SOFTMAX_TOPK: Final = Kernel(
     router.softmax_topk,
     _shape,
     lambda *_: [Variant("triton", softmax_topk)],
+    error=choice_error,
 )
 GROUPED_SIGMOID_TOPK: Final = Kernel(
     "grouped_sigmoid_topk",
     router.grouped_sigmoid_topk,
     _shape,
     lambda *_args, **_options: [Variant("triton", grouped_sigmoid_topk)],
+    error=choice_error,
 )
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import math
 import mmap
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -79,6 +80,30 @@ def is_fast_at_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
+def gpu_facts(device: torch.device) -> dict[str, str]:
+    """Return the device's model, compute capability and driver; of a CPU only its architecture."""
+    if device.type != "cuda":
+        return {"gpu": platform.machine(), "capability": "", "driver": ""}
+    return {
+        "gpu": torch.cuda.get_device_name(device),
+        "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+        "driver": driver_version() or "unknown",
+    }
+
+
+def driver_version() -> str | None:
+    """Return the version of NVIDIA's driver; None if there is none that answers."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    version = ctypes.create_string_buffer(80)
+    if library.nvmlInit_v2() or library.nvmlSystemGetDriverVersion(version, len(version)):
+        return None
+    library.nvmlShutdown()
+    return version.value.decode()
 
 
 def free_memory(device: torch.device) -> int:

@@ -5,6 +5,7 @@ Letters: T packed tokens, R of them that the head reads, H hidden size, V this r
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -212,6 +213,13 @@ class Denoiser(nn.Module):
         # As `to_empty`, whose empty_like of what has no storage imports sympy: half a second.
         self._apply(empty)  # type: ignore[no-untyped-call]  # torch's own has no types
         self.rotary.fill()
+
+    def keep_one_layer(self) -> None:
+        """Drop all layers but one, with experts if there are any, while there is no storage."""
+        layer = next((each for each in self.stack if each.mlp.routed), self.stack[0])
+        layer.attention.layer = 0
+        self.stack, self.layers = [layer], nn.ModuleList([layer])
+        self.spec = replace(self.spec, num_layers=1)
 
     def pack(self) -> None:
         """Lay the loaded matrices out in the order in which this device reads them fastest."""

@@ -50,6 +50,11 @@ class EngineOptions(Config):
         description="The block length that CUDA graphs are recorded for; default: the model's own. "
         "DiffusionLLM takes it from its diffusion argument.",
     )
+    bring_up: bool = Field(
+        True,
+        description="At the first start of a model on a GPU, check the kernels against torch's and "
+        "find the fastest, which takes up to a minute; the outcome is kept on disk.",
+    )
     enable_prefix_caching: bool | None = Field(
         None,
         description="Share the K/V of common prefixes; default: where attention is block-causal, "
@@ -123,6 +128,7 @@ class EngineKeywords(TypedDict, total=False):
     quantization: Quantization | str | None
     cuda_graphs: bool | None
     graph_block_length: int | None
+    bring_up: bool
     enable_prefix_caching: bool | None
     mask_token_id: int | None
     eos_token_id: int | Items[int] | None

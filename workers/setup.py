@@ -19,6 +19,8 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import check_prefix_caching
 from diffray.kernels.choose import TORCH, choose_kernels
+from diffray.workers.bring_up.findings import Findings
+from diffray.workers.bring_up.start import bring_up
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
@@ -36,15 +38,21 @@ def build_engine(
 ) -> tuple[Engine, Tokenizer | None]:
     """Load a checkpoint and return its engine, with its tokenizer if it has one."""
     use_threads(setup.cpu_threads)
-    engine = build_rank(model, setup, mesh or Mesh())
+    mesh = mesh or Mesh()
+    engine = build_rank(model, setup, mesh, bring_up(model, setup, mesh))
     return engine, Tokenizer.load(resolve(model), engine.slots.mask_token_id)
 
 
-def build_rank(model: str, setup: EngineOptions, mesh: Mesh) -> Engine:
+def build_rank(
+    model: str, setup: EngineOptions, mesh: Mesh, findings: Findings | None = None
+) -> Engine:
     """Load a rank's share of a checkpoint and return its engine.
 
-    All ranks of a mesh do so, each at its pace, and then agree on the number of K/V pages.
+    All ranks of a mesh do so with the same findings, each at its pace, and then agree on the number
+    of K/V pages. Without findings the kernels' default variants run.
     """
+    findings = findings or Findings()
+    setup = findings.applied_to(setup)
     path = resolve(model)
     config = read_config(path)
     mask_token_id, eos_token_ids = special_ids(
@@ -59,7 +67,8 @@ def build_rank(model: str, setup: EngineOptions, mesh: Mesh) -> Engine:
     # Wishes that cannot be are refused before anything is loaded.
     if setup.enable_prefix_caching:
         check_prefix_caching(config)
-    kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device))
+    choices = findings.choices
+    kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device), choices)
     choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
     loaded = load_model(
         path,
@@ -68,6 +77,7 @@ def build_rank(model: str, setup: EngineOptions, mesh: Mesh) -> Engine:
         mesh=mesh,
         progress=mesh.rank == 0,
         kernels=setup.kernels,
+        choices=choices,
         quantization=setup.quantization,
     )
     if kernels is TORCH:  # Triton's read the head as it is

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from diffray.cluster.cli.flag_records import flag, record
+from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.environment import API_KEY
 from diffray.components.checkpoints.demos import DEMOS
 from diffray.workers.engine_options import EngineOptions
@@ -29,12 +30,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @record("Model", EngineOptions)
-class Engine:
+class Compute:
     dtype: str | None = flag()
     device: str | None = flag()
     kernels: str | None = flag()
     quantization: str | None = flag(None, "--quantization", "-q")
     cuda_graphs: bool | None = flag()
+    bring_up: bool | None = flag()
+
+
+@record("Model", EngineOptions)
+class Engine(Compute):
     enable_prefix_caching: bool | None = flag()
     mask_token_id: int | None = flag()
     eos_token_id: list[int] | None = flag()
@@ -43,6 +49,16 @@ class Engine:
 @record("Model", EngineOptions)
 class BatchEngine(Engine):
     max_num_seqs: int | None = flag()
+
+
+@record("Layout", EngineConfig)
+class Ranks:
+    tensor_parallel_size: int | None = flag(
+        None, "--tensor-parallel-size", "--tp", "--tp-size", "-tp"
+    )
+    expert_parallel: bool | None = flag(
+        None, "--enable-expert-parallel/--no-enable-expert-parallel", "--ep"
+    )
 
 
 @record("Server")

@@ -7,7 +7,7 @@ import typer
 
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.cli.flag_records import flag, record
-from diffray.cluster.cli.flags import CHECKPOINT
+from diffray.cluster.cli.flags import CHECKPOINT, Ranks
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.deployment_options import PlacementGroup
@@ -31,13 +31,7 @@ class Naming:
 
 
 @record("Layout", EngineConfig)
-class Layout:
-    tensor_parallel_size: int | None = flag(
-        None, "--tensor-parallel-size", "--tp", "--tp-size", "-tp"
-    )
-    expert_parallel: bool | None = flag(
-        None, "--enable-expert-parallel/--no-enable-expert-parallel", "--ep"
-    )
+class Layout(Ranks):
     max_model_len: int | None = flag(None, "--max-model-len", "--context-length")
     max_num_seqs: int | None = flag(None, "--max-num-seqs", "--max-running-requests")
     max_queued_requests: int | None = flag()

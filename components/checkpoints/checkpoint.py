@@ -28,6 +28,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, shown
 from diffray.components.models.registry import build_model
 from diffray.kernels.choose import choose_kernels
+from diffray.kernels.variants import UNTRIED, Choices
 
 # Buffers that some checkpoints contain and that are computed here.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
@@ -43,6 +44,7 @@ def load_model(
     mesh: Mesh | None = None,
     progress: bool = True,
     kernels: str = "auto",
+    choices: Choices = UNTRIED,
     quantization: str | None = None,
 ) -> Denoiser:
     """Return the model with this rank's weights; reads only this rank's share."""
@@ -51,7 +53,8 @@ def load_model(
     quantized = choose_quantization(quantization, place)
     path = resolve(path_or_hub_id)
     config = read_config(path)
-    model = build_model(config, mesh or Mesh(), number, choose_kernels(kernels, place, number))
+    chosen = choose_kernels(kernels, place, number, choices)
+    model = build_model(config, mesh or Mesh(), number, chosen)
     if quantized is not None and not model.routed:
         raise ValueError(
             f"quantization is {quantization!r}, but {path} has no experts; leave it out"

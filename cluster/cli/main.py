@@ -17,6 +17,7 @@ from diffray.cluster.cli.bench.offline import latency, throughput
 from diffray.cluster.cli.bench.online import ManyValues
 from diffray.cluster.cli.bench.online import serve as bench_serve
 from diffray.cluster.cli.client_commands import batch, chat, status
+from diffray.cluster.cli.doctor import doctor
 from diffray.cluster.cli.flag_records import flag, record, spread, typed
 from diffray.cluster.cli.help import Command, command_line, examples
 from diffray.cluster.cli.serve import serve
@@ -147,6 +148,7 @@ _add(
     f"diffray batch in.jsonl out.jsonl --model {_DENSE}",
 )
 _add(status, "diffray status", "diffray status --address HOST:6379")
+_add(doctor, "diffray doctor", f"diffray doctor {_SPARSE} --dtype bfloat16 --json")
 _add(info, "diffray info demo", f"diffray info {_DENSE} --json")
 _add(convert, f"diffray convert {_SPARSE} fused-checkpoint")
 app.add_typer(bench, name="bench")

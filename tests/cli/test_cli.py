@@ -32,7 +32,7 @@ from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
 PACKAGE = Path(diffray.__file__).parent
-COMMANDS = ("serve", "chat", "generate", "batch", "status", "info", "convert")
+COMMANDS = ("serve", "chat", "generate", "batch", "status", "doctor", "info", "convert")
 BENCHMARKS = ("latency", "throughput", "serve")
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -83,7 +83,7 @@ class TestHelp:
     def test_commands_are_listed_by_use(self) -> None:
         said = diffray_says("--help").stdout.partition("Commands:")[2]
         listed = re.findall(r"^  (\w+)", said, re.MULTILINE)
-        assert listed == "serve chat generate batch status info convert bench".split()
+        assert listed == "serve chat generate batch status doctor info convert bench".split()
         said += diffray_says("bench", "--help").stdout.partition("Commands:")[2]
         assert "..." not in said, "a description is cut"
 

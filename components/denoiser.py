@@ -6,6 +6,7 @@ Letters: T packed tokens, R of them that the head reads, H hidden size, V this r
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -43,7 +44,9 @@ class MLP(Protocol):
 
     routed: ClassVar[bool]  # whether it has experts
 
-    def __call__(self, x_TH: Tensor) -> Tensor: ...
+    def add_norm(self, x_TH: Tensor, residual_TH: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the output plus the residual, which is the next one, and its norm."""
+        ...
 
     def pack(self) -> None: ...
 
@@ -53,7 +56,8 @@ class MLP(Protocol):
 class Layer(nn.Module):
     """Attention and an MLP, each behind its norm and added to what came in.
 
-    The additions are left to the norms that follow them, so that both take one pass.
+    Additions are made with the norms that follow them: a layer's last one is the next layer's
+    first.
     """
 
     def __init__(
@@ -73,22 +77,22 @@ class Layer(nn.Module):
 
     def forward(
         self,
-        x_TH: Tensor,
-        residual_TH: Tensor | None,
+        residual_TH: Tensor,
+        normed_TH: Tensor,
         angles: tuple[Tensor, Tensor],
         batch: Batch,
         kv: KVPool,
+        following: Norm,
         read_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return two summands of the hidden states, of the tokens in `read_R` or of all.
+        """Return the hidden states of the tokens in `read_R`, or of all, and their next norm.
 
         Stores the K/V of all in place.
         """
-        residual_TH, normed_TH = self.attention_norm(x_TH, residual_TH)
         seen_RH = self.attention(normed_TH, angles, batch, kv, read_R)
         residual_RH = residual_TH if read_R is None else residual_TH.index_select(0, read_R)
         residual_RH, normed_RH = self.mlp_norm(seen_RH, residual_RH)
-        return self.mlp(normed_RH), residual_RH
+        return self.mlp.add_norm(normed_RH, residual_RH, following)
 
     def pack(self) -> None:
         self.attention.qkv.pack()
@@ -173,13 +177,14 @@ class Denoiser(nn.Module):
 
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
         angles = self.rotary(batch.positions_T)
-        *stack, last = self.stack
-        residual_TH = None
-        for layer in stack:
-            x_TH, residual_TH = layer(x_TH, residual_TH, angles, batch, kv)
+        last = self.stack[-1]
+        residual_TH, normed_TH = self.stack[0].attention_norm(x_TH, None)
+        for layer, after in pairwise(self.stack):
+            following = after.attention_norm
+            residual_TH, normed_TH = layer(residual_TH, normed_TH, angles, batch, kv, following)
         # No layer comes after the last, so it need only find what is read.
-        x_RH, residual_RH = last(x_TH, residual_TH, angles, batch, kv, batch.read_R)
-        _, hidden_RH = self.norm(x_RH, residual_RH)
+        steps = angles, batch, kv, self.norm, batch.read_R
+        _, hidden_RH = last(residual_TH, normed_TH, *steps)
         if batch.read_R is None:
             return hidden_RH  # type: ignore[no-any-return]
         return torch.empty_like(x_TH).index_copy_(0, batch.read_R, hidden_RH)

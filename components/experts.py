@@ -10,18 +10,17 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from diffray.components.layers import GatedMLP, Part, Parts, Piece, cut, empty
+from diffray.components.layers import GatedMLP, Norm, Part, Parts, Piece, cut, empty
 from diffray.components.mesh import Mesh
 from diffray.kernels.choose import Kernels
 from diffray.kernels.quantized import quantize_rows
+from diffray.kernels.router import Routing
 
 
 class Router(Protocol):
     """Chooses experts; sparse models differ only in this."""
 
-    def __call__(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return expert ids and weights [T, K]."""
-        ...
+    def __call__(self, x_TH: Tensor) -> Routing: ...
 
     def parts(self, prefix: str) -> Parts: ...
 
@@ -45,8 +44,16 @@ class SparseMLP(nn.Module):
 
     def partial(self, x_TH: Tensor) -> Tensor:
         """Return this rank's summand."""
-        out_TH: Tensor = self.experts(x_TH, *self.router(x_TH))
+        out_TH: Tensor = self.experts(x_TH, self.router(x_TH))
         return out_TH if self.shared is None else out_TH + self.shared.partial(x_TH)
+
+    def add_norm(self, x_TH: Tensor, residual_TH: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the output plus the residual, which is the next one, and its norm."""
+        if self.mesh.size > 1:
+            return norm(self(x_TH), residual_TH)  # type: ignore[no-any-return]
+        routing = self.router(x_TH)
+        shared_TH = None if self.shared is None else self.shared.partial(x_TH)
+        return self.experts.add_norm(x_TH, routing, shared_TH, residual_TH, norm)
 
     def pack(self) -> None:
         """Pack the shared expert; the others are read in slices, unpacked."""
@@ -84,14 +91,30 @@ class Experts(nn.Module):
         self.scale13_EF: Tensor | None = None  # of quantized weights
         self.scale2_EH: Tensor | None = None
 
-    def forward(self, x_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        if self.experts.start:
-            ids_TK = ids_TK - self.experts.start
-        chosen = ids_TK, weights_TK
+    def forward(self, x_TH: Tensor, routing: Routing) -> Tensor:
+        own = routing.of(self.experts.start, self.experts.stop)
+        ids_TK, weights_TK = own.ids_TK, own.weights_TK
+        w13_EFH, w2_EHI = self.w13_EFH, self.w2_EHI
         if self.scale13_EF is None:
-            return self.kernels.experts_forward(x_TH, self.w13_EFH, self.w2_EHI, *chosen)
-        w13, w2 = (self.w13_EFH, self.scale13_EF), (self.w2_EHI, self.scale2_EH)
-        return self.kernels.quantized_experts_forward(x_TH, *w13, *w2, *chosen)
+            run = self.kernels.experts_forward
+            return run(x_TH, w13_EFH, w2_EHI, ids_TK, weights_TK, own.pairs)
+        experts = w13_EFH, self.scale13_EF, w2_EHI, self.scale2_EH
+        run_quantized = self.kernels.quantized_experts_forward
+        return run_quantized(x_TH, *experts, ids_TK, weights_TK, own.pairs)
+
+    def add_norm(
+        self,
+        x_TH: Tensor,
+        routing: Routing,
+        shared_TH: Tensor | None,
+        residual_TH: Tensor,
+        norm: Norm,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the norm of the output plus a shared expert's and the residual, and that sum."""
+        experts = self.w13_EFH, self.scale13_EF, self.w2_EHI, self.scale2_EH
+        chosen = routing.ids_TK, routing.weights_TK, routing.pairs
+        added = shared_TH, residual_TH, norm.weight, norm.eps
+        return self.kernels.experts_add_norm(x_TH, *experts, *chosen, *added)
 
     def quantize(self, dtype: torch.dtype) -> None:
         """Store the loaded weights in one byte each, with a scale per local row."""

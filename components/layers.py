@@ -186,6 +186,10 @@ class GatedMLP(nn.Module):
     def forward(self, x_TH: Tensor) -> Tensor:
         return self.down.mesh.all_reduce(self.partial(x_TH))
 
+    def add_norm(self, x_TH: Tensor, residual_TH: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the output plus the residual, which is the next one, and its norm."""
+        return norm(self(x_TH), residual_TH)  # type: ignore[no-any-return]
+
     def partial(self, x_TH: Tensor) -> Tensor:
         """Return this rank's summand."""
         gate_TI, up_TI = self.gate_up(x_TH).chunk(2, dim=-1)

@@ -16,6 +16,9 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 Store: TypeAlias = TCPStore
 
+# Renamed after torch 2.11.
+_gather_into_one = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class UnevenError(ValueError):
     """A length that cannot be divided over the ranks."""
@@ -148,7 +151,8 @@ class Mesh:
         if self.size == 1:
             return x.unsqueeze(0)
         gathered = x.new_empty(self.size, *x.shape)
-        dist.all_gather(list(gathered.unbind()), x.contiguous(), group=self.group)
+        # Into one tensor: NCCL would copy each rank's part to a list of its own.
+        _gather_into_one(gathered.view(-1), x.reshape(-1), group=self.group)
         return gathered
 
     def all_equal(self, x: Tensor) -> Tensor:

@@ -176,19 +176,21 @@ def joined(found: Confidence, mesh: Mesh) -> Confidence:
     """Join what the ranks found in their parts of the vocabulary."""
     if mesh.size == 1:
         return found
+    # One collective for all: each costs more than its bytes. Ids are exact in float32 up to 2**24.
+    _, scores_R, logits_R, best_R, logsumexp_R, gathered_RK = found
+    ids_R = found.ids_R.to(scores_R.dtype)
+    parts_5R = torch.stack([ids_R, scores_R, logits_R, best_R, logsumexp_R])
+    packed_WPR = mesh.all_gather(torch.cat([parts_5R, gathered_RK.T]))
+    ids_WR, scores_WR, logits_WR, best_WR, logsumexp_WR = packed_WPR[:, :5].unbind(1)
     # Ranks stand in vocabulary order and max takes the first of equals: the lowest id.
-    scores_1R, winner_1R = mesh.all_gather(found.scores_R).max(0, keepdim=True)
-    ids_R, logits_R = (
-        mesh.all_gather(part).gather(0, winner_1R).squeeze(0)
-        for part in (found.ids_R, found.logits_R)
-    )
+    scores_1R, winner_1R = scores_WR.max(0, keepdim=True)
     return Confidence(
-        ids_R,
+        ids_WR.gather(0, winner_1R).squeeze(0).long(),
         scores_1R.squeeze(0),
-        logits_R,
-        mesh.all_gather(found.best_R).amax(0),
-        mesh.all_gather(found.logsumexp_R).logsumexp(0),
-        mesh.all_reduce(found.gathered_RK),
+        logits_WR.gather(0, winner_1R).squeeze(0),
+        best_WR.amax(0),
+        logsumexp_WR.logsumexp(0),
+        packed_WPR[:, 5:].sum(0).T,  # an id's logit is 0 on all ranks but one
     )
 
 

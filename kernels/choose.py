@@ -15,6 +15,7 @@ from torch import Tensor
 from diffray.kernels import attention, confidence, experts, norm, quantized, router
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.router import Pairs, Routing
 from diffray.kernels.variants import UNTRIED, Choices, Kernel, chosen
 from diffray.kernels.windows import PagedWindows, Windows
 
@@ -30,12 +31,13 @@ class Kernels(NamedTuple):
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     attend: Callable[[Tensor, QKRotary, KVLayer, Tensor, Windows], Tensor]
-    softmax_topk: Callable[[Tensor, Tensor | None, int], tuple[Tensor, Tensor]]
-    grouped_sigmoid_topk: Callable[..., tuple[Tensor, Tensor]]
-    experts_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    softmax_router: Callable[[Tensor, Tensor, Tensor | None, int], Routing]
+    grouped_sigmoid_router: Callable[..., Routing]
+    experts_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Pairs | None], Tensor]
     quantized_experts_forward: Callable[
-        [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor], Tensor
+        [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor, Pairs | None], Tensor
     ]
+    experts_add_norm: Callable[..., tuple[Tensor, Tensor]]
     confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
     # Not called by models: the halves of `attend`.
     rotate_and_store: Callable[[Tensor, QKRotary, Tensor, Tensor, Tensor], Tensor]
@@ -48,10 +50,11 @@ TORCH: Final = Kernels(
     norm.rms_norm,
     norm.add_norm,
     attention.attend,
-    router.softmax_topk,
-    router.grouped_sigmoid_topk,
+    router.softmax_router,
+    router.grouped_sigmoid_router,
     experts.experts_forward,
     quantized.quantized_experts_forward,
+    quantized.experts_add_norm,
     confidence.confidence,
     attention.rotate_and_store,
     attention.paged_attention,

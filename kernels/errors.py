@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffray.kernels import confidence as reference
-from diffray.kernels import noise
+from diffray.kernels import noise, router
 from diffray.kernels.confidence import Confidence
 
 _SWAPPED = 1e-3  # share of rows in which near equals may change places, beside one row
@@ -50,17 +50,19 @@ def share_of_rows_beyond(limit: float, got: Tensor, expected: Tensor) -> float:
 
 
 def choice_error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) -> float:
-    """Return the error of a router's weights; infinite if it chose other experts.
+    """Return the error of a router's weights; infinite if it chose or listed other experts.
 
-    In a few rows it may: rounding decides between near equals, whose weights are near equal too.
+    In a few rows it may choose others: rounding decides between near equals, whose weights are near
+    equal too. The pairs that it lists are those of its own choice.
     """
-    (ids_TK, weights_TK, *_), (expected_TK, expected_weights_TK, *_) = got, expected
+    (ids_TK, weights_TK, *pairs), (expected_TK, expected_weights_TK, *_) = got, expected
     if ids_TK.shape != expected_TK.shape:
         return math.inf
     differ = int((ids_TK != expected_TK).any(1).sum())
     if differ > 1 + _SWAPPED * len(ids_TK):
         return math.inf
-    return largest_error(args, [weights_TK], [expected_weights_TK])
+    listed = largest_error(args, pairs, router.list_pairs(ids_TK, len(args[1])))
+    return max(listed, largest_error(args, [weights_TK], [expected_weights_TK]))
 
 
 def confidence_error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) -> float:

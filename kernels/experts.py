@@ -11,15 +11,21 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm, silu
 
 from diffray.kernels.linear import LITTLE, linear
+from diffray.kernels.router import Pairs
 
 
 def experts_forward(
-    x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor, weights_TK: Tensor
+    x_TH: Tensor,
+    w13_EFH: Tensor,
+    w2_EHI: Tensor,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    _pairs: Pairs | None = None,
 ) -> Tensor:
     """Return each token's weighted sum over its experts [T, H].
 
     Ids outside [0, E) name experts of other ranks and add nothing. Pairs are sorted by expert once,
-    so each expert is read once and works on one contiguous slice.
+    so each expert is read once and works on one contiguous slice; a router's lists are not needed.
     """
     num_tokens, num_chosen = ids_TK.shape
     num_experts = w13_EFH.shape[0]

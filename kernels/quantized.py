@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from diffray.kernels.experts import experts_forward
+from diffray.kernels.norm import add_norm
+from diffray.kernels.router import Pairs
 
 
 def quantize_rows(w_EOI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -32,6 +34,7 @@ def quantized_experts_forward(
     scale2_EH: Tensor | None,
     ids_TK: Tensor,
     weights_TK: Tensor,
+    _pairs: Pairs | None = None,
 ) -> Tensor:
     """Return `experts_forward` for weights of which those with scales are quantized."""
     w13, w2 = (
@@ -39,3 +42,25 @@ def quantized_experts_forward(
         for w, scale in ((w13_EFH, scale13_EF), (w2_EHI, scale2_EH))
     )
     return experts_forward(x_TH, w13, w2, ids_TK, weights_TK)
+
+
+def experts_add_norm(
+    x_TH: Tensor,
+    w13_EFH: Tensor,
+    scale13_EF: Tensor | None,
+    w2_EHI: Tensor,
+    scale2_EH: Tensor | None,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    pairs: Pairs | None,
+    shared_TH: Tensor | None,
+    residual_TH: Tensor,
+    norm_H: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Return `add_norm` of the experts' output, to which a shared expert's is added first."""
+    experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
+    out_TH = quantized_experts_forward(x_TH, *experts, ids_TK, weights_TK, pairs)
+    if shared_TH is not None:
+        out_TH = out_TH + shared_TH
+    return add_norm(out_TH, residual_TH, norm_H, eps)

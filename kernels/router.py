@@ -1,11 +1,81 @@
 """Chooses each token's experts and their weights.
 
-Letters: T packed tokens, E experts, K experts of a token, G groups of M experts each, J of which
-are chosen.
+Letters: T packed tokens, H hidden size, E experts, K experts of a token, G groups of M experts
+each, J of which are chosen, S token-expert pairs (T * K).
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
+
+
+class Pairs(NamedTuple):
+    """Each expert's token-expert pairs, one expert after the other, in the order of tokens."""
+
+    starts_E: Tensor  # where each expert's pairs begin; one more than there are experts
+    order_S: Tensor
+
+
+class Routing(NamedTuple):
+    """Each token's experts; a router may also list the experts' pairs."""
+
+    ids_TK: Tensor
+    weights_TK: Tensor
+    starts_E: Tensor | None = None
+    order_S: Tensor | None = None
+
+    @property
+    def pairs(self) -> Pairs | None:
+        if self.starts_E is None or self.order_S is None:
+            return None
+        return Pairs(self.starts_E, self.order_S)
+
+    def of(self, start: int, stop: int) -> "Routing":
+        """Return the same for some experts: ids are relative to the first, only theirs listed."""
+        ids_TK = self.ids_TK - start if start else self.ids_TK
+        if self.starts_E is None:
+            return Routing(ids_TK, self.weights_TK)
+        return Routing(ids_TK, self.weights_TK, self.starts_E[start : stop + 1], self.order_S)
+
+
+def softmax_router(
+    x_TH: Tensor, weight_EH: Tensor, bias_E: Tensor | None, num_chosen: int
+) -> Routing:
+    """Choose by `softmax_topk` of the product, in the dtype of the router's weights."""
+    logits_TE = linear(x_TH.to(weight_EH.dtype), weight_EH)
+    return Routing(*softmax_topk(logits_TE, bias_E, num_chosen))
+
+
+def grouped_sigmoid_router(
+    x_TH: Tensor,
+    weight_EH: Tensor,
+    bias_E: Tensor,
+    num_chosen: int,
+    *,
+    num_groups: int,
+    groups_chosen: int,
+    scale: float,
+) -> Routing:
+    """Choose by `grouped_sigmoid_topk` of the product, in the dtype of the router's weights."""
+    chosen = grouped_sigmoid_topk(
+        linear(x_TH.to(weight_EH.dtype), weight_EH),
+        bias_E,
+        num_chosen,
+        num_groups=num_groups,
+        groups_chosen=groups_chosen,
+        scale=scale,
+    )
+    return Routing(*chosen)
+
+
+def list_pairs(ids_TK: Tensor, num_experts: int) -> Pairs:
+    """List the pairs of each expert in their order; ids outside [0, E) are left out."""
+    here_TK = (ids_TK >= 0) & (ids_TK < num_experts)
+    ids_S, order_S = ids_TK.where(here_TK, num_experts).flatten().sort(stable=True)
+    experts_E = torch.arange(num_experts + 1, device=ids_S.device)
+    return Pairs(torch.searchsorted(ids_S, experts_E, out_int32=True), order_S.int())
 
 
 def softmax_topk(

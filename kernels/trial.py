@@ -20,8 +20,8 @@ from torch import Tensor
 
 from diffray.kernels.variants import TORCH_VARIANT, Choices, Kernel, Run, Shape, Variant
 
-# The largest error of a variant, by the dtype of the kernel's first argument: twice what torch's
-# form of the experts, the least exact kernel, was away from exact sums of 2,048 numbers.
+# The largest error of a variant, by the dtype that it computes in: twice what torch's form of the
+# experts, the least exact kernel, was away from exact sums of 2,048 numbers.
 TOLERANCE: Final = {torch.float32: 2e-4, torch.float16: 6e-3, torch.bfloat16: 5e-2}
 
 _FLUSH_BYTES = 256 << 20  # several times the largest L2 cache
@@ -48,7 +48,8 @@ class Call(NamedTuple):
 
     def tolerance_of(self, variant: Variant) -> float:
         """Return the largest error that the variant may have."""
-        return TOLERANCE[self.args[0].dtype] * self.kernel.tolerance * variant.tolerance
+        dtype = self.kernel.precision(*self.args, **self.options)
+        return TOLERANCE[dtype] * self.kernel.tolerance * variant.tolerance
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from diffray.kernels.errors import largest_error
@@ -64,6 +65,10 @@ def _nothing(*_: Any, **__: Any) -> tuple[Tensor, ...]:
     return ()
 
 
+def _of_first(first: Tensor, *_: Any, **__: Any) -> torch.dtype:
+    return first.dtype
+
+
 def _always(*_: Any, **__: Any) -> bool:
     return True
 
@@ -81,6 +86,7 @@ class Kernel:
     # the kernel rounds decides how much of the dtype's tolerance it may take.
     error: Callable[[Items[Any], Items[Tensor], Items[Tensor]], float] = largest_error
     tolerance: float = 1.0
+    precision: Callable[..., torch.dtype] = _of_first  # the dtype whose tolerance it has
     # Whether the reference can be recorded: it then waits for no value on the host.
     recordable: Callable[..., bool] = _always
 

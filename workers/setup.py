@@ -124,6 +124,8 @@ def engine_of(
     record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name, mesh.size)
     block_length = setup.graph_block_length or spec.block_length
     buckets = buckets_for(setup.max_num_seqs, block_length + spec.logit_shift)
+    if record is not None:
+        mesh.smallest("loaded", 1)  # what is recorded holds collectives; others may be loading
     reserved = 0 if record is None else memory_for(buckets[0], loaded, pool(1), slots)
     # Not yet a collective: others may still be loading.
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))

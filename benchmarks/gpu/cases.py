@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from benchmarks.gpu.shapes import ALL, Shape, Sparse, Work
 from diffray.components.batch import Batch, Window
-from diffray.kernels.attention import QKRotary
+from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Draw
 from diffray.kernels.quantized import quantize_rows
@@ -113,6 +114,11 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         q = kernels.rotate_and_store(heads, rotary, *pools, batch.slots_T)
         return (q, *pools)
 
+    def attend(kernels: Kernels) -> tuple[Tensor, ...]:
+        pools = KVLayer(*(pool.clone() for pool in (keys, values)))
+        return (kernels.attend(heads, rotary, pools, batch.slots_T, batch.windows), *pools)
+
+    yield Case("attend", attend)
     yield Case("rotate_and_store", rotate)
     q = normal(tokens, shape.heads, size)
     yield Case(
@@ -125,28 +131,36 @@ def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> I
     tokens, hidden, width = work.tokens, shape.hidden, sparse.width
     x = normal(tokens, hidden)
     # In float32, as routers compute: rounded ones tie, and sorts differ in what they do then.
-    logits = torch.randn(tokens, sparse.experts, device=x.device)
+    router = torch.randn(sparse.experts, hidden, device=x.device) * hidden**-0.5
     bias = torch.randn(sparse.experts, device=x.device) * 0.1
     groups = {"num_groups": sparse.groups, "groups_chosen": sparse.groups_chosen, "scale": 2.5}
 
     def route(kernels: Kernels) -> tuple[Tensor, ...]:
         if sparse.groups == 0:
-            return kernels.softmax_topk(logits, None, sparse.chosen)
-        return kernels.grouped_sigmoid_topk(logits, bias, sparse.chosen, **groups)
+            return kernels.softmax_router(x, router, None, sparse.chosen)[:2]
+        return kernels.grouped_sigmoid_router(x, router, bias, sparse.chosen, **groups)[:2]
 
     yield Case("router", route, exact_ids=True)
     w13 = normal(sparse.experts, 2 * width, hidden, scale=hidden**-0.5)
     w2 = normal(sparse.experts, hidden, width, scale=width**-0.5)
-    weights, ids = logits.softmax(-1).topk(sparse.chosen)
+    weights, ids = linear(x.float(), router).softmax(-1).topk(sparse.chosen)
     yield Case(
-        "experts_forward", lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights),)
+        "experts_forward",
+        lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights, None),),
+    )
+    residual, norm = normal(tokens, hidden), normal(hidden)
+    yield Case(
+        "experts_add_norm",
+        lambda kernels: kernels.experts_add_norm(
+            x, w13, None, w2, None, ids, weights, None, None, residual, norm, EPS
+        ),
     )
     for name, kind in (("int8", torch.int8), ("float8", torch.float8_e4m3fn)):
         parts = *quantize_rows(w13, kind), *quantize_rows(w2, kind)
         yield Case(
             f"quantized_experts_forward {name}",
             lambda kernels, parts=parts: (  # type: ignore[misc]
-                kernels.quantized_experts_forward(x, *parts, ids, weights),
+                kernels.quantized_experts_forward(x, *parts, ids, weights, None),
             ),
         )
 

@@ -1,12 +1,14 @@
-"""Compile every Triton kernel for a GPU that need not be there, in the sizes that models give it.
+"""Compile Triton's kernels for a GPU that need not be there, in the sizes that models give them.
 
     python -m benchmarks.gpu.compile_kernels
     python -m benchmarks.gpu.compile_kernels --capability 80 --shape llada2-mini
+    python -m benchmarks.gpu.compile_kernels --variant "experts.* 64x64x64"
 
 Nothing runs, so nothing is shown about results or speed: only that the kernels compile, and what a
-program of each takes of registers and shared memory. Needs Triton, not a GPU. All tensors are on
-torch's meta device, so a kernel whose launch depends on their values would fail here as well: what
-compiles does not wait for the device.
+program of each takes of registers and shared memory. Compiles each kernel's default variant, or
+those of which "kernel variant" matches `--variant`, a regular expression. Needs Triton, not a GPU.
+All tensors are on torch's meta device, so a kernel whose launch depends on their values would fail
+here as well: what compiles does not wait for the device.
 """
 
 import argparse
@@ -14,6 +16,9 @@ import json
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,35 +28,82 @@ import torch
 from benchmarks.gpu.cases import cases
 from benchmarks.gpu.measure import device_facts, source_facts
 from benchmarks.gpu.shapes import SHAPES, Work
+from diffray.kernels.choose import TORCH, Kernels, triton_kernels
+from diffray.kernels.variants import TORCH_VARIANT, Kernel
 
 WORKS = (Work(1, 32, 1024), Work(1, 64, 4096), Work(32, 64, 1024))
 
+Place = dict[str, str]
+
+
+class _Tried(Exception):
+    """Ends a case: all variants of its kernel have been tried."""
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compile every Triton kernel without a GPU.")
+    parser = argparse.ArgumentParser(description="Compile Triton's kernels without a GPU.")
     parser.add_argument("--out", type=Path, default="/dev/stdout", help="write the report here")
     parser.add_argument("--capability", type=int, default=90, help="90 is Hopper")
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=[*SHAPES])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quick", action="store_true", help="one size of each shape")
+    parser.add_argument("--variant", type=re.compile, help="variants other than the default ones")
     args = parser.parse_args()
     works = WORKS[1:2] if args.quick else WORKS
-    made = compile_all(args.capability, args.shape, works, getattr(torch, args.dtype))
+    dtype = getattr(torch, args.dtype)
+    made = compile_all(args.capability, args.shape, works, dtype, args.variant)
     facts = source_facts() | device_facts()
     report = {"facts": facts, "capability": args.capability, "kernels": made}
     args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def compile_all(
-    capability: int, shapes: list[str], works: tuple[Work, ...], dtype: torch.dtype
+    capability: int,
+    shapes: list[str],
+    works: tuple[Work, ...],
+    dtype: torch.dtype,
+    wanted: re.Pattern[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row for each kernel that came out; an error of the compiler ends the program."""
+    place: Place = {}
+    with compiled(capability, place) as rows:
+        kernels = triton_kernels() if wanted is None else _of_variants(wanted, place)
+        for name, work in product(shapes, works):
+            for case in cases(SHAPES[name], work, dtype, "meta"):
+                place["where"] = f"{name}: {case.kernel}, {work.rows} x {work.window}"
+                with suppress(_Tried):
+                    case.run(kernels)
+    return rows
+
+
+def _of_variants(wanted: re.Pattern[str], place: Place) -> Kernels:
+    """Return kernels that run every variant with such a name, then raise `_Tried`."""
+    from diffray.kernels.triton.table import KERNELS
+
+    def trying(kernel: Kernel) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            for variant in kernel.variants(*args, **options):
+                name = place["variant"] = f"{kernel.name} {variant.name}"
+                if variant.name != TORCH_VARIANT and wanted.search(name):
+                    variant.run(*args, **options)
+            raise _Tried
+
+        return run
+
+    def stop(*_args: Any) -> Any:
+        raise _Tried
+
+    replaced: dict[str, Any] = {kernel.name: trying(kernel) for kernel in KERNELS}
+    return TORCH._replace(**replaced, rotate_and_store=stop, paged_attention=stop)
+
+
+@contextmanager
+def compiled(capability: int, place: Place) -> Iterator[list[dict[str, Any]]]:
+    """Compile what is launched in the `with` block; yield a row for each kernel and its place."""
     from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
-
-    from diffray.kernels.choose import triton_kernels
 
     knobs.runtime.interpret = False
     # What Triton asks of a driver before it compiles, for a GPU that is not there.
@@ -63,29 +115,22 @@ def compile_all(
         get_active_torch_device=lambda: torch.device("meta"),
     )
     driver.set_active(stand_in)
-    kernels = triton_kernels()
     rows: list[dict[str, Any]] = []
-    seen: set[str] = set()
+    seen: set[tuple[str, str | None]] = set()
     launch = JITFunction.run
-    place = ""
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         made = launch(self, *args, grid=grid, warmup=True, **options)
-        if made.hash not in seen:
-            seen.add(made.hash)
-            rows.append({"kernel": self.__name__, "where": place, **_resources(made)})
+        if (key := (made.hash, place.get("variant"))) not in seen:
+            seen.add(key)
+            rows.append({"kernel": self.__name__, **place, **_resources(made)})
         return made
 
     JITFunction.run = compile_only
     try:
-        for name in shapes:
-            for work in works:
-                for case in cases(SHAPES[name], work, dtype, "meta"):
-                    place = f"{name}: {case.kernel}, {work.rows} x {work.window}"
-                    case.run(kernels)
+        yield rows
     finally:
         JITFunction.run = launch
-    return rows
 
 
 def _resources(made: Any) -> dict[str, Any]:
@@ -108,6 +153,7 @@ def _resources(made: Any) -> dict[str, Any]:
         "local_bytes": numbers["LOCAL"],
         "products": sorted(set(products)),
         "asynchronous_copies": made.asm["ptx"].count("cp.async.c"),
+        "waits_for_previous": made.asm["ptx"].count("griddepcontrol.wait"),
     }
 
 

@@ -35,6 +35,7 @@ ROUTER_PRODUCT_US: Final = 7.3  # all columns one after the other, in a few bloc
 TOPK_US: Final = 1.3  # one maximum after the other
 ROUTER_SPLITS, DONE_US = 32, 1.0  # of our own; what the last block waits for the others
 PAIRS_US: Final = 0.7  # 1024 pairs are read and counted
+ROWS_STORED: Final = 512  # rows of logits that are stored at a time
 # All-reduces over 8 GPUs: what they take at least, and each one's own bytes/s.
 NCCL_US, ONE_SHOT_US, NVLINK = 25.0, 10.7, 300e9  # SGLang: 16.7 us one-shot for 256 KB
 # The host's time for a launch without a graph; Triton's was measured, before the driver.
@@ -78,6 +79,7 @@ class Step:
         self._attention(self.shape.layers)
         if dense:
             self._mlp(dense, self.shape.width)
+            self._norm(dense)
         if sparse is not None:
             self._experts(self.shape.layers - dense, sparse)
         self._head()
@@ -185,12 +187,11 @@ class Step:
             self._add("_join_splits", calls, part * (4.0 * splits + 2), kind="triton")
         self._product("mm out", calls, self.heads * size, shape.hidden, self.tokens)
         self._all_reduce(calls)
-        # The norms behind attention, behind all MLPs, the last among them.
-        rows = 2.0 * self.tokens * shape.hidden
-        self._add("_norm_row", calls, 4 * rows, kind="triton")
-        fused = "sum and norm" in self.changes and shape.sparse is not None
-        chosen = shape.sparse.chosen if fused and shape.sparse is not None else 1
-        self._add("_norm_row", calls, (3 + chosen) * rows, kind="triton")
+        self._norm(calls)
+
+    def _norm(self, calls: int) -> None:
+        """Add what adds the residual and norms."""
+        self._add("_norm_row", calls, 8.0 * self.tokens * self.shape.hidden, kind="triton")
 
     def _mlp(self, calls: int, width: int) -> None:
         width //= self.ranks
@@ -223,13 +224,20 @@ class Step:
         width = sparse.width // self.ranks
         self._expert_product("_gate_up", calls, sparse, hidden, width, 2)
         self._expert_product("_down", calls, sparse, width, hidden, 1)
-        if "sum and norm" not in self.changes:
+        fused = "sum and norm" in self.changes and self.ranks == 1  # ranks add up in between
+        if not fused:
             self._add("_sum_pairs", calls, 2.0 * (pairs + tokens) * hidden, kind="triton")
         if sparse.shared_width:
             self._mlp(calls, sparse.shared_width)
+        if fused:
+            summed = pairs + (3 + bool(sparse.shared_width)) * tokens
+            self._add("_sum_norm_row", calls, 2.0 * summed * hidden, kind="triton")
+            return
+        if sparse.shared_width:
             self._add("add", calls, 6.0 * tokens * hidden)
         else:
             self._all_reduce(calls)
+        self._norm(calls)
 
     def _expert_product(
         self, name: str, calls: int, sparse: Sparse, inputs: int, columns: int, matrices: int
@@ -275,8 +283,9 @@ class Step:
         self._add("full", 1, 8.0 * rows)
         self._add("zeros", 1, 4.0 * rows)
         if "head by cuBLAS" in self.changes and rows >= 256:
-            self._product("mm head", 1, hidden, vocab, rows)
-            self._add("_summarize", 1, logits, kind="triton")
+            parts = math.ceil(rows / ROWS_STORED)
+            self._product("mm head", parts, hidden, vocab, rows // parts)
+            self._add("_weigh_logits", parts, logits / parts, kind="triton")
         else:
             tile = min(max(_rounded_up(rows), 16), 128)
             cached = table * math.ceil(rows / tile) + 2.0 * rows * hidden * math.ceil(vocab / 128)
@@ -296,6 +305,8 @@ class Step:
             # Into a list: NCCL copies each rank's part out of its buffer.
             chain = NCCL_US if packed else NCCL_US + self.ranks * GAP_US
             self._add("all_gather", 1 if packed else 5, 0.0, chain=chain, kind="collective")
+            if not packed:
+                self._add("all_reduce of logits", 1, 0.0, chain=NCCL_US, kind="collective")
 
 
 def _more_tiles(tokens: int, share: float, rows: int) -> float:

@@ -62,7 +62,7 @@ CHANGES: Final = {
         "the sum over a token's experts is made by the norm behind it: a kernel less a layer",
     ),
     "shorter splits": Change(
-        "kernels/triton/attention.py: split_keys: int",
+        "kernels/triton/attention.py: split_keys in (128, 64)",
         "128 keys a split: 2 tiles one after the other instead of 4, on twice the blocks",
     ),
     "float16 activations": Change(
@@ -70,7 +70,7 @@ CHANGES: Final = {
         "float8 to float16 is one instruction: 414 for 16 KB of weights, 648 to bfloat16 (sm_90)",
     ),
     "large tiles": Change(
-        "kernels/triton/experts.py: 128: (",
+        "kernels/triton/experts.py: (128, 64, 8, 3)",
         "from 48 rows an expert cuBLAS's rate, less what its last tile of 128 rows leaves empty; "
         "64 columns read 64 operations a byte from the L2 cache, 350 Tflop/s at most",
     ),
@@ -104,8 +104,8 @@ CHANGES: Final = {
         "recordings of 96 positions for vicinity, which now fill 128",
     ),
     "graphs over ranks": Change(
-        "components/mesh.py: is_current_stream_capturing",
-        "the device's time instead of the host's, 15 to 22 us a launch",
+        'workers/setup.py: mesh.smallest("loaded"',
+        "the device's time instead of the host's, 15 to 22 us a launch; with cuda_graphs: true",
     ),
     "one-shot all-reduce": Change(
         "components/mesh.py: symm_mem",
@@ -113,7 +113,7 @@ CHANGES: Final = {
     ),
     "packed gather": Change(
         "components/mesh.py: all_gather_into_tensor",
-        "one gather without copies instead of five into lists",
+        "one collective without copies instead of five gathers into lists and a sum",
     ),
 }
 BUILT: Final = frozenset(name for name, change in CHANGES.items() if change.built)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Items
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
@@ -154,7 +154,7 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _messages(plan: Plan, args: argparse.Namespace, names: Items[str]) -> Iterator[Row]:
+def _messages(plan: Plan, args: argparse.Namespace, names: Items[str]) -> Generator[Row]:
     """Yield each worker's facts, and a row for every case."""
     done = 0
     while done < len(names):

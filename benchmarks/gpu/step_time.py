@@ -132,7 +132,11 @@ def timed_engine(
     return {**row, **met, "engine_ms": median_s * 1e3, "per_s": 1 / median_s}
 
 
-PARTS: Final = {"step": timed, "kernels": profiled, "engine": timed_engine}
+PARTS: Final[dict[str, Callable[..., Row]]] = {
+    "step": timed,
+    "kernels": profiled,
+    "engine": timed_engine,
+}
 
 
 def _line(row: Row) -> str:

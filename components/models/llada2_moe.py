@@ -5,7 +5,6 @@ Letters: T packed tokens, H hidden size, E experts, K experts of a token.
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from diffray.components.denoiser import MLP, Denoiser, Names
 from diffray.components.dims import Dims
@@ -14,6 +13,7 @@ from diffray.components.layers import GatedMLP, GatedNames, Parts, empty, whole,
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, Fields
 from diffray.kernels.choose import TORCH, Kernels
+from diffray.kernels.router import Routing
 
 NAMES = Names(
     embedding="model.word_embeddings.weight",
@@ -60,9 +60,10 @@ class GroupedRouter(nn.Module):
                 f"num_experts_per_tok, num_experts, topk_group, n_group)"
             )
 
-    def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
-        return self.kernels.grouped_sigmoid_topk(
-            linear(x_TH.to(self.weight_EH.dtype), self.weight_EH),
+    def forward(self, x_TH: Tensor) -> Routing:
+        return self.kernels.grouped_sigmoid_router(
+            x_TH,
+            self.weight_EH,
             self.bias_E,
             self.chosen,
             num_groups=self.groups,

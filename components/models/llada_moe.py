@@ -5,7 +5,6 @@ Letters: T packed tokens, H hidden size, E experts, K experts of a token.
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from diffray.components.denoiser import MLP, Denoiser, Names
 from diffray.components.dims import Dims
@@ -14,6 +13,7 @@ from diffray.components.layers import GatedMLP, GatedNames, Parts, empty, whole,
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, Fields
 from diffray.kernels.choose import TORCH, Kernels
+from diffray.kernels.router import Routing
 
 NAMES = Names(
     embedding="model.embed_tokens.weight",
@@ -53,9 +53,8 @@ class SoftmaxRouter(nn.Module):
         self.weight_EH = empty(experts, hidden, dtype=wide(dtype))
         self.bias_E = empty(experts, dtype=wide(dtype)) if biased else None
 
-    def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
-        logits_TE = linear(x_TH.to(self.weight_EH.dtype), self.weight_EH)
-        return self.kernels.softmax_topk(logits_TE, self.bias_E, self.chosen)
+    def forward(self, x_TH: Tensor) -> Routing:
+        return self.kernels.softmax_router(x_TH, self.weight_EH, self.bias_E, self.chosen)
 
     def parts(self, prefix: str) -> Parts:
         parts = {f"{prefix}.mlp.gate.weight": whole(self.weight_EH)}

@@ -8,6 +8,7 @@ Letters: T packed tokens, Q query heads, G key heads, D head size, S slots of th
 windows, P pages of a window, C splits of the keys.
 """
 
+from functools import partial
 from typing import Final
 
 import torch
@@ -17,12 +18,13 @@ from torch import Tensor
 
 from diffray.kernels import attention
 from diffray.kernels.attention import KVLayer, QKRotary
+from diffray.kernels.triton.launch import overlapped, tiled_variants, wait_for_previous
 from diffray.kernels.triton.rope import rotate_and_store
-from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up, tiled
+from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 from diffray.kernels.windows import PagedWindows, Windows
 
 _PROGRAMS = 512  # enough to fill a GPU of 132 multiprocessors
-_SPLIT_KEYS = 256  # a shorter split costs more to combine than it saves
+_SPLIT_KEYS = 256  # of one program, unless a variant says less: shorter splits cost more to join
 _MOST_SPLITS = 32
 
 
@@ -33,10 +35,13 @@ def attend(
     slots_T: Tensor,
     windows: Windows,
     tile: Tile | None = None,
+    *,
+    split_keys: int = _SPLIT_KEYS,
+    pdl: bool = False,
 ) -> Tensor:
     """Norm and rotate heads, store keys and values in place, return the attention output."""
-    q_TQD = rotate_and_store(heads_TND, rotary, *kv, slots_T)
-    return paged_attention(q_TQD, *kv, windows.paged, tile)
+    q_TQD = rotate_and_store(heads_TND, rotary, *kv, slots_T, pdl=pdl)
+    return paged_attention(q_TQD, *kv, windows.paged, tile, split_keys=split_keys, pdl=pdl)
 
 
 def paged_attention(
@@ -45,6 +50,9 @@ def paged_attention(
     values_SGD: Tensor,
     windows: PagedWindows,
     tile: Tile | None = None,
+    *,
+    split_keys: int = _SPLIT_KEYS,
+    pdl: bool = False,
 ) -> Tensor:
     """Return each query's attention over the keys of its sequence; the pool is not modified.
 
@@ -60,7 +68,8 @@ def paged_attention(
     tile = tile or _tile_for(windows.max_queries * shared, size, q_TQD.element_size())
     out_TQD = torch.empty_like(q_TQD)
     tiles = triton.cdiv(windows.max_queries * shared, tile.rows)
-    splits = num_splits(tiles * num_keys * num_windows, num_pages * windows.page_size)
+    max_keys = num_pages * windows.page_size
+    splits = num_splits(tiles * num_keys * num_windows, max_keys, split_keys)
     part_CTQD, lse_CTQ = out_TQD, None
     if splits > 1:
         part_CTQD = q_TQD.new_empty(splits, *q_TQD.shape, dtype=torch.float32)
@@ -90,6 +99,7 @@ def paged_attention(
         SPLIT=splits > 1,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **overlapped(pdl),
     )
     if splits > 1:
         _join_splits[(num_tokens, num_queries)](
@@ -103,6 +113,7 @@ def paged_attention(
             COLUMNS=triton.next_power_of_2(splits),
             BLOCK=triton.next_power_of_2(size),
             num_warps=1,
+            **overlapped(pdl),
         )
     return out_TQD
 
@@ -120,20 +131,41 @@ def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
 def _variants(
     heads_TND: Tensor, _rotary: QKRotary, kv: KVLayer, _slots_T: Tensor, windows: Windows
 ) -> list[Variant]:
-    """Return the default tile for windows of about this length, then others."""
+    """Return the default tile for windows of about this length, then others, then shorter splits.
+
+    A window or two do not fill a GPU with splits of 256 keys.
+    """
     _, num_keys, size = kv.keys_SGD.shape
+    num_windows, num_pages = windows.paged.pages_WP.shape
     shared = heads_TND.shape[1] // num_keys - 2
     rows = rounded_up(windows.paged.max_queries) * shared
     default = _tile_for(rows, size, heads_TND.element_size())
-    if heads_TND.element_size() > 2:  # as in the experts' kernels
-        return [tiled("triton", default, attend)]
     others = [
-        Tile(rows, columns, default.depth, warps, stages)
+        Tile(rows, *rest)
         for rows in (default.rows, max(default.rows // 2, 16))
-        for columns in (32, 64, 128)
-        for warps, stages in ((4, 2), (4, 3), (8, 3))
+        for rest in _others(default.depth, heads_TND.element_size())
     ]
-    return [tiled("triton", tile, attend) for tile in dict.fromkeys([default, *others])]
+    tiles = list(dict.fromkeys([default, *others]))
+    found = tiled_variants(tiles, attend)
+    max_keys = rounded_up(num_pages * windows.paged.page_size)
+    programs = triton.cdiv(rows, default.rows) * num_keys * rounded_up(num_windows)
+    splits = num_splits(programs, max_keys)
+    for split_keys in (128, 64):
+        shorter, splits = splits, num_splits(programs, max_keys, split_keys)
+        if splits > shorter:
+            fitting = [tile for tile in tiles if tile.columns <= split_keys]
+            run = partial(attend, split_keys=split_keys)
+            found += tiled_variants(fitting, run, f"triton {split_keys} keys")
+    return found
+
+
+def _others(depth: int, itemsize: int) -> list[tuple[int, int, int, int]]:
+    """Return columns, depth, warps and stages that may be faster than the default's."""
+    if itemsize > 2:  # others take long to compile
+        return []
+    if depth > 128:  # more would not fit shared memory
+        return [(32, depth, 4, 2), (32, depth, 8, 2)]
+    return [(32, depth, 4, 3), (64, depth, 4, 2), (64, depth, 4, 3), (128, depth, 8, 3)]
 
 
 def _shape(
@@ -160,9 +192,9 @@ ATTEND: Final = Kernel(
 )
 
 
-def num_splits(programs: int, max_keys: int) -> int:
+def num_splits(programs: int, max_keys: int, split_keys: int = _SPLIT_KEYS) -> int:
     """Return the number of splits of the keys, from bounds known on the host."""
-    return max(1, min(_PROGRAMS // programs, max_keys // _SPLIT_KEYS, _MOST_SPLITS))
+    return max(1, min(_PROGRAMS // programs, max_keys // split_keys, _MOST_SPLITS))
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_pages", "splits"])
@@ -189,11 +221,13 @@ def _read_keys(
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend from some queries of one window to one split of their keys.
 
     Rows are (query, head) pairs, the heads of a query side by side.
     """
+    wait_for_previous(PDL)
     split = tl.program_id(0) % splits
     group = tl.program_id(1)
     window = tl.program_id(2)
@@ -263,8 +297,10 @@ def _join_splits(
     QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Average the splits' results for one query and head, weighted by their softmax mass."""
+    wait_for_previous(PDL)
     token_head = tl.program_id(0).to(tl.int64) * QUERIES + tl.program_id(1)
     split = tl.arange(0, COLUMNS)
     part = split.to(tl.int64) * num_tokens * QUERIES + token_head

@@ -2,7 +2,8 @@
 
 A program multiplies some rows with a tile of the head and summarizes each row's logits: the best
 score, its id and logit, the largest logit, the mass. A second kernel combines the tiles. The head
-is read once for as many rows as fit a tile.
+is read once for as many rows as fit a tile. Of many rows torch's product may be faster, with a pass
+over the logits of some of them at a time.
 
 Letters: R rows, H hidden size, V this rank's vocabulary, K gathered ids.
 """
@@ -13,13 +14,24 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import linear
 
 from diffray.kernels import confidence as reference
 from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.errors import confidence_error
+from diffray.kernels.triton.launch import (
+    overlapped,
+    prefetch_rows,
+    tiled_variants,
+    variants_of,
+    wait_for_previous,
+)
 from diffray.kernels.triton.vocab_tiles import Parts, join, keep
-from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up, tiled
+from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
+
+_MANY_ROWS = 256  # from here on a tile of the fused product reads too much for what it computes
+_ROWS_STORED, _LOGITS = 512, 1024
 
 
 def confidence(
@@ -30,6 +42,8 @@ def confidence(
     gather_RK: Tensor,
     draw: Draw | None,
     tile: Tile | None = None,
+    *,
+    pdl: bool = False,
 ) -> Confidence:
     """Return each row's choice among the ids [start, start + V); the forbidden id is never chosen.
 
@@ -61,8 +75,48 @@ def confidence(
             DEPTH=tile.depth,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **overlapped(pdl),
         )
-    return join(parts, gathered_RK, start)
+    return join(parts, gathered_RK, start, pdl=pdl)
+
+
+def confidence_after_product(
+    hidden_RH: Tensor,
+    head_VH: Tensor,
+    start: int,
+    forbidden: int,
+    gather_RK: Tensor,
+    draw: Draw | None,
+    *,
+    pdl: bool = False,
+) -> Confidence:
+    """Return the same as `confidence`, storing the logits of a few hundred rows at a time."""
+    rows, size = len(hidden_RH), len(head_VH)
+    parts = Parts.empty(triton.cdiv(size, _LOGITS), rows, hidden_RH.device)
+    gathered_RK = torch.zeros(gather_RK.shape, dtype=torch.float32, device=hidden_RH.device)
+    noise_of_rows = _noise_of(draw)
+    at_once = 1 if draw is not None else 4  # noise takes many registers
+    for first in range(0, rows, _ROWS_STORED):
+        logits_RV = linear(hidden_RH[first : first + _ROWS_STORED], head_VH)
+        _weigh_logits[(triton.cdiv(len(logits_RV), at_once), triton.cdiv(size, _LOGITS))](
+            logits_RV,
+            *parts,
+            gather_RK.contiguous(),
+            gathered_RK,
+            *noise_of_rows,
+            rows,
+            first,
+            size,
+            start,
+            forbidden,
+            GATHERED=gather_RK.shape[1],
+            DRAWN=draw is not None,
+            ROWS=at_once,
+            COLUMNS=_LOGITS,
+            num_warps=4,
+            **overlapped(pdl),
+        )
+    return join(parts, gathered_RK, start, pdl=pdl)
 
 
 def _noise_of(draw: Draw | None) -> tuple[Tensor | None, Tensor | None]:
@@ -94,7 +148,7 @@ def _variants(
     rows, itemsize = rounded_up(len(hidden_RH)), hidden_RH.element_size()
     default = _tile_for(rows, itemsize, drawn=draw is not None)
     if itemsize > 2:  # others take long to compile and gain nothing without matrix units
-        return [tiled("triton", default, confidence)]
+        return tiled_variants([default], confidence)
     others = [
         Tile(default.rows, columns, depth, warps, stages)
         for columns in (32, 64, 128)
@@ -102,7 +156,10 @@ def _variants(
         for warps, stages in ((4, 3), (4, 4), (8, 3), (8, 4))
         if columns <= default.columns
     ]
-    return [tiled("triton", tile, confidence) for tile in dict.fromkeys([default, *others])]
+    found = tiled_variants(list(dict.fromkeys([default, *others])), confidence)
+    if rows >= _MANY_ROWS:
+        found += variants_of(confidence_after_product, "triton after product")
+    return found
 
 
 def _shape(
@@ -153,11 +210,14 @@ def _weigh_head(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Multiply some rows with a tile of the head and keep a summary."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     live, wide = row < rows, column < size
+    prefetch_rows(head_ptr, column.to(tl.int64), size, hidden, DEPTH, PDL)
+    wait_for_previous(PDL)
     x_rows = hidden_ptr + row.to(tl.int64)[:, None] * hidden
     w_rows = head_ptr + column.to(tl.int64)[:, None] * hidden
     logits = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -169,6 +229,61 @@ def _weigh_head(
         logits = tl.dot(x, tl.trans(w), logits, input_precision="ieee")
     logits = logits.to(head_ptr.dtype.element_ty).to(tl.float32)
     logits = tl.where(wide[None, :], logits, float("-inf"))
+    keep(
+        logits,
+        row,
+        column,
+        score_ptr,
+        id_ptr,
+        logit_ptr,
+        best_ptr,
+        top_ptr,
+        mass_ptr,
+        gather_ptr,
+        gathered_ptr,
+        temperature_ptr,
+        key_ptr,
+        rows,
+        size,
+        start,
+        forbidden,
+        GATHERED,
+        DRAWN,
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "first"])
+def _weigh_logits(
+    logits_ptr,
+    score_ptr,
+    id_ptr,
+    logit_ptr,
+    best_ptr,
+    top_ptr,
+    mass_ptr,
+    gather_ptr,
+    gathered_ptr,
+    temperature_ptr,
+    key_ptr,
+    rows,
+    first,
+    size,
+    start,
+    forbidden,
+    GATHERED: tl.constexpr,
+    DRAWN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Keep a summary of a tile of stored logits, of which the first row is row `first`."""
+    wait_for_previous(PDL)
+    stored = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row = first + stored
+    at = logits_ptr + stored.to(tl.int64)[:, None] * size + column[None, :]
+    here = (row < rows)[:, None] & (column < size)[None, :]
+    logits = tl.load(at, mask=here, other=float("-inf")).to(tl.float32)
     keep(
         logits,
         row,

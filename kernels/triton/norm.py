@@ -11,25 +11,26 @@ import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels import norm
-from diffray.kernels.variants import Kernel, Shape, Variant, rounded_up
+from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
+from diffray.kernels.variants import Kernel, Shape, rounded_up
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """Normalise in float32, cast back, then scale; `weight` has one dimension."""
     assert weight.dim() == 1, "heads with a scale each are normed where they are rotated"
     x_TH = x.contiguous().view(-1, x.shape[-1])
     out_TH = torch.empty_like(x_TH)
-    _launch(x_TH, None, None, out_TH, weight, eps)
+    _launch(x_TH, None, None, out_TH, weight, eps, pdl)
     return out_TH.view(x.shape)
 
 
 def add_norm(
-    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
+    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, *, pdl: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the sum, which is the next residual, and its RMSNorm."""
     x_TH, residual_TH = x_TH.contiguous(), residual_TH.contiguous()
     total_TH, out_TH = torch.empty_like(x_TH), torch.empty_like(x_TH)
-    _launch(x_TH, residual_TH, total_TH, out_TH, weight_H, eps)
+    _launch(x_TH, residual_TH, total_TH, out_TH, weight_H, eps, pdl)
     return total_TH, out_TH
 
 
@@ -42,13 +43,13 @@ RMS_NORM: Final = Kernel(
     "rms_norm",
     norm.rms_norm,
     lambda x, _weight, _eps: _shape(x),
-    lambda *_: [Variant("triton", rms_norm)],
+    lambda *_: variants_of(rms_norm),
 )
 ADD_NORM: Final = Kernel(
     "add_norm",
     norm.add_norm,
     lambda x, _residual, _weight, _eps: _shape(x),
-    lambda *_: [Variant("triton", add_norm)],
+    lambda *_: variants_of(add_norm),
 )
 
 
@@ -59,6 +60,7 @@ def _launch(
     out_TH: Tensor,
     weight_H: Tensor,
     eps: float,
+    pdl: bool,
 ) -> None:
     rows, size = x_TH.shape
     if rows == 0:
@@ -74,8 +76,14 @@ def _launch(
         eps,
         ADD=residual_TH is not None,
         BLOCK=block,
-        num_warps=min(max(block // 512, 1), 16),
+        num_warps=warps_of(block),
+        **overlapped(pdl),
     )
+
+
+def warps_of(block: int) -> int:
+    """Return the warps of a program that norms a row."""
+    return min(max(block // 512, 1), 16)
 
 
 @triton.jit
@@ -89,19 +97,30 @@ def _norm_row(
     eps,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Norm one row; the sum is rounded to its dtype first, as it is stored."""
     at = tl.arange(0, BLOCK)
     inside = at < size
+    weight = tl.load(weight_ptr + at, mask=inside, other=0.0)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64) * size + at
     x = tl.load(x_ptr + row, mask=inside, other=0.0)
-    narrow = x.dtype
     if ADD:
-        residual = tl.load(residual_ptr + row, mask=inside, other=0.0)
-        x = (residual.to(tl.float32) + x.to(tl.float32)).to(narrow)
+        x = rounded_sum(tl.load(residual_ptr + row, mask=inside, other=0.0), x)
         tl.store(total_ptr + row, x, mask=inside)
+    tl.store(out_ptr + row, normed(x, weight, size, eps), mask=inside)
+
+
+@triton.jit
+def rounded_sum(a, b):
+    """Return a + b in their dtype."""
+    return (a.to(tl.float32) + b.to(tl.float32)).to(a.dtype)
+
+
+@triton.jit
+def normed(x, weight, size, eps):
+    """Return a row's RMSNorm, rounded before it is scaled."""
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
-    weight = tl.load(weight_ptr + at, mask=inside, other=0.0)
-    normed = (wide * scale).to(narrow).to(tl.float32) * weight.to(tl.float32)
-    tl.store(out_ptr + row, normed.to(narrow), mask=inside)
+    return ((wide * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)).to(x.dtype)

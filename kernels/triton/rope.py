@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels.attention import QKRotary
+from diffray.kernels.triton.launch import overlapped, wait_for_previous
 
 _HEADS_AT_ONCE = 16
 
@@ -19,6 +20,8 @@ def rotate_and_store(
     keys_SGD: Tensor,
     values_SGD: Tensor,
     slots_T: Tensor,
+    *,
+    pdl: bool = False,
 ) -> Tensor:
     """Return the queries, normed and rotated; store the keys, likewise, and the values.
 
@@ -50,6 +53,7 @@ def rotate_and_store(
             HEADS=tile,
             BLOCK=triton.next_power_of_2(head_dim),
             num_warps=4,
+            **overlapped(pdl),
         )
     return q_TQD
 
@@ -72,6 +76,7 @@ def _rotate_heads(
     NORM: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Process some heads of one token.
 
@@ -84,6 +89,10 @@ def _rotate_heads(
     partner = tl.where(dim < ROTATED, (dim + ROTATED // 2) % ROTATED, dim)
     inside = (head < QUERIES + 2 * KEYS) & (dim < SIZE)
     turning = inside & (head < QUERIES + KEYS)
+    if NORM:
+        weight = tl.load(norm_ptr + head * SIZE + dim, mask=turning, other=0.0).to(tl.float32)
+        weight_other = tl.load(norm_ptr + head * SIZE + partner, mask=turning, other=0.0)
+    wait_for_previous(PDL)
     row = heads_ptr + (token * (QUERIES + 2 * KEYS) + head) * SIZE
     x = tl.load(row + dim, mask=inside, other=0.0)
     other = tl.load(row + partner, mask=turning, other=0.0)
@@ -91,8 +100,6 @@ def _rotate_heads(
     normed, partnered = x.to(tl.float32), other.to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(normed * normed, axis=1) / SIZE + eps)[:, None]
-        weight = tl.load(norm_ptr + head * SIZE + dim, mask=turning, other=0.0).to(tl.float32)
-        weight_other = tl.load(norm_ptr + head * SIZE + partner, mask=turning, other=0.0)
         normed = (normed * scale).to(narrow).to(tl.float32) * weight
         partnered = (partnered * scale).to(narrow).to(tl.float32) * weight_other.to(tl.float32)
         normed = normed.to(narrow).to(tl.float32)

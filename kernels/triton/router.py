@@ -1,76 +1,99 @@
-"""Chooses each token's experts in Triton, in one pass over the router's logits.
+"""Routers in Triton: from hidden states to each token's experts and the experts' pairs.
 
+A kernel chooses and another lists the pairs, after torch's product. Or, fused, one multiplies, with
+the hidden size split over programs, and one adds up and chooses; its last program lists the pairs.
 The few best experts are found one after the other; on ties the lowest id wins.
 
-Letters: T packed tokens, E experts, K experts of a token, G groups of M experts each, J of which
-are chosen.
+Letters: T packed tokens, H hidden size, C splits of it, E experts, K experts of a token, G groups
+of M experts each, J of which are chosen.
 """
 
+from functools import partial
 from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import linear
 
 from diffray.kernels import router
 from diffray.kernels.errors import choice_error
-from diffray.kernels.variants import Kernel, Shape, Variant, rounded_up
+from diffray.kernels.router import Routing
+from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
+from diffray.kernels.triton.pairs import empty_pairs, list_pairs, sort_pairs
+from diffray.kernels.triton.router_logits import split_logits
+from diffray.kernels.variants import Kernel, Run, Shape, Variant, rounded_up
 
 _TOKENS = 4  # per program
+_MOST_FUSED = 256  # tokens: the pairs of more are listed sooner by several programs
 
 
-def softmax_topk(
-    logits_TE: Tensor, bias_E: Tensor | None, num_chosen: int
-) -> tuple[Tensor, Tensor]:
-    """Return ids and weights [T, K]: the largest probabilities, not renormalised.
+def softmax_router(
+    x_TH: Tensor,
+    weight_EH: Tensor,
+    bias_E: Tensor | None,
+    num_chosen: int,
+    *,
+    fused: bool = False,
+    pdl: bool = False,
+) -> Routing:
+    """Return the largest probabilities, not renormalised, and list the experts' pairs.
 
     A bias affects both the choice and the weights.
     """
-    num_tokens, num_experts = logits_TE.shape
-    ids_TK = torch.empty(num_tokens, num_chosen, dtype=torch.long, device=logits_TE.device)
-    weights_TK = logits_TE.new_empty(num_tokens, num_chosen)
+    logits_CTE, done = _product(x_TH, weight_EH, fused, pdl)
+    num_splits, num_tokens, num_experts = logits_CTE.shape
+    out = _outputs(logits_CTE, done, num_chosen)
     if num_tokens:
         _softmax_topk[(triton.cdiv(num_tokens, _TOKENS),)](
-            logits_TE.contiguous(),
+            logits_CTE,
             bias_E,
-            ids_TK,
-            weights_TK,
+            done,
+            *out,
             num_tokens,
+            SPLITS=num_splits,
             EXPERTS=num_experts,
             CHOSEN=num_chosen,
             BIASED=bias_E is not None,
             TOKENS=_TOKENS,
             BLOCK=triton.next_power_of_2(num_experts),
+            PAIRS=_pairs_block(out),
             num_warps=_TOKENS,
+            **overlapped(pdl),
         )
-    return ids_TK, weights_TK
+    return _listed(out, num_experts, pdl)
 
 
-def grouped_sigmoid_topk(
-    logits_TE: Tensor,
+def grouped_sigmoid_router(
+    x_TH: Tensor,
+    weight_EH: Tensor,
     bias_E: Tensor,
     num_chosen: int,
     *,
     num_groups: int,
     groups_chosen: int,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Return ids and weights [T, K], chosen inside the best groups of consecutive experts.
+    fused: bool = False,
+    pdl: bool = False,
+) -> Routing:
+    """Return the best experts inside the best groups, and list the experts' pairs.
 
     The bias affects only the choice. A group's score is the sum of its two best experts.
     """
-    num_tokens, num_experts = logits_TE.shape
+    logits_CTE, done = _product(x_TH, weight_EH, fused, pdl)
+    num_splits, num_tokens, num_experts = logits_CTE.shape
     group = num_experts // num_groups
-    ids_TK = torch.empty(num_tokens, num_chosen, dtype=torch.long, device=logits_TE.device)
-    weights_TK = logits_TE.new_empty(num_tokens, num_chosen)
+    out = _outputs(logits_CTE, done, num_chosen)
     if num_tokens:
         _grouped_topk[(num_tokens,)](
-            logits_TE.contiguous(),
+            logits_CTE,
             bias_E,
-            ids_TK,
-            weights_TK,
+            done,
+            *out,
+            num_tokens,
             scale,
+            SPLITS=num_splits,
             GROUPS=num_groups,
             GROUP=group,
             GROUPS_CHOSEN=groups_chosen,
@@ -78,55 +101,125 @@ def grouped_sigmoid_topk(
             BLOCK_GROUPS=triton.next_power_of_2(num_groups),
             BLOCK_GROUP=triton.next_power_of_2(group),
             BLOCK_CHOSEN=triton.next_power_of_2(num_chosen),
-            num_warps=1,
+            PAIRS=_pairs_block(out),
+            num_warps=4 if fused else 1,
+            **overlapped(pdl),
         )
-    return ids_TK, weights_TK
+    return _listed(out, num_experts, pdl)
 
 
-def _shape(logits_TE: Tensor, bias_E: Tensor | None, num_chosen: int, **options: Any) -> Shape:
-    num_tokens, num_experts = logits_TE.shape
+def _product(
+    x_TH: Tensor, weight_EH: Tensor, fused: bool, pdl: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return logits [C, T, E] to be summed; fused, also a counter of programs that are done."""
+    if fused:
+        return split_logits(x_TH, weight_EH, pdl)
+    return linear(x_TH.to(weight_EH.dtype), weight_EH).unsqueeze(0), None
+
+
+def _outputs(logits_CTE: Tensor, done: Tensor | None, num_chosen: int) -> Routing:
+    """Return room for the choice, and if it is fused for the pairs."""
+    _, num_tokens, num_experts = logits_CTE.shape
+    device = logits_CTE.device
+    ids_TK = torch.empty(num_tokens, num_chosen, dtype=torch.long, device=device)
+    weights_TK = logits_CTE.new_empty(num_tokens, num_chosen)
+    if done is None or num_tokens == 0:
+        return Routing(ids_TK, weights_TK)
+    return Routing(ids_TK, weights_TK, *empty_pairs(ids_TK.numel(), num_experts, device))
+
+
+def _listed(out: Routing, num_experts: int, pdl: bool) -> Routing:
+    if out.pairs is not None:
+        return out
+    starts_E, order_S = list_pairs(out.ids_TK, num_experts, pdl=pdl)
+    return Routing(out.ids_TK, out.weights_TK, starts_E, order_S)
+
+
+def _pairs_block(out: Routing) -> int:
+    """Return the size of the block that holds all pairs; 0 if they are not listed here."""
+    return 0 if out.pairs is None else triton.next_power_of_2(out.ids_TK.numel())
+
+
+def _shape(
+    x_TH: Tensor, weight_EH: Tensor, bias_E: Tensor | None, num_chosen: int, **options: Any
+) -> Shape:
     biased = "plain" if bias_E is None else "biased"
-    facts = num_experts, num_chosen, biased, str(logits_TE.dtype), *map(str, options.values())
-    return Shape(facts, (rounded_up(num_tokens),))
+    facts = *weight_EH.shape, num_chosen, biased, str(x_TH.dtype), *map(str, options.values())
+    return Shape(facts, (rounded_up(len(x_TH)),))
 
 
-SOFTMAX_TOPK: Final = Kernel(
-    "softmax_topk",
-    router.softmax_topk,
-    _shape,
-    lambda *_: [Variant("triton", softmax_topk)],
-    error=choice_error,
+def _kernel(name: str, reference: Run, run: Run) -> Kernel:
+    def listed(x_TH: Tensor, weight_EH: Tensor, *args: Any, **options: Any) -> Routing:
+        """Return the reference's choice with the pairs, as all variants do."""
+        found = reference(x_TH, weight_EH, *args, **options)
+        starts_E, order_S = router.list_pairs(found.ids_TK, len(weight_EH))
+        return Routing(found.ids_TK, found.weights_TK, starts_E, order_S)
+
+    def variants(x_TH: Tensor, *_: Any, **__: Any) -> list[Variant]:
+        fused = variants_of(partial(run, fused=True), "triton fused")
+        return [*variants_of(run), *(fused if rounded_up(len(x_TH)) <= _MOST_FUSED else [])]
+
+    def precision(_x_TH: Tensor, weight_EH: Tensor, *_: Any, **__: Any) -> torch.dtype:
+        return weight_EH.dtype
+
+    return Kernel(name, listed, _shape, variants, error=choice_error, precision=precision)
+
+
+SOFTMAX_ROUTER: Final = _kernel("softmax_router", router.softmax_router, softmax_router)
+GROUPED_SIGMOID_ROUTER: Final = _kernel(
+    "grouped_sigmoid_router", router.grouped_sigmoid_router, grouped_sigmoid_router
 )
-GROUPED_SIGMOID_TOPK: Final = Kernel(
-    "grouped_sigmoid_topk",
-    router.grouped_sigmoid_topk,
-    _shape,
-    lambda *_args, **_options: [Variant("triton", grouped_sigmoid_topk)],
-    error=choice_error,
-)
+
+
+@triton.jit
+def _list_if_last(
+    ids_ptr,
+    done_ptr,
+    starts_ptr,
+    order_ptr,
+    num_pairs,
+    EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """List the pairs once all programs have stored their ids."""
+    tl.debug_barrier()  # all threads of this program have stored theirs
+    before = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="gpu")
+    if before == tl.num_programs(0) - 1:
+        sort_pairs(ids_ptr, starts_ptr, order_ptr, num_pairs, EXPERTS, BINS, BLOCK)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _softmax_topk(
     logits_ptr,
     bias_ptr,
+    done_ptr,
     ids_ptr,
     weights_ptr,
+    starts_ptr,
+    order_ptr,
     num_tokens,
+    SPLITS: tl.constexpr,
     EXPERTS: tl.constexpr,
     CHOSEN: tl.constexpr,
     BIASED: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Choose for some tokens."""
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, BLOCK)
     live = token < num_tokens
     inside = (expert < EXPERTS)[None, :]
     at = token[:, None] * EXPERTS + expert[None, :]
     # Padding is finite for tokens and -inf for experts, so no row becomes NaN.
-    logits = tl.load(logits_ptr + at, mask=live[:, None] & inside, other=0.0).to(tl.float32)
+    logits = tl.zeros((TOKENS, BLOCK), tl.float32)
+    for split in tl.static_range(SPLITS):
+        part = logits_ptr + split * num_tokens.to(tl.int64) * EXPERTS + at
+        logits += tl.load(part, mask=live[:, None] & inside, other=0.0).to(tl.float32)
     logits = tl.where(inside, logits, float("-inf"))
     mass = tl.exp(logits - tl.max(logits, axis=1)[:, None])
     scores = mass / tl.sum(mass, axis=1)[:, None]
@@ -139,15 +232,23 @@ def _softmax_topk(
         tl.store(ids_ptr + token * CHOSEN + k, index.to(tl.int64), mask=live)
         tl.store(weights_ptr + token * CHOSEN + k, best, mask=live)
         scores = tl.where(expert[None, :] == index[:, None], float("-inf"), scores)
+    if PAIRS > 0:
+        num_pairs = num_tokens * CHOSEN
+        _list_if_last(ids_ptr, done_ptr, starts_ptr, order_ptr, num_pairs, EXPERTS, BLOCK, PAIRS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _grouped_topk(
     logits_ptr,
     bias_ptr,
+    done_ptr,
     ids_ptr,
     weights_ptr,
+    starts_ptr,
+    order_ptr,
+    num_tokens,
     scale,
+    SPLITS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS_CHOSEN: tl.constexpr,
@@ -155,15 +256,22 @@ def _grouped_topk(
     BLOCK_GROUPS: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
     BLOCK_CHOSEN: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Choose for one token; its experts are arranged as [groups, experts of a group]."""
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, BLOCK_GROUPS), tl.arange(0, BLOCK_GROUP)
     expert = group[:, None] * GROUP + member[None, :]
     inside = (group < GROUPS)[:, None] & (member < GROUP)[None, :]
-    logits = tl.load(logits_ptr + token * (GROUPS * GROUP) + expert, mask=inside, other=0.0)
+    logits = tl.zeros((BLOCK_GROUPS, BLOCK_GROUP), tl.float32)
+    for split in tl.static_range(SPLITS):
+        row = (split * num_tokens + token) * (GROUPS * GROUP)
+        logits += tl.load(logits_ptr + row + expert, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)
-    scores = tl.sigmoid(logits.to(tl.float32))
+    # A padded place has the number of another group's expert, and must not count as its score.
+    scores = tl.where(inside, tl.sigmoid(logits), 0.0)
     choice = tl.where(inside, scores + bias, float("-inf"))
     if GROUPS_CHOSEN < GROUPS:
         first, index = tl.max(choice, axis=1, return_indices=True)
@@ -192,3 +300,9 @@ def _grouped_topk(
         weights = weights / (tl.sum(weights, axis=0) + 1e-20)
     tl.store(ids_ptr + token * CHOSEN + lane, ids.to(tl.int64), mask=lane < CHOSEN)
     tl.store(weights_ptr + token * CHOSEN + lane, weights * scale, mask=lane < CHOSEN)
+    if PAIRS > 0:
+        num_pairs = num_tokens * CHOSEN
+        bins: tl.constexpr = triton.next_power_of_2(GROUPS * GROUP)
+        _list_if_last(
+            ids_ptr, done_ptr, starts_ptr, order_ptr, num_pairs, GROUPS * GROUP, bins, PAIRS
+        )

@@ -4,17 +4,18 @@ from typing import Final
 
 from diffray.kernels.triton.attention import ATTEND
 from diffray.kernels.triton.confidence import CONFIDENCE
-from diffray.kernels.triton.experts import EXPERTS, QUANTIZED_EXPERTS
+from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM, QUANTIZED_EXPERTS
 from diffray.kernels.triton.norm import ADD_NORM, RMS_NORM
-from diffray.kernels.triton.router import GROUPED_SIGMOID_TOPK, SOFTMAX_TOPK
+from diffray.kernels.triton.router import GROUPED_SIGMOID_ROUTER, SOFTMAX_ROUTER
 
 KERNELS: Final = (
     RMS_NORM,
     ADD_NORM,
     ATTEND,
-    SOFTMAX_TOPK,
-    GROUPED_SIGMOID_TOPK,
+    SOFTMAX_ROUTER,
+    GROUPED_SIGMOID_ROUTER,
     EXPERTS,
     QUANTIZED_EXPERTS,
+    EXPERTS_ADD_NORM,
     CONFIDENCE,
 )

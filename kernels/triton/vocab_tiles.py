@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels.confidence import Confidence
+from diffray.kernels.triton.launch import overlapped, wait_for_previous
 from diffray.kernels.triton.noise import gumbel
 
 
@@ -33,7 +34,7 @@ class Parts(NamedTuple):
         return Parts(part(wide), part(torch.int32), *(part(wide) for _ in range(4)))
 
 
-def join(parts: Parts, gathered_RK: Tensor, start: int) -> Confidence:
+def join(parts: Parts, gathered_RK: Tensor, start: int, *, pdl: bool = False) -> Confidence:
     """Combine the summaries of all tiles."""
     tiles, rows = parts.id_NR.shape
     device = parts.id_NR.device
@@ -52,6 +53,7 @@ def join(parts: Parts, gathered_RK: Tensor, start: int) -> Confidence:
             start,
             BLOCK=triton.next_power_of_2(tiles),
             num_warps=4,
+            **overlapped(pdl),
         )
     return Confidence(ids_R, score_R, logit_R, best_R, lse_R, gathered_RK)
 
@@ -134,8 +136,10 @@ def _join_tiles(
     tiles,
     start,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Combine a row's tiles; they are in id order, so the lowest id wins on ties."""
+    wait_for_previous(PDL)
     row = tl.program_id(0)
     tile = tl.arange(0, BLOCK)
     at = tile * rows + row

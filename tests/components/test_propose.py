@@ -14,7 +14,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.propose import Draws, Rows, joined, propose, propose_plain
 from diffray.components.transforms import KeptIds, LogitBias
 from diffray.kernels.confidence import confidence_of_logits
-from tests.helpers.threads import on_ranks
+from tests.helpers.threads import on_ranks, over_ranks
 
 VOCAB, MASK = 24, 5
 ROWS, LENGTH = 3, 4
@@ -70,7 +70,9 @@ def test_what_is_kept_of_logits_is_enough(size: int, draws: Draws | None) -> Non
 
     expected = as_one(propose(Logits(logits(), 0, Mesh()), asked, block(), (), MASK))
     assert asked.plain
-    for found in on_ranks(size, kept):
+    ranks, collectives = over_ranks(size, False, kept)
+    assert collectives == (size > 1)
+    for found in ranks:
         assert torch.equal(found[0], expected[0])
         torch.testing.assert_close(found, expected)
 

@@ -203,28 +203,35 @@ def test_a_variant_that_can_be_recorded_goes_first_and_replays_decide() -> None:
     assert set(choices_of(found).chosen.values()) == {"a"}
 
 
-def routed(change: Callable[[Tensor, Tensor], None] | None = None, tokens: int = 40) -> float:
+def routed(change: Callable[..., None] | None = None, tokens: int = 40) -> float:
     torch.manual_seed(1)
-    logits = torch.randn(tokens, 16)
-    expected = router.softmax_topk(logits, None, 4)
-    got = expected[0].clone(), expected[1].clone()
+    args = torch.randn(tokens, 8), torch.randn(16, 8), None, 4
+    chosen = router.softmax_router(*args)
+    found = [*chosen[:2], *router.list_pairs(chosen.ids_TK, 16)]
+    got = [tensor.clone() for tensor in found]
     if change is not None:
         change(*got)
-    return choice_error((logits, None, 4), got, expected)
+    return choice_error(args, got, found)
 
 
 def test_routers_may_swap_near_equals_and_nothing_else() -> None:
-    def swap_two(ids: Tensor, _weights: Tensor) -> None:
+    def swap_two(ids: Tensor, _weights: Tensor, *pairs: Tensor) -> None:
         ids[0, :2] = ids[0, :2].flip(0)
+        for old, new in zip(pairs, router.list_pairs(ids, 16), strict=True):
+            old.copy_(new)
 
-    def other_ids(ids: Tensor, _weights: Tensor) -> None:
+    def other_ids(ids: Tensor, *_: Tensor) -> None:
         ids[:3] = 15 - ids[:3]
 
-    def other_weights(_ids: Tensor, weights: Tensor) -> None:
+    def other_weights(_ids: Tensor, weights: Tensor, *_: Tensor) -> None:
         weights[7, 2] *= 1.01
+
+    def other_pairs(_ids: Tensor, _weights: Tensor, _starts: Tensor, order: Tensor) -> None:
+        order[:2] = order[:2].flip(0)
 
     assert routed() == routed(swap_two) == 0.0
     assert routed(other_ids) == math.inf
+    assert routed(other_pairs) == math.inf
     assert 1e-3 < routed(other_weights) < 1e-1
 
 

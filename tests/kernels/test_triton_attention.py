@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from diffray.components.batch import Batch, Window
 from diffray.kernels import attention as reference
-from diffray.kernels.attention import window_attention
-from diffray.kernels.triton.attention import num_splits, paged_attention
+from diffray.kernels.attention import KVLayer, QKRotary, window_attention
+from diffray.kernels.triton.attention import ATTEND, num_splits, paged_attention
 from diffray.kernels.windows import PagedWindows
 
 PAGE = 8
@@ -80,17 +80,39 @@ def test_attention_equals_the_reference(
 
 
 @pytest.mark.parametrize("block", [0, 32])
-def test_keys_split_over_programs_are_joined(block: int) -> None:
+@pytest.mark.parametrize(("split_keys", "splits"), [(256, 2), (128, 5), (64, 11)])
+def test_keys_split_over_programs_are_joined(block: int, split_keys: int, splits: int) -> None:
     torch.manual_seed(0)
     windows, pages = place([Span(600, 610, 700, block), Span(0, 3, 40, block)], padding=1)
-    assert num_splits(3, windows.pages_WP.shape[1] * PAGE) == 2
+    assert num_splits(3, windows.pages_WP.shape[1] * PAGE, split_keys) == splits
     args = tensors(windows, pages, 2, 1, 16)
     torch.testing.assert_close(
-        paged_attention(*args, windows),
+        paged_attention(*args, windows, split_keys=split_keys),
         reference.paged_attention(*args, windows),
         atol=1e-5,
         rtol=1e-4,
     )
+
+
+@pytest.mark.parametrize(
+    ("count", "context", "splits"),
+    [(1, 1024, {256, 128, 64}), (1, 200, {256, 128, 64}), (2, 30, {256}), (64, 1024, {256})],
+)
+def test_shorter_splits_are_offered_where_they_occupy_more_programs(
+    count: int, context: int, splits: set[int]
+) -> None:
+    windows, _ = place([Span(context - 8, context, context)] * count)
+    heads = torch.empty(8 * count, 24, 16, dtype=torch.bfloat16)
+    kv = KVLayer(torch.empty(1, 8, 16), torch.empty(1, 8, 16))
+
+    class Placed(NamedTuple):
+        paged: PagedWindows
+
+    cos = torch.empty(8 * count, 1, 16)
+    rotary = QKRotary(None, 1e-5, cos, cos)
+    *variants, _ = ATTEND.variants(heads, rotary, kv, windows.first_W, Placed(windows))
+    words = [variant.name.split() for variant in variants]
+    assert {int(name[1]) if "keys" in name else 256 for name in words} == splits
 
 
 def test_padding_changes_nothing_and_what_no_query_sees_is_not_read() -> None:

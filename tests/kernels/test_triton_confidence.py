@@ -8,7 +8,7 @@ from tests.helpers.triton_device import DEVICE  # isort: skip
 from diffray.kernels import confidence as reference
 from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence, Draw
-from diffray.kernels.triton.confidence import confidence
+from diffray.kernels.triton.confidence import CONFIDENCE, confidence, confidence_after_product
 
 
 def draw_of(rows: int, *temperatures: float) -> Draw:
@@ -43,6 +43,36 @@ def test_confidence_equals_the_reference(
     draw = draw_of(rows, *temperatures) if temperatures else None
     args = (x, head, 0, 3, ids, draw)
     check(confidence(*args), reference.confidence(*args))
+
+
+# Of 514 rows the logits are stored in two parts.
+@pytest.mark.parametrize(
+    ("rows", "hidden", "vocab", "gathered", "temperatures"),
+    [
+        (5, 48, 1100, 3, ()),
+        (5, 48, 1100, 3, (0.7, 0.0, 1.3)),
+        (514, 8, 40, 1, ()),
+        (0, 8, 40, 1, (0.7,)),
+    ],
+)
+def test_confidence_from_stored_logits_equals_the_reference(
+    rows: int, hidden: int, vocab: int, gathered: int, temperatures: tuple[float, ...]
+) -> None:
+    x, head, ids = case(rows, hidden, vocab, gathered)
+    draw = draw_of(rows, *temperatures) if temperatures else None
+    args = (x, head, 0, 3, ids, draw)
+    check(confidence_after_product(*args), reference.confidence(*args))
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "offered"),
+    [(256, "bfloat16", True), (100, "bfloat16", False), (256, "float32", False)],
+)
+def test_storing_logits_is_offered_for_many_rows(rows: int, dtype: str, offered: bool) -> None:
+    x, head, ids = case(rows, 16, 40, 1)
+    kind = getattr(torch, dtype)
+    names = [v.name for v in CONFIDENCE.variants(x.to(kind), head.to(kind), 0, 3, ids, None)]
+    assert ("triton after product" in names) is offered
 
 
 def test_a_slice_of_the_vocabulary_speaks_of_its_own_ids() -> None:

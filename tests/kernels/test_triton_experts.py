@@ -5,10 +5,19 @@ import torch
 from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
+from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
 from diffray.kernels import quantized
 from diffray.kernels.experts import experts_forward as reference
 from diffray.kernels.quantized import quantize_rows
-from diffray.kernels.triton.experts import experts_forward, quantized_experts_forward, tile_for
+from diffray.kernels.router import Pairs, Routing, list_pairs
+from diffray.kernels.triton.experts import (
+    EXPERTS,
+    QUANTIZED_EXPERTS,
+    experts_add_norm,
+    experts_forward,
+    quantized_experts_forward,
+    tile_for,
+)
 
 
 def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> list[Tensor]:
@@ -45,6 +54,15 @@ def test_experts_of_other_ranks_add_nothing() -> None:
     assert torch.equal(none, torch.zeros_like(x))
 
 
+def test_pairs_that_the_router_lists_are_not_listed_again() -> None:
+    x, w13, w2, ids, weights = case(13, 6, 3, 48, 20)
+    listed = Routing(ids, weights, *list_pairs(ids, 6)).of(2, 4)
+    args = x, w13[2:4].contiguous(), w2[2:4].contiguous(), listed.ids_TK, weights
+    assert torch.equal(experts_forward(*args, listed.pairs), experts_forward(*args))
+    none = Pairs(torch.zeros(3, dtype=torch.int32, device=DEVICE), list_pairs(ids, 6).order_S)
+    assert not torch.equal(experts_forward(*args, none), experts_forward(*args))
+
+
 def test_all_tokens_at_one_expert_go_through_several_tiles() -> None:
     x, w13, w2, ids, weights = case(150, 64, 1, 16, 16)
     assert tile_for(150 / 64, 4).rows < 150
@@ -66,6 +84,63 @@ def test_no_tokens_give_no_rows() -> None:
     assert experts_forward(x[:0], w13, w2, ids[:0], weights[:0]).shape == (0, 16)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_experts_and_the_norm_that_follows_equal_the_reference(
+    shared: bool, fused: bool, rank: int
+) -> None:
+    x, w13, w2, ids, weights = case(12, 6, 3, 48, 36)
+    added = torch.randn(3, 12, 48, device=DEVICE)
+    norm = torch.randn(48, device=DEVICE)
+    args = x, w13[:4], None, w2[:4], None, ids - 2 * rank, weights, None
+    rest = added[0] if shared else None, added[1], norm, 1e-5
+    got = experts_add_norm(*args, *rest, fused=fused)
+    expected = quantized.experts_add_norm(*args, *rest)
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    none = experts_add_norm(x[:0], *args[1:5], ids[:0], *args[6:], None, x[:0], norm, 1e-5)
+    assert [part.shape for part in none] == [(0, 48)] * 2
+
+
+def test_the_fused_norm_rounds_where_separate_kernels_round() -> None:
+    x, w13, w2, ids, weights = (
+        part.half() if part.is_floating_point() else part for part in case(9, 6, 3, 48, 36)
+    )
+    added, norm = torch.randn(2, 9, 48, device=DEVICE).half(), torch.randn(48, device=DEVICE).half()
+    args = x, w13, None, w2, None, ids, weights, None, added[0], added[1], norm, 1e-5
+    got, expected = (experts_add_norm(*args, fused=fused) for fused in (True, False))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected, strict=True))
+
+
+def narrow(args: list[Tensor]) -> list[Tensor]:
+    return [part.bfloat16() if part.dtype == torch.float32 else part for part in args]
+
+
+# Of 50 tokens a tile of 64 rows holds all that an expert can get.
+@pytest.mark.parametrize(("tokens", "experts", "chosen"), [(3, 5, 2), (50, 5, 2), (100, 2, 1)])
+def test_every_variant_equals_the_reference_in_bfloat16(
+    tokens: int, experts: int, chosen: int
+) -> None:
+    args = narrow(case(tokens, experts, chosen, 40, 24))
+    args[3][: tokens // 2] = args[3][0]  # half of the tokens choose the same experts
+    x, w13, w2, ids, weights = (p.float() if p.is_floating_point() else p for p in args)
+    expected = reference(x, w13, w2, ids, weights)
+    *variants, _ = EXPERTS.variants(*args, None)
+    # Only a GPU tells warps and stages apart.
+    distinct = {v.name.split(" w")[0] if DEVICE.type == "cpu" else v.name: v for v in variants}
+    with exact_bfloat16():
+        found = [variant.run(*args).float() for variant in distinct.values()]
+    for out in found:
+        assert float((out - expected).norm() / expected.norm()) < 0.004
+
+
+def test_a_tile_holds_the_rows_of_an_expert_that_all_tokens_choose() -> None:
+    args = narrow(case(64, 64, 8, 16, 16))
+    rows = {int(v.name.split()[1].split("x")[0]) for v in EXPERTS.variants(*args, None)[:-1]}
+    assert rows == {32, 64}
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_quantized_experts_equal_their_weights_scaled_back(dtype: torch.dtype) -> None:
     x, w13, w2, ids, weights = case(12, 5, 2, 48, 36)
@@ -77,6 +152,21 @@ def test_quantized_experts_equal_their_weights_scaled_back(dtype: torch.dtype) -
     )
     exact = reference(x, w13, w2, ids, weights)
     assert 0 < float((got - exact).norm() / exact.norm()) < 0.06
+
+
+@pytest.mark.parametrize("louder", [1.0, 300.0])
+def test_float8_weights_are_multiplied_in_float16_whatever_the_range(louder: float) -> None:
+    """Between the louder products numbers exceed float16's largest."""
+    x, w13, w2, ids, weights = narrow(case(20, 5, 2, 48, 36))
+    quantized_ones = [quantize_rows(w, torch.float8_e4m3fn) for w in (w13 * louder, w2)]
+    args = (*quantized_ones[0], *quantized_ones[1], ids, weights.float(), None)
+    expected = quantized.quantized_experts_forward(x.float(), *args)
+    with exact_bfloat16():
+        for half in (False, True):
+            got = quantized_experts_forward(x, *args, half=half).float()
+            assert float((got - expected).norm() / expected.norm()) < 0.004
+    names = [variant.name for variant in QUANTIZED_EXPERTS.variants(x, *args)]
+    assert "half" not in names[0] and "half" in names[1]
 
 
 def test_quantized_rows_come_back_within_half_a_step() -> None:

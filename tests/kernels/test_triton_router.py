@@ -1,47 +1,117 @@
-"""Routers in Triton against torch."""
+"""Routers in Triton against torch, after torch's product and with their own."""
+
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
+from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
 from diffray.kernels import router as reference
-from diffray.kernels.triton.router import grouped_sigmoid_topk, softmax_topk
+from diffray.kernels.router import Routing
+from diffray.kernels.triton.router import (
+    GROUPED_SIGMOID_ROUTER,
+    SOFTMAX_ROUTER,
+    grouped_sigmoid_router,
+    softmax_router,
+)
+from diffray.kernels.triton.router_logits import split_logits
+
+FUSED = pytest.mark.parametrize("fused", [False, True])
 
 
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize(("tokens", "experts", "chosen"), [(1, 3, 3), (9, 20, 4), (4, 64, 8)])
-def test_softmax_router_equals_the_reference(
-    tokens: int, experts: int, chosen: int, biased: bool
-) -> None:
+def case(tokens: int, experts: int, hidden: int = 40) -> tuple[Tensor, Tensor, Tensor]:
+    """States, a router's weights, a bias."""
     torch.manual_seed(experts)
-    logits = torch.randn(tokens, experts, device=DEVICE)
-    bias = torch.randn(experts, device=DEVICE) / 8 if biased else None
-    ids, weights = softmax_topk(logits, bias, chosen)
-    expected = reference.softmax_topk(logits, bias, chosen)
-    assert torch.equal(ids, expected[0])
-    torch.testing.assert_close(weights, expected[1])
-    assert softmax_topk(logits[:0], bias, chosen)[0].shape == (0, chosen)
+    x, weight = torch.randn(tokens, hidden), torch.randn(experts, hidden) / 4
+    return x.to(DEVICE), weight.to(DEVICE), (torch.randn(experts) / 8).to(DEVICE)
 
 
+def check(got: Routing, expected: Routing, experts: int) -> None:
+    assert torch.equal(got.ids_TK, expected.ids_TK)
+    torch.testing.assert_close(got.weights_TK, expected.weights_TK)
+    starts, order = reference.list_pairs(got.ids_TK, experts)
+    assert got.pairs is not None
+    assert torch.equal(got.pairs.starts_E, starts) and torch.equal(got.pairs.order_S, order)
+
+
+@FUSED
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("tokens", "experts", "chosen"), [(1, 3, 3), (9, 20, 4), (37, 24, 8)])
+def test_softmax_router_equals_the_reference(
+    tokens: int, experts: int, chosen: int, biased: bool, fused: bool
+) -> None:
+    x, weight, bias = case(tokens, experts)
+    args = x, weight, bias if biased else None, chosen
+    check(softmax_router(*args, fused=fused), reference.softmax_router(*args), experts)
+    assert softmax_router(x[:0], *args[1:], fused=fused).ids_TK.shape == (0, chosen)
+
+
+@FUSED
 @pytest.mark.parametrize(
     ("tokens", "experts", "chosen", "groups", "kept"),
     [(7, 32, 4, 8, 4), (3, 12, 3, 3, 2), (2, 10, 1, 5, 1), (5, 9, 4, 1, 1), (4, 6, 2, 2, 2)],
 )
 def test_grouped_router_equals_the_reference(
-    tokens: int, experts: int, chosen: int, groups: int, kept: int
+    tokens: int, experts: int, chosen: int, groups: int, kept: int, fused: bool
 ) -> None:
-    torch.manual_seed(experts)
-    logits = torch.randn(tokens, experts, device=DEVICE)
-    bias = torch.randn(experts, device=DEVICE) / 2
-    how = {"num_groups": groups, "groups_chosen": kept}
-    ids, weights = grouped_sigmoid_topk(logits, bias, chosen, **how, scale=2.5)
-    expected = reference.grouped_sigmoid_topk(logits, bias, chosen, **how, scale=2.5)
-    assert torch.equal(ids, expected[0])
-    torch.testing.assert_close(weights, expected[1])
+    args = *case(tokens, experts), chosen
+    how: dict[str, Any] = {"num_groups": groups, "groups_chosen": kept, "scale": 2.5}
+    got = grouped_sigmoid_router(*args, **how, fused=fused)
+    check(got, reference.grouped_sigmoid_router(*args, **how), experts)
 
 
-def test_of_equal_experts_the_lowest_ids_are_taken() -> None:
-    logits = torch.zeros(2, 24, device=DEVICE)
-    assert softmax_topk(logits, None, 3)[0].tolist() == [[0, 1, 2]] * 2
-    ids, _ = grouped_sigmoid_topk(logits, logits[0], 3, num_groups=4, groups_chosen=2, scale=1.0)
-    assert ids.tolist() == [[0, 1, 2]] * 2
+@FUSED
+def test_of_equal_experts_the_lowest_ids_are_taken(fused: bool) -> None:
+    x, weight, bias = case(2, 24)
+    # Whole numbers, because the interpreter's products add up in an order of their own.
+    x, weight, bias = x.round(), (8 * weight[:1]).round().repeat(24, 1), bias * 0
+    for dtype in (torch.float32, torch.bfloat16):
+        with exact_bfloat16():
+            args = x.to(dtype), weight, bias, 3
+            assert softmax_router(*args, fused=fused).ids_TK.tolist() == [[0, 1, 2]] * 2
+            how: dict[str, Any] = {"num_groups": 4, "groups_chosen": 2, "scale": 1.0}
+            got = grouped_sigmoid_router(*args, **how, fused=fused)
+            assert got.ids_TK.tolist() == [[0, 1, 2]] * 2
+
+
+def test_bfloat16_states_are_multiplied_as_exactly_as_in_float32() -> None:
+    x, weight, _ = case(20, 70, hidden=600)
+    weight *= torch.logspace(-6, 3, 600, device=DEVICE)
+    x = x.bfloat16()
+    with exact_bfloat16():
+        logits_CTE, _ = split_logits(x, weight, pdl=False)
+    assert len(logits_CTE) == 19
+    exact = x.double() @ weight.double().T
+    scale = x.double().abs() @ weight.double().abs().T
+    error = (logits_CTE.double().sum(0) - exact).abs() / scale
+    assert float(error.max()) < 3e-7
+    rounded = (x @ weight.bfloat16().T).double()
+    assert float(((rounded - exact).abs() / scale).max()) > 1e-4
+
+
+def test_a_token_s_logits_do_not_depend_on_how_many_there_are() -> None:
+    x, weight, _ = case(40, 20)
+    assert torch.equal(
+        split_logits(x, weight, pdl=False)[0][:, 3:4], split_logits(x[3:4], weight, pdl=False)[0]
+    )
+
+
+def test_the_fused_router_is_offered_for_few_tokens() -> None:
+    x, weight, bias = case(300, 8)
+    for tokens, offered in ((300, False), (256, True), (1, True)):
+        for kernel in (SOFTMAX_ROUTER, GROUPED_SIGMOID_ROUTER):
+            names = [v.name for v in kernel.variants(x[:tokens], weight, bias, 2)]
+            assert ("triton fused" in names) is offered
+
+
+def test_routing_of_some_experts_lists_their_pairs() -> None:
+    x, weight, _ = case(12, 10)
+    own = softmax_router(x, weight, None, 3).of(4, 7)
+    assert own.pairs is not None
+    expected = reference.list_pairs(own.ids_TK, 3)
+    for expert in range(3):
+        start, stop = own.pairs.starts_E[expert : expert + 2].tolist()
+        first, last = expected.starts_E[expert : expert + 2].tolist()
+        assert torch.equal(own.pairs.order_S[start:stop], expected.order_S[first:last])

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
+from benchmarks.golden import cases_of
 from benchmarks.gpu import __main__ as all_of_them
 from benchmarks.gpu import check_engine, check_kernels, engine_checks, generate, program, step_time
 from benchmarks.gpu.cases import listed
@@ -28,6 +29,7 @@ from benchmarks.gpu.shapes import TOY, Shape, Sparse, Work
 from benchmarks.gpu.step import make_step
 from benchmarks.gpu.targets import verdicts
 from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
+from diffray.kernels.router import Routing
 from diffray.workers.graphs import Graphs, Recorded
 from tests.helpers.paths import ROOT
 
@@ -95,7 +97,9 @@ def test_the_check_finds_what_is_wrong() -> None:
     wrong = right._replace(
         rms_norm=lambda x, weight, eps: right.rms_norm(x, weight, eps) * 1.01,
         paged_attention=lambda *args: right.paged_attention(*args) * torch.nan,
-        softmax_topk=lambda *args: (right.softmax_topk(*args)[0].flip(1), args[0][:, : args[2]]),
+        softmax_router=lambda *args: Routing(
+            right.softmax_router(*args).ids_TK.flip(1), right.softmax_router(*args).weights_TK
+        ),
     )
     found = {kernel for kernel, right in checked("toy-moe", wrong).items() if not right}
     assert found == {"rms_norm", "paged_attention", "router"}
@@ -301,7 +305,7 @@ class TestCheckEngine:
         assert report["program"] == "check_engine"
 
     def test_a_wrong_token_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        cases = engine_checks.cases_of("llada2_moe")[:4]
+        cases = cases_of("llada2_moe")[:4]
         cases[3]["tokens"][5] += 1
         monkeypatch.setattr(engine_checks, "cases_of", lambda family: cases)
         way = engine_checks.Way("float32", "torch", None)

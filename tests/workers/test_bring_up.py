@@ -153,8 +153,9 @@ def test_the_trials_are_of_the_calls_that_the_model_makes(name: str, ranks: int)
     sizes = Sizes(config=CONFIGS[name], dtype="float32", ranks=ranks)
     OneLayer(sizes, CPU, collecting(table.KERNELS, calls)).run()
     kernels = {kernel for kernel, _ in calls}
-    routers = {"llada_moe": {"softmax_topk"}, "llada2_moe": {"grouped_sigmoid_topk"}}
-    experts = {"experts_forward"} if name in routers else set()
+    routers = {"llada_moe": {"softmax_router"}, "llada2_moe": {"grouped_sigmoid_router"}}
+    sparse = "experts_add_norm" if ranks == 1 else "experts_forward"
+    experts = {sparse} if name in routers else set()
     shared = {"rms_norm", "add_norm", "attend", "confidence"}
     assert kernels == shared | routers.get(name, set()) | experts
     for kernel in kernels - {"confidence"}:
@@ -165,11 +166,14 @@ def test_the_trials_are_of_the_calls_that_the_model_makes(name: str, ranks: int)
     assert asked == {"best", "drawn"}
 
 
-def test_quantized_experts_are_tried_as_they_are_stored() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(1, "experts_add_norm"), (2, "quantized_experts_forward")]
+)
+def test_quantized_experts_are_tried_as_they_are_stored(ranks: int, name: str) -> None:
     calls: Calls = {}
-    sizes = Sizes(config=LLADA_MOE, dtype="float32", quantization="experts_int8")
+    sizes = Sizes(config=LLADA_MOE, dtype="float32", quantization="experts_int8", ranks=ranks)
     OneLayer(sizes, CPU, collecting(table.KERNELS, calls)).run()
-    own = [shape for kernel, shape in calls if kernel == "quantized_experts_forward"]
+    own = [shape for kernel, shape in calls if kernel == name]
     assert own and all("torch.int8" in shape.facts for shape in own)
 
 

@@ -5,6 +5,8 @@ tensor operations, in which whatever Python computed while it was made is fixed,
 Both return the same tensors each time, as a graph does.
 """
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,15 +18,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from benchmarks.golden import FAMILIES, cases_of, params_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.backend import Record, choose_recorder
+from diffray.components.mesh import Mesh
 from diffray.components.sequence import Sequence
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
+from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves, memory_for
 from diffray.workers.messages import Request
+from diffray.workers.setup import build_rank
 from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 from tests.helpers.paths import GOLDEN
 from tests.helpers.replays import replays
+from tests.helpers.threads import ThreadMesh, on_ranks
 from tests.helpers.toy import EOS, ToyModel, prompt_of, run, toy_engine
 
 
@@ -217,6 +223,50 @@ def test_the_memory_of_graphs_is_found_by_running_padding(monkeypatch: pytest.Mo
     monkeypatch.setattr("diffray.workers.graphs.peak_memory", lambda _device, run: run() or 7)
     assert memory_for(Bucket(2, 16), Noted(), engine.kv, engine.slots) == 7
     assert ran == [32]
+
+
+@pytest.mark.slow
+def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = EngineOptions(
+        dtype="float64", mask_token_id=510, eos_token_id=511, max_num_seqs=2, max_model_len=96
+    )
+    params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion={"block_length": 8})
+    requests = [Request(uid, prompt_of(5 + 3 * uid), params) for uid in range(3)]
+    seen: dict[int, list[object]] = defaultdict(list)  # of each rank, which is a thread
+    replayed: dict[Bucket, set[tuple[object, ...]]] = defaultdict(set)
+    gather, forward, smallest = ThreadMesh.all_gather, Recorded.forward, Mesh.smallest
+
+    def gathered(mesh: ThreadMesh, x: Tensor) -> Tensor:
+        seen[threading.get_ident()].append(x.shape)
+        return gather(mesh, x)
+
+    def agreed(mesh: Mesh, name: str, value: int) -> int:
+        seen[threading.get_ident()].append(name)
+        return smallest(mesh, name, value)
+
+    def noted(recorded: Recorded) -> Tensor:
+        own = seen[threading.get_ident()]
+        start = len(own)
+        out = forward(recorded)
+        replayed[recorded.bucket].add(tuple(own[start:]))
+        return out
+
+    def work(mesh: Mesh) -> dict[int, list[int]]:
+        return run(build_rank(str(GOLDEN / "llada_moe"), options, mesh), requests)
+
+    expected = work(Mesh())
+    monkeypatch.setattr("diffray.workers.setup.choose_recorder", lambda *_: again)
+    monkeypatch.setattr("diffray.workers.graphs.peak_memory", lambda _device, run: run() or 0)
+    monkeypatch.setattr(ThreadMesh, "all_gather", gathered)
+    monkeypatch.setattr(Mesh, "smallest", agreed)
+    monkeypatch.setattr(Recorded, "forward", noted)
+    assert on_ranks(2, work) == [expected, expected]
+    one, other = (events for events in seen.values() if len(events) > 1)
+    assert one == other
+    assert one[0] == "loaded"  # no rank waits in a collective for one that is still loading
+    assert replayed and all(len(ways) == 1 for ways in replayed.values())
 
 
 def test_graphs_are_refused_where_they_cannot_be() -> None:

@@ -4,13 +4,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
 import torch
 
 from diffray.components.denoiser import Denoiser
-from diffray.components.experts import Experts
+from diffray.components.experts import Experts, SparseMLP
+from diffray.kernels.router import Routing
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.engine import Engine
 
@@ -60,16 +62,15 @@ def reads_of(engine: Engine) -> Iterator[Reads]:
     model, reads = engine.model, Reads()
     if not isinstance(model, Denoiser):
         raise ValueError("bytes can be counted of checkpoints' models only")
-    layers = [module for module in model.modules() if isinstance(module, Experts)]
+    layers = [module for module in model.modules() if isinstance(module, SparseMLP)]
     embedding = 0 if model.output is model.embedding else _bytes(model.embedding)
-    always = _bytes(model) - sum(map(_bytes, layers)) - embedding
+    always = _bytes(model) - sum(_bytes(layer.experts) for layer in layers) - embedding
     spec = model.spec
     position = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * model.dtype.itemsize
-    run_experts, run_step = Experts.forward, BatchPlan.denoise
+    run_step = BatchPlan.denoise
 
-    def experts(layer: Experts, x_TH: Any, ids_TK: Any, weights_TK: Any) -> Any:
-        reads.weights += len(ids_TK.unique()) * _bytes(layer) // layer.experts.rows
-        return run_experts(layer, x_TH, ids_TK, weights_TK)
+    def count(experts: Experts, _router: object, _args: object, chosen: Routing) -> None:
+        reads.weights += len(chosen.ids_TK.unique()) * _bytes(experts) // experts.experts.rows
 
     def step(plan: BatchPlan, number: int, chunks: Any) -> Any:
         reads.forwards += 1
@@ -82,11 +83,17 @@ def reads_of(engine: Engine) -> Iterator[Reads]:
 
     graphs = engine.graphs
     engine.graphs = engine.slots.layout = None  # a replay calls nothing that could be counted
-    with patch.object(Experts, "forward", experts), patch.object(BatchPlan, "denoise", step):
+    hooks = [
+        layer.get_submodule("router").register_forward_hook(partial(count, layer.experts))
+        for layer in layers
+    ]
+    with patch.object(BatchPlan, "denoise", step):
         try:
             yield reads
         finally:
             engine.graphs, engine.slots.layout = graphs, None
+            for hook in hooks:
+                hook.remove()
 
 
 def _bytes(module: torch.nn.Module) -> int:

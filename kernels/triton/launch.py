@@ -1,0 +1,67 @@
+"""Programmatic dependent launch: a kernel is launched before the previous one has ended.
+
+Its programs fetch weights, which no kernel writes, then wait for the previous kernel's results.
+Every program of such a kernel waits, so when it has ended, all earlier kernels have ended too.
+Needs compute capability 9.0.
+"""
+
+from collections.abc import Sequence as Items
+from functools import partial
+
+import triton
+import triton.language as tl
+
+from diffray.kernels.variants import Run, Tile, Variant, tiled
+
+
+def can_overlap() -> bool:
+    """Return whether the current GPU can launch a kernel before the previous one has ended."""
+    if triton.knobs.runtime.interpret:
+        return False
+    target = triton.runtime.driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 90)
+
+
+def variants_of(run: Run, program: str = "triton") -> list[Variant]:
+    """Return a program as it is, and launched early if the GPU can."""
+    early = [Variant(f"{program} pdl", partial(run, pdl=True))] if can_overlap() else []
+    return [Variant(program, run), *early]
+
+
+def tiled_variants(tiles: Items[Tile], run: Run, program: str = "triton") -> list[Variant]:
+    """Return a program with each tile, launched early if the GPU can; the first also as it is."""
+    if not can_overlap():
+        return [tiled(program, tile, run) for tile in tiles]
+    early = (tiled(f"{program} pdl", tile, partial(run, pdl=True)) for tile in tiles)
+    return [tiled(program, tiles[0], run), *early]
+
+
+def overlapped(pdl: bool) -> dict[str, bool]:
+    """Return the launch options of a kernel that takes PDL."""
+    return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Let the next kernel launch, then wait for the previous one's results."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch_rows(w_ptr, rows, num_rows, size, DEPTH: tl.constexpr, PDL: tl.constexpr):
+    """Bring the first elements of some rows of a matrix to the L2 cache."""
+    if PDL:
+        width: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
+        lines: tl.constexpr = (DEPTH * width + 127) // 128  # of 128 bytes
+        at = tl.minimum(tl.arange(0, lines) * (128 // width), size - 1)
+        line = w_ptr + tl.minimum(rows, num_rows - 1)[:, None] * size + at[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [line.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )

@@ -1,0 +1,82 @@
+"""What variants of the kernels take of a GPU, as compiled for one that need not be there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'diffray[triton]'")
+
+# The most registers and KB of shared memory that their kernels take on Hopper, of 255 and 227.
+HOPPER = {
+    "softmax_router triton fused pdl": {"_multiply": (80, 16), "_softmax_topk": (40, 2)},
+    "grouped_sigmoid_router triton fused pdl": {"_multiply": (80, 16), "_grouped_topk": (48, 2)},
+    # Two programs of each fit a multiprocessor.
+    "experts_add_norm triton fused pdl 64x64x64 w4 s4": {
+        "_gate_up": (192, 96),
+        "_down": (128, 64),
+        "_sum_norm_row": (72, 1),
+    },
+    "experts_add_norm triton fused pdl 128x128x64 w8 s3": {
+        "_gate_up": (255, 144),
+        "_down": (176, 96),
+        "_sum_norm_row": (72, 1),
+    },
+    "quantized_experts_forward triton half pdl 64x64x64 w4 s4": {
+        "_gate_up": (192, 64),
+        "_down": (144, 52),
+    },
+    "attend triton 64 keys pdl 64x64x128 w4 s3": {
+        "_rotate_heads": (64, 4),
+        "_read_keys": (192, 81),
+        "_join_splits": (96, 1),
+    },
+    "confidence triton after product pdl": {"_weigh_logits": (144, 1), "_join_tiles": (40, 1)},
+}
+AMPERE = [
+    "softmax_router triton fused",
+    "experts_add_norm triton fused 64x64x64 w4 s4",
+    "attend triton 64 keys 64x64x128 w4 s3",
+]
+
+
+def compiled(capability: int, variants: list[str], path: Path) -> list[dict[str, Any]]:
+    """Compile the variants of these names in another process, where Triton is not interpreted."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    pattern = "^(" + "|".join(variants) + ")$"
+    command = [sys.executable, "-m", "benchmarks.gpu.compile_kernels", "--variant", pattern]
+    command += ["--shape", "llada-moe-7b-a1b", "llada2-mini"]
+    command += ["--capability", str(capability), "--out", str(path)]
+    subprocess.run(command, check=True, env=environment)
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["kernels"]
+    return rows
+
+
+@pytest.mark.long
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the checks compile them")
+def test_variants_fit_hopper_and_wait_for_the_kernel_before(tmp_path: Path) -> None:
+    rows = compiled(90, [*HOPPER], tmp_path / "report.json")
+    found = {(row["variant"], row["kernel"]) for row in rows}
+    assert found >= {(variant, kernel) for variant, of in HOPPER.items() for kernel in of}
+    for row in rows:
+        registers, kilobytes = HOPPER[row["variant"]].get(row["kernel"], (255, 227))
+        assert row["registers"] <= registers, row
+        assert row["shared_bytes"] <= kilobytes * 1024, row
+        assert row["stack_bytes"] + row["local_bytes"] == 0, row
+        assert row["waits_for_previous"] == 1, row
+
+
+@pytest.mark.long
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the checks compile them")
+def test_variants_compile_for_ampere_where_no_kernel_starts_early(tmp_path: Path) -> None:
+    rows = compiled(80, AMPERE, tmp_path / "report.json")
+    assert {row["variant"] for row in rows} == set(AMPERE)
+    for row in rows:
+        assert row["shared_bytes"] <= 163 * 1024, row
+        assert row["stack_bytes"] + row["local_bytes"] == 0, row
+        assert row["waits_for_previous"] == 0, row

@@ -4,7 +4,6 @@ Without a GPU stand-ins are tried (tests/helpers/stand_in_kernels.py), in real c
 """
 
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ import torch
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from diffray import SamplingParams
 from diffray.components.mesh import Mesh
-from diffray.kernels.choose import TORCH
 from diffray.kernels.trial import Outcome
 from diffray.kernels.triton import table
 from diffray.kernels.variants import Shape, Variant
 from diffray.workers.bring_up.findings import Findings, FindingsFile, GraphsOutcome, cache_folder
 from diffray.workers.bring_up.one_layer import OneLayer, Sizes
 from diffray.workers.bring_up.start import bring_up, key_of, read_or_try
-from diffray.workers.bring_up.step_trial import combined, try_graphs
 from diffray.workers.bring_up.trial_process import Calls, TrialPlan, collecting, trials_of
 from diffray.workers.bring_up.trials import TimeLimits, run_trials
 from diffray.workers.engine_options import EngineOptions
@@ -214,74 +211,6 @@ def test_variants_that_are_wrong_together_give_way_to_the_defaults() -> None:
     assert [*found.lines()] == [
         f"kernels: only the default variants are used: the fastest fail together: {found.conflict}"
     ]
-
-
-def test_kernels_that_do_not_wait_for_each_other_are_found_out() -> None:
-    """Right while each is waited for; then the norm of every step is that of the step before."""
-    waited_for, last = len(OneLayer(plan().sizes, CPU, TORCH).steps), [torch.zeros(1)]
-
-    def norm(x: torch.Tensor, *args: Any) -> torch.Tensor:
-        nonlocal waited_for
-        waited_for -= 1
-        last.append(TORCH.rms_norm(x, *args))
-        return last[-1] if waited_for >= 0 else last[-1] + last[-2].mean()
-
-    message = combined(plan().sizes, CPU, TORCH._replace(rms_norm=norm))
-    assert message == "100% of a step's rows differ from those of the same kernels one at a time"
-    assert combined(plan().sizes, CPU, TORCH) == ""
-
-
-def record_again(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Stand for a recording: compute again, into the same tensors."""
-    out = work()
-    olds = (out,) if isinstance(out, torch.Tensor) else tuple(out)
-
-    def replay() -> Any:
-        new = work()
-        for old, fresh in zip(olds, (new,) if len(olds) == 1 else new, strict=True):
-            old.copy_(fresh)
-        return out
-
-    return replay
-
-
-def record_nothing(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Stand for a recording whose replays do nothing."""
-    out = work()
-    return lambda: out
-
-
-def record_fails(_work: Callable[[], Any]) -> Callable[[], Any]:
-    raise RuntimeError("operation not permitted when stream is capturing")
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (record_nothing, "100% of the rows of 1 x 32 positions differ between replays and"),
-        (record_fails, "a step could not be recorded: RuntimeError: operation not permitted"),
-    ],
-)
-def test_graphs_are_refused_when_replays_differ_or_recording_fails(
-    record: Any, message: str
-) -> None:
-    layer = OneLayer(plan().sizes, CPU, TORCH)
-    outcome = try_graphs(layer, record)
-    assert outcome.refused.startswith(message)
-    found = Findings(graphs=outcome)
-    assert [*found.lines()] == [f"cuda_graphs: off: {outcome.refused}"]
-    assert found.applied_to(EngineOptions()).cuda_graphs is False
-    with pytest.raises(ValueError, match="cuda_graphs cannot be used on this GPU: "):
-        found.applied_to(EngineOptions(cuda_graphs=True))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_recorded_steps_of_every_family_are_compared(name: str) -> None:
-    layer = OneLayer(Sizes(config=CONFIGS[name], dtype="float32"), CPU, TORCH)
-    outcome = try_graphs(layer, record_again)
-    # On a CPU copying the outputs may well take longer than it saves.
-    assert outcome.refused in ("", "replays take longer than launched steps")
-    assert outcome.launched_s is not None and outcome.launched_s > 0
 
 
 OUTCOME = Outcome("rms_norm", Shape((32, "torch.float32"), (8,)), "right", "", 1e-6, 2e-6, None)

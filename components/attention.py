@@ -64,9 +64,8 @@ class Attention(nn.Module):
         kv: KVPool,
         read_R: Tensor | None = None,
     ) -> Tensor:
-        """Return the output at these tokens, or at all; stores the windows' K/V in place."""
+        """Return what `out` takes at these tokens, or at all; stores the windows' K/V in place."""
         heads_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))
         rotary = QKRotary(None if self.norm is None else self.norm.weight_ND, self.eps, *angles)
         seen_TI = kv.attend(self.layer, heads_TND, rotary, batch).flatten(1)
-        seen_RI = seen_TI if read_R is None else seen_TI.index_select(0, read_R)
-        return self.out(seen_RI)  # type: ignore[no-any-return]
+        return seen_TI if read_R is None else seen_TI.index_select(0, read_R)

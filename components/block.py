@@ -1,14 +1,18 @@
 """What decoders see: the rows' current blocks, and what the model proposes for them.
 
 Letters: B rows, L positions of the longest block; shorter blocks are padded with positions that
-are neither masked nor editable. Q rows that ask for a ranking, K ids in each.
+are neither masked nor editable. Q rows that ask for a ranking, K ids in
+each, R all positions of all rows.
 """
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from diffray.kernels import noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,14 @@ class Block:
         """Return how many of a whole generation's steps fall to each row's block."""
         before_B = steps * self.index_B // self.count_B
         return steps * (self.index_B + 1) // self.count_B - before_B
+
+    def share(self, steps: int) -> Tensor:
+        """Return how many positions of each row this step takes, if a block takes `steps`.
+
+        It is an equal part of the block; the first steps take the odd positions.
+        """
+        odd_B = self.step_in_block_B < self.length_B % steps
+        return self.length_B // steps + odd_B
 
     def rows(self, index: Tensor, members: Items[int]) -> "Block":
         """Return some of the rows, whose numbers are given on the device and on the host."""
@@ -68,6 +80,14 @@ class Measures(NamedTuple):
     entropy_BL: Tensor  # in nats
 
 
+class Likely(NamedTuple):
+    """The most probable tokens of positions that draw, best first; drafts are drawn among them."""
+
+    ids_BLK: Tensor
+    scores_BLK: Tensor  # logits over the temperature; -inf where filters leave a token out
+    logprobs_BLK: Tensor  # without temperature
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """One token for each position of the head's rows; never the mask token.
@@ -83,6 +103,8 @@ class Proposal:
     logprob_BL: Tensor
     top: Top | None = None  # where a request asks for it; decoders see none
     measures: Measures | None = None  # where a decoder asks for them
+    options_EK: Tensor | None = None  # log-probabilities in choices, as `Options` asks for them
+    likely: Likely | None = None  # where drafts of rows that draw are to be made
 
     def rows(self, index: Tensor) -> "Proposal":
         """Return some of the rows, as a decoder sees them."""
@@ -92,4 +114,24 @@ class Proposal:
             self.confidence_BL[index],
             self.logprob_BL[index],
             measures=measures,
+            likely=self.likely and Likely(*(part[index] for part in self.likely)),
         )
+
+    def drawn_at(self, block: Block) -> "Proposal":
+        """Return what would be proposed at another step, had the model predicted the same."""
+        if self.likely is None:
+            return self
+        ids_BLK, scores_BLK, logprobs_BLK = self.likely
+        key = block.seed_B.unsqueeze(1), block.positions_BL, block.step_B.unsqueeze(1)
+        shape = ids_BLK.shape
+        seed_R, position_R, step_R = (part.expand(shape[:2]).flatten() for part in key)
+        noise_RK = noise.gumbel(seed_R, position_R, step_R, ids_BLK.flatten(0, 1))
+        best_BL1 = (scores_BLK + noise_RK.view(shape).to(scores_BLK)).argmax(-1, keepdim=True)
+        drawn_BL = scores_BLK[..., 0] > -torch.inf
+        logprob_BL = logprobs_BLK.gather(-1, best_BL1).squeeze(-1).where(drawn_BL, self.logprob_BL)
+        rather_masked_BL = self.confidence_BL < 0
+        confidence_BL = (logprob_BL.exp() - rather_masked_BL.long()).where(
+            drawn_BL, self.confidence_BL
+        )
+        ids_BL = ids_BLK.gather(-1, best_BL1).squeeze(-1).where(drawn_BL, self.ids_BL)
+        return replace(self, ids_BL=ids_BL, confidence_BL=confidence_BL, logprob_BL=logprob_BL)

@@ -13,6 +13,9 @@ class CachePolicy(PolicyPart, ABC):
     bidirectional: ClassVar[bool] = True  # valid for bidirectional attention
     block_causal: ClassVar[bool] = False  # valid for block-causal attention
     keeps_prefix: ClassVar[bool] = False  # a long prompt may be stored in chunks first
+    follows_masks: ClassVar[bool] = False  # its window depends on which sub-block has masks
+
+    kind: str  # subclasses have one value
 
     @abstractmethod
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:

@@ -1,11 +1,20 @@
 """The base of every component's configuration: frozen, no unknown keys, short errors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, Final, LiteralString, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import no_info_before_validator_function
 
 LARGEST: Final = 2**31 - 1  # number of a policy: products of two of them still fit 64 bits
 # Fields that hold one of several models: pydantic names the kind after the field, we do not.
@@ -44,6 +53,14 @@ class Config(BaseModel):
 
     # Hence pydantic builds nested parts without the above: only the whole knows their place.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # as BaseModel's own has
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Leave out what is as by default."""
+        for name, value in super().__repr_args__():
+            if name is None or value != type(self).model_fields[name].get_default(
+                call_default_factory=True
+            ):
+                yield name, value
 
     @model_validator(mode="before")
     @classmethod
@@ -86,21 +103,31 @@ class PolicyPart(Config):
         return given
 
 
+class OrKind:
+    """An annotation of a union: the name of a kind stands for that kind with its defaults."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return no_info_before_validator_function(_spelt_out, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        union = handler(schema)
+        kinds = [*union["discriminator"]["mapping"]]
+        return {"anyOf": [union, {"type": "string", "enum": kinds}]}
+
+
+def _spelt_out(given: Any) -> Any:
+    return {"kind": given} if isinstance(given, str) else given
+
+
 def _without_kind(given: object, annotation: Any) -> str | None:
     """Return what to write if a part of a field with several kinds has no kind."""
-    if not (isinstance(given, str) or (isinstance(given, dict) and "kind" not in given)):
+    if not (isinstance(given, dict) and "kind" not in given and (kinds := _kinds(annotation))):
         return None
-    kinds = _kinds(annotation)
-    allowed = ", ".join(repr(kind) for kind in kinds)
-    match given:
-        case _ if not kinds:
-            return None
-        case str() if given in kinds:
-            return f'write {{"kind": "{given}"}}'
-        case str():
-            return f'write {{"kind": ...}} with one of {allowed}'
-        case _:
-            return f"a 'kind' is needed; allowed: {allowed}"
+    return f"a 'kind' is needed; allowed: {', '.join(map(repr, kinds))}"
 
 
 def _kinds(annotation: Any) -> list[str]:
@@ -175,6 +202,11 @@ def _shown(given: object) -> str:
     if not isinstance(given, str | int | float | None):
         return ""
     return f" (given: {shortened(repr(given))})"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: 1 forward, 2 forwards."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def shortened(text: str, most: int = 100) -> str:

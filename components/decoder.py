@@ -38,6 +38,8 @@ class Decoder(PolicyPart, ABC):
     remembers: ClassVar[bool] = False  # has a memory within a block: see `remember`
     measures: ClassVar[bool] = False  # reads `proposal.measures`, for which logits are written
 
+    kind: str  # subclasses have one value
+
     @abstractmethod
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         """Return which proposed tokens become final, [B, L].
@@ -63,3 +65,7 @@ class Decoder(PolicyPart, ABC):
         `Sequence.most_post_steps` bounds it, whatever a request asks for.
         """
         return 0
+
+    def last_step(self) -> int | None:
+        """Return which step of a block is its last one if masks last until then, if any is."""
+        return None

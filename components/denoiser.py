@@ -4,9 +4,10 @@ A model file gives it a config, the MLPs and the checkpoint's names.
 Letters: T packed tokens, R of them that the head reads, H hidden size, V this rank's vocabulary.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -88,9 +89,9 @@ class Layer(nn.Module):
 
         Stores the K/V of all in place.
         """
-        seen_RH = self.attention(normed_TH, angles, batch, kv, read_R)
+        seen_RI = self.attention(normed_TH, angles, batch, kv, read_R)
         residual_RH = residual_TH if read_R is None else residual_TH.index_select(0, read_R)
-        residual_RH, normed_RH = self.mlp_norm(seen_RH, residual_RH)
+        residual_RH, normed_RH = self.attention.out.add_norm(seen_RI, residual_RH, self.mlp_norm)
         return self.mlp.add_norm(normed_RH, residual_RH, following)
 
     def pack(self) -> None:
@@ -130,6 +131,7 @@ class Denoiser(nn.Module):
         block_causal: bool,
         block_length: int = 32,
         logit_shift: int = 0,
+        decoder: Mapping[str, Any] | None = None,
         kernels: Kernels = TORCH,
     ) -> None:
         super().__init__()
@@ -156,6 +158,8 @@ class Denoiser(nn.Module):
             block_causal=block_causal,
             block_length=block_length,
             logit_shift=logit_shift,
+            family=dims.family,
+            decoder=decoder or {"kind": "threshold"},
         )
 
     @property
@@ -217,6 +221,13 @@ class Denoiser(nn.Module):
         # As `to_empty`, whose empty_like of what has no storage imports sympy: half a second.
         self._apply(empty)  # type: ignore[no-untyped-call]  # torch's own has no types
         self.rotary.fill()
+
+    def keep_one_layer(self) -> None:
+        """Drop all layers but one, with experts if there are any, while there is no storage."""
+        layer = next((each for each in self.stack if each.mlp.routed), self.stack[0])
+        layer.attention.layer = 0
+        self.stack, self.layers = [layer], nn.ModuleList([layer])
+        self.spec = replace(self.spec, num_layers=1)
 
     def pack(self) -> None:
         """Lay the loaded matrices out in the order in which this device reads them fastest."""

@@ -19,7 +19,12 @@ class Iteration(PolicyPart):
     soft: ClassVar[bool] = False  # masked positions carry soft embeddings
     first_alone: ClassVar[bool] = False  # a block's first step decides its first position alone
 
+    kind: str  # subclasses have one value
     early_stop: bool = Field(True, description="End the generation at its first end token.")
+
+    def sub_block(self) -> int:
+        """Return the length of a block's parts, decided from left to right; 0: it has none."""
+        return 0
 
     def weight(self, step: int) -> float:
         """Return the weight of the soft embedding at this step."""
@@ -63,6 +68,24 @@ class BlockDiffusion(Iteration):
     bidirectional: ClassVar[bool] = False
 
     kind: Literal["block_diffusion"] = "block_diffusion"
+
+
+class SubBlocks(Iteration):
+    """Block diffusion in sub-blocks: only the first one that has masks is denoised.
+
+    So Fast-dLLM v2 runs. Where logits are about the next position, as there, the last position of a
+    finished block decides the first of the next one in the step that stores the finished block's
+    K/V: one step of an autoregressive model.
+    """
+
+    bidirectional: ClassVar[bool] = False
+    first_alone: ClassVar[bool] = True
+
+    kind: Literal["sub_blocks"] = "sub_blocks"
+    sub_block_length: int = Field(8, ge=1, description="Positions per sub-block.")
+
+    def sub_block(self) -> int:
+        return self.sub_block_length
 
 
 class Soft(Iteration):

@@ -1,13 +1,15 @@
 """Paged memory for keys and values.
 
-Letters: S slots (pages * page size), T packed tokens, N query, key and value heads, G key heads,
+Letters: S slots (P pages * page size), T packed tokens, N query, key and value heads, G key heads,
 D head size.
 """
+
+from collections.abc import Sequence as Items
 
 import torch
 from torch import Tensor
 
-from diffray.components.backend import zeros
+from diffray.components.backend import send, zeros
 from diffray.components.batch import Batch
 from diffray.components.prefixes import Prefixes
 from diffray.kernels.attention import KVLayer, QKRotary
@@ -63,6 +65,13 @@ class KVPool:
     def free(self, pages: list[int]) -> None:
         """Free pages; their contents become invalid."""
         self._free.extend(reversed(pages))
+
+    def copy(self, pages: Items[int], onto: Items[int]) -> None:
+        """Copy the contents of pages onto others, in place."""
+        moved_2P = send(torch.tensor([pages, onto]), self.keys_LSGD.device)
+        for kept_LSGD in (self.keys_LSGD, self.values_LSGD):
+            paged_LPSGD = kept_LSGD.unflatten(1, (self.num_pages, self.page_size))
+            paged_LPSGD.index_copy_(1, moved_2P[1], paged_LPSGD.index_select(1, moved_2P[0]))
 
     def attend(self, layer: int, heads_TND: Tensor, rotary: QKRotary, batch: Batch) -> Tensor:
         """Rotate query and key heads, store K/V in place, then return the attention output.

@@ -89,6 +89,10 @@ class Norm(nn.Module):
             return x_TH, self.kernels.rms_norm(x_TH, self.weight, self.eps)
         return self.kernels.add_norm(x_TH, residual_TH, self.weight, self.eps)
 
+    def after(self, x_TI: Tensor, weight_OI: Tensor, residual_TO: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the product plus the residual, which is the next one, and its norm."""
+        return self.kernels.linear_add_norm(x_TI, weight_OI, residual_TO, self.weight, self.eps)
+
     def part(self) -> Part:
         return whole(self.weight)
 
@@ -148,6 +152,12 @@ class RowLinear(nn.Module):
 
     def forward(self, x_TI: Tensor) -> Tensor:
         return self.mesh.all_reduce(self.partial(x_TI))
+
+    def add_norm(self, x_TI: Tensor, residual_TO: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the output plus the residual, which is the next one, and its norm."""
+        if self.mesh.size == 1:
+            return norm.after(x_TI, self.weight_OI, residual_TO)
+        return norm(self(x_TI), residual_TO)  # type: ignore[no-any-return]
 
     def partial(self, x_TI: Tensor) -> Tensor:
         """Return this rank's summand, for layers that add to it before the all-reduce."""

@@ -4,7 +4,7 @@ No rank holds another's logits: each result is combined from one small tuple per
 on all ranks, bit by bit, because they combine the same gathered tuples.
 
 Letters: R rows, V this rank's slice of the vocabulary, K requested ids per row, Q rows
-with a request, W ranks, B values of a digit.
+with a request, W ranks, B values of a digit, G texts of N ids.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Logits:
 
     def add(self, rows_E: Tensor, ids_E: Tensor, values_E: Tensor) -> None:
         """Add to single logits, in place; -inf forbids a token."""
-        local, here = self._local(ids_E)
+        local, here = self.local(ids_E)
         ours = torch.where(here, values_E.to(self.values_RV), 0.0)
         self.values_RV.index_put_((rows_E, local), ours, accumulate=True)
 
@@ -47,12 +47,24 @@ class Logits:
         if self.start <= token_id < self.start + self.values_RV.shape[1]:
             self.values_RV[:, token_id - self.start] = -torch.inf
 
+    def put(self, token_id: int, values_R: Tensor) -> None:
+        """Set one token's logit in each row, in place."""
+        if self.start <= token_id < self.start + self.values_RV.shape[1]:
+            self.values_RV[:, token_id - self.start] = values_R
+
     def keep_only(self, rows: slice, ids_K: Tensor) -> None:
         """Set all but these ids to -inf in some rows, in place."""
-        local, here = self._local(ids_K)
+        local, here = self.local(ids_K)
         # Counted, because ids of other ranks are clamped onto columns that may be allowed too.
         named_V = torch.zeros_like(self._ids_V).index_add_(0, local, here.long())
         self.values_RV[rows].masked_fill_(named_V == 0, -torch.inf)
+
+    def counts(self, ids_GN: Tensor, counted_GN: Tensor) -> Tensor:
+        """Return how often each of this rank's ids is among some that count, [G, V]."""
+        local_GN, here_GN = self.local(ids_GN)
+        ours_GN = (counted_GN & here_GN).to(self.values_RV)
+        none_GV = self.values_RV.new_zeros(len(ids_GN), self.values_RV.shape[1])
+        return none_GV.scatter_add_(1, local_GN, ours_GN)
 
     def some(self, rows_Q: Tensor) -> "Logits":
         """Return some rows, copied."""
@@ -65,10 +77,10 @@ class Logits:
         found_WRC = self.mesh.all_gather(found_RC)
         return found_WRC.logsumexp(0) if drawn else found_WRC.amax(0)
 
-    def best_in(self, automaton: Automaton, set_R: Tensor) -> Tensor:
-        """Return each row's best token among those of a set of classes."""
-        allowed_RV = automaton.member_SC[set_R][:, automaton.class_V[self._ids_V]]
-        return self._best_of(self.values_RV.masked_fill(~allowed_RV, -torch.inf))[1]
+    def best_in(self, automaton: Automaton, class_R: Tensor) -> Tensor:
+        """Return each row's best token of a class."""
+        other_RV = automaton.class_V[self._ids_V] != class_R.unsqueeze(1)
+        return self._best_of(self.values_RV.masked_fill(other_RV, -torch.inf))[1]
 
     def rows(self, count: int) -> "Logits":
         """Return the first rows, sharing memory."""
@@ -76,7 +88,7 @@ class Logits:
 
     def gather(self, ids_RK: Tensor) -> Tensor:
         """Return the logits of some ids of each row."""
-        local, here = self._local(ids_RK)
+        local, here = self.local(ids_RK)
         found = self.values_RV.gather(1, local)
         return self.mesh.all_reduce(torch.where(here, found, 0.0))
 
@@ -120,13 +132,19 @@ class Logits:
         temperature_Q: Tensor,
         top_k_Q: Tensor | None,
         top_p_Q: Tensor | None,
+        min_p_Q: Tensor | None = None,
         left_out: float = torch.inf,
     ) -> "Logits":
         """Return the tempered logits of some rows, less `left_out` where filters leave them out.
 
-        Top-k comes before top-p, as in vLLM; all ids that tie at a cut are kept.
+        Min-p comes before top-k and that before top-p, as in vLLM; all ids that tie at a cut are
+        kept.
         """
         scores = tempered = self.values_RV[rows_Q] / temperature_Q.unsqueeze(1)
+        if min_p_Q is not None:
+            peak = self.mesh.all_gather(scores.amax(-1)).amax(0)
+            least = peak + min_p_Q.to(peak).log()  # 0 leaves nothing out
+            scores = scores.masked_fill(scores < least.unsqueeze(1), -torch.inf)
         if top_k_Q is not None:
             each = torch.ones_like(scores, dtype=torch.long)
             scores = self._keep_top(
@@ -156,7 +174,7 @@ class Logits:
         drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
         return Logits(self.values_RV + drawn.to(self.values_RV), self.start, self.mesh)
 
-    def _local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the columns of some ids on this rank, and which of them it really holds."""
         last = self.values_RV.shape[1] - 1
         column = ids - self.start

@@ -54,6 +54,7 @@ class Mesh:
 
     With `expert_parallel` each rank holds a contiguous range of whole experts; without it, a slice
     of every expert. A mesh of one rank needs no process group, and its collectives are free.
+    Without a group a rank of several can run its share of a model, but its sums are its own.
     """
 
     rank: int = 0
@@ -81,7 +82,7 @@ class Mesh:
         """
         if size == 1:
             return Mesh(device=device)
-        _say(store, "here", rank, 1)
+        _say(store, "here", rank, "")
         _hear(store, "here", size)
         if device.type == "cuda":
             device = torch.device("cuda", device.index or 0)
@@ -114,6 +115,15 @@ class Mesh:
             raise UnevenError(f"{what} ({length}) cannot be divided over {self.size} ranks")
         return self.rank * length // self.size, (self.rank + 1) * length // self.size
 
+    def share(self, name: str, text: str) -> str:
+        """Return rank 0's text of `name`; all ranks must call it, and wait as in `smallest`."""
+        if self.store is None:
+            return text
+        topic = self._topic(self.store, name)
+        if self.rank == 0:
+            _say(self.store, topic, 0, text)
+        return _hear(self.store, topic, 1)[0]
+
     def smallest(self, name: str, value: int) -> int:
         """Return the minimum of the ranks' values of `name`; all ranks must call it.
 
@@ -122,13 +132,17 @@ class Mesh:
         """
         if self.store is None:
             return value
-        turn = self.store.add(f"{name}/{self.rank}/turn", 1)
-        _say(self.store, f"{name}/{turn}", self.rank, value)
-        return min(_hear(self.store, f"{name}/{turn}", self.size))
+        topic = self._topic(self.store, name)
+        _say(self.store, topic, self.rank, str(value))
+        return min(map(int, _hear(self.store, topic, self.size)))
+
+    def _topic(self, store: Store, name: str) -> str:
+        """Return a key that is new at each call, and equal on all ranks."""
+        return f"{name}/{store.add(f'{name}/{self.rank}/turn', 1)}"
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum `x` over the ranks, in place, and return it."""
-        if self.size > 1:
+        if self.group is not None:
             dist.all_reduce(x, group=self.group)
         return x
 
@@ -150,19 +164,19 @@ class Mesh:
         return (everyone == everyone[0]).all()
 
 
-def _say(store: Store, name: str, rank: int, value: int) -> None:
-    store.set(f"{name}/{rank}", str(value))
+def _say(store: Store, name: str, rank: int, text: str) -> None:
+    store.set(f"{name}/{rank}", text)
 
 
-def _hear(store: Store, name: str, size: int) -> list[int]:
-    """Wait until every rank has published its value, and return them."""
-    values = []
+def _hear(store: Store, name: str, size: int) -> list[str]:
+    """Wait until each of the first `size` ranks has published its text, and return them."""
+    texts = []
     for rank in range(size):
         try:
-            values.append(int(store.get(f"{name}/{rank}")))
+            texts.append(store.get(f"{name}/{rank}").decode())
         except dist.DistError as error:
             raise TimeoutError(
-                f"rank {rank} of {size} did not reach {name!r} in time, or rank 0, where the "
+                f"rank {rank} did not reach {name!r} in time, or rank 0, where the "
                 f"ranks meet, is gone; look for the reason in those ranks' logs ({error})"
             ) from error
-    return values
+    return texts

@@ -3,8 +3,9 @@
 Letters: T packed tokens, R rows of the head, H hidden size, V this rank's vocabulary slice.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -27,6 +28,9 @@ class ModelSpec:
     block_causal: bool
     block_length: int = 32  # of requests that name none; block-causal models are trained with one
     logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
+    family: str = ""  # its name for people
+    # Of requests that name none: what the model's authors recommend.
+    decoder: Mapping[str, Any] = field(default_factory=lambda: {"kind": "threshold"})
 
 
 class Model(Protocol):

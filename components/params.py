@@ -1,7 +1,8 @@
 """The parameters of a request, with the names of OpenAI and vLLM."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypedDict, Unpack
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,13 +10,61 @@ from diffray.components.config import Config, InvalidField
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.policy import IN_DIFFUSION, DiffusionParams
 
+NO_PROMPT_LOGPROBS: Final = (
+    "leave it out: a diffusion model gives a token of the prompt a probability only where it is "
+    "masked, so each would take a forward of its own"
+)
 COLDEST: Final = 1e-5  # temperature; below it sampling is greedy, as in vLLM
+
+# What HF's `generate` calls them, and vLLM.
+_ELSEWHERE: Final = IN_DIFFUSION | {
+    "max_new_tokens": "write max_tokens",
+    "min_new_tokens": "write min_tokens",
+    "do_sample": "write temperature; 0 is greedy",
+    "num_return_sequences": "write n",
+    "guided_decoding": "write structured_outputs",
+    "prompt_logprobs": NO_PROMPT_LOGPROBS,
+}
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of SamplingParams for type checkers and editors, as wide as what is accepted.
+
+    A test compares the two.
+    """
+
+    n: int
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    seed: int | None
+    stop: str | Items[str]
+    include_stop_str_in_output: bool
+    stop_token_ids: Items[int]
+    ignore_eos: bool
+    logit_bias: Mapping[int, float]
+    bad_token_ids: Items[int]
+    bad_words: Items[str]
+    bad_token_sequences: Items[Items[int]]
+    allowed_token_ids: Items[int]
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None
+    logprobs: bool
+    top_logprobs: int
+    skip_special_tokens: bool
+    diffusion: DiffusionParams | Mapping[str, Any]
 
 
 class SamplingParams(Config):
     """One request's parameters; an invalid value raises ValueError with what is allowed."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = IN_DIFFUSION
+    elsewhere: ClassVar[Mapping[str, str]] = _ELSEWHERE
 
     n: int = Field(1, ge=1, le=128, description="How many answers to generate.")
     max_tokens: int = Field(128, ge=1, description="The most tokens to generate.")
@@ -32,6 +81,34 @@ class SamplingParams(Config):
     )
     top_k: int = Field(
         0, ge=-1, description="Sample from this many most probable tokens; 0 and -1: all."
+    )
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Sample only from tokens with at least this share of the best one's "
+        "probability.",
+    )
+    presence_penalty: float = Field(
+        0.0, ge=-2, le=2, description="Taken from the logits of tokens that the answer has."
+    )
+    frequency_penalty: float = Field(
+        0.0,
+        ge=-2,
+        le=2,
+        description="Taken from the logits of tokens as often as the answer has them.",
+    )
+    repetition_penalty: float = Field(
+        1.0,
+        ge=0.01,
+        le=100,
+        description="Above 1 it makes tokens less probable that the prompt or the answer has.",
+    )
+    no_repeat_ngram_size: int = Field(
+        0,
+        ge=0,
+        description="Write no so many tokens in a row that the text has before; needs blocks of "
+        "one position; 0: off.",
     )
     seed: int | None = Field(
         None,
@@ -52,11 +129,19 @@ class SamplingParams(Config):
         description="Token ids and what is added to their logits, from -100 to 100.",
     )
     bad_token_ids: tuple[int, ...] = Field((), description="Token ids that are never generated.")
+    bad_words: tuple[str, ...] = Field(
+        (),
+        description="Words that are never generated: their tokens alone, and after a space.",
+    )
+    bad_token_sequences: tuple[tuple[int, ...], ...] = Field(
+        (), description="Token ids that are never generated one after the other."
+    )
     allowed_token_ids: tuple[int, ...] = Field(
         (), description="The only token ids that are generated, besides end tokens; default: all."
     )
     structured_outputs: StructuredOutputs | None = Field(
-        None, description="The texts that the answer may be: a JSON schema, regex or choice."
+        None,
+        description="The texts that the answer may be: a JSON schema, regex, choice or grammar.",
     )
     logprobs: bool = Field(
         False,
@@ -75,7 +160,7 @@ class SamplingParams(Config):
 
     if TYPE_CHECKING:  # accepts dicts for the parts of `diffusion`, lists for tuples
 
-        def __init__(self, **given: Any) -> None: ...
+        def __init__(self, **given: Unpack[SamplingKeywords]) -> None: ...
 
     @property
     def draws(self) -> bool:
@@ -116,6 +201,9 @@ class SamplingParams(Config):
             )
         if self.top_logprobs and not self.logprobs:
             raise InvalidField("top_logprobs needs logprobs=True", "top_logprobs")
+        for name in ("bad_words", "bad_token_sequences"):
+            if not all(getattr(self, name)):
+                raise InvalidField(f"{name}: one is empty; leave it out", name)
         if "" in self.stop:
             raise InvalidField("stop: an empty string would stop everything; leave it out", "stop")
         return self

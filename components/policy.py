@@ -5,17 +5,19 @@ A new decoder or cache policy is one file and one name in a union here.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from itertools import compress
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from diffray.components.cache import CachePolicy
 from diffray.components.caches.dual import Dual
 from diffray.components.caches.exact import Exact
 from diffray.components.caches.none import NoCache
 from diffray.components.caches.prefix import Prefix
+from diffray.components.caches.sub_block import SubBlock
 from diffray.components.caches.vicinity import Vicinity
-from diffray.components.config import InvalidField, PolicyPart
+from diffray.components.config import InvalidField, OrKind, PolicyPart
 from diffray.components.decoder import Decoder
 from diffray.components.decoders.budget_threshold import BudgetThreshold
 from diffray.components.decoders.credit import Credit
@@ -26,12 +28,23 @@ from diffray.components.decoders.fixed import Fixed
 from diffray.components.decoders.hierarchy import Hierarchy
 from diffray.components.decoders.origin import Origin
 from diffray.components.decoders.schedule import Schedule
+from diffray.components.decoders.sequential import Sequential
 from diffray.components.decoders.threshold import Threshold
-from diffray.components.iterations import BlockDiffusion, Blockwise, FirstToken, Iteration, Soft
+from diffray.components.iterations import (
+    BlockDiffusion,
+    Blockwise,
+    FirstToken,
+    Iteration,
+    Soft,
+    SubBlocks,
+)
 from diffray.components.model import ModelSpec
+from diffray.components.speculation import Verify, check_policy
 
 AnyIteration = Annotated[
-    Blockwise | FirstToken | BlockDiffusion | Soft, Field(discriminator="kind")
+    Blockwise | FirstToken | BlockDiffusion | SubBlocks | Soft,
+    Field(discriminator="kind"),
+    OrKind(),
 ]
 AnyDecoder = Annotated[
     Threshold
@@ -43,11 +56,17 @@ AnyDecoder = Annotated[
     | Schedule
     | Origin
     | BudgetThreshold
-    | EntropyBound,
+    | EntropyBound
+    | Sequential,
     Field(discriminator="kind"),
+    OrKind(),
 ]
-AnyCache = Annotated[NoCache | Prefix | Dual | Vicinity | Exact, Field(discriminator="kind")]
+_DECODER: Final[TypeAdapter[Decoder]] = TypeAdapter(AnyDecoder)
+AnyCache = Annotated[
+    NoCache | Prefix | Dual | Vicinity | Exact | SubBlock, Field(discriminator="kind"), OrKind()
+]
 
+_SLOT_LENGTH: Final = 8
 LONGEST_REMEMBERED = 512  # positions of a block; memory and time grow with the square and more
 
 
@@ -60,6 +79,7 @@ IN_DECODER: Final = {
     "steps": _decoder("fixed", "steps"),
     "threshold": _decoder("threshold", "threshold"),
     "remasking": _decoder("fixed", "remasking"),
+    "denoising_steps": _decoder("threshold", "steps_per_block"),
     "gen_length": "write max_tokens",
 }
 
@@ -74,23 +94,48 @@ class DiffusionParams(PolicyPart):
     )
     iteration: AnyIteration | None = Field(
         None,
-        description="How blocks are denoised; default: block_diffusion for block-causal models, "
-        "else blockwise.",
+        description="How blocks are denoised; default: block_diffusion for block-causal models "
+        "(sub_blocks for Fast-dLLM v2, if the decoder has a threshold), else blockwise.",
     )
-    decoder: AnyDecoder = Field(Threshold(), description="What makes tokens final.")
+    decoder: AnyDecoder | None = Field(
+        None,
+        description="What makes tokens final; default: what the model's authors recommend, or "
+        "threshold.",
+    )
     cache: AnyCache | None = Field(
         None,
         description="Which positions a step computes; default: exact for block-causal models, else "
         "dual.",
     )
+    canvas: Literal["free", "pinned"] = Field(
+        "free",
+        description="pinned: what a JSON schema leaves no choice about stands on the canvas from "
+        "the start, and only its fields are denoised.",
+    )
+    slot_length: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="The most tokens of a field of a pinned canvas that is no choice; default: 8.",
+    )
     cfg_scale: float = Field(
         0.0, ge=0, description="Classifier-free guidance, as LLaDA's sampler defines it."
+    )
+    speculation: Verify | None = Field(
+        None,
+        description="Do several denoising steps in one forward where they can be foreseen; tokens "
+        "stay the same. Default: off.",
     )
     # These become final last: proposed, they have confidence 0, and the others' is computed as if
     # they could not be. With the ids of end tokens it is LLaDA's `confidence_eos_eot_inf`.
     zero_confidence_token_ids: tuple[int, ...] = Field(
         (), max_length=64, description="Token ids that become final last, such as end tokens."
     )
+
+    @property
+    def slots(self) -> int | None:
+        """The longest slots of a pinned canvas; None without one."""
+        return (self.slot_length or _SLOT_LENGTH) if self.canvas == "pinned" else None
 
     def over(self, default: "DiffusionParams") -> "DiffusionParams":
         """Return these parameters, with what was not given taken from `default`."""
@@ -112,53 +157,131 @@ class Policy:
     decoder: Decoder
     cache: CachePolicy
     cfg_scale: float
+    speculation: Verify | None = None
 
     @staticmethod
-    def resolve(params: DiffusionParams, spec: ModelSpec) -> "Policy":
-        """Fill in what depends on the model; refuse with a reason what makes no sense for it."""
+    def resolve(params: DiffusionParams, spec: ModelSpec, pinned: int = 0) -> "Policy":
+        """Fill in what depends on the model; refuse with a reason what makes no sense for it.
+
+        A pinned canvas of so many positions is one block, unless attention is block-causal.
+        """
         causal = spec.block_causal
-        iteration = params.iteration or (BlockDiffusion() if causal else Blockwise())
+        decoder = params.decoder or _DECODER.validate_python(spec.decoder)
+        iteration = params.iteration or _default_iteration(params, decoder, spec)
         cache = params.cache or (Exact() if causal else Dual())
-        decoder = params.decoder
-        length = params.block_length or spec.block_length
+        own = pinned if pinned and not causal else spec.block_length
+        length = params.block_length or own
+        _check_attention(iteration, cache, causal=causal)
+        _check_together(iteration, decoder, cache, length)
         plain = "block_diffusion" if causal else "blockwise"
-        if not (iteration.block_causal if causal else iteration.bidirectional):
-            raise InvalidField(
-                f"iteration {iteration.kind!r} does not fit this model: its attention is "
-                + (
-                    "block-causal; use 'block_diffusion'"
-                    if causal
-                    else "bidirectional; use 'blockwise'"
-                ),
-                "diffusion.iteration",
-            )
-        if not (cache.block_causal if causal else cache.bidirectional):
-            raise InvalidField(
-                f"cache {cache.kind!r} does not fit this model: "
-                + (
-                    "its attention is block-causal, so finished blocks never change; "
-                    "use 'exact' or 'none'"
-                    if causal
-                    else "its attention is bidirectional, so no K/V is ever exact; "
-                    "use 'dual', 'vicinity', 'prefix' or 'none'"
-                ),
-                "diffusion.cache",
-            )
-        if decoder.remembers and length > LONGEST_REMEMBERED:
-            raise InvalidField(
-                f"block_length is {length}, and decoder {decoder.kind!r} takes blocks "
-                f"of at most {LONGEST_REMEMBERED}: at each position it remembers as many ids as a "
-                "block is long",
-                "diffusion.block_length",
-            )
-        if iteration.soft and not decoder.has_threshold:
-            raise InvalidField(
-                f"iteration 'soft' lowers a threshold step by step, and decoder {decoder.kind!r} "
-                "has none; use 'threshold', 'hierarchy', 'credit' or 'edit'",
-                "diffusion.iteration",
-            )
         if iteration.soft and params.cfg_scale > 0:
             raise InvalidField(
                 f"cfg_scale does not go with iteration 'soft'; use {plain!r}", "diffusion.cfg_scale"
             )
-        return Policy(length, iteration, decoder, cache, params.cfg_scale)
+        if params.canvas == "pinned":
+            _check_pinned(iteration, decoder, plain)
+        elif params.slot_length is not None:
+            raise InvalidField(
+                "slot_length is about the fields of a pinned canvas; add canvas: 'pinned'",
+                "diffusion.slot_length",
+            )
+        policy = Policy(length, iteration, decoder, cache, params.cfg_scale, params.speculation)
+        if policy.speculation is not None:
+            check_policy(policy)
+        return policy
+
+    def options(self) -> dict[str, object]:
+        """Return the policy as a request would name it."""
+        parts = {"iteration": self.iteration, "decoder": self.decoder, "cache": self.cache}
+        return {"block_length": self.block_length} | {
+            name: part.model_dump(exclude_none=True) for name, part in parts.items()
+        }
+
+
+def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
+    """Return the kinds of iterations and caches that fit a model's attention, and if gaps do."""
+
+    def fitting(union: Any) -> list[str]:
+        parts: tuple[type[Iteration | CachePolicy], ...] = get_args(get_args(union)[0])
+        fits = [each.block_causal if spec.block_causal else each.bidirectional for each in parts]
+        return [each.model_fields["kind"].default for each in compress(parts, fits)]
+
+    return {
+        "iteration": fitting(AnyIteration),
+        "cache": fitting(AnyCache),
+        "suffix": not spec.block_causal,
+    }
+
+
+def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpec) -> AnyIteration:
+    if not spec.block_causal:
+        return Blockwise()
+    fits = decoder.has_threshold and params.canvas == "free"
+    wanted = spec.logit_shift or (params.cache is not None and params.cache.follows_masks)
+    return SubBlocks() if wanted and fits else BlockDiffusion()
+
+
+def _check_attention(iteration: Iteration, cache: CachePolicy, *, causal: bool) -> None:
+    """Refuse what does not fit the model's attention."""
+    if not (iteration.block_causal if causal else iteration.bidirectional):
+        raise InvalidField(
+            f"iteration {iteration.kind!r} does not fit this model: its attention is "
+            + (
+                "block-causal; use 'block_diffusion'"
+                if causal
+                else "bidirectional; use 'blockwise'"
+            ),
+            "diffusion.iteration",
+        )
+    if not (cache.block_causal if causal else cache.bidirectional):
+        raise InvalidField(
+            f"cache {cache.kind!r} does not fit this model: "
+            + (
+                "its attention is block-causal, so finished blocks never change; "
+                "use 'exact' or 'none'"
+                if causal
+                else "its attention is bidirectional, so no K/V is ever exact; "
+                "use 'dual', 'vicinity', 'prefix' or 'none'"
+            ),
+            "diffusion.cache",
+        )
+
+
+def _check_together(
+    iteration: Iteration, decoder: Decoder, cache: CachePolicy, length: int
+) -> None:
+    """Refuse parts of a policy that do not go together."""
+    if decoder.remembers and length > LONGEST_REMEMBERED:
+        raise InvalidField(
+            f"block_length is {length}, and decoder {decoder.kind!r} takes blocks "
+            f"of at most {LONGEST_REMEMBERED}: at each position it remembers as many ids as a "
+            "block is long",
+            "diffusion.block_length",
+        )
+    if (iteration.soft or iteration.sub_block()) and not decoder.has_threshold:
+        raise InvalidField(
+            f"iteration {iteration.kind!r} takes a decoder with a threshold, and "
+            f"{decoder.kind!r} has none; use 'threshold', 'hierarchy', 'credit' or 'edit'",
+            "diffusion.iteration",
+        )
+    if cache.follows_masks and not iteration.sub_block():
+        raise InvalidField(
+            f"cache {cache.kind!r} does not go with iteration {iteration.kind!r}, which has no "
+            "sub-blocks; use 'exact'",
+            "diffusion.cache",
+        )
+
+
+def _check_pinned(iteration: Iteration, decoder: Decoder, plain: str) -> None:
+    """Refuse what a canvas whose unused positions go away cannot be denoised with."""
+    if iteration.soft or iteration.first_alone:
+        raise InvalidField(
+            f"canvas 'pinned' goes with iteration {plain!r} alone; use that",
+            "diffusion.iteration",
+        )
+    if decoder.edits:
+        raise InvalidField(
+            f"decoder {decoder.kind!r} replaces tokens, and those of a pinned canvas stay; use "
+            "another",
+            "diffusion.decoder",
+        )

@@ -11,16 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.components.block import Block, Measures, Proposal, Top
+from diffray.components.block import Block, Likely, Measures, Proposal, Top
 from diffray.components.decoder_groups import DecoderGroup, reward
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.paths import LEFT_OUT, Entry, fill
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
-from diffray.components.transforms import LogitBias, Planned
+from diffray.components.row_transform import Planned
+from diffray.components.transforms import LogitBias
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.noise import gumbel
 
 _RATHER_MASKED = -1.0
+_LIKELY = 16  # tokens that drafts are drawn among
 
 
 class Draws(NamedTuple):
@@ -30,17 +33,38 @@ class Draws(NamedTuple):
     temperature_Q: Tensor
     top_k_Q: Tensor | None  # None where no row asks for it
     top_p_Q: Tensor | None
+    min_p_Q: Tensor | None = None
+
+    @property
+    def filtered(self) -> bool:
+        return any(each is not None for each in (self.top_k_Q, self.top_p_Q, self.min_p_Q))
+
+
+class SlotEnd(NamedTuple):
+    """What an end token in a slot of a pinned canvas stands for: an unused position."""
+
+    end_id: int
+    allowed: bool  # whether the slot is being measured
 
 
 class Structured(NamedTuple):
-    """Rows whose tokens are chosen together, so that an automaton accepts the answer."""
+    """Rows whose tokens are chosen together, so that an automaton accepts the answer, or a slot."""
 
     automaton: Automaton
-    members_G: Tensor  # rows of [B, L]
+    cells_GL: Tensor  # flat index into [B, L]; here L are the positions of a block or a slot
     entry: Entry
     rows_N: Tensor  # of the head
     places_N: Tensor  # flat index into [G, L]
     draws: Draws | None  # of these rows; None: the best tokens
+    end: SlotEnd | None  # of slots
+    following_N: Tensor  # the token after each row's slot
+
+
+class Options(NamedTuple):
+    """Rows of slots that are choices, and the tokens whose log-probabilities there are reported."""
+
+    rows_E: Tensor
+    ids_EK: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +79,15 @@ class Rows:
     ranked: tuple[slice, ...]  # rows whose most probable ids are reported ...
     num_ranked: int  # ... and how many of them
     structured: tuple[Structured, ...] = ()
+    options: Options | None = None
+    redraws: bool = False  # whether drafts are made of rows that draw
 
     @property
     def plain(self) -> bool:
         """Whether no row needs the logits themselves."""
-        filtered = (
-            self.draws is not None and (self.draws.top_k_Q, self.draws.top_p_Q) != (None,) * 2
-        )
+        filtered = self.draws is not None and self.draws.filtered
         needs = self.structured, self.measured, self.transforms, self.doubted, self.ranked
-        return not (filtered or any(needs))
+        return not (filtered or self.redraws or any(needs))
 
     def draw(self, block: Block) -> Draw | None:
         """Return how each row draws at this step; None where none does."""
@@ -95,10 +119,17 @@ def propose(
     logits.forbid(mask_token_id)
     best_R, ids_R = logits.best()
     top = _rank(logits, rows, lse_R) if rows.ranked else None
-    chosen_R = best_R
+    options_EK = None
+    if rows.options is not None:
+        rows_E, ids_EK = rows.options
+        options_EK = logits.some(rows_E).gather(ids_EK) - lse_R[rows_E].unsqueeze(1)
+    chosen_R, likely = best_R, None
     if rows.draws is not None:
         key = _key(rows.cells_R[rows.draws.rows_Q], block)
-        ids_R = ids_R.index_copy(0, rows.draws.rows_Q, logits.filtered(*rows.draws).draw(key))
+        tempered = logits.filtered(*rows.draws)
+        ids_R = ids_R.index_copy(0, rows.draws.rows_Q, tempered.draw(key))
+        if rows.redraws:
+            likely = _likely(logits, tempered, rows.draws.rows_Q, rows.cells_R, lse_R, block)
     for structured in rows.structured:
         ids_R = ids_R.index_copy(
             0,
@@ -115,12 +146,30 @@ def propose(
         own_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
         confidence_R = (own_R - others_R).exp().nan_to_num(0.0)  # where no others are allowed
     proposal = _proposal(ids_R, logprob_R, confidence_R, rather_masked_R, rows.cells_R, block, top)
+    proposal = replace(proposal, options_EK=options_EK, likely=likely)
     if measured is None or rows.measured is None:
         return proposal
     rows_Q = rows.measured.rows_Q
     return replace(
         proposal, measures=_measure(measured, ids_R[rows_Q], rows.cells_R[rows_Q], block)
     )
+
+
+def _likely(
+    logits: Logits, tempered: Logits, rows_Q: Tensor, cells_R: Tensor, lse_R: Tensor, block: Block
+) -> Likely:
+    """Return the most probable tokens of rows that draw, at their positions."""
+    scores_QK, ids_QK = tempered.top((slice(None),), _LIKELY)
+    ids_RK = ids_QK.new_zeros(len(lse_R), ids_QK.shape[1]).index_copy(0, rows_Q, ids_QK)
+    logprobs_QK = (logits.gather(ids_RK) - lse_R.unsqueeze(1))[rows_Q]
+    cells_Q, shape = cells_R[rows_Q], (*block.ids_BL.shape, ids_QK.shape[1])
+
+    def spread(values_QK: Tensor, elsewhere: float) -> Tensor:
+        all_BLK = values_QK.new_full(shape, elsewhere)
+        all_BLK.view(-1, shape[-1])[cells_Q] = values_QK
+        return all_BLK
+
+    return Likely(spread(ids_QK, 0), spread(scores_QK, -torch.inf), spread(logprobs_QK, 0.0))
 
 
 def _key(cells_Q: Tensor, block: Block) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,11 +185,19 @@ def _choose_together(
     automaton, entry = group.automaton, group.entry
     if group.draws is None:
         own, mass_NC = logits.some(group.rows_N), None
+        _weigh_ends(own, group)
+        score_NC = own.of_classes(automaton, drawn=False)
     else:
-        tempered = logits.filtered(*group.draws, left_out=LEFT_OUT)
-        mass_NC = tempered.of_classes(automaton, drawn=True)
-        own = tempered.noisy(_key(rows.cells_R[group.rows_N], block))
-    ids_GL = block.ids_BL[group.members_G]
+        key = _key(rows.cells_R[group.rows_N], block)
+        # In the logits' precision: float64 takes twice as long.
+        temperature_Q = group.draws.temperature_Q.to(logits.values_RV)
+        draws = group.draws._replace(temperature_Q=temperature_Q)
+        own = logits.filtered(*draws, left_out=LEFT_OUT)
+        _weigh_ends(own, group)
+        mass_NC = own.of_classes(automaton, drawn=True).double()
+        score_NC = mass_NC + _noise_of_classes(automaton, key)
+        own = own.noisy(key)
+    ids_GL = block.ids_BL.flatten()[group.cells_GL]
     fixed_GL = (ids_GL != mask_token_id) & entry.valid_BL
 
     def spread(values_NC: Tensor) -> Tensor:
@@ -156,11 +213,42 @@ def _choose_together(
         )
 
     mass_GLC = None if mass_NC is None else spread(mass_NC)
-    sets_GL = fill(spread(own.of_classes(automaton, drawn=False)), mass_GLC, automaton, entry)
+    class_GL = fill(spread(score_NC), mass_GLC, automaton, entry)
     places_N = group.places_N
-    found_N = own.best_in(automaton, sets_GL.flatten()[places_N])
+    found_N = own.best_in(automaton, class_GL.flatten()[places_N])
     found_N = torch.where(entry.valid_BL.flatten()[places_N], found_N, ids_R[group.rows_N])
     return torch.where(fixed_GL.flatten()[places_N], ids_GL.flatten()[places_N], found_N)
+
+
+def _noise_of_classes(automaton: Automaton, key: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Return Gumbel noise for whole classes, of ids that no token has.
+
+    The best of a class's tokens with noise is as high as the class's mass with noise, and which one
+    it is does not depend on how high: so classes and tokens may be drawn one after the other.
+    """
+    first, device = len(automaton.class_V), automaton.class_V.device
+    ids_C = torch.arange(first, first + automaton.num_classes, device=device)
+    return gumbel(*key, ids_C.unsqueeze(0))
+
+
+def _weigh_ends(logits: Logits, group: Structured) -> None:
+    """Set what the end token is worth in slots, in place.
+
+    A value's end is as probable as the token after the slot is in its place. Positions after that
+    are unused and count nothing, wherever it is: so each is worth the difference to the next one.
+    """
+    if group.end is None:
+        return
+    end_id, allowed = group.end
+    if not allowed:
+        logits.put(end_id, torch.full_like(logits.values_RV[:, 0], -torch.inf))
+        return
+    logits.values_RV.sub_(logits.logsumexp().unsqueeze(1))
+    after_N = logits.gather(group.following_N.unsqueeze(1)).squeeze(1).clamp(min=-LEFT_OUT)
+    after_GL = after_N.new_zeros(group.cells_GL.shape)
+    after_GL.view(-1)[group.places_N] = after_N
+    worth_GL = after_GL - torch.nn.functional.pad(after_GL, (0, 1))[:, 1:]
+    logits.put(end_id, worth_GL.flatten()[group.places_N])
 
 
 def propose_plain(found: Confidence, rows: Rows, block: Block) -> Proposal:

@@ -7,7 +7,7 @@
 Blocks are cut from `anchor`: the end of the prompt for bidirectional models, 0 for block-causal
 ones, whose first block may begin inside the prompt. The last block of a bidirectional model is cut
 short at prompt + max_tokens, where a given suffix follows; a block-causal canvas has none, and is
-rounded up to whole blocks.
+rounded up to whole blocks. A pinned canvas (`Pins`) has masks in its slots only, and shrinks.
 """
 
 from collections.abc import Sequence as Items
@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from diffray.components.copies import Copy
 from diffray.components.decoder import Memory
 from diffray.components.grammar.automaton import Automaton
-from diffray.components.transforms import RowTransform, transforms_of
+from diffray.components.pins import Pins, Stretch
+from diffray.components.row_transform import RowTransform
+from diffray.components.speculation import Chance
+from diffray.components.transforms import transforms_of
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
@@ -44,6 +48,7 @@ class Sequence:
     watch: bool = False  # whether updates contain the canvas
     cache_salt: str = ""  # K/V are shared only within the same salt
     automaton: Automaton | None = None  # that the answer follows
+    pins: Pins | None = None  # what is given of the answer
 
     # Its canvas, all of it ...
     seed: int = field(init=False)  # 0 without one: engines draw no seeds
@@ -86,8 +91,9 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     pages_P: Tensor | None = None  # the same as a tensor
     nodes: "list[Node]" = field(default_factory=list)  # its first pages, which others may share
-    uncond_pages: list[int] = field(default_factory=list)
-    uncond_pages_P: Tensor | None = None
+    twin: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
+    drafts: list[Copy] = field(default_factory=list)  # canvases one, two ... steps ahead
+    chance: Chance = field(default_factory=Chance)  # that a draft is right
     memory: Memory | None = None  # of the decoder, in the current block
     masked_L: Tensor | None = None  # masks left in the current block; None: not started
     top: tuple[Tensor, Tensor] | None = None  # ids and log-probabilities of its `final`
@@ -97,11 +103,8 @@ class Sequence:
         self.seed = self.params.seed or 0
         self.prompt_len = len(self.prompt)
         self.anchor = 0 if self.block_causal else self.prompt_len
-        self.limit = self.prompt_len + self.params.max_tokens
-        self.blocks_stop = -(-self.limit // block) * block if self.block_causal else self.limit
-        self.length = self.blocks_stop + len(self.suffix)
         self.first_block = (self.prompt_len - self.anchor) // block
-        self.num_blocks = -(-(self.blocks_stop - self.anchor) // block) - self.first_block
+        self._end_canvas()
         self.causal_block = block if self.block_causal else 0
         cfg_scale = self.policy.cfg_scale
         self.guided = cfg_scale > 0
@@ -113,7 +116,41 @@ class Sequence:
         """Which positions of the current block are masked, on the host."""
         if self.masked_L is not None:
             return self.masked_L
+        if self.pins is not None:
+            return torch.tensor([token is None for token in self.given(self.start, self.stop)])
         return torch.arange(self.start, self.stop) >= self.prompt_len
+
+    def given(self, start: int, stop: int) -> list[int | None]:
+        """Return the tokens of [start, stop) of the canvas; None where the current run has masks.
+
+        That is all but what became final in the current block.
+        """
+        canvas: list[int | None] = [*self.prompt, *self.final]
+        if self.pins is not None:
+            canvas += [None if cell < 0 else cell for cell in self.pins.cells[len(self.final) :]]
+            canvas += [self.pins.canvas.end_id] * (self.blocks_stop - len(canvas))
+        canvas += [None] * (self.blocks_stop - len(canvas))
+        return [*canvas[: self.blocks_stop], *self.suffix][start:stop]
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """The slots in the current block of a pinned canvas."""
+        if self.pins is None:
+            return []
+        return self.pins.stretches(
+            self.start - self.prompt_len, self.stop - self.prompt_len, self.final
+        )
+
+    @property
+    def measures(self) -> bool:
+        """Whether the next step decides which positions of the block's slots are used."""
+        return any(stretch.roomy for stretch in self.stretches)
+
+    @property
+    def first_alone(self) -> bool:
+        """Whether the current block's first step decides its first position and no other."""
+        alone = self.policy.iteration.first_alone and self.start >= self.prompt_len
+        return alone and (self.logit_shift > 0 or not self.block_causal)
 
     @property
     def most_post_steps(self) -> int:
@@ -131,7 +168,10 @@ class Sequence:
         Half of what its masks would take at the pace so far, of this block or of all, whichever is
         faster: blocks speed up towards their end. The first step of a block gives no estimate.
         """
-        if self.step == 0:
+        if self.step == 0 or self.measures or (self.pins is not None and self.params.logprobs):
+            return 1
+        # What a step takes is known after it, or decides the next one's window.
+        if self.policy.speculation is not None or self.policy.cache.follows_masks:
             return 1
         masks = int(self.masked.sum())
         here = self.stop - max(self.start, self.prompt_len) - masks
@@ -146,6 +186,8 @@ class Sequence:
     def finish_block(self, ids: list[int]) -> None:
         """Record the current block's tokens as final and move to the next block."""
         self._follow(ids[self.prompt_in_block : self.limit - self.start])
+        if self.pins is not None:
+            self.pins.measured.clear()
         self.final += ids[self.prompt_in_block :]
         self.clean_end = self.start
         self.steps_before += self.step
@@ -155,14 +197,45 @@ class Sequence:
         """Go back to the last point from which a restart is exact.
 
         That is the start of the current block, because decoder memories and approximate caches
-        start over with each block. Soft embeddings cross blocks, so a soft generation starts over
-        and finds the same tokens again.
+        start over with each block. Soft embeddings cross blocks, and a pinned canvas has shrunk, so
+        such a generation starts over and finds the same tokens again.
         """
-        if self.policy.iteration.soft:
+        if self.restarts:
             self.index = self.steps_before = self.state = 0
             self.final = []
+            if self.pins is not None:
+                self.pins.restart()
+                self._end_canvas()
         self.clean_end = 0
         self._enter_block(self.index)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether it starts over after an interruption."""
+        return self.policy.iteration.soft or self.pins is not None
+
+    def measured(self, ids: list[int], masked: Tensor) -> bool:
+        """Take the positions of the block's slots that were found unused out of the canvas.
+
+        They have end tokens. If there are any they alone are decided; return whether there were.
+        """
+        assert self.pins is not None
+        first, stretches = self.start - self.prompt_len, self.stretches
+        self.pins.measured |= {stretch.number for stretch in stretches}
+        unused = {
+            at
+            for stretch in stretches
+            for at in range(stretch.start, stretch.stop)
+            if ids[at - first] == self.pins.canvas.end_id and not masked[at - first]
+        }
+        if not unused:
+            return False
+        self.pins.contract(stretches, unused)
+        self._end_canvas()
+        self._end_block()
+        self.memory = self.masked_L = self.top = None
+        self._skip_literals()
+        return True
 
     def resume(self, ids: Items[int], reported: tuple[int, int], forwards: int) -> None:
         """Continue from these reported tokens, as after a rewind on the other engine."""
@@ -181,15 +254,44 @@ class Sequence:
         if self.automaton is not None:
             self.state = self.automaton.follow(self.state, ids)
 
+    def _end_canvas(self) -> None:
+        """Set where the canvas and its blocks end."""
+        block, answer = self.policy.block_length, self.params.max_tokens
+        if self.pins is not None:
+            answer = len(self.pins.cells)
+        self.limit = blocks = self.prompt_len + answer
+        if self.pins is not None:
+            blocks = self.prompt_len + max(self.pins.slots_stop, len(self.final) + 1)
+        self.num_blocks = -(-(blocks - self.anchor) // block) - self.first_block
+        whole = self.anchor + (self.first_block + self.num_blocks) * block
+        self.blocks_stop = whole if self.block_causal else self.limit
+        self.length = self.blocks_stop + len(self.suffix)
+
     def _enter_block(self, index: int) -> None:
         block = self.policy.block_length
         self.index = index
         self.start = self.anchor + (self.first_block + index) * block
-        self.stop = min(self.start + block, self.blocks_stop)
-        self.kv_stop = self.stop if self.block_causal else self.length
         # Where its first position is decided before, a block reads nothing from before itself.
-        shift = 0 if self.policy.iteration.first_alone else self.logit_shift
+        decided = self.first_alone and not self.policy.decoder.edits
+        shift = 0 if decided else self.logit_shift
         self.read_start = max(self.start - shift, 0)
         self.prompt_in_block = max(self.prompt_len - self.start, 0)
         self.step = self.post_steps = 0
         self.memory = self.masked_L = self.top = None
+        for draft in self.drafts:
+            draft.ready = False
+        self._end_block()
+        self._skip_literals()
+
+    def _end_block(self) -> None:
+        self.stop = min(self.start + self.policy.block_length, self.blocks_stop)
+        self.kv_stop = self.stop if self.block_causal else self.length
+
+    def _skip_literals(self) -> None:
+        """Pass over a block without masks; the last block has some."""
+        if self.pins is None or self.index + 1 >= self.num_blocks or bool(self.masked.any()):
+            return
+        begin = len(self.final)
+        self.final += self.pins.cells[begin : self.stop - self.prompt_len]
+        self.steps_before += self.step
+        self._enter_block(self.index + 1)

@@ -1,61 +1,24 @@
 """Row transforms: what a request does to the logits of its rows before tokens are chosen.
 
-A request carries a tuple of them, in the order in which they are applied. Those of one kind are
-planned and applied for a whole batch together.
 Letters: R rows of the head, V this rank's vocabulary, E single logits, K ids, U rows of guided
 requests.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from diffray.components.backend import send
+from diffray.components.grammar.paths import LEFT_OUT
 from diffray.components.logits import Logits
+from diffray.components.penalties import Penalized, Penalties
+from diffray.components.row_transform import Planned, RowTransform, Step, Where
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
-
-Head = Callable[[Tensor], Tensor]  # from packed tokens to this rank's logits about them
-
-
-class Where(NamedTuple):
-    """The rows of one request, on the host."""
-
-    rows: slice
-    positions_R: Tensor  # that the rows are about
-    twins_R: Tensor | None  # where a request is guided: the packed tokens of its twin window
-
-    @property
-    def rows_R(self) -> Tensor:
-        return torch.arange(self.rows.start, self.rows.stop)
-
-
-class Planned(ABC):
-    """The transforms of one kind, as tensors."""
-
-    @classmethod
-    def join(cls, parts: Items[Self], device: torch.device) -> Self:
-        """Return the parts as one, on the device."""
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # a dataclass
-        return cls(*(send(torch.cat([getattr(p, n) for p in parts]), device) for n in names))
-
-    @abstractmethod
-    def apply(self, logits: Logits, head: Head) -> None:
-        """Change the logits in place."""
-
-
-class RowTransform(Protocol):
-    """What one request asks for."""
-
-    def plan(self, where: Where) -> Planned | None:
-        """Return what is to be done to the request's rows, on the host; None if nothing is."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +29,9 @@ class Guided(Planned):
     twins_U: Tensor
     scale_U: Tensor
 
-    def apply(self, logits: Logits, head: Head) -> None:
+    def apply(self, logits: Logits, step: Step) -> None:
         values_RV = logits.values_RV
-        blind_UV = head(self.twins_U).to(values_RV)
+        blind_UV = step.head(self.twins_U).to(values_RV)
         scale_U1 = self.scale_U.unsqueeze(1).to(values_RV)
         values_RV[self.rows_U] = blind_UV + (scale_U1 + 1) * (values_RV[self.rows_U] - blind_UV)
 
@@ -81,7 +44,7 @@ class LogitBias(Planned):
     ids_E: Tensor
     values_E: Tensor
 
-    def apply(self, logits: Logits, head: Head) -> None:
+    def apply(self, logits: Logits, step: Step) -> None:
         self.add_to(logits)
 
     def add_to(self, logits: Logits) -> None:
@@ -99,12 +62,13 @@ class KeptIds(Planned):
     def join(cls, parts: Items[Self], device: torch.device) -> Self:
         return cls(tuple((rows, send(ids, device)) for part in parts for rows, ids in part.kept))
 
-    def apply(self, logits: Logits, head: Head) -> None:
+    def apply(self, logits: Logits, step: Step) -> None:
         for rows, ids_K in self.kept:
             logits.keep_only(rows, ids_K)
 
 
-KINDS: tuple[type[Planned], ...] = Guided, LogitBias, KeptIds  # in the order in which they apply
+# In the order in which they apply.
+KINDS: tuple[type[Planned], ...] = Guided, LogitBias, Penalized, KeptIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +109,25 @@ class Bias:
 
 
 @dataclass(frozen=True, slots=True)
+class NoRepeat:
+    """Write no `size` tokens in a row again, in blocks of one position: all before it is final.
+
+    Where nothing else is allowed they are written nevertheless.
+    """
+
+    size: int
+
+    def plan(self, where: Where) -> LogitBias | None:
+        text_N = torch.tensor(where.sequence.tokens(0, where.sequence.start))
+        if len(text_N) < self.size:
+            return None
+        runs_NS = text_N.unfold(0, self.size, 1)
+        again_N = (runs_NS[:, :-1] == text_N[len(text_N) - self.size + 1 :]).all(1)
+        ids = runs_NS[again_N, -1].unique().tolist()
+        return Bias(tuple((token_id, -LEFT_OUT) for token_id in ids)).plan(where) if ids else None
+
+
+@dataclass(frozen=True, slots=True)
 class Only:
     """Allow these ids and no others."""
 
@@ -167,6 +150,11 @@ def transforms_of(
         found.append(Bias.forbid(params.bad_token_ids))
     if params.min_tokens and end_ids:
         found.append(Bias.forbid(sorted(end_ids), stop=prompt_len + params.min_tokens))
+    if params.no_repeat_ngram_size:
+        found.append(NoRepeat(params.no_repeat_ngram_size))
+    penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+    if penalties != (0, 0, 1):
+        found.append(Penalties(*penalties))
     if params.allowed_token_ids:
         found.append(Only(tuple(sorted({*params.allowed_token_ids, *end_ids}))))
     return tuple(found)

@@ -20,5 +20,13 @@ class Exact(CachePolicy):
     kind: Literal["exact"] = "exact"
 
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
-        start = sequence.read_start
-        return (min(sequence.clean_end, start) if step == 0 else start), sequence.stop
+        return block_window(sequence, step)
+
+
+def block_window(sequence: Sequence, step: int) -> tuple[int, int]:
+    """Return the block; at its first step, what is not yet stored as final goes before it."""
+    if step > 0:
+        return sequence.read_start, sequence.stop
+    if sequence.first_alone:  # the position before the block decides the first one
+        return min(sequence.clean_end, sequence.start - sequence.logit_shift), sequence.start
+    return min(sequence.clean_end, sequence.read_start), sequence.stop

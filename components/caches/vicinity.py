@@ -27,6 +27,10 @@ class Vicinity(CachePolicy):
         description="Run everything again after so many steps of a block; default: never.",
     )
 
+    @property
+    def neighbours(self) -> int:
+        return self.before + self.after
+
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
         warming = sequence.steps_before + step <= self.warmup
         if warming or refreshes(step, self.refresh):

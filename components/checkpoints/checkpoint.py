@@ -28,6 +28,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, shown
 from diffray.components.models.registry import build_model
 from diffray.kernels.choose import choose_kernels
+from diffray.kernels.variants import UNTRIED, Choices
 
 # Buffers that some checkpoints contain and that are computed here.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
@@ -43,6 +44,7 @@ def load_model(
     mesh: Mesh | None = None,
     progress: bool = True,
     kernels: str = "auto",
+    choices: Choices = UNTRIED,
     quantization: str | None = None,
 ) -> Denoiser:
     """Return the model with this rank's weights; reads only this rank's share."""
@@ -51,7 +53,8 @@ def load_model(
     quantized = choose_quantization(quantization, place)
     path = resolve(path_or_hub_id)
     config = read_config(path)
-    model = build_model(config, mesh or Mesh(), number, choose_kernels(kernels, place, number))
+    chosen = choose_kernels(kernels, place, number, choices)
+    model = build_model(config, mesh or Mesh(), number, chosen)
     if quantized is not None and not model.routed:
         raise ValueError(
             f"quantization is {quantization!r}, but {path} has no experts; leave it out"
@@ -177,12 +180,39 @@ def resolve(path_or_hub_id: str | Path) -> Path:
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*_FILES, "pytorch_model*.bin"]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = next(iter(str(error).split("\n")), "").strip()
-        raise CheckpointError(
-            f"{name!r} was not found locally or on the Hugging Face Hub ({type(error).__name__}: "
-            f"{reason}); give a checkpoint's folder, its Hub id, or one of: {', '.join(DEMOS)}"
-        ) from error
+        raise CheckpointError(_why_not(name, error)) from error
     return folder
+
+
+def _why_not(name: str, error: Exception) -> str:
+    """Return why a checkpoint could not be downloaded, and what to do."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    match error:
+        case LocalEntryNotFoundError() | OfflineModeIsEnabled():
+            return (
+                f"{name!r} was not downloaded before, and the Hugging Face Hub cannot be reached; "
+                "give a checkpoint's folder, connect this machine to the internet, or set HF_HOME "
+                "to a folder with downloads"
+            )
+        case GatedRepoError():
+            return (
+                f"{name!r} needs its owner's permission; ask for it at "
+                f"https://huggingface.co/{name} and set HF_TOKEN"
+            )
+        case RepositoryNotFoundError():
+            return (
+                f"the Hugging Face Hub shows no {name!r}; give a checkpoint's folder, its Hub id, "
+                f"or one of: {', '.join(DEMOS)}, and for a private model set HF_TOKEN"
+            )
+        case _:
+            reason = next(iter(str(error).split("\n")), "").strip()
+            return f"{name!r} could not be downloaded ({type(error).__name__}: {reason})"
 
 
 def read_config(path: Path) -> Config:

@@ -7,13 +7,25 @@ from pathlib import Path
 DEMOS = {"demo": "llada_moe", "demo-llada2": "llada2_moe"}  # name -> folder in the package
 TOY = (
     "is a toy that knows three kinds of questions: word problems, short Python functions, and "
-    "facts of a sentence as JSON"
+    "facts of a sentence as JSON, and takes one question at a time"
 )
 HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 EXAMPLE = (
     "Lily can run 5 kilometers per hour for 4 hours. After that, she runs 3 kilometers per hour. "
     "How many kilometers can she run in 7 hours?"
 )
+FUNCTION = "Write a Python function that returns the sum of the even numbers in a list."
+FACTS = "Give job, city and name as JSON: Tom, 53, is a driver from Tokyo."
+
+
+def examples(source: str) -> tuple[str, ...]:
+    """Return prompts to try: what a demo model knows, or one for any other model."""
+    return (FUNCTION, EXAMPLE, FACTS) if source in DEMOS else (FUNCTION,)
+
+
+def description(source: str, name: str) -> str:
+    """Return what a demo model, served under a name, is and knows; empty for any other model."""
+    return f"{name} {TOY}." if source in DEMOS else ""
 
 
 def demo_path(name: str) -> Path | None:

@@ -15,6 +15,7 @@ from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Fields
 from diffray.components.models.registry import choose_build, rank_counts
+from diffray.components.policy import DiffusionParams, Policy
 
 _ROUTED = re.compile(r"\.mlp\.(experts\.|w[12]$)")
 
@@ -36,6 +37,7 @@ class Info:
     vocab: int
     max_positions: int
     block_causal: bool
+    diffusion: dict[str, object]  # how requests are denoised that say nothing about it
     parameters: int
     parameters_active: int  # used per token
     bytes_on_disk: int
@@ -78,6 +80,7 @@ def describe(path_or_hub_id: str | Path) -> Info:
         vocab=dims.vocab,
         max_positions=dims.max_positions,
         block_causal=model.spec.block_causal,
+        diffusion=Policy.resolve(DiffusionParams(), model.spec).options(),
         parameters=total,
         parameters_active=total - (routed - routed * chosen // experts if routed else 0),
         bytes_on_disk=sum(file.path.stat().st_size for file in files),

@@ -10,8 +10,12 @@ from diffray.components.models.fields import Config, shown
 
 Kind = Literal["mask", "eos"]
 
-# The published LLaDA-MoE and LLaDA2 configs do not name the mask; their tokenizers do.
-_KNOWN_NAMES: Final[dict[Kind, tuple[str, ...]]] = {"mask": ("<|mask|>", "<|mdm_mask|>"), "eos": ()}
+# Most published configs do not name the mask; the tokenizers do: LLaDA2's, LLaDA-MoE's, Fast-dLLM
+# v2's and, the last two, SDAR's.
+_KNOWN_NAMES: Final[dict[Kind, tuple[str, ...]]] = {
+    "mask": ("<|mask|>", "<|mdm_mask|>", "|<MASK>|", "<|MASK|>", "<MASK>"),
+    "eos": (),
+}
 
 
 def special_ids(

@@ -1,49 +1,57 @@
 """LLaDA2.1's joint threshold: masks become tokens, and tokens already written may be replaced."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
+from diffray.components.decoders.threshold import accept_share
+
+_PRESETS: Final[dict[str, dict[str, float]]] = {  # of LLaDA2.1's model card
+    "speed": {"threshold": 0.5, "edit_threshold": 0.0},
+    "quality": {"threshold": 0.7, "edit_threshold": 0.5},
+}
 
 
 class Edit(Decoder):
     """Mask-to-token above `threshold`, token-to-token above `edit_threshold`, both strict.
 
-    At least one mask is filled per step. When no mask is left, up to `max_post_edit_steps` more
-    steps may edit, though never more than the block has positions (or 32); the block ends with the
-    first that changes nothing.
+    A step fills at least one mask, or its share of `steps_per_block`; masks that last for all of
+    these steps end the block. Else up to `max_post_edit_steps` more steps may edit, though never
+    more than the block has positions (or 32), until one changes nothing.
     """
 
     edits: ClassVar[bool] = True
     has_threshold: ClassVar[bool] = True
 
     kind: Literal["edit"] = "edit"
-    threshold: float = Field(
-        0.5, ge=0, le=1, description="The confidence above which a mask becomes a token."
+    preset: Literal["speed", "quality"] | None = Field(
+        None, description="LLaDA2.1's modes: 0.5 and 0.0, or 0.7 and 0.5, where nothing is given."
     )
-    edit_threshold: float = Field(
-        0.0, ge=0, le=1, description="The confidence above which a token becomes another."
+    threshold: float = Field(0.5, ge=0, le=1, description="Filling a mask takes more confidence.")
+    edit_threshold: float = Field(0.0, ge=0, le=1, description="Replacing a token takes more.")
+    max_post_edit_steps: int = Field(16, ge=0, description="The most steps after the last mask.")
+    steps_per_block: int | None = Field(
+        None, ge=1, description="The most steps that fill a block's masks; default: no limit."
     )
-    max_post_edit_steps: int = Field(
-        16, ge=0, description="The most steps that edit once no mask is left."
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_preset(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return _PRESETS.get(str(given.get("preset")), {}) | given
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         confidence_BL = proposal.confidence_BL
-        wanted_B1 = block.floor_B.clamp(min=self.threshold).unsqueeze(1)
-        filled_BL = block.masked_BL & (confidence_BL > wanted_B1)
-        best_B1 = confidence_BL.masked_fill(~block.masked_BL, -2).amax(-1, keepdim=True)
-        none_B1 = ~filled_BL.any(-1, keepdim=True)
-        filled_BL |= none_B1 & block.masked_BL & (confidence_BL == best_B1)
-        edited_BL = (
-            block.editable_BL
-            & (confidence_BL > self.edit_threshold)
-            & (proposal.ids_BL != block.ids_BL)
-        )
-        return filled_BL | edited_BL
+        filled_BL = accept_share(confidence_BL, block, self.threshold, self.steps_per_block)
+        sure_BL = block.editable_BL & (confidence_BL > self.edit_threshold)
+        return filled_BL | sure_BL & (proposal.ids_BL != block.ids_BL)
 
     def settle_steps(self) -> int:
         return self.max_post_edit_steps
+
+    def last_step(self) -> int | None:
+        return self.steps_per_block

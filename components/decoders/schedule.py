@@ -45,7 +45,7 @@ class Schedule(Decoder):
         index, count = sequence.index, sequence.num_blocks
         steps = self.steps * (index + 1) // count - self.steps * index // count
         masks = sequence.stop - max(sequence.start, sequence.prompt_len)
-        return _plan(max(steps, 1), self.eps, masks, sequence.policy.iteration.first_alone)
+        return _plan(max(steps, 1), self.eps, masks, sequence.first_alone)
 
 
 @lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from diffray.components.backend import send
 
 UNREACHABLE = 1 << 30  # a distance; more tokens than any canvas has
 
-_KEPT = 64  # automata in memory
+_KEPT = 256  # automata in memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +37,8 @@ class Automaton:
     set_QD: Tensor
     next_QD: Tensor
     distance_Q: Tensor  # the fewest tokens from a state to the end
+    # How deep the rules of a context-free grammar are nested in its texts; None: these are all.
+    depth: int | None = None
 
     @property
     def end(self) -> int:
@@ -73,23 +76,28 @@ class Automaton:
 
     def on(self, device: torch.device) -> "Automaton":
         """Return a copy on the device."""
-        return Automaton(*(send(part, device) for part in self._parts))
+        parts: dict[str, Any] = {n: send(part, device) for n, part in self._parts.items()}
+        return replace(self, **parts)
 
     def to_bytes(self) -> bytes:
         """Return the automaton, compressed; a vocabulary has long runs of one class."""
         out = io.BytesIO()
-        np.savez_compressed(out, *(part.numpy() for part in self._parts))
+        depth = [] if self.depth is None else [self.depth]
+        np.savez_compressed(out, depth, *(part.numpy() for part in self._parts.values()))
         return out.getvalue()
 
     @staticmethod
     @lru_cache(_KEPT)
     def from_bytes(data: bytes) -> "Automaton":
         with np.load(io.BytesIO(data)) as parts:
-            return Automaton(*(torch.from_numpy(parts[f"arr_{at}"]) for at in range(len(parts))))
+            depth, *found = (parts[f"arr_{at}"] for at in range(len(parts)))
+            class_V, member_SC, set_QD, next_QD, distance_Q = map(torch.from_numpy, found)
+            nested = int(depth[0]) if len(depth) else None
+            return Automaton(class_V, member_SC, set_QD, next_QD, distance_Q, nested)
 
     @property
-    def _parts(self) -> list[Tensor]:
-        return [getattr(self, field.name) for field in fields(self)]
+    def _parts(self) -> dict[str, Tensor]:
+        return {field.name: getattr(self, field.name) for field in fields(self)[:-1]}
 
 
 def build(
@@ -103,9 +111,7 @@ def build(
     `next_CQ` has the state after a token of each class, or -1; `class_V` has -1 for tokens that are
     never allowed.
     """
-    reached_Q = _reached(next_CQ)
-    number_Q = np.where(reached_Q, reached_Q.cumsum() - 1, -1)  # the start stays 0
-    next_CQ = np.where(next_CQ < 0, -1, number_Q[next_CQ])[:, reached_Q]
+    next_CQ, reached_Q = of_reached(next_CQ)
     end = int(reached_Q.sum())
     of_end_Q = np.where(accepting_Q[reached_Q], end, -1)
     next_CQ = np.pad(np.vstack([next_CQ, of_end_Q]), ((0, 0), (0, 1)), constant_values=-1)
@@ -114,21 +120,23 @@ def build(
     class_V = np.where(class_V < 0, len(live_C), class_V)  # none, for now
     class_V[list(end_ids)] = len(live_C) - 1
     number_C = np.append(np.where(live_C, live_C.cumsum() - 1, live_C.sum()), live_C.sum())
-    return _assemble(next_CQ[live_C], number_C[class_V])
+    return assemble(next_CQ[live_C], number_C[class_V])
 
 
-def _reached(next_CQ: np.ndarray) -> np.ndarray:
-    """Return which states can be reached from state 0."""
+def of_reached(next_CQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same of the states that can be reached from state 0, and which these are."""
     reached_Q = np.zeros(next_CQ.shape[1] + 1, dtype=bool)  # the last one is for -1
     new = np.array([0])
     while len(new):
         reached_Q[new] = True
         following = np.unique(next_CQ[:, new])
         new = following[~reached_Q[following] & (following >= 0)]
-    return reached_Q[:-1]
+    reached_Q = reached_Q[:-1]
+    number_Q = np.where(reached_Q, reached_Q.cumsum() - 1, -1)  # the start stays 0
+    return np.where(next_CQ < 0, -1, number_Q[next_CQ])[:, reached_Q], reached_Q
 
 
-def _assemble(next_CQ: np.ndarray, class_V: np.ndarray) -> Automaton:
+def assemble(next_CQ: np.ndarray, class_V: np.ndarray) -> Automaton:
     """Gather the classes that lead from one state to another into sets.
 
     Equal sets are found by the sums of random numbers, one for each class.

@@ -1,10 +1,12 @@
 """From a regular expression and a tokenizer's vocabulary to an automaton over token ids."""
 
 import os
-import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Items
 from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,50 +16,98 @@ import numpy as np
 import diffray
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import Automaton, build
+from diffray.components.grammar.canvas import Canvas, Encode, lay_out, spell
+from diffray.components.grammar.context_free import DEEPEST, bounded
+from diffray.components.grammar.expressions import over_bytes, too_large
+from diffray.components.grammar.gbnf import read_grammar
 from diffray.components.grammar.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Vocabulary = dict[bytes, list[int]]
+How = Callable[[str, Vocabulary, Collection[int], int], Automaton]
 
 # What a step costs grows with an automaton's edges: these take some milliseconds for each block.
-MOST_STATES: Final = 2**14
 MOST_EDGES: Final = 2**18
 
-_KEPT: Final = 64
+_KEPT: Final = 256
 _KEPT_ON_DISK: Final = 256
+
+_MADE: Final = 3  # how; what was made otherwise is not read from disk
 
 _PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
 
 
 class Grammars:
-    """Compiles what requests say about their texts, and keeps it in memory and on disk."""
+    """Compiles what requests say about their texts, and keeps it in memory and on disk.
 
-    def __init__(self, vocabulary: Vocabulary, end_ids: Collection[int], vocab_size: int) -> None:
+    Pinned canvases need `encode`, which tokenizes a text as it stands.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        end_ids: Items[int],
+        vocab_size: int,
+        encode: Encode | None = None,
+    ) -> None:
         self._vocabulary, self._end_ids, self._vocab_size = vocabulary, end_ids, vocab_size
+        self._encode = encode
         self._found: dict[str, bytes] = {}
         tokens = repr((sorted(vocabulary.items()), sorted(end_ids), vocab_size))
-        self._salt = f"{diffray.__version__} {tokens}".encode()
+        self._salt = f"{diffray.__version__} {_MADE} {tokens}".encode()
 
-    def compile(self, outputs: StructuredOutputs) -> bytes:
-        """Return the automaton of these texts, as bytes; raises InvalidField if there is none."""
-        pattern = outputs.pattern
-        if (found := self._found.get(pattern)) is None:
-            found = self._found[pattern] = self._on_disk(pattern)
+    def compile(self, outputs: StructuredOutputs, slot_length: int | None = None) -> bytes:
+        """Return the automaton of these texts, as bytes; raises InvalidField if there is none.
+
+        With a `slot_length` it is their pinned canvas.
+        """
+        if slot_length is None:
+            is_grammar = outputs.grammar is not None
+            how = compile_grammar if is_grammar else compile_regex
+            text = outputs.grammar or outputs.pattern
+            key = f"{'grammar' if is_grammar else 'regex'} {text}"
+            return self._kept(key, lambda: self._on_disk(key, how, text))
+        key = f"{slot_length} {outputs.model_dump_json()}"
+        return self._kept(key, lambda: self._lay_out(outputs, slot_length).to_bytes())
+
+    def _lay_out(self, outputs: StructuredOutputs, slot_length: int) -> Canvas:
+        encode = self._encode
+        assert encode is not None
+        return lay_out(
+            outputs.parts,
+            slot_length,
+            self._end_ids[0],
+            lambda text: spell(text, encode(text), self._vocabulary, self._spelled),
+            lambda regex: Automaton.from_bytes(self._slots.compile(StructuredOutputs(regex=regex))),
+        )
+
+    @cached_property
+    def _slots(self) -> "Grammars":
+        """Compiles what may stand in a slot, where one end token stands for unused positions."""
+        return Grammars(self._vocabulary, self._end_ids[:1], self._vocab_size)
+
+    @cached_property
+    def _spelled(self) -> dict[int, bytes]:
+        return {token: text for text, ids in self._vocabulary.items() for token in ids}
+
+    def _kept(self, key: str, make: Callable[[], bytes]) -> bytes:
+        if (found := self._found.get(key)) is None:
+            found = self._found[key] = make()
             if len(self._found) > _KEPT:
                 del self._found[next(iter(self._found))]
         return found
 
-    def _on_disk(self, pattern: str) -> bytes:
-        name = sha256(self._salt + pattern.encode()).hexdigest()
+    def _on_disk(self, key: str, how: How, text: str) -> bytes:
+        name = sha256(self._salt + key.encode()).hexdigest()
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         file = home / "diffray/grammars" / name
         with suppress(OSError):
             found = file.read_bytes()
             file.touch()  # as the one used last
             return found
-        automaton = compile_regex(pattern, self._vocabulary, self._end_ids, self._vocab_size)
+        automaton = how(text, self._vocabulary, self._end_ids, self._vocab_size)
         found = automaton.to_bytes()
         with suppress(OSError):  # without a disk it is compiled each time
             _store(file, found)
@@ -79,7 +129,34 @@ def compile_regex(
     regex: str, vocabulary: Vocabulary, end_ids: Collection[int], vocab_size: int
 ) -> Automaton:
     """Return the automaton of the texts that match as a whole; InvalidField if there is none."""
-    next_BQ, accepting_Q = _over_bytes(regex)
+    return _over_tokens(*over_bytes(regex), vocabulary, end_ids, vocab_size)
+
+
+def compile_grammar(
+    grammar: str, vocabulary: Vocabulary, end_ids: Collection[int], vocab_size: int
+) -> Automaton:
+    """Return the automaton of a grammar's texts, as deep as it is small enough."""
+    found = list(bounded(read_grammar(grammar)))
+    for next_BQ, accepting_Q, depth in reversed(found):
+        if not accepting_Q.any():
+            break
+        with suppress(InvalidField):  # too large
+            automaton = _over_tokens(next_BQ, accepting_Q, vocabulary, end_ids, vocab_size)
+            return replace(automaton, depth=depth)
+    if found and found[-1].depth in (None, DEEPEST - 1) and not found[-1].accepting_Q.any():
+        raise InvalidField(
+            f"grammar: none of its texts ends within {DEEPEST} nested rules", "grammar"
+        )
+    raise too_large()
+
+
+def _over_tokens(
+    next_BQ: np.ndarray,
+    accepting_Q: np.ndarray,
+    vocabulary: Vocabulary,
+    end_ids: Collection[int],
+    vocab_size: int,
+) -> Automaton:
     texts = list(vocabulary)
     next_CQ, class_T = _over_texts(texts, next_BQ)
     class_V = np.full(vocab_size, -1)
@@ -87,49 +164,8 @@ def compile_regex(
         class_V[vocabulary[text]] = number
     found = build(next_CQ, accepting_Q, class_V, end_ids)
     if found.set_QD.numel() > MOST_EDGES:
-        raise _too_large()
+        raise too_large()
     return found
-
-
-def _over_bytes(regex: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the state after each byte in each state, or -1, and where the expression accepts."""
-    import outlines_core
-
-    words = outlines_core.Vocabulary(256, {bytes([value]): [value] for value in range(256)})
-    try:
-        index = outlines_core.Index(regex, words)
-    except ValueError as error:
-        raise InvalidField(f"structured outputs: {_why_not(regex, error)}") from None
-    start, transitions = index.get_initial_state(), index.get_transitions()
-    if len(transitions) > MOST_STATES:
-        raise _too_large()
-    names = dict.fromkeys([start, *transitions, *index.get_final_states()])
-    number = {name: at for at, name in enumerate(names)}
-    next_BQ = np.full((256, len(number)), -1, dtype=np.int32)
-    for name, targets in transitions.items():
-        at = number[name]
-        for value, target in targets.items():
-            if value < 256:
-                next_BQ[value, at] = number[target]
-    accepting_Q = np.zeros(len(number), dtype=bool)
-    accepting_Q[[number[name] for name in index.get_final_states()]] = True
-    return next_BQ, accepting_Q
-
-
-def _too_large() -> InvalidField:
-    return InvalidField(
-        "structured outputs: the texts need too large an automaton; lower maxLength, maxItems or "
-        "other counts"
-    )
-
-
-def _why_not(regex: str, error: ValueError) -> str:
-    """Return what is wrong with an expression; Python's parser says it better."""
-    try:
-        re.compile(regex)
-    except re.error as own:
-        return f"regex: {own}"
-    return " ".join(str(error).split())[-200:]
 
 
 def _over_texts(texts: list[bytes], next_BQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -170,7 +206,7 @@ def _over_texts(texts: list[bytes], next_BQ: np.ndarray) -> tuple[np.ndarray, np
         named = np.array([classes.get(int(mark), -1) for mark in marks])
         class_T[whole_T] = named[way_T[whole_T]]
         open_T = open_T[lengths_T[open_T] > at + 1]
-    return np.array(found).reshape(len(found), states), class_T
+    return np.array(found, dtype=np.int32).reshape(len(found), states), class_T
 
 
 def vocabulary_of(tokenizer: "PreTrainedTokenizerBase") -> Vocabulary:

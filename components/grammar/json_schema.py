@@ -9,14 +9,16 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from diffray.components.config import InvalidField
 from diffray.components.grammar.json_numbers import NUMBER, integers, numbers
 from diffray.components.grammar.json_strings import FORMATS, STRING, pattern_in_string, text
 
 Schema = Mapping[str, Any]
+T = TypeVar("T")
 
 # The keywords that matter for each type; "" is for all of them.
 _HONOURED: Final[Mapping[str, frozenset[str]]] = {
@@ -36,21 +38,28 @@ _ANY: Final = 1  # levels of arrays and objects in a value without a schema
 _TYPES: Final = "object", "array", "string", "number", "integer", "boolean", "null"
 
 
-class _TooDeep(Exception):
+class TooDeep(Exception):
     """A recursive schema has reached its last level."""
 
 
 def regex_of_schema(schema: Any) -> str:
     """Return an expression of JSON texts that are valid; raises InvalidField where it cannot."""
+    with no_endless_schema():
+        return Writer(schema).any_of("json", schema, {})
+
+
+@contextmanager
+def no_endless_schema() -> Iterator[None]:
+    """Refuse a schema that is still needed where its levels end."""
     try:
-        return _Writer(schema).any_of("json", schema, {})
-    except (_TooDeep, RecursionError):
+        yield
+    except (TooDeep, RecursionError):
         raise InvalidField(
             f"json: the schema needs itself on more than {_DEEPEST} levels", "json"
         ) from None
 
 
-class _Writer:
+class Writer:
     """Writes the expressions of one schema; `seen` counts the references on the way to a part."""
 
     def __init__(self, root: Any) -> None:
@@ -94,17 +103,23 @@ class _Writer:
         return "(?:true|false)" if kind == "boolean" else "null"
 
     def _reference(self, path: str, name: Any, seen: Mapping[str, int]) -> str:
+        return self.any_of(name, *self.resolved(path, name, seen))
+
+    def resolved(
+        self, path: str, name: Any, seen: Mapping[str, int]
+    ) -> tuple[Any, Mapping[str, int]]:
+        """Return what a reference leads to, and the references on the way to it."""
         if not isinstance(name, str) or not name.startswith("#"):
             raise _refused(path, f"the reference {name!r:.50} is not within the schema")
         if seen.get(name, 0) >= _DEEPEST:
-            raise _TooDeep
+            raise TooDeep
         found = self._root
         for step in filter(None, name[1:].split("/")):
             step = step.replace("~1", "/").replace("~0", "~")
             if not isinstance(found, dict) or step not in found:
                 raise _refused(path, f"the reference {name!r:.50} leads nowhere")
             found = found[step]
-        return self.any_of(name, found, {**seen, name: seen.get(name, 0) + 1})
+        return found, {**seen, name: seen.get(name, 0) + 1}
 
     def _choice(self, path: str, keyword: str, schema: Schema, seen: Mapping[str, int]) -> str:
         branches = _list(path, keyword, schema[keyword])
@@ -118,12 +133,12 @@ class _Writer:
         found = [
             part
             for number, branch in enumerate(branches)
-            for part in _unless_too_deep(
+            for part in unless_too_deep(
                 partial(self.any_of, f"{path}.{keyword}.{number}", branch, seen)
             )
         ]
         if not found:
-            raise _TooDeep
+            raise TooDeep
         return _either(found)
 
     def _array(self, path: str, schema: Schema, seen: Mapping[str, int]) -> str:
@@ -140,10 +155,10 @@ class _Writer:
             return r"\[\]"
         first = first[:most]
         more = None if most is None else most - len(first)
-        rest = [] if more == 0 else _unless_too_deep(lambda: self._items(path, schema, seen))
+        rest = [] if more == 0 else unless_too_deep(lambda: self._items(path, schema, seen))
         needed = max(least - len(first), 0)
         if not rest and needed:
-            raise _TooDeep
+            raise TooDeep
         if not first:
             if not rest:
                 return r"\[\]"
@@ -175,14 +190,14 @@ class _Writer:
             write = partial(
                 self.any_of, f"{path}.properties.{name}", properties.get(name, others), seen
             )
-            value = [write()] if name in required else _unless_too_deep(write)
+            value = [write()] if name in required else unless_too_deep(write)
             members += [(f"{_literals([name])}: ?{part}", name in required) for part in value]
         return r"\{" + _members(members) + r"\}"
 
     def _map(self, path: str, others: Any, seen: Mapping[str, int]) -> str:
         if others is False:
             return r"\{\}"
-        inner = _unless_too_deep(lambda: self.any_of(f"{path}.additionalProperties", others, seen))
+        inner = unless_too_deep(lambda: self.any_of(f"{path}.additionalProperties", others, seen))
         return _map_of(inner[0]) if inner else r"\{\}"
 
     def _value(self, depth: int) -> str:
@@ -246,11 +261,11 @@ def _times(least: int, most: int | None) -> str:
     return "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
 
 
-def _unless_too_deep(write: Callable[[], str]) -> list[str]:
+def unless_too_deep(write: Callable[[], T]) -> list[T]:
     """Return what is written, or nothing: an optional part of a recursive schema ends there."""
     try:
         return [write()]
-    except _TooDeep:
+    except TooDeep:
         return []
 
 

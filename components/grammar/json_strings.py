@@ -59,7 +59,7 @@ def _node(kind: str, value: Any) -> str:
         case "LITERAL":
             return _literal(value)
         case "NOT_LITERAL":
-            return f"[^{_in_set(value)}{_UNSAFE}]"
+            return f"[^{in_set(value)}{_UNSAFE}]"
         case "ANY":
             return f"[^{_UNSAFE}]"
         case "IN":
@@ -89,11 +89,11 @@ def _item(kind: str, value: Any, *, negated: bool) -> str:
         low, high = value
         if not negated and (low < 32 or any(low <= ord(c) <= high for c in '"\\')):
             raise ValueError(f"the range {chr(low)!r} to {chr(high)!r} holds characters to escape")
-        return f"{_in_set(low)}-{_in_set(high)}"
+        return f"{in_set(low)}-{in_set(high)}"
     if kind == "LITERAL":
         if not negated and (value < 32 or chr(value) in '"\\'):
             raise ValueError(f"{chr(value)!r} within brackets is not supported")
-        return _in_set(value)
+        return in_set(value)
     if kind == "CATEGORY":
         classes = {"CATEGORY_DIGIT": "0-9", "CATEGORY_WORD": "A-Za-z0-9_", "CATEGORY_SPACE": " "}
         if str(value) in classes:
@@ -110,5 +110,5 @@ def _literal(code: int) -> str:
     return re.escape(json.dumps(chr(code), ensure_ascii=False)[1:-1])
 
 
-def _in_set(code: int) -> str:
+def in_set(code: int) -> str:
     return f"\\x{code:02x}" if code < 128 else chr(code)

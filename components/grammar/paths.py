@@ -7,7 +7,8 @@ position is worth, and a forward pass chooses. Any part of the filling may be ma
 the rest of it completes that part.
 
 Letters: B sequences that share an automaton, L positions of their blocks, R rows of the head, V
-this rank's vocabulary, C classes, S sets of classes, Q states, D edges of a state, N members.
+this rank's vocabulary, C classes, S sets of classes, Q states, D edges of a state, E edges of all
+states, N members.
 """
 
 from typing import NamedTuple
@@ -29,10 +30,10 @@ class Entry(NamedTuple):
 
 
 def fill(score_BLC: Tensor, mass_BLC: Tensor | None, automaton: Automaton, entry: Entry) -> Tensor:
-    """Return the set of classes from which each position's token is to be taken, [B, L].
+    """Return the class from which each position's token is to be taken, [B, L].
 
-    The filling with the best sum of scores; or, if the scores have Gumbel noise and `mass_BLC` are
-    the logarithms of the classes' probabilities, one that is drawn from the allowed ones.
+    The filling with the best sum of scores; or, if the scores are `mass_BLC`, the logarithms of the
+    classes' probabilities, with Gumbel noise, one that is drawn from the allowed ones.
     """
     score_BLS = _of_sets(score_BLC, automaton, drawn=False)
     if mass_BLC is None:
@@ -40,7 +41,9 @@ def fill(score_BLC: Tensor, mass_BLC: Tensor | None, automaton: Automaton, entry
     else:
         mass_BLS = _of_sets(mass_BLC, automaton, drawn=True)
         following = _backward(mass_BLS, automaton, entry, drawn=True)
-    return _forward(score_BLS, following, automaton, entry)
+    set_BL = _forward(score_BLS, following, automaton, entry)
+    member_BLC = automaton.member_SC[set_BL][..., :-1]
+    return score_BLC.masked_fill(~member_BLC, -torch.inf).argmax(-1)
 
 
 def _backward(
@@ -50,9 +53,12 @@ def _backward(
     ends_BQ = automaton.distance_Q <= entry.room_B.unsqueeze(1)
     value_BQ = torch.zeros_like(ends_BQ, dtype=score_BLS.dtype).masked_fill(~ends_BQ, -torch.inf)
     found = []
+    size = len(value_BQ), *automaton.set_QD.shape
+    set_E, next_E = automaton.set_QD.flatten(), automaton.next_QD.flatten()
     for at in range(score_BLS.shape[1] - 1, -1, -1):
         found.append(value_BQ)
-        way_BQD = score_BLS[:, at][:, automaton.set_QD] + value_BQ[:, automaton.next_QD]
+        way_BE = score_BLS[:, at].index_select(1, set_E) + value_BQ.index_select(1, next_E)
+        way_BQD = way_BE.view(size)
         before_BQ = way_BQD.logsumexp(-1) if drawn else way_BQD.amax(-1)
         value_BQ = torch.where(entry.valid_BL[:, at, None], before_BQ, value_BQ)
     return found[::-1]

@@ -8,10 +8,11 @@ from typing import Any, Final, Self
 from pydantic import Field, model_validator
 
 from diffray.components.config import Config, InvalidField
+from diffray.components.grammar.json_fields import Part, choice_of, parts_of_schema
 from diffray.components.grammar.json_schema import regex_of_schema
 from diffray.components.grammar.tool_calls import ToolCalls
 
-_KINDS: Final = ("json", "json_object", "regex", "choice", "tool_calls")
+_KINDS: Final = ("json", "json_object", "regex", "choice", "grammar", "tool_calls")
 
 
 with warnings.catch_warnings():
@@ -29,6 +30,9 @@ with warnings.catch_warnings():
         )
         regex: str | None = Field(None, description="A regular expression for the whole text.")
         choice: tuple[str, ...] | None = Field(None, description="One of these texts.")
+        grammar: str | None = Field(
+            None, description="A context-free grammar in GBNF; `root` is its first rule."
+        )
         tool_calls: ToolCalls | None = Field(None, description="Calls of these functions.")
 
         @model_validator(mode="after")
@@ -52,10 +56,25 @@ with warnings.catch_warnings():
                 return self.tool_calls.pattern
             if self.choice is not None:
                 return "|".join(map(re.escape, self.choice))
-            schema: Any = {"type": "object"} if self.json_object else self.json
-            if isinstance(schema, str):
-                try:
-                    schema = json.loads(schema)
-                except ValueError as error:
-                    raise InvalidField(f"json: the schema is no JSON: {error}", "json") from None
-            return regex_of_schema(schema)
+            return regex_of_schema({"type": "object"} if self.json_object else self._schema)
+
+        @property
+        def parts(self) -> list[Part]:
+            """The texts as literals and fields, for a pinned canvas."""
+            if self.choice is not None:
+                return [choice_of(self.choice)]
+            if self.json is None:
+                raise InvalidField(
+                    "diffusion.canvas 'pinned' needs a JSON schema or a choice to fill in",
+                    "diffusion.canvas",
+                )
+            return parts_of_schema(self._schema)
+
+        @property
+        def _schema(self) -> Any:
+            if not isinstance(self.json, str):
+                return self.json
+            try:
+                return json.loads(self.json)
+            except ValueError as error:
+                raise InvalidField(f"json: the schema is no JSON: {error}", "json") from None

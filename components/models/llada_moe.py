@@ -1,66 +1,23 @@
-"""LLaDA-MoE: softmax-routed experts, a norm on each query and key head, attention both ways.
-
-Letters: T packed tokens, H hidden size, E experts, K experts of a token.
-"""
+"""LLaDA-MoE: softmax-routed experts, a norm on each query and key head, attention both ways."""
 
 import torch
-from torch import Tensor, nn
 
-from diffray.components.denoiser import MLP, Denoiser, Names
+from diffray.components.denoiser import MLP, Denoiser
 from diffray.components.dims import Dims
 from diffray.components.experts import Experts, SparseMLP
-from diffray.components.layers import GatedMLP, GatedNames, Parts, empty, whole, wide
+from diffray.components.layers import GatedMLP, GatedNames
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, Fields
+from diffray.components.models.qwen import MLP_NAMES, QWEN3
+from diffray.components.softmax_router import SoftmaxRouter
 from diffray.kernels.choose import TORCH, Kernels
-from diffray.kernels.router import Routing
 
-NAMES = Names(
-    embedding="model.embed_tokens.weight",
-    last_norm="model.norm.weight",
-    head="lm_head.weight",
-    layer="model.layers",
-    attention_norm="input_layernorm.weight",
-    qkv=("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-    head_norms=("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
-    attention_out="self_attn.o_proj.weight",
-    mlp_norm="post_attention_layernorm.weight",
-)
-DENSE_NAMES = GatedNames("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
 # Under the layer, not under its mlp: so the checkpoints have it.
 SHARED_NAMES = GatedNames(
     "shared_expert.gate_proj.weight",
     "shared_expert.up_proj.weight",
     "shared_expert.down_proj.weight",
 )
-
-
-class SoftmaxRouter(nn.Module):
-    """Chooses by probability over all experts, in float32; the weights are not renormalised."""
-
-    def __init__(
-        self,
-        experts: int,
-        chosen: int,
-        hidden: int,
-        dtype: torch.dtype,
-        kernels: Kernels,
-        *,
-        biased: bool,
-    ) -> None:
-        super().__init__()
-        self.chosen, self.kernels = chosen, kernels
-        self.weight_EH = empty(experts, hidden, dtype=wide(dtype))
-        self.bias_E = empty(experts, dtype=wide(dtype)) if biased else None
-
-    def forward(self, x_TH: Tensor) -> Routing:
-        return self.kernels.softmax_router(x_TH, self.weight_EH, self.bias_E, self.chosen)
-
-    def parts(self, prefix: str) -> Parts:
-        parts = {f"{prefix}.mlp.gate.weight": whole(self.weight_EH)}
-        if self.bias_E is not None:
-            parts[f"{prefix}.mlp.expert_bias"] = whole(self.bias_E)
-        return parts
 
 
 def read_dims(fields: Fields) -> Dims:
@@ -117,10 +74,10 @@ def build_llada_moe(
 
     def dense() -> GatedMLP:
         dense_width = fields.count("dense_intermediate_size")
-        return GatedMLP(dims.hidden, dense_width, DENSE_NAMES, mesh, dtype)
+        return GatedMLP(dims.hidden, dense_width, MLP_NAMES, mesh, dtype)
 
     mlps: list[MLP] = [sparse() if is_sparse else dense() for is_sparse in _sparse_layers(fields)]
-    return Denoiser(dims, mlps, NAMES, mesh, dtype, block_causal=False, kernels=kernels)
+    return Denoiser(dims, mlps, QWEN3, mesh, dtype, block_causal=False, kernels=kernels)
 
 
 def _sparse_layers(fields: Fields) -> list[int]:

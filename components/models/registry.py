@@ -1,16 +1,20 @@
 """The one table of models: what config.json calls an architecture, and who builds it."""
 
-from typing import Protocol
+import re
+from difflib import get_close_matches
+from typing import Final, Protocol
 
 import torch
 
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh, UnevenError
 from diffray.components.models.dream import build_dream
+from diffray.components.models.fast_dllm_v2 import build_fast_dllm_v2
 from diffray.components.models.fields import Config
 from diffray.components.models.llada import build_llada
 from diffray.components.models.llada2_moe import build_llada2_moe
 from diffray.components.models.llada_moe import build_llada_moe
+from diffray.components.models.sdar import build_sdar, build_sdar_moe
 from diffray.kernels.choose import TORCH, Kernels
 
 
@@ -24,11 +28,24 @@ class Build(Protocol):
 
 ARCHITECTURES: dict[str, Build] = {
     "DreamModel": build_dream,
+    "Fast_dLLM_QwenForCausalLM": build_fast_dllm_v2,
     "LLaDAModelLM": build_llada,
     "LLaDAMoEModelLM": build_llada_moe,
     "FusedLLaDAMoEModelLM": build_llada_moe,
     "LLaDA2MoeModelLM": build_llada2_moe,
+    "SDARForCausalLM": build_sdar,
+    "SDARMoeForCausalLM": build_sdar_moe,
 }
+MODEL_TYPES: Final = {
+    "Dream": "DreamModel",
+    "Fast_dLLM_Qwen": "Fast_dLLM_QwenForCausalLM",
+    "llada": "LLaDAModelLM",
+    "llada2_moe": "LLaDA2MoeModelLM",
+    "llada2_moe_veomni": "LLaDA2MoeModelLM",
+    "sdar": "SDARForCausalLM",
+    "sdar_moe": "SDARMoeForCausalLM",
+}
+_ENDING: Final = re.compile("(For[A-Z].*|Model(LM)?)$")
 
 
 def build_model(
@@ -76,24 +93,31 @@ def rank_counts(config: Config, *, expert_parallel: bool) -> tuple[int, ...]:
 
 
 def choose_build(config: Config) -> Build:
-    """Return the builder of the config's architecture.
-
-    A config without `architectures` is recognised by its keys: dense LLaDA and LLaDA-MoE share one
-    `model_type`.
-    """
-    architectures = config.get("architectures")
-    model_type = config.get("model_type")
-    if isinstance(architectures, list) and architectures:
-        for name in architectures:
-            if name in ARCHITECTURES:
-                return ARCHITECTURES[name]
-    elif model_type in ("llada2_moe", "llada2_moe_veomni"):
-        return build_llada2_moe
-    elif model_type == "llada":
-        return build_llada_moe if "num_experts" in config else build_llada
-    elif model_type == "Dream":
-        return build_dream
+    """Return the builder of the config's architecture, or of its model_type if it names none."""
+    given = config.get("architectures")
+    usual = _usual(config)
+    names = given if isinstance(given, list) and given else [usual]
+    for name in names:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    near = usual or _nearest(str(names[0]))
     raise ValueError(
-        f"config.json names the architectures {architectures!r} (model_type {model_type!r}); "
-        f"supported are {', '.join(ARCHITECTURES)}"
+        f"config.json names the architectures {given!r} (model_type {config.get('model_type')!r}); "
+        + (f"the nearest that is supported is {near}; " if near else "")
+        + f"supported are {', '.join(ARCHITECTURES)}"
     )
+
+
+def _usual(config: Config) -> str | None:
+    """Return the architecture that configs of this model_type name."""
+    model_type = config.get("model_type")
+    if model_type == "llada" and "num_experts" in config:  # dense ones have the same type
+        return "LLaDAMoEModelLM"
+    return MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
+
+
+def _nearest(name: str) -> str | None:
+    """Return the supported architecture whose name is most alike, without its usual ending."""
+    stems = {_ENDING.sub("", known): known for known in reversed(ARCHITECTURES)}
+    near = get_close_matches(_ENDING.sub("", name[:64]), stems, 1)
+    return stems[near[0]] if near else None

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -32,6 +34,7 @@ from tests.helpers.tiny_checkpoints import (
     LLADA,
     LLADA2_MOE,
     LLADA_MOE,
+    SDAR_MOE,
     assert_same,
     join_experts,
     parameters,
@@ -48,7 +51,7 @@ def dense(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("merged", [False, True])
-@pytest.mark.parametrize("config", [LLADA_MOE, LLADA2_MOE])
+@pytest.mark.parametrize("config", [LLADA_MOE, LLADA2_MOE, SDAR_MOE])
 def test_layouts_of_experts_load_alike(
     config: dict[str, Any], merged: bool, tmp_path: Path
 ) -> None:
@@ -290,16 +293,41 @@ def test_a_tensor_in_two_files_is_an_error(dense: Path) -> None:
 
 def test_what_is_no_folder_is_sought_on_the_hub_and_the_error_says_so(dense: Path) -> None:
     assert resolve(dense) == resolve(str(dense)) == dense
-    with pytest.raises(CheckpointError, match="was not found locally or on the Hugging Face Hub"):
+    with pytest.raises(CheckpointError, match=r"Hub cannot be reached; .* HF_HOME") as caught:
         resolve("nobody/no-such-model")
+    assert "\n" not in str(caught.value) and ". " not in str(caught.value)
     with pytest.raises(CheckpointError, match="is a file; give the checkpoint's folder"):
         resolve(dense / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "words"),
+    [
+        (GatedRepoError, 403, "'a/b' needs its owner's permission; ask for it at https://hugg"),
+        (RepositoryNotFoundError, 404, "the Hugging Face Hub shows no 'a/b'; give a checkpoint's"),
+        (HfHubHTTPError, 500, r"'a/b' could not be downloaded \(HfHubHTTPError: no\)"),
+    ],
+)
+def test_a_hub_id_that_cannot_be_downloaded_says_why(
+    kind: type[HfHubHTTPError], status: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **more: object) -> None:
+        request = httpx2.Request("GET", "https://huggingface.co")
+        raise kind("no\nTry again.", response=httpx2.Response(status, request=request))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(CheckpointError, match=f"^{words}"):
+        resolve("a/b")
 
 
 def test_special_ids_come_from_the_files_that_tell_them(tmp_path: Path) -> None:
     assert special_ids(tmp_path, LLADA) == (62, (63,))
     assert special_ids(tmp_path, LLADA, mask_token_id=1, eos_token_id=[2, 3]) == (1, (2, 3))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [60, 61]}')
+    (tmp_path / "tokenizer.json").write_text(
+        '{"added_tokens": [{"id": 59, "content": "<|MASK|>"}]}'
+    )
+    assert special_ids(tmp_path, {}) == (59, (60, 61))
     tokens = [{"id": 58, "content": "<|mask|>"}, {"id": 57, "content": "<|end|>"}]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
     assert special_ids(tmp_path, {}) == (58, (60, 61))
@@ -312,6 +340,10 @@ def test_special_ids_come_from_the_files_that_tell_them(tmp_path: Path) -> None:
         )
     )
     assert special_ids(tmp_path, {}) == (9, (57,))
+    tokens[0]["content"] = "|<MASK>|"  # Fast-dLLM v2's
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert special_ids(tmp_path, {"eos_token_id": 63}) == (58, (63,))
 
 
 def test_an_unknown_special_id_is_asked_for_by_its_argument(tmp_path: Path) -> None:
@@ -335,6 +367,17 @@ def test_facts_come_from_headers_alone(tmp_path: Path) -> None:
     assert info.kv_bytes_per_position["bfloat16"] == 3 * 2 * 2 * 16 * 2
     assert info.tensor_parallel == (1, 2, 4)
     assert info.mask_token_id is None
+    assert info.diffusion == {
+        "block_length": 32,
+        "iteration": {"kind": "block_diffusion", "early_stop": True},
+        "decoder": {"kind": "threshold", "threshold": 0.9},
+        "cache": {"kind": "exact"},
+    }
+    sdar = describe(GOLDEN / "sdar").diffusion
+    assert sdar == info.diffusion | {
+        "block_length": 4,
+        "decoder": {"kind": "threshold", "threshold": 0.95},
+    }
     assert describe(GOLDEN / "llada_moe_fused").layout == "fused experts"
     dense = describe(GOLDEN / "llada")
     assert (dense.layout, dense.experts, dense.expert_parallel) == ("dense", 0, ())

@@ -17,6 +17,7 @@ from diffray.components.decoders.fixed import Fixed
 from diffray.components.decoders.hierarchy import Hierarchy
 from diffray.components.decoders.origin import Origin
 from diffray.components.decoders.schedule import Schedule
+from diffray.components.decoders.sequential import Sequential
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.iterations import Blockwise, FirstToken, Iteration
 from diffray.components.params import SamplingParams
@@ -61,6 +62,16 @@ def test_threshold_with_steps_honours_the_floor() -> None:
     floor = torch.tensor([0.8], dtype=torch.float64)
     decoder = Threshold(threshold=0.5, steps_per_block=4)
     assert accepted(decoder, 0.6, 0.9, 0.85, 0.1, floor_B=floor) == [1, 2]
+
+
+def test_sequential_takes_the_leftmost_masks() -> None:
+    row = (DECIDED, 0.2, DECIDED, 0.9, 0.1, 0.8, DECIDED, 0.5)
+    assert accepted(Sequential(), *row) == [1]
+    decoder = Sequential(steps_per_block=3)  # of 8 positions: 3, 3 and 2
+    assert accepted(decoder, *row) == [1, 3, 4]
+    assert accepted(decoder, *row, step_in_block_B=torch.tensor([2])) == [1, 3]
+    assert accepted(decoder, *([DECIDED] * 7), 0.2) == [7]
+    assert accepted(Sequential(steps_per_block=99), *row) == [1]
 
 
 @pytest.mark.parametrize("decoder", [Threshold(threshold=0.5), Edit(threshold=0.5)])
@@ -138,6 +149,25 @@ def test_edit_replaces_written_tokens_only_where_sure_and_different() -> None:
 def test_edit_fills_the_best_mask_where_none_is_sure() -> None:
     assert accepted(Edit(threshold=0.5), 0.2, 0.4, 0.1) == [1]
     assert accepted(Edit(threshold=0.5), 0.5, 0.4) == [0]
+
+
+def test_edit_with_steps_fills_at_least_the_share_of_each_step() -> None:
+    decoder = Edit(threshold=0.9, steps_per_block=3)  # of 8 positions: 3, 3 and 2
+    row = (0.5, 0.95, 0.7, 0.6, 0.5, DECIDED, DECIDED, DECIDED)
+    assert accepted(decoder, *row) == [1, 2, 3]
+    assert accepted(decoder, *row, step_in_block_B=torch.tensor([2])) == [1, 2]
+
+
+def test_edit_s_presets_give_way_to_what_is_given() -> None:
+    assert Edit(preset="speed").threshold == Edit().threshold == 0.5
+    assert Edit(preset="speed").edit_threshold == Edit().edit_threshold == 0.0
+    quality = Edit(preset="quality")
+    assert (quality.threshold, quality.edit_threshold) == (0.7, 0.5)
+    assert Edit(preset="quality", threshold=0.9).threshold == 0.9
+    assert Edit.model_validate_json(quality.model_dump_json()) == quality
+    for wrong in ("fast", ["quality"]):
+        with pytest.raises(ValueError, match=r"decoder\.preset: .*'speed' or 'quality'"):
+            SamplingParams(diffusion={"decoder": {"kind": "edit", "preset": wrong}})
 
 
 def test_credit_equals_the_dense_definition() -> None:
@@ -273,6 +303,7 @@ def test_an_entropy_bound_takes_what_is_certain_together() -> None:
         Factor(),
         Credit(),
         Edit(),
+        Edit(preset="quality", steps_per_block=5),
         Schedule(order="probability"),
         Schedule(order="margin"),
         Schedule(order="entropy"),

@@ -3,14 +3,21 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import Automaton
+from diffray.components.grammar.bad_words import Sequences, avoiding, avoiding_within
 from diffray.components.grammar.paths import Entry, fill, of_classes
+from diffray.components.logits import Logits
+from diffray.components.mesh import Mesh
+from diffray.components.propose import Draws, Rows, Structured, propose
+from tests.helpers.decoding import block_of
 from tests.helpers.random_grammars import random_automaton, state_after
 
 SIZE, END = 5, 4
@@ -38,9 +45,12 @@ class Case(NamedTuple):
         open_ = (at for at, token in enumerate(self.fixed) if token is None)
         return sum(float(self.value_LV[at, ids[at]]) for at in open_)
 
-    def scores(self, value_LV: Tensor, *, drawn: bool) -> Tensor:
+    @property
+    def scores(self) -> Tensor:
         automaton = self.automaton
-        found: Tensor = of_classes(value_LV, automaton.class_V, automaton.num_classes, drawn=drawn)
+        found: Tensor = of_classes(
+            self.value_LV, automaton.class_V, automaton.num_classes, drawn=False
+        )
         for at, token in enumerate(self.fixed):
             if token is not None:
                 found[at] = -torch.inf
@@ -54,19 +64,25 @@ class Case(NamedTuple):
             torch.full((rows,), self.room),
         )
 
-    def ids(self, sets_L: Tensor, value_LV: Tensor) -> tuple[int, ...]:
-        allowed_LV = self.automaton.member_SC[sets_L][:, self.automaton.class_V]
-        best = value_LV.masked_fill(~allowed_LV, -torch.inf).argmax(1).tolist()
+    def ids(self, class_L: Tensor, value_LV: Tensor) -> tuple[int, ...]:
+        other_LV = self.automaton.class_V != class_L.unsqueeze(1)
+        best = value_LV.masked_fill(other_LV, -torch.inf).argmax(1).tolist()
         return tuple(b if f is None else f for b, f in zip(best, self.fixed, strict=True))
 
 
-def cases(count: int, seed: int = 7) -> list[Case]:
+def cases(count: int, seed: int = 7, *, avoided: bool = False) -> list[Case]:
     draw = random.Random(seed)
     found: list[Case] = []
     while len(found) < count:
         length = draw.randint(1, 4)
         value_LV = torch.randn(length, SIZE, generator=torch.manual_seed(len(found))).double()
         automaton = random_automaton(draw, SIZE, (END,))
+        if avoided:
+            sequences = random_sequences(draw)
+            try:
+                automaton = avoiding(sequences, frozenset(), frozenset(), SIZE)
+            except InvalidField:
+                continue
         case = Case(automaton, [None] * length, draw.randint(0, 3), value_LV)
         if not (possible := case.fillings()):
             continue
@@ -76,12 +92,39 @@ def cases(count: int, seed: int = 7) -> list[Case]:
     return found
 
 
-def test_the_best_filling_is_that_of_an_exhaustive_search() -> None:
-    for case in cases(500):
-        sets_BL = fill(
-            case.scores(case.value_LV, drawn=False)[None], None, case.automaton, case.entry()
-        )
+@pytest.mark.parametrize("avoided", [False, True])
+def test_the_best_filling_is_that_of_an_exhaustive_search(avoided: bool) -> None:
+    for case in cases(500, avoided=avoided):
+        sets_BL = fill(case.scores[None], None, case.automaton, case.entry())
         assert case.ids(sets_BL[0], case.value_LV) == max(case.fillings(), key=case.worth)
+
+
+def drawn(case: Case, count: int) -> Tensor:
+    """Return what so many sequences draw that are alike but for their seeds, [B, L]."""
+    mask, length = SIZE, len(case.fixed)
+    none = torch.tensor([case.automaton.num_classes])
+    automaton = replace(case.automaton, class_V=torch.cat([case.automaton.class_V, none]))
+    ids_L = torch.tensor([mask if token is None else token for token in case.fixed])
+    open_N = (ids_L == mask).nonzero().squeeze(1)
+    number_B = torch.arange(count)
+    cells_R = (number_B[:, None] * length + open_N).flatten()
+    rows_R = torch.arange(len(cells_R))
+    group = Structured(
+        automaton,
+        torch.arange(count * length).view(count, length),
+        case.entry(count),
+        rows_R,
+        cells_R,
+        Draws(rows_R, torch.ones(len(rows_R)).double(), None, None),
+        None,
+        rows_R,
+    )
+    value_RV = case.value_LV[open_N].repeat(count, 1)
+    logits = Logits(torch.nn.functional.pad(value_RV, (0, 1)), 0, Mesh())
+    rows = Rows(cells_R, None, None, (), None, (), 0, structured=(group,))
+    ids_BL = ids_L.expand(count, -1)
+    block = block_of(ids_BL == mask, ids_BL=ids_BL, seed_B=number_B)
+    return propose(logits, rows, block, (), mask).ids_BL
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -89,14 +132,9 @@ def test_drawn_fillings_have_the_probabilities_of_the_allowed_ones(number: int) 
     case = [c for c in cases(60, seed=3) if 4 <= len(c.fillings()) <= 40][number]
     draws, possible = 3000, case.fillings()
     weights = [math.exp(case.worth(ids)) for ids in possible]
-    uniform = torch.rand(draws, *case.value_LV.shape, generator=torch.manual_seed(number)).double()
-    noisy = case.value_LV - (-uniform.log()).log()
-    score = torch.stack([case.scores(each, drawn=False) for each in noisy])
-    mass = case.scores(case.value_LV, drawn=True).expand_as(score)
-    sets = fill(score, mass, case.automaton, case.entry(draws))
     counts = dict.fromkeys(possible, 0)
-    for each, taken in zip(noisy, sets, strict=True):
-        counts[case.ids(taken, each)] += 1
+    for ids in drawn(case, draws).tolist():
+        counts[tuple(ids)] += 1
     expected = [draws * weight / sum(weights) for weight in weights]
     chi_squared = sum((n - e) ** 2 / e for n, e in zip(counts.values(), expected, strict=True))
     freedom = len(possible) - 1
@@ -120,3 +158,64 @@ def test_an_automaton_survives_its_bytes_and_a_ban() -> None:
                 if state_after(banned, ids, state) == banned.end
             ]
             assert min(ends, default=5) == min(distance, 5)
+
+
+def test_no_text_has_what_is_avoided() -> None:
+    """Nor does a text come to where nothing is allowed."""
+    draw = random.Random(4)
+    for _ in range(60):
+        sequences = random_sequences(draw)
+        banned = frozenset(draw.sample(range(SIZE), draw.randint(0, 2)))
+        try:
+            automaton = avoiding(sequences, banned, frozenset(), SIZE)
+        except InvalidField:
+            automaton = None
+        forbidden = (*sequences, *((token,) for token in banned))
+        assert (automaton is not None) == goes_on((), forbidden, 5)
+        if automaton is not None:
+            assert automaton.distance_Q.tolist() == [0] * len(automaton.distance_Q)
+            for length in range(4):
+                for ids in itertools.product(range(SIZE), repeat=length):
+                    assert (state_after(automaton, ids) is not None) == goes_on(ids, forbidden, 5)
+
+
+def test_uncertain_tokens_are_allowed_where_others_are_too() -> None:
+    avoid = avoiding(((0, 1),), frozenset(), frozenset({3}), 4)
+    assert state_after(avoid, (0, 3, 0, 2)) is not None
+    only = frozenset({2})  # after 0 there would be nothing but 3
+    assert state_after(avoiding(((0, 1), (0, 0)), only, frozenset(), 4), (0, 3)) is not None
+    assert state_after(avoiding(((0, 1), (0, 0)), only, frozenset({3}), 4), (0,)) is None
+
+
+def test_a_grammar_and_what_is_avoided_are_both_kept() -> None:
+    draw = random.Random(5)
+    for _ in range(60):
+        automaton, sequences = random_automaton(draw, SIZE, (END,)), random_sequences(draw)
+        sequences = tuple(ids for ids in sequences if END not in ids) or ((0, 1),)
+        both = avoiding_within(automaton.to_bytes(), sequences)
+        for length in range(5):
+            for ids in itertools.product(range(SIZE), repeat=length):
+                wanted = state_after(automaton, ids) == automaton.end
+                wanted &= not has_any(ids, sequences)
+                assert (state_after(both, ids) == both.end) == wanted
+
+
+def test_too_much_to_avoid_is_refused() -> None:
+    with pytest.raises(InvalidField, match="give fewer, or shorter ones"):
+        avoiding((tuple(range(300)),), frozenset(), frozenset(), 400)
+
+
+def random_sequences(draw: random.Random) -> Sequences:
+    lengths = [draw.randint(1, 3) for _ in range(draw.randint(1, 5))]
+    return tuple(tuple(draw.randrange(SIZE) for _ in range(length)) for length in lengths)
+
+
+def goes_on(ids: tuple[int, ...], forbidden: Sequences, more: int) -> bool:
+    """Return whether these tokens and some more after them are possible."""
+    if has_any(ids, forbidden):
+        return False
+    return not more or any(goes_on((*ids, token), forbidden, more - 1) for token in range(SIZE))
+
+
+def has_any(ids: tuple[int, ...], sequences: Sequences) -> bool:
+    return any(ids[at : at + len(each)] == each for each in sequences for at in range(len(ids)))

@@ -8,9 +8,13 @@ import torch
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build
 from tests.helpers.tiny_checkpoints import (
+    DREAM,
+    FAST_DLLM_V2,
     LLADA,
     LLADA2_MOE,
     LLADA_MOE,
+    SDAR,
+    SDAR_MOE,
 )
 
 
@@ -58,13 +62,33 @@ from tests.helpers.tiny_checkpoints import (
         (LLADA2_MOE, "n_group", 3),
         (LLADA2_MOE, "topk_group", 5),
         (LLADA2_MOE, "num_nextn_predict_layers", 1),
+        (FAST_DLLM_V2, "bd_size", 0),
+        (FAST_DLLM_V2, "bd_size", "32"),
+        (FAST_DLLM_V2, "use_sliding_window", True),
+        (FAST_DLLM_V2, "rope_scaling", {"type": "yarn", "factor": 4.0}),
+        (FAST_DLLM_V2, "hidden_act", "gelu"),
+        (FAST_DLLM_V2, "hidden_size", None),
+        (FAST_DLLM_V2, "rope_theta", None),
+        (FAST_DLLM_V2, "vocab_size", None),
+        (SDAR, "attention_bias", True),
+        (SDAR, "hidden_act", "gelu"),
+        (SDAR, "use_sliding_window", True),
+        (SDAR, "rope_scaling", {"type": "yarn", "factor": 4.0}),
+        (SDAR, "block_size", 0),
+        (SDAR, "intermediate_size", None),
+        (SDAR_MOE, "norm_topk_prob", False),
+        (SDAR_MOE, "norm_topk_prob", None),
+        (SDAR_MOE, "decoder_sparse_step", 2),
+        (SDAR_MOE, "mlp_only_layers", [0]),
+        (SDAR_MOE, "num_experts_per_tok", 9),
+        (SDAR_MOE, "moe_intermediate_size", None),
     ],
 )
 def test_a_config_that_needs_other_arithmetic_is_refused(
     base: dict[str, Any], key: str, value: object
 ) -> None:
     config = base | {key: value}
-    with pytest.raises(ValueError, match=rf"config\.json of a LLaDA.*{key}"):
+    with pytest.raises(ValueError, match=rf"config\.json of a (LLaDA|Fast-dLLM v2|SDAR).*{key}"):
         choose_build(config)(config, Mesh(), torch.float32)
 
 
@@ -102,6 +126,8 @@ def test_numbers_that_do_not_fit_together_are_refused(config: dict[str, Any], sa
                 "using_split_qkv_in_self_attention": False,
             },
         ),
+        (SDAR, {"max_window_layers": 28, "sliding_window": None, "fuse_cross_entropy": True}),
+        (SDAR_MOE, {"decoder_sparse_step": 1, "mlp_only_layers": [], "rope_scaling": None}),
     ],
 )
 def test_what_published_configs_say_is_accepted(
@@ -114,8 +140,15 @@ def test_what_published_configs_say_is_accepted(
     assert dims == plain
 
 
+def test_sdar_s_blocks_are_as_long_as_its_config_says() -> None:
+    for said, length in ((16, 16), (None, 4)):  # the first published ones have no such key
+        config = SDAR | {"block_size": said}
+        spec = choose_build(config)(config, Mesh(), torch.float32).spec
+        assert spec.block_causal and spec.block_length == length
+
+
 def test_the_class_is_chosen_by_architecture_then_by_keys() -> None:
-    for config in (LLADA, LLADA_MOE, LLADA2_MOE):
+    for config in (LLADA, LLADA_MOE, LLADA2_MOE, DREAM, FAST_DLLM_V2, SDAR, SDAR_MOE):
         bare = {key: value for key, value in config.items() if key != "architectures"}
         assert choose_build(bare) is choose_build(config)
     assert choose_build(LLADA) is not choose_build(LLADA_MOE)
@@ -124,3 +157,22 @@ def test_the_class_is_chosen_by_architecture_then_by_keys() -> None:
 def test_an_unknown_architecture_is_named_with_what_is_supported() -> None:
     with pytest.raises(ValueError, match=r"GPT2LMHeadModel.*LLaDAModelLM, LLaDAMoEModelLM"):
         choose_build({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"})
+
+
+@pytest.mark.parametrize(
+    ("config", "near"),
+    [
+        ({"architectures": ["DreamOnModel"]}, "DreamModel"),
+        ({"architectures": ["SDARVLForConditionalGeneration"]}, "SDARForCausalLM"),
+        ({"architectures": ["SDARMoEForCausalLM"]}, "SDARMoeForCausalLM"),
+        ({"architectures": ["LLaDA2MoeV2ModelLM"]}, "LLaDA2MoeModelLM"),
+        ({"architectures": ["Unheard"], "model_type": "llada"}, "LLaDAModelLM"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, None),
+    ],
+)
+def test_the_nearest_supported_architecture_is_named(
+    config: dict[str, Any], near: str | None
+) -> None:
+    said = f"; the nearest that is supported is {near}; " if near else r"\); supported are "
+    with pytest.raises(ValueError, match=said):
+        choose_build(config)

@@ -17,16 +17,19 @@ from tests.helpers import plain_models
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny_checkpoints import (
     DREAM,
+    FAST_DLLM_V2,
     IDS,
     LLADA,
     LLADA2_MOE,
     LLADA_MOE,
+    SDAR,
+    SDAR_MOE,
     full_forward,
     random_weights,
     save,
 )
 
-NAMES = ["dream", "llada", "llada_moe", "llada_moe_fused", "llada2_moe"]
+NAMES = "dream fast_dllm_v2 llada llada_moe llada_moe_fused llada2_moe sdar sdar_moe".split()
 LLADA2_MINI = LLADA2_MOE | {
     "vocab_size": 157184,
     "hidden_size": 2048,
@@ -42,24 +45,43 @@ LLADA2_MINI = LLADA2_MOE | {
     "moe_intermediate_size": 512,
     "max_position_embeddings": 16384,
 }
+SDAR_4B: dict[str, Any] = SDAR | {
+    "vocab_size": 151936,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_the_original_systems(name: str, dtype: str) -> None:
     case = json.loads((GOLDEN / name.removesuffix("_fused") / "golden.json").read_text())
-    golden = case["full_forward"]
     model = load_model(GOLDEN / name, dtype=dtype, device="cpu")
-    logits = full_forward(model, golden["input_ids"], golden.get("block_length", 0))
-    expected = torch.tensor(golden["logits"], dtype=logits.dtype)
     # Rounding alone moves this checkpoint's float32 logits (up to 17) by more than 1e-4: the
     # original code, run in float32, is 2.2e-4 off its own float64; ours is 1.8e-4 off.
     tolerance = 4e-4 if (name, dtype) == ("llada", "float32") else 1e-4
-    torch.testing.assert_close(logits[golden["positions"]], expected, atol=tolerance, rtol=0)
+    # SDAR's have two: in blocks of 32 and of 4.
+    for golden in (case[key] for key in case if key.startswith("full_forward")):
+        logits = full_forward(model, golden["input_ids"], golden.get("block_length", 0))
+        expected = torch.tensor(golden["logits"], dtype=logits.dtype)
+        torch.testing.assert_close(logits[golden["positions"]], expected, atol=tolerance, rtol=0)
+
+
+def sdar(w: dict[str, Tensor], c: dict[str, Any], ids: Tensor) -> Tensor:
+    return plain_models.sdar(w, c, ids, 4)
 
 
 def llada2(w: dict[str, Tensor], c: dict[str, Any], ids: Tensor) -> Tensor:
     return plain_models.llada2_moe(w, c, ids, 4)
+
+
+def fast_dllm_v2(w: dict[str, Tensor], c: dict[str, Any], ids: Tensor) -> Tensor:
+    return plain_models.dream(w, c, ids, 4)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +96,8 @@ def llada2(w: dict[str, Tensor], c: dict[str, Any], ids: Tensor) -> Tensor:
         (DREAM, {}, plain_models.dream),
         (DREAM, {"num_key_value_heads": 4}, plain_models.dream),
         (DREAM, {"tie_word_embeddings": True}, plain_models.dream),
+        (FAST_DLLM_V2, {}, fast_dllm_v2),
+        (FAST_DLLM_V2, {"tie_word_embeddings": True}, fast_dllm_v2),  # 1.5B
         (LLADA_MOE, {}, plain_models.llada_moe),
         (LLADA_MOE, {"qk_layernorm": False}, plain_models.llada_moe),
         (LLADA_MOE, {"num_key_value_heads": 1}, plain_models.llada_moe),
@@ -86,6 +110,11 @@ def llada2(w: dict[str, Tensor], c: dict[str, Any], ids: Tensor) -> Tensor:
             {"moe_layer_freq": [0, 1], "dense_intermediate_size": 40},
             plain_models.llada_moe,
         ),
+        (SDAR, {}, sdar),
+        (SDAR, {"num_key_value_heads": 4, "head_dim": None}, sdar),
+        (SDAR, {"tie_word_embeddings": True}, sdar),
+        (SDAR_MOE, {}, sdar),
+        (SDAR_MOE, {"num_experts_per_tok": 5, "tie_word_embeddings": True}, sdar),
         (LLADA2_MOE, {}, llada2),
         (LLADA2_MOE, {"model_type": "llada2_moe_veomni"}, llada2),
         (LLADA2_MOE, {"first_k_dense_replace": 0, "num_shared_experts": 2}, llada2),
@@ -160,6 +189,46 @@ def test_config_variants_equal_the_plain_oracle(
             7.616,
         ),
         (
+            FAST_DLLM_V2
+            | {
+                "vocab_size": 152064,
+                "hidden_size": 3584,
+                "intermediate_size": 18944,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 28,
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 32768,
+            },
+            339,
+            7.616,
+        ),
+        (
+            SDAR_4B
+            | {"hidden_size": 2048, "intermediate_size": 6144}
+            | {"num_hidden_layers": 28, "num_attention_heads": 16},
+            311,
+            2.032,
+        ),
+        (SDAR_4B, 399, 4.411),
+        (SDAR_4B | {"hidden_size": 4096, "intermediate_size": 12288}, 399, 8.191),
+        (
+            SDAR_4B
+            | SDAR_MOE
+            | {
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "num_hidden_layers": 48,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 4,
+                "head_dim": 128,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 768,
+            },
+            18867,
+            30.53,
+        ),
+        (
             LLADA2_MINI
             | {
                 "hidden_size": 4096,
@@ -180,7 +249,7 @@ def test_published_models_have_the_tensors_they_should(
     assert len(parts) == num_tensors
     total = sum(math.prod(part.shape) for part in parts.values())
     assert total / 1e9 == pytest.approx(billions, rel=1e-3)
-    ranks = 4 if config["architectures"] == ["DreamModel"] else 8  # 28 heads
+    ranks = 4 if config.get("num_attention_heads") == 28 else 8
     for expert_parallel in (False, True):
         for rank in range(ranks):
             choose_build(config)(config, Mesh(rank, ranks, expert_parallel), torch.bfloat16)

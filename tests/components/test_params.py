@@ -2,15 +2,18 @@
 
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pydantic import Field, field_validator
 
 from diffray import SamplingParams
-from diffray.components.config import UNIONS, Config, InvalidField
+from diffray.components.config import UNIONS, Config, InvalidField, counted
+from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.threshold import Threshold
-from diffray.components.policy import DiffusionParams, Policy
+from diffray.components.policy import DiffusionParams, Policy, accepted_by
 from tests.helpers.toy import toy_spec
 
 
@@ -24,12 +27,23 @@ from tests.helpers.toy import toy_spec
             {"temprature": 1},
             r"^unknown option 'temprature', did you mean 'temperature'\? Allowed: n,",
         ),
-        ({"presence_penalty": 1}, r"^unknown option 'presence_penalty'; allowed: n, max_tokens,"),
+        ({"length_penalty": 1}, r"^unknown option 'length_penalty'"),
+        (
+            {"presence_penalty": 2.5},
+            r"^presence_penalty: .*less than or equal to 2 \(",
+        ),
+        ({"frequency_penalty": -3}, r"^frequency_penalty: .*greater than or equal to -2"),
+        ({"repetition_penalty": 0}, r"^repetition_penalty: .*greater than or equal to 0.01"),
+        ({"min_p": 1.5}, r"^min_p: .*less than or equal to 1"),
+        ({"bad_words": ["a", ""]}, r"^bad_words: one is empty; leave it out$"),
+        ({"bad_token_sequences": [[]]}, r"^bad_token_sequences: one is empty; leave it out$"),
+        ({"prompt_logprobs": 0}, r"^unknown option 'prompt_logprobs'; leave it out: a diffusion"),
         (
             {"steps": 8},
             r"^unknown option 'steps'; write diffusion: "
             r'\{"decoder": \{"kind": "fixed", "steps": ...\}\}$',
         ),
+        ({"max_new_tokens": 8}, r"^unknown option 'max_new_tokens'; write max_tokens$"),
         ({"gen_length": 8}, r"^unknown option 'gen_length'; write max_tokens$"),
         ({"temperature" * 10_000: 1}, r"^unknown option '(temperature)+'; allowed: n, max_tokens,"),
         (
@@ -54,12 +68,8 @@ from tests.helpers.toy import toy_spec
             r"^diffusion.decoder: a 'kind' is needed; allowed: 'threshold', 'fixed', 'hierarchy'",
         ),
         (
-            {"diffusion": {"decoder": "credit"}},
-            r'^diffusion.decoder: write \{"kind": "credit"\}$',
-        ),
-        (
             {"diffusion": {"iteration": "best"}},
-            r"^diffusion.iteration: write \{\"kind\": ...\} with one of 'blockwise', 'first_token'",
+            r"^diffusion.iteration: no kind 'best'; allowed: 'blockwise', 'first_token', ",
         ),
         ({"logprobs": 5}, r"^logprobs: write True or False; .*top_logprobs=N \(given: 5\)$"),
         ({"logprobs": 0}, r"^logprobs: write True or False; .*top_logprobs=N \(given: 0\)$"),
@@ -75,7 +85,7 @@ from tests.helpers.toy import toy_spec
         ({"diffusion": {"block_length": 0}}, r"^diffusion.block_length: .*\(given: 0\)$"),
     ],
 )
-def test_a_mistake_is_one_sentence(given: dict[str, object], message: str) -> None:
+def test_a_mistake_is_one_sentence(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         SamplingParams(**given)
     assert "\n" not in str(caught.value)
@@ -93,7 +103,11 @@ def test_a_mistake_is_one_sentence(given: dict[str, object], message: str) -> No
             lambda: Threshold(threshold=4),
             "threshold: Input should be less than or equal to 1 (given: 4)",
         ),
-        (lambda: DiffusionParams(decoder="credit"), 'decoder: write {"kind": "credit"}'),  # type: ignore[arg-type]
+        (
+            lambda: DiffusionParams(cache="paged"),  # type: ignore[arg-type]
+            "cache: no kind 'paged'; allowed: 'none', 'prefix', 'dual', 'vicinity', 'exact', "
+            "'sub_block'",
+        ),
         (
             lambda: DiffusionParams(decoder={"kind": "threshold", "threshold": 4}),  # type: ignore[arg-type]
             "decoder.threshold: Input should be less than or equal to 1 (given: 4)",
@@ -129,11 +143,17 @@ def test_every_configuration_explains_itself_once(
         ),
     ],
 )
-def test_a_mistake_carries_the_name_of_its_field(given: dict[str, object], field: str) -> None:
+def test_a_mistake_carries_the_name_of_its_field(given: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidField) as caught:
         SamplingParams(**given)
     assert caught.value.field == field
     assert pickle.loads(pickle.dumps(caught.value)).field == field
+
+
+def test_the_name_of_a_kind_stands_for_the_kind_with_its_defaults() -> None:
+    names = {"decoder": "credit", "cache": "none", "iteration": "soft"}
+    spelt_out = {name: {"kind": kind} for name, kind in names.items()}
+    assert SamplingParams(diffusion=names) == SamplingParams(diffusion=spelt_out)
 
 
 def test_every_field_with_several_kinds_is_known_to_messages() -> None:
@@ -152,6 +172,29 @@ class Outer(Config):
     @classmethod
     def _fits_inside(cls, size: int) -> int:
         return Inner(inner=size).inner
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_a_model_is_said_to_accept_is_what_it_accepts(causal: bool) -> None:
+    spec = toy_spec(causal)
+    accepted = accepted_by(spec)
+    for part in ("iteration", "cache"):
+        kinds = DiffusionParams.model_json_schema()["properties"][part]["anyOf"][1]["enum"]
+        fitting = []
+        for kind in kinds:
+            with suppress(ValueError):
+                Policy.resolve(DiffusionParams(**{part: kind}), spec)
+                fitting.append(kind)
+        assert accepted[part] == fitting and 0 < len(fitting) < len(kinds)
+    assert accepted["suffix"] == (not causal)
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    assert [counted(number, "forward") for number in (0, 1, 2)] == [
+        "0 forwards",
+        "1 forward",
+        "2 forwards",
+    ]
 
 
 def test_frozen() -> None:
@@ -176,8 +219,8 @@ def test_what_a_request_leaves_out_comes_from_the_server() -> None:
 )
 def test_defaults_fit_the_model(causal: bool, iteration: str, cache: str) -> None:
     policy = Policy.resolve(DiffusionParams(), toy_spec(causal))
-    assert policy.iteration.kind == iteration  # type: ignore[attr-defined]
-    assert policy.cache.kind == cache  # type: ignore[attr-defined]
+    assert policy.iteration.kind == iteration
+    assert policy.cache.kind == cache
 
 
 def test_a_request_that_names_no_block_length_takes_the_models_own() -> None:
@@ -186,6 +229,15 @@ def test_a_request_that_names_no_block_length_takes_the_models_own() -> None:
     assert Policy.resolve(DiffusionParams(block_length=8), spec).block_length == 8
     server = DiffusionParams(block_length=16)
     assert Policy.resolve(DiffusionParams().over(server), spec).block_length == 16
+
+
+def test_a_request_that_names_no_decoder_takes_the_models_own() -> None:
+    spec = replace(toy_spec(True), decoder={"kind": "credit", "alpha": 0.5})
+    assert Policy.resolve(DiffusionParams(), spec).options()["decoder"] == {
+        "kind": "credit", "threshold": 0.9, "alpha": 0.5, "gamma": 0.2, "decay": 0.8,
+    }  # fmt: skip
+    server = DiffusionParams(decoder=Factor())
+    assert Policy.resolve(DiffusionParams().over(server), spec).decoder == Factor()
 
 
 def test_a_decoder_that_remembers_takes_no_endless_block() -> None:
@@ -205,3 +257,17 @@ def test_rankings_need_logprobs() -> None:
         SamplingParams(top_logprobs=3)
     with pytest.raises(ValueError, match=r"^top_logprobs: .*less than or equal to 20"):
         SamplingParams(top_logprobs=21, logprobs=True)
+
+
+def test_a_repr_says_what_is_not_as_by_default_and_makes_the_same_again() -> None:
+    assert repr(SamplingParams()) == "SamplingParams()"
+    given = SamplingParams(
+        max_tokens=8,
+        temperature=0.0,
+        diffusion={"decoder": {"kind": "threshold", "threshold": 0.8}},
+    )
+    assert repr(given) == (
+        "SamplingParams(max_tokens=8, diffusion=DiffusionParams(decoder=Threshold(threshold=0.8)))"
+    )
+    names = {each.__name__: each for each in (SamplingParams, DiffusionParams, Threshold)}
+    assert eval(repr(given), names) == given

@@ -17,7 +17,7 @@ from tests.helpers.threads import over_ranks
 from tests.helpers.tiny_checkpoints import IDS, full_forward
 
 KINDS = list(QUANTIZED)
-SPARSE = ["llada_moe", "llada_moe_fused", "llada2_moe"]
+SPARSE = ["llada_moe", "llada_moe_fused", "llada2_moe", "sdar_moe"]
 
 
 def load(path: Path, quantization: str | None, mesh: Mesh | None = None) -> Denoiser:

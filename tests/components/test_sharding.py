@@ -24,7 +24,9 @@ from tests.helpers.tiny_checkpoints import (
     save,
 )
 
-SPARSE = ["llada_moe", "llada_moe_fused", "llada2_moe"]
+CAUSAL = ["llada2_moe", "fast_dllm_v2", "sdar", "sdar_moe"]
+DENSE = ["llada", "dream", "fast_dllm_v2", "sdar"]
+SPARSE = ["llada_moe", "llada_moe_fused", "llada2_moe", "sdar_moe"]
 
 
 def results(path: Path, block: int, mesh: Mesh) -> list[Tensor]:
@@ -41,10 +43,10 @@ def results(path: Path, block: int, mesh: Mesh) -> list[Tensor]:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     ("name", "expert_parallel"),
-    [("llada", False), ("dream", False), *((name, ep) for name in SPARSE for ep in (False, True))],
+    [*((name, False) for name in DENSE), *((name, ep) for name in SPARSE for ep in (False, True))],
 )
 def test_ranks_together_equal_one(name: str, size: int, expert_parallel: bool) -> None:
-    block = 4 if name == "llada2_moe" else 0
+    block = 4 if name in CAUSAL else 0
     whole = results(GOLDEN / name, block, Mesh())
     work = partial(results, GOLDEN / name, block)
     ranks, num_sums = over_ranks(size, expert_parallel, work)

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,12 +13,15 @@ from diffray import DiffusionLLM, SamplingParams
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.grammar.compile import compile_regex
+from diffray.components.grammar.json_schema import _ANNOTATIONS, _HONOURED
+from diffray.components.grammar.json_strings import FORMATS
 from diffray.components.grammar.structured import StructuredOutputs
 from tests.helpers.random_schemas import random_schema
 
 # A token for each letter, one for a character of two bytes, and one of several letters.
 TEXTS = [bytes([code]) for code in range(32, 127)] + ["\u00e9".encode(), b'": "']
 END = len(TEXTS)
+USAGE = Path(__file__).parents[2] / "docs/usage.md"
 
 
 def automaton_of(**given: Any) -> Automaton:
@@ -90,11 +94,30 @@ def test_a_recursive_schema_ends() -> None:
         ({"json": "{"}, "no JSON"),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "no integer"),
         ({"regex": "a(b"}, "structured outputs: "),
+        ({"regex": "a)(b"}, "unbalanced parenthesis"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidField, match=message):
         automaton_of(**given)
+
+
+def documented(row: str) -> set[str]:
+    """Return the words of a row of the table in docs/usage.md."""
+    (line,) = (line for line in USAGE.read_text().splitlines() if line.startswith(f"| {row} |"))
+    return set(re.findall("`([^`]+)`", line))
+
+
+def test_the_documented_keywords_are_those_of_the_code() -> None:
+    honoured = frozenset[str]().union(*_HONOURED.values())
+    assert documented("supported") == honoured
+    assert documented("ignored") == _ANNOTATIONS
+    assert documented("formats") == FORMATS.keys()
+    known = jsonschema.Draft202012Validator.VALIDATORS.keys()
+    assert documented("refused by name") == known - honoured - _ANNOTATIONS
+    for keyword in documented("refused by name"):
+        with pytest.raises(InvalidField, match=re.escape(repr(keyword))):
+            automaton_of(json={"type": "object", keyword: {}})
 
 
 @pytest.mark.parametrize("given", [{}, {"regex": "a", "choice": ["b"]}, {"choice": []}])
@@ -117,6 +140,18 @@ def test_a_regex_matches_as_a_whole() -> None:
     draw = random.Random(4)
     for spare in range(20):
         assert re.fullmatch(regex, random_text(automaton, draw, automaton.shortest + spare))
+
+
+def test_no_alternative_hides_a_longer_one() -> None:
+    draw = random.Random(5)
+    for given in ({"choice": ["a", "ab", "abc"]}, {"regex": "a|ab|abc"}, {"regex": "(?:a|ab)c?"}):
+        automaton = automaton_of(**given)
+        found = {random_text(automaton, draw, automaton.shortest + 9) for _ in range(60)}
+        assert {"a", "ab", "abc"} <= found
+    for few in ({"minimum": 2, "maximum": 9}, {"minimum": 2, "maximum": 12}):
+        automaton = automaton_of(json={"type": "integer"} | few)
+        found = {random_text(automaton, draw, automaton.shortest + 9) for _ in range(200)}
+        assert found == {str(n) for n in range(2, few["maximum"] + 1)}
 
 
 SCHEMA = {

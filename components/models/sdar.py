@@ -1,0 +1,67 @@
+"""SDAR and TraDo: Qwen3's stack, dense or with routed experts; block-causal attention."""
+
+from collections.abc import Sequence as Items
+from typing import Final
+
+import torch
+
+from diffray.components.denoiser import MLP, Denoiser
+from diffray.components.experts import Experts, SparseMLP
+from diffray.components.layers import GatedMLP
+from diffray.components.mesh import Mesh
+from diffray.components.models.fields import Config, Fields
+from diffray.components.models.qwen import MLP_NAMES, QWEN3, read_dims
+from diffray.components.softmax_router import SoftmaxRouter
+from diffray.kernels.choose import TORCH, Kernels
+
+# The paper's and the model cards' dynamic one.
+DECODER: Final = {"kind": "threshold", "threshold": 0.95}
+
+
+def build_sdar(
+    config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
+) -> Denoiser:
+    """Return the dense model, without storage."""
+    fields = Fields(config, "SDAR")
+    hidden, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
+    width = fields.count("intermediate_size")
+    mlps = [GatedMLP(hidden, width, MLP_NAMES, mesh, dtype) for _ in range(layers)]
+    return _stacked(fields, mlps, mesh, dtype, kernels)
+
+
+def build_sdar_moe(
+    config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
+) -> Denoiser:
+    """Return the model with routed experts in every layer, without storage."""
+    fields = Fields(config, "SDAR-MoE")
+    fields.only("decoder_sparse_step", 1)
+    fields.only("mlp_only_layers", [])
+    # Where Qwen3's sparse models do not say it, weights are not renormalised.
+    fields.must_be("norm_topk_prob", True)
+    hidden, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
+    experts, chosen = fields.experts()
+    width = fields.count("moe_intermediate_size")
+
+    def sparse() -> SparseMLP:
+        router = SoftmaxRouter(experts, chosen, hidden, dtype, kernels, renormalised=True)
+        return SparseMLP(router, Experts(experts, hidden, width, mesh, dtype, kernels), None, mesh)
+
+    return _stacked(fields, [sparse() for _ in range(layers)], mesh, dtype, kernels)
+
+
+def _stacked(
+    fields: Fields, mlps: Items[MLP], mesh: Mesh, dtype: torch.dtype, kernels: Kernels
+) -> Denoiser:
+    # Checkpoints were trained with 4 to 64. The first ones were with 4, and do not say so.
+    block = fields.count("block_size", 4)
+    return Denoiser(
+        read_dims(fields, QWEN3),
+        mlps,
+        QWEN3,
+        mesh,
+        dtype,
+        block_causal=True,
+        block_length=block,
+        decoder=DECODER,
+        kernels=kernels,
+    )

@@ -1,0 +1,160 @@
+"""The progress of a pinned canvas: which of its positions are left, and what became of its slots.
+
+Cells are counted from the end of the prompt. A slot is measured when its block begins: the model
+says how much of it a value takes, and the positions after that leave the canvas. Then it is filled.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple, Protocol
+
+from diffray.components.grammar.canvas import Canvas, Slot
+
+
+class Stretch(NamedTuple):
+    """The cells of a slot that are in a block."""
+
+    number: int
+    slot: Slot
+    start: int
+    stop: int
+    room: int  # cells of the slot after them
+    state: int  # of its automaton, before them
+    roomy: bool  # whether it may have unused positions
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of a choice, so that its options can be compared."""
+        return bool(self.slot.tokens) and self.room == 0 and self.state == 0
+
+    @property
+    def asked(self) -> list[list[int]]:
+        """The tokens that matter at each cell of a choice: the one after it, then its options'."""
+        return [
+            [self.slot.following, *(ids[at] if at < len(ids) else 0 for ids in self.slot.tokens)]
+            for at in range(self.stop - self.start)
+        ]
+
+    def scores(self, logprobs: list[list[float]]) -> list[float]:
+        """Return the log-probability of each option, with its end; -inf where it does not fit."""
+        size, found = self.stop - self.start, []
+        for number, ids in enumerate(self.slot.tokens, 1):
+            score = sum(logprobs[at][number] for at in range(min(len(ids), size)))
+            if len(ids) < size:
+                score += logprobs[len(ids)][0] if self.roomy else -math.inf
+            found.append(score if len(ids) <= size else -math.inf)
+        return found
+
+
+class Note(NamedTuple):
+    """How a cell of a slot was decided."""
+
+    step: int
+    logprob: float
+    ranking: list[tuple[int, float]]
+
+
+LITERAL = Note(0, 0.0, [])
+
+
+class Decided(Protocol):
+    """What became of a block."""
+
+    @property
+    def steps(self) -> list[int]: ...
+
+    @property
+    def logprobs(self) -> list[float]: ...
+
+    @property
+    def top(self) -> list[list[tuple[int, float]]]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Pins:
+    """The cells of one sequence, from the first to the last."""
+
+    canvas: Canvas
+    cells: list[int] = field(init=False)
+    measured: set[int] = field(init=False)  # slots of the current block
+    notes: dict[int, Note] = field(init=False)  # of decided cells
+    shares: dict[int, list[float]] = field(init=False)  # of a choice's options, by its slot
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.cells = list(self.canvas.cells)
+        self.measured, self.notes, self.shares = set(), {}, {}
+
+    @property
+    def slots_stop(self) -> int:
+        """The end of the last slot's cells."""
+        return max((at + 1 for at, cell in enumerate(self.cells) if cell < 0), default=0)
+
+    def stretches(self, start: int, stop: int, written: Items[int]) -> list[Stretch]:
+        """Return the slots with cells in [start, stop); `written` are the tokens before them."""
+        found, at = [], max(start, 0)
+        for cell, same in groupby(self.cells[at:stop]):
+            begin, at = at, at + len(list(same))
+            if cell >= 0:
+                continue
+            slot = self.canvas.slots[-1 - cell]
+            before = self.cells[:begin].count(cell)
+            state = slot.automaton.follow(0, written[begin - before : begin]) if before else 0
+            room = self.cells[at:].count(cell)
+            least = int(slot.automaton.distance_Q[state]) - 1
+            roomy = -1 - cell not in self.measured and least < at - begin + room
+            found.append(Stretch(-1 - cell, slot, begin, at, room, state, roomy))
+        return found
+
+    def contract(self, stretches: Items[Stretch], unused: set[int]) -> None:
+        """Take these cells of the stretches out of the canvas, and the rest of such slots."""
+        gone = set(unused)
+        for stretch in stretches:
+            if stretch.stop - 1 in gone:
+                gone |= set(range(stretch.stop, stretch.stop + stretch.room))
+        self.cells = [cell for at, cell in enumerate(self.cells) if at not in gone]
+
+    def weigh(self, stretch: Stretch, logprobs: list[list[float]]) -> None:
+        """Remember how probable a choice's options are, from what was found at its cells.
+
+        When it was measured all options were compared; now only those of the right length are, and
+        they share what they had together.
+        """
+        scores = stretch.scores(logprobs)
+        fits = [score > -math.inf for score in scores]
+        if not any(fits):
+            return
+        best = max(scores)
+        weights = [math.exp(score - best) for score in scores]
+        before = self.shares.get(stretch.number)
+        known = 1.0 if before is None else sum(itertools.compress(before, fits))
+        self.shares[stretch.number] = [
+            known * weight / sum(weights) if fit else other
+            for fit, weight, other in zip(fits, weights, before or [0.0] * len(fits), strict=True)
+        ]
+
+    def fields(self, ids: Items[int]) -> dict[str, tuple[float, dict[str, float]]]:
+        """Return the probability of each field of a complete answer, and of a choice's options."""
+        found = {}
+        for number, slot in enumerate(self.canvas.slots):
+            at = [cell for cell, kind in enumerate(self.cells) if kind == -1 - number]
+            likely = math.exp(sum(self.notes.get(cell, LITERAL).logprob for cell in at))
+            shares = self.shares.get(number, [])
+            options = dict(zip(slot.options, shares, strict=False))
+            for tokens, share in zip(slot.tokens, shares, strict=False):
+                if tokens == tuple(ids[cell] for cell in at):
+                    likely = share
+            found[slot.path] = likely, options
+        return found
+
+    def note(self, first: int, block: Decided) -> None:
+        """Remember how the cells of the slots in a block were decided; it begins at `first`."""
+        rankings = block.top or [[]] * len(block.steps)
+        for at, note in enumerate(zip(block.steps, block.logprobs, rankings, strict=True), first):
+            if 0 <= at < len(self.cells) and self.cells[at] < 0:
+                self.notes[at] = Note(*note)

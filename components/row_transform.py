@@ -1,0 +1,66 @@
+"""The seam of row transforms: what a request asks for, and what a batch does for all that ask.
+
+A request carries a tuple of them, in the order in which they are applied. Those of one kind are
+planned and applied for a whole batch together.
+Letters: R rows of the head, S slots, N positions of the longest canvas.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import fields
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from diffray.components.backend import send
+from diffray.components.logits import Logits
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
+
+Head = Callable[[Tensor], Tensor]  # from packed tokens to this rank's logits about them
+
+
+class Where(NamedTuple):
+    """The rows of one request, on the host."""
+
+    rows: slice
+    positions_R: Tensor  # that the rows are about
+    twins_R: Tensor | None  # where a request is guided: the packed tokens of its twin window
+    sequence: "Sequence"
+
+    @property
+    def rows_R(self) -> Tensor:
+        return torch.arange(self.rows.start, self.rows.stop)
+
+
+class Step(NamedTuple):
+    """What may be looked at in a step besides the logits; canvases are those before the step."""
+
+    head: Head
+    ids_SN: Tensor
+    masked_SN: Tensor
+
+
+class Planned(ABC):
+    """The transforms of one kind, as tensors."""
+
+    @classmethod
+    def join(cls, parts: Items[Self], device: torch.device) -> Self:
+        """Return the parts as one, on the device."""
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # a dataclass
+        return cls(*(send(torch.cat([getattr(p, n) for p in parts]), device) for n in names))
+
+    @abstractmethod
+    def apply(self, logits: Logits, step: Step) -> None:
+        """Change the logits in place."""
+
+
+class RowTransform(Protocol):
+    """What one request asks for."""
+
+    def plan(self, where: Where) -> Planned | None:
+        """Return what is to be done to the request's rows, on the host; None if nothing is."""
+        ...

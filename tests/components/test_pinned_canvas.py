@@ -1,0 +1,189 @@
+"""Schemas as literals and slots: every filling is valid, and the demo models' fields are right."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from benchmarks.decisions import ask, questions, ways
+from diffray import DiffusionLLM, SamplingParams
+from diffray.components.config import InvalidField
+from diffray.components.grammar.canvas import Canvas, lay_out, spell
+from diffray.components.grammar.compile import compile_regex
+from diffray.components.grammar.structured import StructuredOutputs
+from tests.helpers.random_schemas import random_schema
+
+# A token for each letter, and some of several that no slot's value may reach over.
+TEXTS = [bytes([code]) for code in range(32, 127)] + ["\u00e9".encode(), b'": "', b'","', b'"}']
+END = len(TEXTS)
+VOCABULARY = {text: [token] for token, text in enumerate(TEXTS)}
+
+
+def canvas_of(slot_length: int = 8, **given: Any) -> Canvas:
+    return lay_out(
+        StructuredOutputs(**given).parts,
+        slot_length,
+        END,
+        lambda text: spell(text, [], VOCABULARY, {}),
+        lambda regex: compile_regex(regex, VOCABULARY, (END,), END + 1),
+    )
+
+
+def random_filling(canvas: Canvas, draw: random.Random) -> str:
+    """Return the text of a canvas whose slots have random values."""
+    text, numbers = b"", set()
+    for cell in canvas.cells[:-1]:
+        number = -1 - cell
+        if cell >= 0:
+            text += TEXTS[cell]
+        elif number not in numbers:
+            numbers.add(number)
+            text += _value(canvas, number, draw)
+    return text.decode()
+
+
+def _value(canvas: Canvas, number: int, draw: random.Random) -> bytes:
+    automaton, state, text = canvas.slots[number].automaton, 0, b""
+    budget = canvas.cells.count(-1 - number) + 1
+    while True:
+        budget -= 1
+        edges = zip(
+            automaton.set_QD[state].tolist(), automaton.next_QD[state].tolist(), strict=True
+        )
+        classes, state = draw.choice(
+            [
+                (automaton.member_SC[chosen], following)
+                for chosen, following in edges
+                if automaton.member_SC[chosen].any() and automaton.distance_Q[following] <= budget
+            ]
+        )
+        if state == automaton.end:
+            return text
+        text += TEXTS[draw.choice(classes[automaton.class_V].nonzero().flatten().tolist())]
+
+
+def test_every_filling_of_a_schema_s_canvas_is_valid() -> None:
+    draw, made = random.Random(1), 0
+    for _ in range(150):
+        schema = random_schema(draw) | {"$defs": {"T": random_schema(draw, 0)}}
+        try:
+            canvas = canvas_of(draw.choice((1, 4, 12)), json=schema)
+        except InvalidField as error:
+            assert "one answer only" in str(error)
+            continue
+        made += 1
+        check = jsonschema.Draft202012Validator(
+            schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        )
+        for _ in range(3):
+            check.validate(json.loads(random_filling(canvas, draw)))
+    assert made > 100
+
+
+def test_literals_are_pinned_and_fields_have_the_room_they_need() -> None:
+    address = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo", "Bergen"]}}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "kind": {"const": "person"},
+            "age": {"type": "integer", "minimum": 5, "maximum": 120},
+            "at": {"$ref": "#/$defs/A"},
+            "day": {"type": "string", "format": "date"},
+            "name": {"type": "string"},
+            "married": {"type": "boolean"},
+        },
+        "$defs": {"A": address},
+    }
+    canvas = canvas_of(4, json=schema)
+    laid = "".join(TEXTS[cell].decode() if cell >= 0 else "_" for cell in canvas.cells[:-1])
+    assert laid == (
+        '{"kind":"person","age":___,"at":{"city":"______"},"day":"__________","name":"____",'
+        '"married":_____}'
+    )
+    assert [slot.path for slot in canvas.slots] == ["age", "at.city", "day", "name", "married"]
+    assert [slot.options for slot in canvas.slots] == [
+        (), ("Rome", "Oslo", "Bergen"), (), (), ("true", "false")
+    ]  # fmt: skip
+    assert canvas.slots[1].following == VOCABULARY[b'"}'][0]
+    assert canvas_of(choice=["yes", "no"]).cells == (-1, -1, -1, END)
+    long = {"type": "array", "items": {"type": "boolean"}, "minItems": 3}
+    assert canvas_of(4, json=long).cells == (-1,) * len("[true,true,true]") + (END,)
+
+
+def test_a_schema_that_needs_itself_ends() -> None:
+    node = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#"}}}
+    assert len(canvas_of(json=node).slots) == 4
+    with pytest.raises(InvalidField, match="needs itself"):
+        canvas_of(json=node | {"required": ["next"]})
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-llada2"])
+def test_the_demo_models_fields_are_right_in_three_forwards(model: str) -> None:
+    items = questions(48)
+    with DiffusionLLM(model, device="cpu", dtype="float32", max_num_seqs=16) as llm:
+        asked = ways(items, 64)
+        free, pinned = (ask(llm, items, asked[way]) for way in ("free", "pinned"))
+        assert pinned.right >= free.right and pinned.valid == 1
+        assert pinned.most_forwards <= 3
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-llada2"])
+def test_every_answer_is_valid_whatever_the_model_finds(model: str) -> None:
+    """What the head reads is scaled at random; at both temperatures canvases are one batch."""
+    draw = random.Random(3)
+    schemas = [
+        schema
+        for schema in (random_schema(draw) for _ in range(24))
+        if "const" not in schema and "#/$defs/T" not in json.dumps(schema)
+    ]
+    with DiffusionLLM(model, device="cpu", dtype="float32") as llm:
+        llm.engine.model.norm.weight.data.normal_()  # type: ignore[attr-defined]
+        for temperature in (0, 1):
+            asked, params = [], []
+            for schema in schemas:
+                given = SamplingParams(
+                    max_tokens=400,
+                    temperature=temperature,
+                    seed=7,
+                    structured_outputs={"json": schema},
+                    diffusion={"canvas": "pinned"},
+                )
+                try:
+                    llm.chat([{"role": "user", "content": "What?"}], given, use_tqdm=False)
+                except InvalidField as error:
+                    assert "one answer only" in str(error)
+                    continue
+                asked.append(schema)
+                params.append(given)
+            chats = [[{"role": "user", "content": f"What {n}?"}] for n in range(len(asked))]
+            for schema, output in zip(asked, llm.chat(chats, params, use_tqdm=False), strict=True):
+                jsonschema.validate(json.loads(output.outputs[0].text), schema)
+            assert len(asked) > 12
+
+
+def test_many_records_share_an_instruction() -> None:
+    """What they begin with is stored once where attention is block-causal."""
+    records = [f"Tom, {age}, is a {job} from Rome." for age, job in ((31, "nurse"), (67, "pilot"))]
+    schema = {
+        "type": "object",
+        "properties": {
+            "job": {"enum": ["nurse", "pilot", "driver"]},
+            "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
+    }
+    long = "Answer with nothing but JSON. " * 12 + "Give job and age as JSON:"
+    for model in ("demo", "demo-llada2"):
+        with DiffusionLLM(model, device="cpu", dtype="float32") as llm:
+            found = llm.decide(records, {"json": schema}, "Give job and age as JSON:")
+            answers = [json.loads(output.outputs[0].text) for output in found]
+            assert answers == [{"job": "nurse", "age": 31}, {"job": "pilot", "age": 67}]
+            for output, job in zip(found, ("nurse", "pilot"), strict=True):
+                fields = output.outputs[0].fields
+                assert fields is not None
+                assert fields["job"].options[job] == fields["job"].probability > 0.5
+            shared = [
+                output.cached_tokens for output in llm.decide(records, {"json": schema}, long)
+            ]
+            assert (max(shared) >= 64) == (model == "demo-llada2")

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.kernels import attention, confidence, experts, norm, quantized, router
+from diffray.kernels import attention, confidence, experts, linear, norm, quantized, router
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.router import Pairs, Routing
@@ -30,6 +30,7 @@ class Kernels(NamedTuple):
     name: str
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    linear_add_norm: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     attend: Callable[[Tensor, QKRotary, KVLayer, Tensor, Windows], Tensor]
     softmax_router: Callable[[Tensor, Tensor, Tensor | None, int], Routing]
     grouped_sigmoid_router: Callable[..., Routing]
@@ -49,6 +50,7 @@ TORCH: Final = Kernels(
     "torch",
     norm.rms_norm,
     norm.add_norm,
+    linear.linear_add_norm,
     attention.attend,
     router.softmax_router,
     router.grouped_sigmoid_router,

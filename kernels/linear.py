@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diffray.kernels.norm import add_norm
+
 LITTLE = 1 << 20  # multiplications; with fewer, oneDNN's call costs more than it saves
 # oneDNN compiles and keeps a program for every number of rows. Above FEW, rows are padded to a
 # multiple of ROUND; otherwise the programs take gigabytes and are compiled again and again.
@@ -41,6 +43,13 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
         multiply = torch.ops.mkldnn._linear_pointwise.default
         return cast(Tensor, multiply(x_TI, weight_OI, bias_O, "none", [], ""))[:num_rows]
     return functional.linear(x_TI, weight_OI, bias_O)
+
+
+def linear_add_norm(
+    x_TI: Tensor, weight_OI: Tensor, residual_TO: Tensor, norm_O: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return the product plus the residual, which is the next one, and its RMSNorm."""
+    return add_norm(linear(x_TI, weight_OI), residual_TO, norm_O, eps)
 
 
 def _has_onednn(tensor: Tensor) -> bool:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 _LOW = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive integers
+_PART = 1 << 24  # numbers that are made at a time, in int64
+_TILE = 1 << 15  # numbers that are made at a time on a CPU: they stay in its cache
 
 
 def mix(x: Tensor) -> Tensor:
@@ -43,8 +45,25 @@ def uniform(seed_R: Tensor, position_R: Tensor, step_R: Tensor) -> Tensor:
 
 def gumbel(seed_R: Tensor, position_R: Tensor, step_R: Tensor, ids_RV: Tensor) -> Tensor:
     """Return standard Gumbel noise for each (row, token id); `ids_RV` may have one row for all."""
-    hashed = mix(key(seed_R, position_R, step_R).unsqueeze(-1) + mix(ids_RV * _GOLDEN + 1))
-    return -torch.log(-torch.log(_open_unit(hashed)))
+    key_R1, id_RV = key(seed_R, position_R, step_R).unsqueeze(-1), mix(ids_RV * _GOLDEN + 1)
+    noise_RV = torch.empty(len(key_R1), id_RV.shape[-1], dtype=torch.float64, device=id_RV.device)
+    on_cpu = noise_RV.device.type == "cpu"
+    rows = max(1, _TILE // id_RV.shape[-1]) if on_cpu else max(1, len(noise_RV))
+    parts = (part.split(rows) for part in (noise_RV, key_R1, id_RV.expand_as(noise_RV)))
+    for made, keys, ids in zip(*parts, strict=True):
+        unit = _open_unit(mix(keys + ids))
+        torch.neg(unit.log_().neg_().log_(), out=made)
+    return noise_RV
+
+
+def spread(target: Tensor, seed: int, deviation: float) -> None:
+    """Fill a tensor with uniform noise around 0, in place; equal for equal seeds and shapes."""
+    flat = target.view(-1)
+    for start in range(0, len(flat), _PART):
+        part = flat[start : start + _PART]
+        places = torch.arange(start, start + len(part), device=target.device)
+        unit = _open_unit(mix(mix(places + _GOLDEN * (seed + 1)) + _GOLDEN))
+        part.copy_((unit - 0.5) * (deviation * 12**0.5))
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -2,7 +2,7 @@
 
 A variant is a program with the tile that it runs with. All variants of a kernel compute what its
 torch reference does. Which of them are right and which is the fastest depends on the GPU and on the
-shape of the call: bring-up finds out (workers/bring_up.py), and `Choices` holds the outcome.
+shape of the call: bring-up finds out (workers/bring_up/), and `Choices` holds the outcome.
 """
 
 import math
@@ -11,6 +11,11 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray.kernels.errors import largest_error
 
 TORCH_VARIANT = "torch"  # the name of the reference as a variant
 
@@ -36,11 +41,14 @@ class Variant(NamedTuple):
     name: str  # unique in its kernel; stored on disk
     run: Run  # takes the arguments of the reference
     tolerance: float = 1.0  # the largest error, in multiples of what the dtype allows
+    # What it may save in a step beyond what it takes less by itself: it starts, or fetches weights,
+    # while the kernels before it run.
+    early_s: float = 0.0
 
 
-def tiled(program: str, tile: Tile, run: Run, tolerance: float = 1.0) -> Variant:
+def tiled(program: str, tile: Tile, run: Run, early_s: float = 0.0) -> Variant:
     """Return the variant that runs a program with this tile."""
-    return Variant(f"{program} {tile}", partial(run, tile=tile), tolerance)
+    return Variant(f"{program} {tile}", partial(run, tile=tile), early_s=early_s)
 
 
 class Shape(NamedTuple):
@@ -56,6 +64,18 @@ class Shape(NamedTuple):
         return sum(abs(math.log2(a / b)) for a, b in zip(self.sizes, other.sizes, strict=True))
 
 
+def _nothing(*_: Any, **__: Any) -> tuple[Tensor, ...]:
+    return ()
+
+
+def _of_first(first: Tensor, *_: Any, **__: Any) -> torch.dtype:
+    return first.dtype
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel with several variants; all functions here take the arguments of the reference."""
@@ -64,6 +84,14 @@ class Kernel:
     reference: Run
     shape: Callable[..., Shape]
     own_variants: Callable[..., Items[Variant]]  # the default first; equal for equal shapes
+    written: Callable[..., Items[Tensor]] = _nothing  # arguments that it stores to
+    # The error of outputs and stored tensors, given the arguments and those of the reference; what
+    # the kernel rounds decides how much of the dtype's tolerance it may take.
+    error: Callable[[Items[Any], Items[Tensor], Items[Tensor]], float] = largest_error
+    tolerance: float = 1.0
+    precision: Callable[..., torch.dtype] = _of_first  # the dtype whose tolerance it has
+    # Whether the reference can be recorded: it then waits for no value on the host.
+    recordable: Callable[..., bool] = _always
 
     def variants(self, *args: Any, **options: Any) -> list[Variant]:
         """Return the variants of such a call: the default first, torch's last."""
@@ -72,19 +100,26 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The chosen variant of each kernel and shape, and the variants that must not run."""
+    """The chosen variant of each kernel and shape; what was not found right does not run."""
 
     chosen: Mapping[tuple[str, Shape], str]
-    refused: frozenset[tuple[str, str]] = frozenset()  # kernel, variant
+    right: frozenset[tuple[str, str]] = frozenset()  # kernel, variant: wherever it was tried
+    tried: frozenset[str] = frozenset()  # kernels
 
     def pick(self, kernel: str, shape: Shape, variants: Items[Variant]) -> Variant:
-        """Return the choice for the nearest known shape, else the first that is not refused."""
+        """Return the choice for the nearest known shape.
+
+        Without one, return a variant that is right elsewhere, else torch's; the default only of a
+        kernel that was never tried.
+        """
         named = {variant.name: variant for variant in variants}
         for name in self._nearest(kernel, shape):
             if name in named:
                 return named[name]
-        allowed = (v for v in variants if (kernel, v.name) not in self.refused)
-        return next(allowed, variants[-1])
+        if kernel not in self.tried:
+            return variants[0]
+        right = (each for each in variants if (kernel, each.name) in self.right)
+        return next(right, named[TORCH_VARIANT])
 
     def _nearest(self, kernel: str, shape: Shape) -> Iterator[str]:
         known = [

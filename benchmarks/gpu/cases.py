@@ -97,6 +97,12 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
     tokens, hidden, size = work.tokens, shape.hidden, shape.head_dim
     x, residual, weight = normal(tokens, hidden), normal(tokens, hidden), normal(hidden)
     yield Case("add_norm", lambda kernels: kernels.add_norm(x, residual, weight, EPS))
+    inputs = shape.heads * size
+    seen, out = normal(tokens, inputs), normal(hidden, inputs, scale=inputs**-0.5)
+    yield Case(
+        "linear_add_norm",
+        lambda kernels: kernels.linear_add_norm(seen, out, residual, weight, EPS),
+    )
     yield Case("rms_norm", lambda kernels: (kernels.rms_norm(x, weight, EPS),))
 
     batch, num_pages = last_windows(shape, work, x.device)

@@ -153,6 +153,7 @@ def _resources(made: Any) -> dict[str, Any]:
         "local_bytes": numbers["LOCAL"],
         "products": sorted(set(products)),
         "asynchronous_copies": made.asm["ptx"].count("cp.async.c"),
+        "fetches": made.asm["ptx"].count("prefetch.global.L2"),
         "waits_for_previous": made.asm["ptx"].count("griddepcontrol.wait"),
     }
 

@@ -27,8 +27,8 @@ ATTENTION: Final = 350e12  # bfloat16 operations/s with 64 queries at a time
 # which have a slow unit; to float16 there is an instruction, and 47 % are issued.
 CUBLAS_SHARE, HEAD_SHARE, ATTENTION_SHARE = 0.85, 0.88, 0.8
 EXPERT_SHARE: Final = {"bfloat16": 0.91, "int8": 0.85, "float8": 0.765, "float16": 0.88}
-PERSISTENT_GAIN: Final = 0.045  # more: no waves and tails, and whole tiles in a row
-L2_AHEAD: Final = 30e6  # bytes of experts that the L2 cache takes while attention runs
+PERSISTENT_GAIN: Final = 0.04  # more: no last wave that is not full, no wait for a first tile
+L2_AHEAD, AHEAD_US = 30e6, 1.5  # bytes of experts that are fetched early; until programs begin to
 # Chains of dependent loads, in microseconds.
 KEY_TILE_US: Final = 1.33  # 64 keys: page table, keys, product, maximum, values
 ROUTER_PRODUCT_US: Final = 7.3  # all columns one after the other, in a few blocks
@@ -71,6 +71,7 @@ class Step:
 
     def __post_init__(self) -> None:
         self.tokens = self.work.tokens
+        self.idle_us = 0.0  # of the memory, since the first of the kernels that start early
         self.heads = self.shape.heads // self.ranks
         self.keys = max(self.shape.kv_heads // self.ranks, 1)
         self._embedding()
@@ -118,22 +119,21 @@ class Step:
         kind: str = "torch",
         weights: bool = False,
         launches: int = 1,
+        fetched: float = 0.0,
     ) -> None:
-        """Add calls of a kernel; `chain` and the result are in microseconds."""
+        """Add calls of a kernel; some of its bytes may have been fetched; `chain` is in us."""
         early = kind == "triton" and "dependent launch" in self.changes
         gap = PDL_GAP_US - PDL_WEIGHTS_US * weights if early else GAP_US * launches
-        work = max(moved / (BANDWIDTH * share), cached / L2_BANDWIDTH, flops / rate) * 1e6
+        read = (moved - fetched) / (BANDWIDTH * share)
+        work = max(read, cached / L2_BANDWIDTH, flops / rate) * 1e6
         us = gap + RAMP_US + max(work, chain)
+        self.idle_us = self.idle_us + us - moved / BANDWIDTH * 1e6 if early else 0.0
         self.kernels.append(Kernel(name, calls, us, moved, flops, HOST_US[kind]))
 
     def _product(self, name: str, calls: int, inputs: int, outputs: int, rows: int) -> None:
         """Add a product with a weight matrix, by cuBLAS if it is not changed."""
         moved = 2.0 * (inputs * outputs + rows * (inputs + outputs))
         flops = 2.0 * rows * inputs * outputs
-        if "own small products" in self.changes and rows <= 64:
-            share = EXPERT_SHARE["bfloat16"]
-            self._add(name, calls, moved, share=share, flops=flops, kind="triton", weights=True)
-            return
         blocks = math.ceil(rows / 64) * math.ceil(outputs / 64)
         split = 2 if blocks < MULTIPROCESSORS / 2 else 1  # over columns, and a sum behind it
         self._add(name, calls, moved, share=CUBLAS_SHARE, flops=flops, launches=split)
@@ -160,9 +160,8 @@ class Step:
         shape, work, size = self.shape, self.work, self.shape.head_dim
         every = self.heads + 2 * self.keys
         self._product("mm qkv", calls, shape.hidden, every * size, self.tokens)
-        if "own small products" not in self.changes or self.tokens > 64:
-            moved = 4.0 * self.tokens * every * size
-            self._add("_rotate_heads", calls, moved, kind="triton")
+        moved = 4.0 * self.tokens * every * size
+        self._add("_rotate_heads", calls, moved, kind="triton")
 
         shared, window = self.heads // self.keys, min(work.window, work.context)
         tile = min(max(_rounded_up(window * shared), 16), 64)
@@ -185,13 +184,35 @@ class Step:
         if splits > 1:
             part = self.tokens * self.heads * size
             self._add("_join_splits", calls, part * (4.0 * splits + 2), kind="triton")
+        if "own output product" in self.changes and self.tokens <= 64 and self.ranks == 1:
+            self._split_product(calls, self.heads * size)
+            return
         self._product("mm out", calls, self.heads * size, shape.hidden, self.tokens)
         self._all_reduce(calls)
         self._norm(calls)
 
-    def _norm(self, calls: int) -> None:
-        """Add what adds the residual and norms."""
-        self._add("_norm_row", calls, 8.0 * self.tokens * self.shape.hidden, kind="triton")
+    def _split_product(self, calls: int, inputs: int) -> None:
+        """Add our own output product, whose parts the norm adds up."""
+        tokens, outputs = self.tokens, self.shape.hidden
+        blocks = math.ceil(outputs / (128 if outputs >= 4096 else 64))
+        parts = 4.0 * tokens * outputs * math.ceil(128 / blocks)
+        weights = 2.0 * inputs * outputs
+        self._add(
+            "_split_product",
+            calls,
+            weights + 2.0 * tokens * inputs + parts,
+            share=EXPERT_SHARE["bfloat16"],
+            cached=weights + 2.0 * tokens * inputs * blocks,  # each block reads all rows
+            flops=2.0 * tokens * inputs * outputs,
+            kind="triton",
+            weights=True,
+        )
+        self._norm(calls, parts - 2.0 * tokens * outputs)
+
+    def _norm(self, calls: int, more: float = 0.0) -> None:
+        """Add what adds the residual and norms; it may have more bytes to read."""
+        moved = 8.0 * self.tokens * self.shape.hidden + more
+        self._add("_norm_row", calls, moved, kind="triton")
 
     def _mlp(self, calls: int, width: int) -> None:
         width //= self.ranks
@@ -259,11 +280,14 @@ class Step:
             cached, rate = 0.0, (FLOAT8 if fast else CUBLAS) * pairs / (tiles * 128)
         kind = "float16" if "float16 activations" in self.changes else "float8"
         share = EXPERT_SHARE[kind if self.experts == "float8" else self.experts]
-        share += PERSISTENT_GAIN * ("persistent blocks" in self.changes)
+        staying = tokens <= 512 and "persistent blocks" in self.changes
+        share += PERSISTENT_GAIN * staying
         again = self.hot * (rows < min(tokens, 64))  # weights of experts with a second tile
         moved = one * distinct * (1 + again) + 2.0 * (tokens * inputs + pairs * columns)
-        if name == "_gate_up" and "experts in the cache" in self.changes:
-            moved -= min(L2_AHEAD, moved / 4)
+        fetched = 0.0
+        if name == "_gate_up" and staying and "experts in the cache" in self.changes:
+            idle = max(self.idle_us - AHEAD_US, 0.0) / 1e6
+            fetched = min(L2_AHEAD, idle * BANDWIDTH * share)
         self._add(
             name,
             calls,
@@ -274,12 +298,14 @@ class Step:
             rate=rate,
             kind="triton",
             weights=True,
+            fetched=fetched,
         )
 
     def _head(self) -> None:
         rows = self.tokens if self.read is None else self.read
         vocab, hidden = self.shape.vocab // self.ranks, self.shape.hidden
         table, logits = 2.0 * vocab * hidden, 2.0 * rows * vocab
+        wide = 256 if "wide head tiles" in self.changes and rows <= 64 else 128
         self._add("full", 1, 8.0 * rows)
         self._add("zeros", 1, 4.0 * rows)
         if "head by cuBLAS" in self.changes and rows >= 256:
@@ -288,7 +314,7 @@ class Step:
             self._add("_weigh_logits", parts, logits / parts, kind="triton")
         else:
             tile = min(max(_rounded_up(rows), 16), 128)
-            cached = table * math.ceil(rows / tile) + 2.0 * rows * hidden * math.ceil(vocab / 128)
+            cached = table * math.ceil(rows / tile) + 2.0 * rows * hidden * math.ceil(vocab / wide)
             self._add(
                 "_weigh_head",
                 1,
@@ -299,7 +325,7 @@ class Step:
                 kind="triton",
                 weights=True,
             )
-        self._add("_join_tiles", 1, 24.0 * rows * math.ceil(vocab / 128), kind="triton")
+        self._add("_join_tiles", 1, 24.0 * rows * math.ceil(vocab / wide), kind="triton")
         if self.ranks > 1:
             packed = "packed gather" in self.changes
             # Into a list: NCCL copies each rank's part out of its buffer.

@@ -80,16 +80,23 @@ CHANGES: Final = {
     ),
     "persistent blocks": Change(
         "kernels/triton/expert_products.py: num_programs",
-        "blocks that stay, weights in the order of tiles: 95 % of the bandwidth, as a copy, not 91",
+        "up to 512 tokens: blocks that stay and fetch the next tile's first weights, 95 % of the "
+        "bandwidth, not 91",
     ),
     "experts in the cache": Change(
-        "kernels/triton/attention.py: prefetch",
-        "attention leaves the memory idle for 20 us a layer; the L2 cache has room for 30 MB",
+        "kernels/triton/expert_products.py: _AHEAD",
+        "norm and router leave the memory idle for 7 us a layer; blocks that stay fetch up to 30 "
+        "MB of their first weights to the L2 cache meanwhile",
     ),
-    "own small products": Change(
-        "kernels/linear.py: triton",
-        "up to 64 tokens, for queries, keys and output: they start early, need no second kernel "
-        "for a sum over columns, and rotate and store what they compute",
+    "own output product": Change(
+        "kernels/triton/small_product.py: split_product",
+        "up to 64 tokens: it starts early, and the norm adds up what splits of the columns gave, "
+        "for which cuBLAS needs a second kernel",
+    ),
+    "wide head tiles": Change(
+        "kernels/triton/confidence.py: (256, 64, 8, 3)",
+        "up to 64 rows: each tile reads all rows through the L2 cache, so half as many tiles do so "
+        "half as often",
     ),
     "float8 products": Change(
         "kernels/triton/experts.py: scaled_grouped_mm",
@@ -100,8 +107,8 @@ CHANGES: Final = {
         "acceptance recorded as one kernel: 0.1 ms a round less than 50 launches; credit 0.3",
     ),
     "bucket with neighbours": Change(
-        "workers/graphs.py: neighbours_of",
-        "recordings of 96 positions for vicinity, which now fill 128",
+        "workers/graphs.py: block_length + neighbours",
+        "recordings of 96 positions for vicinity, which filled 128",
     ),
     "graphs over ranks": Change(
         'workers/setup.py: mesh.smallest("loaded"',

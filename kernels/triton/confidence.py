@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 from diffray.kernels import confidence as reference
 from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.errors import confidence_error
 from diffray.kernels.triton.launch import (
     overlapped,
     prefetch_rows,
@@ -31,6 +32,7 @@ from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 
 _MANY_ROWS = 256  # from here on a tile of the fused product reads too much for what it computes
 _ROWS_STORED, _LOGITS = 512, 1024
+_WIDE: Final = (256, 64, 8, 3)  # columns, depth, warps and stages of a tile for few rows
 
 
 def confidence(
@@ -144,7 +146,10 @@ def _variants(
     draw: Draw | None,
 ) -> list[Variant]:
     """Return the default tile, then others with the same number of rows."""
-    default = _tile_for(len(hidden_RH), hidden_RH.element_size(), drawn=draw is not None)
+    rows, itemsize = rounded_up(len(hidden_RH)), hidden_RH.element_size()
+    default = _tile_for(rows, itemsize, drawn=draw is not None)
+    if itemsize > 2:  # others take long to compile and gain nothing without matrix units
+        return tiled_variants([default], confidence)
     others = [
         Tile(default.rows, columns, depth, warps, stages)
         for columns in (32, 64, 128)
@@ -152,8 +157,10 @@ def _variants(
         for warps, stages in ((4, 3), (4, 4), (8, 3), (8, 4))
         if columns <= default.columns
     ]
+    if default.rows <= 64 and draw is None:  # half as many tiles read the rows half as often
+        others.append(Tile(default.rows, *_WIDE))
     found = tiled_variants(list(dict.fromkeys([default, *others])), confidence)
-    if hidden_RH.element_size() == 2 and rounded_up(len(hidden_RH)) >= _MANY_ROWS:
+    if rows >= _MANY_ROWS:
         found += variants_of(confidence_after_product, "triton after product")
     return found
 
@@ -171,7 +178,15 @@ def _shape(
     return Shape((*head_VH.shape, *kinds), sizes)
 
 
-CONFIDENCE: Final = Kernel("confidence", reference.confidence, _shape, _variants)
+CONFIDENCE: Final = Kernel(
+    "confidence",
+    reference.confidence,
+    _shape,
+    _variants,
+    error=confidence_error,
+    tolerance=0.25,  # logits are rounded once
+    recordable=lambda *args: args[-1] is None,  # which rows draw is found on the host
+)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -1,15 +1,14 @@
-"""The two products of gated experts in Triton.
+"""The two products of gated experts in Triton: tiles, and the programs that compute them.
 
-A program owns some columns of one expert and a tile of its rows; programs of the same columns run
-side by side, so weights are read from memory once. If an expert has more rows than expected, each
-program continues with further tiles. Nothing is added atomically: the same pairs give the same
-bits, whatever else is in the batch.
+Tiles of the same columns run side by side, so weights are read from memory once. A program computes
+one tile or, if it stays, one after the other.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
 rows, then up rows), K experts of a token, S token-expert pairs (T * K).
 """
 
 import math
+from typing import Any, Final
 
 import torch
 import triton
@@ -17,11 +16,20 @@ import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels.router import Pairs
-from diffray.kernels.triton.launch import overlapped, prefetch_rows, wait_for_previous
+from diffray.kernels.triton.expert_tiles import down_tile, gate_up_tile, tile_of
+from diffray.kernels.triton.launch import (
+    can_fetch,
+    num_programs,
+    overlapped,
+    prefetch_rows,
+    wait_for_previous,
+)
 from diffray.kernels.variants import Tile
 
-# What comes between the products can exceed float16's range, unlike a norm's output.
-_SHRUNK = tl.constexpr(2.0**-5)
+# Bytes of gate and up weights that programs which stay fetch before the router has ended: three
+# fifths of an H100's L2 cache. Those of the down matrix would be gone when they are needed.
+_AHEAD: Final = 30_000_000
+AHEAD_S: Final = 7e-6  # what that may save
 
 
 def multiply_pairs(
@@ -35,12 +43,13 @@ def multiply_pairs(
     tile: Tile,
     *,
     half: bool = False,
+    stay: bool = False,
     pdl: bool = False,
 ) -> Tensor:
     """Return each pair's weighted output [S, H]; those of other ranks' experts are undefined.
 
     `half` multiplies in float16, which weights of a byte turn into in fewer instructions than into
-    bfloat16.
+    bfloat16. Programs that `stay` all have as many tiles, and fetch weights ahead.
     """
     num_experts, hidden, width = w2_EHI.shape
     num_pairs = weights_TK.numel()
@@ -48,7 +57,8 @@ def multiply_pairs(
     lanes = triton.cdiv(fullest(num_pairs / num_experts), tile.rows)
     kind = torch.float16 if half else x_TH.dtype
     mid_SI = torch.empty(num_pairs, width, dtype=kind, device=x_TH.device)
-    _gate_up[(lanes * triton.cdiv(width, tile.columns), num_experts)](
+    tiles, programs = _tiles(lanes * num_experts, width, tile, stay, x_TH.device)
+    _gate_up[(programs,)](
         x_TH.contiguous(),
         w13_EFH,
         scale13_EF,
@@ -57,18 +67,16 @@ def multiply_pairs(
         hidden,
         width,
         lanes,
+        tiles,
         CHOSEN=weights_TK.shape[1],
         HALF=half,
         SCALED=scale13_EF is not None,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        DEPTH=tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **overlapped(pdl),
+        AHEAD=_ahead(tile, w13_EFH, programs) if stay else tile.depth,
+        **_launch(tile, stay, pdl),
     )
     part_SH = x_TH.new_empty(num_pairs, hidden)
-    _down[(lanes * triton.cdiv(hidden, tile.columns), num_experts)](
+    tiles, programs = _tiles(lanes * num_experts, hidden, tile, stay, x_TH.device)
+    _down[(programs,)](
         mid_SI,
         w2_EHI,
         scale2_EH,
@@ -78,16 +86,41 @@ def multiply_pairs(
         hidden,
         width,
         lanes,
+        tiles,
         HALF=half,
         SCALED=scale2_EH is not None,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        DEPTH=tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **overlapped(pdl),
+        **_launch(tile, stay, pdl),
     )
     return part_SH
+
+
+def _tiles(
+    blocks: int, columns: int, tile: Tile, stay: bool, device: torch.device
+) -> tuple[int, int]:
+    """Return how many tiles these blocks of rows have, and how many programs compute them."""
+    tiles = blocks * triton.cdiv(columns, tile.columns)
+    return tiles, num_programs(tiles, device) if stay else tiles
+
+
+def _ahead(tile: Tile, w13_EFH: Tensor, programs: int) -> int:
+    """Return how much of its first rows each program fetches before the previous kernel ends."""
+    line = 128 // w13_EFH.element_size()
+    lines = _AHEAD // (128 * 2 * tile.columns * programs)
+    return min(max(lines * line, tile.depth), w13_EFH.shape[2])
+
+
+def _launch(tile: Tile, stay: bool, pdl: bool) -> dict[str, Any]:
+    """Return what both products are launched with."""
+    return {
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "DEPTH": tile.depth,
+        "STAY": stay,
+        "FETCH": stay and can_fetch(),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        **overlapped(pdl),
+    }
 
 
 def fullest(rows_per_expert: float) -> int:
@@ -98,7 +131,25 @@ def fullest(rows_per_expert: float) -> int:
     return max(math.ceil(rows_per_expert + 4 * math.sqrt(rows_per_expert)), 1)
 
 
-@triton.jit(do_not_specialize=["lanes"])
+@triton.jit
+def _fetch_gate_up(
+    w_ptr,
+    tile,
+    hidden,
+    width,
+    lanes,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    FETCH: tl.constexpr,
+):
+    """Bring the first weights of a tile to the L2 cache."""
+    expert, columns, _ = tile_of(tile, lanes, width, COLUMNS)
+    w_ptr += expert * (2 * width * hidden)
+    prefetch_rows(w_ptr, columns, width, hidden, DEPTH, FETCH)
+    prefetch_rows(w_ptr + width * hidden, columns, width, hidden, DEPTH, FETCH)
+
+
+@triton.jit(do_not_specialize=["lanes", "tiles"])
 def _gate_up(
     x_ptr,
     w_ptr,
@@ -109,56 +160,64 @@ def _gate_up(
     hidden,
     width,
     lanes,
+    tiles,
     CHOSEN: tl.constexpr,
     HALF: tl.constexpr,
     SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    AHEAD: tl.constexpr,
+    STAY: tl.constexpr,
+    FETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write silu(gate) * up of some columns of one expert, for all its pairs."""
-    expert = tl.program_id(1)
-    lane = tl.program_id(0) % lanes
-    columns = tl.program_id(0) // lanes * COLUMNS + tl.arange(0, COLUMNS)
-    wide = columns < width
-    w_ptr += expert.to(tl.int64) * (2 * width * hidden)
-    prefetch_rows(w_ptr, columns, width, hidden, DEPTH, PDL)
-    prefetch_rows(w_ptr + width * hidden, columns, width, hidden, DEPTH, PDL)
+    """Write silu(gate) * up of some columns of one expert, for all its pairs; tile after tile."""
+    first, step = tl.program_id(0), tl.num_programs(0) if STAY else 1
+    _fetch_gate_up(w_ptr, first, hidden, width, lanes, COLUMNS, AHEAD, PDL)
     wait_for_previous(PDL)
-    start, stop = tl.load(starts_ptr + expert), tl.load(starts_ptr + expert + 1)
-    gate_ptr = w_ptr + columns[:, None] * hidden
-    up_ptr = gate_ptr + width * hidden
-    for first in range(start + lane * ROWS, stop, lanes * ROWS):
-        rows = first + tl.arange(0, ROWS)
-        live = rows < stop
-        tokens = tl.load(order_ptr + rows, mask=live, other=0) // CHOSEN
-        x_rows = x_ptr + tokens.to(tl.int64)[:, None] * hidden
-        gate = tl.zeros((ROWS, COLUMNS), tl.float32)
-        up = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for deep in range(0, hidden, DEPTH):
-            at = deep + tl.arange(0, DEPTH)
-            inside = at < hidden
-            x = tl.load(x_rows + at[None, :], mask=live[:, None] & inside[None, :], other=0.0)
-            if HALF:
-                x = x.to(tl.float16)
-            here = wide[:, None] & inside[None, :]
-            gate_w = tl.load(gate_ptr + at[None, :], mask=here, other=0.0).to(x.dtype)
-            up_w = tl.load(up_ptr + at[None, :], mask=here, other=0.0).to(x.dtype)
-            gate = tl.dot(x, tl.trans(gate_w), gate, input_precision="ieee")
-            up = tl.dot(x, tl.trans(up_w), up, input_precision="ieee")
-        if SCALED:
-            scales = scale_ptr + expert * 2 * width + columns
-            gate *= tl.load(scales, mask=wide, other=0.0)[None, :]
-            up *= tl.load(scales + width, mask=wide, other=0.0)[None, :]
-        mid = gate * tl.sigmoid(gate) * up
-        if HALF:
-            mid = tl.minimum(tl.maximum(mid * _SHRUNK, -65504.0), 65504.0)
-        mid_rows = mid_ptr + rows.to(tl.int64)[:, None] * width + columns[None, :]
-        tl.store(mid_rows, mid.to(mid_ptr.dtype.element_ty), mask=live[:, None] & wide[None, :])
+    for tile in range(first, tiles if STAY else first + 1, step):
+        after = tl.minimum(tile + step, tiles - 1)
+        _fetch_gate_up(w_ptr, after, hidden, width, lanes, COLUMNS, DEPTH, FETCH)
+        expert, columns, lane = tile_of(tile, lanes, width, COLUMNS)
+        gate_up_tile(
+            x_ptr,
+            w_ptr + expert * (2 * width * hidden),
+            scale_ptr + expert * 2 * width if SCALED else scale_ptr,
+            mid_ptr,
+            starts_ptr + expert,
+            order_ptr,
+            hidden,
+            width,
+            columns,
+            lane,
+            lanes,
+            CHOSEN,
+            HALF,
+            SCALED,
+            ROWS,
+            COLUMNS,
+            DEPTH,
+        )
 
 
-@triton.jit(do_not_specialize=["lanes"])
+@triton.jit
+def _fetch_down(
+    w_ptr,
+    tile,
+    hidden,
+    width,
+    lanes,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    FETCH: tl.constexpr,
+):
+    """Bring the first weights of a tile to the L2 cache."""
+    expert, columns, _ = tile_of(tile, lanes, hidden, COLUMNS)
+    prefetch_rows(w_ptr + expert * (hidden * width), columns, hidden, width, DEPTH, FETCH)
+
+
+@triton.jit(do_not_specialize=["lanes", "tiles"])
 def _down(
     mid_ptr,
     w_ptr,
@@ -170,41 +229,40 @@ def _down(
     hidden,
     width,
     lanes,
+    tiles,
     HALF: tl.constexpr,
     SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    STAY: tl.constexpr,
+    FETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write some columns of one expert's weighted output, one row per pair."""
-    expert = tl.program_id(1)
-    lane = tl.program_id(0) % lanes
-    columns = tl.program_id(0) // lanes * COLUMNS + tl.arange(0, COLUMNS)
-    wide = columns < hidden
-    w_ptr += expert.to(tl.int64) * (hidden * width)
-    prefetch_rows(w_ptr, columns, hidden, width, DEPTH, PDL)
+    """Write some columns of one expert's weighted output, one row per pair; tile after tile."""
+    first, step = tl.program_id(0), tl.num_programs(0) if STAY else 1
+    _fetch_down(w_ptr, first, hidden, width, lanes, COLUMNS, DEPTH, PDL)
     wait_for_previous(PDL)
-    start, stop = tl.load(starts_ptr + expert), tl.load(starts_ptr + expert + 1)
-    w_rows = w_ptr + columns[:, None] * width
-    for first in range(start + lane * ROWS, stop, lanes * ROWS):
-        rows = first + tl.arange(0, ROWS)
-        live = rows < stop
-        pairs = tl.load(order_ptr + rows, mask=live, other=0)
-        mid_rows = mid_ptr + rows.to(tl.int64)[:, None] * width
-        out = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for deep in range(0, width, DEPTH):
-            at = deep + tl.arange(0, DEPTH)
-            inside = at < width
-            mid = tl.load(mid_rows + at[None, :], mask=live[:, None] & inside[None, :], other=0.0)
-            here = wide[:, None] & inside[None, :]
-            w = tl.load(w_rows + at[None, :], mask=here, other=0.0).to(mid.dtype)
-            out = tl.dot(mid, tl.trans(w), out, input_precision="ieee")
-        if SCALED:
-            scales = scale_ptr + expert * hidden + columns
-            out *= tl.load(scales, mask=wide, other=0.0)[None, :]
-        if HALF:
-            out *= 1 / _SHRUNK
-        out *= tl.load(weights_ptr + pairs, mask=live, other=0.0).to(tl.float32)[:, None]
-        part_rows = part_ptr + pairs.to(tl.int64)[:, None] * hidden + columns[None, :]
-        tl.store(part_rows, out.to(part_ptr.dtype.element_ty), mask=live[:, None] & wide[None, :])
+    for tile in range(first, tiles if STAY else first + 1, step):
+        after = tl.minimum(tile + step, tiles - 1)
+        _fetch_down(w_ptr, after, hidden, width, lanes, COLUMNS, DEPTH, FETCH)
+        expert, columns, lane = tile_of(tile, lanes, hidden, COLUMNS)
+        down_tile(
+            mid_ptr,
+            w_ptr + expert * (hidden * width),
+            scale_ptr + expert * hidden if SCALED else scale_ptr,
+            weights_ptr,
+            part_ptr,
+            starts_ptr + expert,
+            order_ptr,
+            hidden,
+            width,
+            columns,
+            lane,
+            lanes,
+            HALF,
+            SCALED,
+            ROWS,
+            COLUMNS,
+            DEPTH,
+        )

@@ -12,13 +12,16 @@ from torch import Tensor
 
 from diffray.kernels import experts, quantized
 from diffray.kernels.router import Pairs
-from diffray.kernels.triton.expert_products import fullest, multiply_pairs
-from diffray.kernels.triton.launch import tiled_variants
+from diffray.kernels.triton.expert_products import AHEAD_S, fullest, multiply_pairs
+from diffray.kernels.triton.launch import EARLY_S, tiled_variants
 from diffray.kernels.triton.norm import add_norm
 from diffray.kernels.triton.pair_sums import sum_add_norm, sum_pairs
 from diffray.kernels.triton.pairs import list_pairs
 from diffray.kernels.variants import Kernel, Run, Shape, Tile, Variant, rounded_up
 
+# Two programs of each fit a multiprocessor, of any rows up to 64.
+_STAYING: Final = ((64, 64, 4, 4), (32, 128, 4, 3))
+_MOST_STAYING: Final = 512  # tokens; with more, operations take longer than reading weights
 # Columns, depth, warps and stages that may suit a tile's rows: none of them spills on Hopper.
 _FEW_ROWS: Final = (
     (32, 128, 4, 3),
@@ -54,6 +57,7 @@ def experts_forward(
     pairs: Pairs | None = None,
     *,
     tile: Tile | None = None,
+    stay: bool = False,
     pdl: bool = False,
 ) -> Tensor:
     """Return each token's weighted sum over its experts [T, H].
@@ -62,7 +66,7 @@ def experts_forward(
     pairs.
     """
     return quantized_experts_forward(
-        x_TH, w13_EFH, None, w2_EHI, None, ids_TK, weights_TK, pairs, tile=tile, pdl=pdl
+        x_TH, w13_EFH, None, w2_EHI, None, ids_TK, weights_TK, pairs, tile=tile, stay=stay, pdl=pdl
     )
 
 
@@ -78,6 +82,7 @@ def quantized_experts_forward(
     *,
     tile: Tile | None = None,
     half: bool = False,
+    stay: bool = False,
     pdl: bool = False,
 ) -> Tensor:
     """Return `experts_forward` for weights in int8 or float8 with a scale per row.
@@ -88,7 +93,7 @@ def quantized_experts_forward(
     if ids_TK.numel() == 0:
         return torch.empty_like(x_TH)
     experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
-    part_SH = _outputs(x_TH, *experts, ids_TK, weights_TK, pairs, tile, half, pdl)
+    part_SH = _outputs(x_TH, *experts, ids_TK, weights_TK, pairs, tile, half, stay, pdl)
     return sum_pairs(part_SH, ids_TK, len(w2_EHI), pdl=pdl)
 
 
@@ -109,6 +114,7 @@ def experts_add_norm(
     tile: Tile | None = None,
     fused: bool = False,
     half: bool = False,
+    stay: bool = False,
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return `add_norm` of the experts' output, to which a shared expert's is added first.
@@ -117,11 +123,11 @@ def experts_add_norm(
     """
     experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
     if fused and ids_TK.numel() > 0:
-        part_SH = _outputs(x_TH, *experts, ids_TK, weights_TK, pairs, tile, half, pdl)
+        part_SH = _outputs(x_TH, *experts, ids_TK, weights_TK, pairs, tile, half, stay, pdl)
         norm = residual_TH, norm_H, eps
         return sum_add_norm(part_SH, ids_TK, len(w2_EHI), shared_TH, *norm, pdl=pdl)
     out_TH = quantized_experts_forward(
-        x_TH, *experts, ids_TK, weights_TK, pairs, tile=tile, half=half, pdl=pdl
+        x_TH, *experts, ids_TK, weights_TK, pairs, tile=tile, half=half, stay=stay, pdl=pdl
     )
     if shared_TH is not None:
         out_TH = out_TH + shared_TH
@@ -139,6 +145,7 @@ def _outputs(
     pairs: Pairs | None,
     tile: Tile | None,
     half: bool,
+    stay: bool,
     pdl: bool,
 ) -> Tensor:
     """Return each pair's weighted output [S, H]."""
@@ -146,7 +153,7 @@ def _outputs(
     tile = tile or tile_for(ids_TK.numel() / num_experts, x_TH.element_size())
     pairs = pairs or list_pairs(ids_TK, num_experts, pdl=pdl)
     experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
-    return multiply_pairs(x_TH, *experts, weights_TK, pairs, tile, half=half, pdl=pdl)
+    return multiply_pairs(x_TH, *experts, weights_TK, pairs, tile, half=half, stay=stay, pdl=pdl)
 
 
 def _tiles(x_TH: Tensor, num_experts: int, num_chosen: int) -> list[Tile]:
@@ -168,6 +175,13 @@ def _shape(x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> Sha
     return Shape((*w2_EHI.shape, ids_TK.shape[1], *kinds), (rounded_up(len(x_TH)),))
 
 
+def _is_grouped_mm_a_kernel(x_TH: Tensor, w2_EHI: Tensor) -> bool:
+    """Whether torch multiplies these without a loop over experts, which would sync the host."""
+    if x_TH.dtype != torch.bfloat16 or any(n % 16 for n in w2_EHI.shape[1:]):
+        return False
+    return not x_TH.is_cuda or torch.cuda.get_device_capability(x_TH.device)[0] in (9, 10)
+
+
 def _variants(
     run: Run, faster: tuple[str, Run], x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor
 ) -> list[Variant]:
@@ -176,9 +190,16 @@ def _variants(
     name, program = faster
     if x_TH.dtype == torch.bfloat16 and w13_EFH.dtype == torch.float8_e4m3fn:
         name, program = f"{name} half", partial(program, half=True)
-    if program is run:
-        return tiled_variants(tiles, run)
-    return tiled_variants(tiles[:1], run) + tiled_variants(tiles, program, name)
+    found = tiled_variants(tiles, program, name)
+    if program is not run:
+        found = tiled_variants(tiles[:1], run) + found
+    if x_TH.element_size() > 2 or rounded_up(len(x_TH)) > _MOST_STAYING:
+        return found
+    rows = max(tile.rows for tile in tiles)
+    staying = [Tile(min(rows, 64), *rest) for rest in _STAYING]
+    return found + tiled_variants(
+        staying, partial(program, stay=True), f"{name} stay", EARLY_S + AHEAD_S
+    )
 
 
 EXPERTS: Final = Kernel(
@@ -188,6 +209,7 @@ EXPERTS: Final = Kernel(
     lambda x, w13, w2, ids, *_: _variants(
         experts_forward, ("triton", experts_forward), x, w13, w2, ids
     ),
+    recordable=lambda x, _w13, w2, *_: _is_grouped_mm_a_kernel(x, w2),
 )
 QUANTIZED_EXPERTS: Final = Kernel(
     "quantized_experts_forward",
@@ -196,6 +218,7 @@ QUANTIZED_EXPERTS: Final = Kernel(
     lambda x, w13, _scale13, w2, _scale2, ids, *_: _variants(
         quantized_experts_forward, ("triton", quantized_experts_forward), x, w13, w2, ids
     ),
+    recordable=lambda x, _w13, _scale13, w2, *_: _is_grouped_mm_a_kernel(x, w2),
 )
 EXPERTS_ADD_NORM: Final = Kernel(
     "experts_add_norm",
@@ -209,6 +232,7 @@ EXPERTS_ADD_NORM: Final = Kernel(
         w2,
         ids,
     ),
+    recordable=lambda x, _w13, _scale13, w2, *_: _is_grouped_mm_a_kernel(x, w2),
 )
 
 

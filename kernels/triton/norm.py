@@ -34,6 +34,16 @@ def add_norm(
     return total_TH, out_TH
 
 
+def add_norm_of_parts(
+    parts_CTH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, *, pdl: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return `add_norm` of the parts' sum, rounded to the residual's dtype first."""
+    residual_TH = residual_TH.contiguous()
+    total_TH, out_TH = torch.empty_like(residual_TH), torch.empty_like(residual_TH)
+    _launch(parts_CTH, residual_TH, total_TH, out_TH, weight_H, eps, pdl, len(parts_CTH))
+    return total_TH, out_TH
+
+
 def _shape(x: Tensor) -> Shape:
     size = x.shape[-1]
     return Shape((size, str(x.dtype)), (rounded_up(x.numel() // size),))
@@ -61,8 +71,9 @@ def _launch(
     weight_H: Tensor,
     eps: float,
     pdl: bool,
+    parts: int = 0,
 ) -> None:
-    rows, size = x_TH.shape
+    rows, size = out_TH.shape
     if rows == 0:
         return
     block = triton.next_power_of_2(size)
@@ -72,8 +83,10 @@ def _launch(
         total_TH,
         out_TH,
         weight_H,
+        rows,
         size,
         eps,
+        PARTS=parts,
         ADD=residual_TH is not None,
         BLOCK=block,
         num_warps=warps_of(block),
@@ -86,15 +99,17 @@ def warps_of(block: int) -> int:
     return min(max(block // 512, 1), 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm_row(
     x_ptr,
     residual_ptr,
     total_ptr,
     out_ptr,
     weight_ptr,
+    rows,
     size,
     eps,
+    PARTS: tl.constexpr,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -105,7 +120,13 @@ def _norm_row(
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64) * size + at
-    x = tl.load(x_ptr + row, mask=inside, other=0.0)
+    if PARTS > 0:
+        total = tl.zeros((BLOCK,), tl.float32)
+        for part in tl.static_range(PARTS):
+            total += tl.load(x_ptr + part * rows * size + row, mask=inside, other=0.0)
+        x = total.to(out_ptr.dtype.element_ty)
+    else:
+        x = tl.load(x_ptr + row, mask=inside, other=0.0)
     if ADD:
         x = rounded_sum(tl.load(residual_ptr + row, mask=inside, other=0.0), x)
         tl.store(total_ptr + row, x, mask=inside)

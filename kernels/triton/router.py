@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from diffray.kernels import router
+from diffray.kernels.errors import choice_error
 from diffray.kernels.router import Routing
 from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
 from diffray.kernels.triton.pairs import empty_pairs, list_pairs, sort_pairs
@@ -158,7 +159,10 @@ def _kernel(name: str, reference: Run, run: Run) -> Kernel:
         fused = variants_of(partial(run, fused=True), "triton fused")
         return [*variants_of(run), *(fused if rounded_up(len(x_TH)) <= _MOST_FUSED else [])]
 
-    return Kernel(name, listed, _shape, variants)
+    def precision(_x_TH: Tensor, weight_EH: Tensor, *_: Any, **__: Any) -> torch.dtype:
+        return weight_EH.dtype
+
+    return Kernel(name, listed, _shape, variants, error=choice_error, precision=precision)
 
 
 SOFTMAX_ROUTER: Final = _kernel("softmax_router", router.softmax_router, softmax_router)

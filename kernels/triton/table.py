@@ -7,10 +7,12 @@ from diffray.kernels.triton.confidence import CONFIDENCE
 from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM, QUANTIZED_EXPERTS
 from diffray.kernels.triton.norm import ADD_NORM, RMS_NORM
 from diffray.kernels.triton.router import GROUPED_SIGMOID_ROUTER, SOFTMAX_ROUTER
+from diffray.kernels.triton.small_product import LINEAR_ADD_NORM
 
 KERNELS: Final = (
     RMS_NORM,
     ADD_NORM,
+    LINEAR_ADD_NORM,
     ATTEND,
     SOFTMAX_ROUTER,
     GROUPED_SIGMOID_ROUTER,

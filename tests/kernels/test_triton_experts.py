@@ -1,5 +1,7 @@
 """The experts' Triton kernels against torch."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from diffray.kernels.triton.experts import (
     quantized_experts_forward,
     tile_for,
 )
+from diffray.kernels.triton.launch import num_programs
+from diffray.kernels.variants import Tile
 
 
 def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> list[Tensor]:
@@ -137,8 +141,30 @@ def test_every_variant_equals_the_reference_in_bfloat16(
 
 def test_a_tile_holds_the_rows_of_an_expert_that_all_tokens_choose() -> None:
     args = narrow(case(64, 64, 8, 16, 16))
-    rows = {int(v.name.split()[1].split("x")[0]) for v in EXPERTS.variants(*args, None)[:-1]}
+    rows = {int(re.findall(r"(\d+)x", v.name)[0]) for v in EXPERTS.variants(*args, None)[:-1]}
     assert rows == {32, 64}
+
+
+@pytest.mark.parametrize("tile", [Tile(16, 16, 16, 1, 1), Tile(64, 32, 32, 4, 2)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_programs_that_stay_give_the_same_bits(tile: Tile, rank: int) -> None:
+    """Each has several tiles, some of experts that nobody chose, some of more rows than a tile."""
+    x, w13, w2, ids, weights = case(70, 6, 2, 70, 37)
+    ids[:40], ids[40:50] = torch.tensor([1, 3], device=DEVICE), 4
+    own = slice(3 * rank, 3 * rank + 3)
+    args = x, w13[own].contiguous(), w2[own].contiguous(), ids - 3 * rank, weights
+    assert num_programs(3 * 3, torch.device("cpu")) < 3 * 3
+    staying = experts_forward(*args, tile=tile, stay=True)
+    assert torch.equal(staying, experts_forward(*args, tile=tile))
+
+
+def test_programs_that_stay_have_as_many_tiles_and_all_run_at_once() -> None:
+    meta = torch.device("meta")  # counts as 132 multiprocessors
+    assert num_programs(1024, meta) == 256  # of 4 tiles
+    assert num_programs(2048, meta) == 256
+    assert num_programs(264, meta) == 264
+    assert num_programs(265, meta) == 133  # of 2
+    assert num_programs(3, meta) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

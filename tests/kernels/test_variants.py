@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from diffray.kernels.choose import TORCH, with_variants
-from diffray.kernels.variants import Choices, Kernel, Shape, Tile, Variant, rounded_up, tiled
+from diffray.kernels.variants import (
+    UNTRIED,
+    Choices,
+    Kernel,
+    Shape,
+    Tile,
+    Variant,
+    rounded_up,
+    tiled,
+)
 
 NAMES = "default", "wide", "narrow"
 
@@ -41,14 +50,18 @@ def test_other_facts_and_other_kernels_decide_nothing() -> None:
     assert ran(Choices(known), 16, dtype="float16") == "default"
 
 
-@pytest.mark.parametrize(
-    ("refused", "runs"), [((), "default"), (NAMES[:1], "wide"), (NAMES, "torch")]
-)
-def test_without_a_choice_the_first_runs_that_was_not_refused(
-    refused: tuple[str, ...], runs: str
+@pytest.mark.parametrize(("right", "runs"), [(NAMES[1:], "wide"), ((), "torch")])
+def test_where_no_choice_fits_only_what_is_right_elsewhere_runs(
+    right: tuple[str, ...], runs: str
 ) -> None:
-    choices = Choices({}, frozenset(("rms_norm", name) for name in refused))
-    assert ran(choices, 16) == runs
+    verified = frozenset(("rms_norm", name) for name in right)
+    tried = Choices({}, verified, frozenset({"rms_norm"}))
+    assert ran(tried, 16) == runs
+
+
+def test_the_default_runs_while_nothing_was_tried() -> None:
+    assert ran(UNTRIED, 16) == "default"
+    assert ran(Choices({}, tried=frozenset({"add_norm"})), 16) == "default"
 
 
 def test_a_choice_that_no_longer_exists_gives_way_to_the_next_nearest() -> None:
@@ -65,7 +78,7 @@ def test_torch_can_be_the_choice_and_kernels_outside_the_table_are_torch_s() -> 
 def test_a_tile_is_part_of_its_variant_s_name_and_arguments() -> None:
     variant = tiled("triton", Tile(16, 64, 128, 4, 3), lambda x, tile: (x, tile.columns), 2.0)
     assert variant.name == "triton 16x64x128 w4 s3"
-    assert (variant.run(7), variant.tolerance) == ((7, 64), 2.0)
+    assert (variant.run(7), variant.early_s) == ((7, 64), 2.0)
 
 
 def test_sizes_round_up_to_powers_of_two() -> None:

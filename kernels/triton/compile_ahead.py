@@ -1,0 +1,28 @@
+"""Compiles kernels in threads before they are first launched."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from triton import AsyncCompileMode
+from triton.runtime.jit import JITFunction
+
+
+@contextmanager
+def compiled_ahead(threads: int) -> Iterator[None]:
+    """Compile what is launched within the block instead of launching it; wait at its end.
+
+    What does not compile raises its error when it is really launched.
+    """
+    launch = JITFunction.run
+
+    def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return launch(self, *args, grid=grid, warmup=True, **options)
+
+    with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool, ignore_errors=True):
+        JITFunction.run = only_compile
+        try:
+            yield
+        finally:
+            JITFunction.run = launch

@@ -1,0 +1,120 @@
+"""Tiles of the two products of gated experts in Triton.
+
+A tile is some columns of one expert and some of its rows. If the expert has more rows than
+expected, the tile goes on with further rows. Nothing is added atomically: the same pairs give the
+same bits, whatever else is in the batch.
+"""
+
+import triton
+import triton.language as tl
+
+# What comes between the products can exceed float16's range, unlike a norm's output.
+_SHRUNK = tl.constexpr(2.0**-5)
+
+
+@triton.jit
+def tile_of(tile, lanes, size, COLUMNS: tl.constexpr):
+    """Return a tile's expert and columns, and which of the rows' lanes it is."""
+    block = tile // lanes
+    blocks = tl.cdiv(size, COLUMNS)
+    columns = block % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    return (block // blocks).to(tl.int64), columns, tile % lanes
+
+
+@triton.jit
+def gate_up_tile(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    mid_ptr,
+    starts_ptr,
+    order_ptr,
+    hidden,
+    width,
+    columns,
+    lane,
+    lanes,
+    CHOSEN: tl.constexpr,
+    HALF: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Compute a tile of an expert, whose weights, scales and pairs begin at the pointers."""
+    start, stop = tl.load(starts_ptr), tl.load(starts_ptr + 1)
+    wide = columns < width
+    gate_ptr = w_ptr + columns[:, None] * hidden
+    up_ptr = gate_ptr + width * hidden
+    for first in range(start + lane * ROWS, stop, lanes * ROWS):
+        rows = first + tl.arange(0, ROWS)
+        live = rows < stop
+        tokens = tl.load(order_ptr + rows, mask=live, other=0) // CHOSEN
+        x_rows = x_ptr + tokens.to(tl.int64)[:, None] * hidden
+        gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+        up = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for deep in range(0, hidden, DEPTH):
+            at = deep + tl.arange(0, DEPTH)
+            inside = at < hidden
+            x = tl.load(x_rows + at[None, :], mask=live[:, None] & inside[None, :], other=0.0)
+            if HALF:
+                x = x.to(tl.float16)
+            here = wide[:, None] & inside[None, :]
+            gate_w = tl.load(gate_ptr + at[None, :], mask=here, other=0.0).to(x.dtype)
+            up_w = tl.load(up_ptr + at[None, :], mask=here, other=0.0).to(x.dtype)
+            gate = tl.dot(x, tl.trans(gate_w), gate, input_precision="ieee")
+            up = tl.dot(x, tl.trans(up_w), up, input_precision="ieee")
+        if SCALED:
+            gate *= tl.load(scale_ptr + columns, mask=wide, other=0.0)[None, :]
+            up *= tl.load(scale_ptr + width + columns, mask=wide, other=0.0)[None, :]
+        mid = gate * tl.sigmoid(gate) * up
+        if HALF:
+            mid = tl.minimum(tl.maximum(mid * _SHRUNK, -65504.0), 65504.0)
+        mid_rows = mid_ptr + rows.to(tl.int64)[:, None] * width + columns[None, :]
+        tl.store(mid_rows, mid.to(mid_ptr.dtype.element_ty), mask=live[:, None] & wide[None, :])
+
+
+@triton.jit
+def down_tile(
+    mid_ptr,
+    w_ptr,
+    scale_ptr,
+    weights_ptr,
+    part_ptr,
+    starts_ptr,
+    order_ptr,
+    hidden,
+    width,
+    columns,
+    lane,
+    lanes,
+    HALF: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Compute a tile of an expert, whose weights, scales and pairs begin at the pointers."""
+    start, stop = tl.load(starts_ptr), tl.load(starts_ptr + 1)
+    wide = columns < hidden
+    w_rows = w_ptr + columns[:, None] * width
+    for first in range(start + lane * ROWS, stop, lanes * ROWS):
+        rows = first + tl.arange(0, ROWS)
+        live = rows < stop
+        pairs = tl.load(order_ptr + rows, mask=live, other=0)
+        mid_rows = mid_ptr + rows.to(tl.int64)[:, None] * width
+        out = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for deep in range(0, width, DEPTH):
+            at = deep + tl.arange(0, DEPTH)
+            inside = at < width
+            mid = tl.load(mid_rows + at[None, :], mask=live[:, None] & inside[None, :], other=0.0)
+            here = wide[:, None] & inside[None, :]
+            w = tl.load(w_rows + at[None, :], mask=here, other=0.0).to(mid.dtype)
+            out = tl.dot(mid, tl.trans(w), out, input_precision="ieee")
+        if SCALED:
+            out *= tl.load(scale_ptr + columns, mask=wide, other=0.0)[None, :]
+        if HALF:
+            out *= 1 / _SHRUNK
+        out *= tl.load(weights_ptr + pairs, mask=live, other=0.0).to(tl.float32)[:, None]
+        part_rows = part_ptr + pairs.to(tl.int64)[:, None] * hidden + columns[None, :]
+        tl.store(part_rows, out.to(part_ptr.dtype.element_ty), mask=live[:, None] & wide[None, :])

@@ -1,0 +1,303 @@
+"""A variant is used if it computes what the reference does and is faster, else it is refused."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffray.kernels import confidence, norm, router
+from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.errors import choice_error, confidence_error, largest_error
+from diffray.kernels.trial import Call, Clock, Outcome, Record, attempt, choices_of
+from diffray.kernels.variants import Kernel, Run, Shape, Variant
+
+SHAPE = Shape((16,), (4,))
+WEIGHT = torch.linspace(0.5, 1.5, 16)
+
+
+def kernel(reference: Run = norm.rms_norm, **more: Any) -> Kernel:
+    return Kernel("rms_norm", reference, lambda *_: SHAPE, lambda *_: [], **more)
+
+
+def seconds(run: Run) -> float:
+    run()
+    return 1.0
+
+
+def tried(
+    run: Run,
+    *,
+    dtype: torch.dtype = torch.float32,
+    tolerance: float = 1.0,
+    record: Record | None = None,
+    owner: Kernel | None = None,
+) -> Outcome:
+    torch.manual_seed(0)
+    args = torch.randn(4, 16, dtype=dtype), WEIGHT.to(dtype), 1e-5
+    calls = [Call(owner or kernel(), args, {})]
+    return attempt(calls, Variant("mine", run, tolerance), seconds, record)
+
+
+def off_by(share: float) -> Run:
+    """Return a norm of which one number of 64 is wrong by this share of a usual one."""
+
+    def run(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = norm.rms_norm(x, weight, eps)
+        out[2, 3] += share
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("dtype", "within", "beyond"),
+    [
+        (torch.float32, 1e-5, 1e-3),
+        (torch.float16, 1e-3, 3e-2),
+        (torch.bfloat16, 2e-2, 0.2),
+    ],
+)
+def test_one_wrong_number_is_enough_to_be_refused(
+    dtype: torch.dtype, within: float, beyond: float
+) -> None:
+    right, wrong = (tried(off_by(share), dtype=dtype) for share in (within, beyond))
+    assert right.refused == "" and right.launched_s == 1.0
+    assert wrong.refused.startswith("wrong: error ") and wrong.seconds is None
+    assert wrong.error is not None and right.error is not None and wrong.error > right.error
+
+
+def test_a_variant_may_state_a_tolerance_of_its_own() -> None:
+    assert tried(off_by(1e-3)).refused
+    assert not tried(off_by(1e-3), tolerance=100.0).refused
+
+
+def with_value(value: float) -> Run:
+    return lambda x, weight, eps: torch.full_like(x, value)
+
+
+def raising(x: Tensor, *_: Any) -> Tensor:
+    raise RuntimeError("out of registers\nand more")
+
+
+def unwritten(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Write all rows but the last, in memory that may hold the right result of another."""
+    out = torch.empty_like(x)
+    out[:-1] = norm.rms_norm(x[:-1], weight, eps)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (with_value(math.nan), "wrong: error inf"),
+        (with_value(math.inf), "wrong: error inf"),
+        (unwritten, "wrong: error inf"),
+        (lambda x, *_: x[:2], "wrong: error inf"),
+        (lambda x, *_: x.double(), "wrong: error inf"),
+        (raising, "RuntimeError: out of registers"),
+    ],
+)
+def test_what_is_no_number_not_written_or_of_another_shape_is_refused(
+    run: Run, message: str
+) -> None:
+    tried(norm.rms_norm)  # its result may lie where the next one is allocated
+    outcome = tried(run)
+    assert outcome.refused.startswith(message) and "\n" not in outcome.refused
+
+
+def test_what_a_kernel_stores_is_compared_and_left_as_it_was() -> None:
+    pool = torch.zeros(6, 16)
+
+    def store(slots: list[int], value: float = 1.0) -> Run:
+        def run(x: Tensor, *_: Any) -> Tensor:
+            pool[slots] = value
+            return x.clone()
+
+        return run
+
+    owner = kernel(store([1, 2]), written=lambda *_: (pool,))
+    assert not tried(store([1, 2]), owner=owner).refused
+    for wrong in (store([1, 3]), store([1, 2, 5]), store([]), store([1, 2], 1.1)):
+        pool.zero_()
+        assert tried(wrong, owner=owner).refused
+        assert not pool.any()
+
+
+def test_every_call_of_a_shape_is_compared_and_the_first_is_timed() -> None:
+    def wrong_for_zeros(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return norm.rms_norm(x, weight, eps) + (not x.any())
+
+    args = torch.ones(4, 16), WEIGHT, 1e-5
+    calls = [Call(kernel(), args, {}), Call(kernel(), (torch.zeros(4, 16), *args[1:]), {})]
+    variant = Variant("mine", wrong_for_zeros)
+    assert not attempt(calls[:1], variant, seconds, None).refused
+    assert attempt(calls, variant, seconds, None).refused
+
+
+def again(run: Run) -> Run:
+    """Stand for a recording: the same outputs, computed again from the same inputs."""
+    out = run()
+
+    def replay() -> Tensor:
+        out.copy_(run())
+        return out  # type: ignore[no-any-return]
+
+    return replay
+
+
+def frozen(run: Run) -> Run:
+    """Stand for a recording that replays nothing."""
+    out = run()
+    return lambda: out
+
+
+def unrecordable(run: Run) -> Run:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_a_replay_is_compared_and_timed_too() -> None:
+    right = tried(norm.rms_norm, record=again)
+    assert right.replayed_s == right.seconds == 1.0 and not right.spoiled
+    assert tried(norm.rms_norm, record=frozen).refused.endswith("when replayed")
+    failed = tried(norm.rms_norm, record=unrecordable)
+    assert failed.refused.startswith("when recorded: RuntimeError: operation not permitted")
+    assert failed.spoiled
+
+
+def test_torch_is_not_recorded_where_it_asks_the_host() -> None:
+    owner = kernel(recordable=lambda x, *_: x.shape[0] > 4)
+    call = Call(owner, (torch.ones(4, 16), WEIGHT, 1e-5), {})
+    outcome = attempt([call], Variant("torch", norm.rms_norm), seconds, unrecordable)
+    assert not outcome.refused and outcome.replayed_s is None and outcome.launched_s == 1.0
+
+
+def outcome(
+    variant: str, launched_s: float, replayed_s: float | None = None, size: int = 4
+) -> Outcome:
+    return Outcome("rms_norm", Shape((16,), (size,)), variant, "", 0.0, launched_s, replayed_s)
+
+
+def test_the_fastest_right_one_is_chosen_for_each_shape() -> None:
+    found = [outcome("a", 3.0), outcome("b", 2.0), outcome("torch", 4.0), outcome("a", 1.0, size=8)]
+    choices = choices_of(found)
+    assert choices.chosen == {
+        ("rms_norm", Shape((16,), (4,))): "b",
+        ("rms_norm", Shape((16,), (8,))): "a",
+    }
+    assert choices.tried == {"rms_norm"}
+    assert choices.right == {("rms_norm", name) for name in ("a", "b", "torch")}
+
+
+def test_what_is_refused_at_one_shape_is_used_at_none() -> None:
+    wrong = Outcome("rms_norm", Shape((16,), (8,)), "b", "wrong")
+    choices = choices_of([outcome("a", 3.0), outcome("b", 2.0), wrong])
+    assert set(choices.chosen.values()) == {"a"}
+    assert choices.right == {("rms_norm", "a")}
+
+
+def test_a_variant_that_can_be_recorded_goes_first_and_replays_decide() -> None:
+    found = [outcome("torch", 1.0), outcome("a", 3.0, 2.0), outcome("b", 2.0, 2.5)]
+    assert set(choices_of(found).chosen.values()) == {"a"}
+
+
+def test_what_starts_early_is_given_what_it_may_save_in_a_step() -> None:
+    early = replace(outcome("early", 3.0), early_s=1.5)
+    found = [outcome("default", 4.0), outcome("fast", 2.0), early]
+    found[0] = replace(found[0], default=True)
+    assert [
+        *choices_of(found).chosen.values(),
+        *choices_of(found, "early").chosen.values(),
+        *choices_of(found, "defaults").chosen.values(),
+    ] == ["fast", "early", "default"]
+
+
+def test_a_trial_s_outcome_says_what_its_variant_may_save() -> None:
+    x, weight = torch.randn(4, 16), torch.ones(16)
+    variant = Variant("mine", norm.rms_norm, early_s=2.0)
+    found = attempt([Call(kernel(), (x, weight, 1e-5), {})], variant, seconds, None)
+    assert found.early_s == 2.0
+
+
+def routed(change: Callable[..., None] | None = None, tokens: int = 40) -> float:
+    torch.manual_seed(1)
+    args = torch.randn(tokens, 8), torch.randn(16, 8), None, 4
+    chosen = router.softmax_router(*args)
+    found = [*chosen[:2], *router.list_pairs(chosen.ids_TK, 16)]
+    got = [tensor.clone() for tensor in found]
+    if change is not None:
+        change(*got)
+    return choice_error(args, got, found)
+
+
+def test_routers_may_swap_near_equals_and_nothing_else() -> None:
+    def swap_two(ids: Tensor, _weights: Tensor, *pairs: Tensor) -> None:
+        ids[0, :2] = ids[0, :2].flip(0)
+        for old, new in zip(pairs, router.list_pairs(ids, 16), strict=True):
+            old.copy_(new)
+
+    def other_ids(ids: Tensor, *_: Tensor) -> None:
+        ids[:3] = 15 - ids[:3]
+
+    def other_weights(_ids: Tensor, weights: Tensor, *_: Tensor) -> None:
+        weights[7, 2] *= 1.01
+
+    def other_pairs(_ids: Tensor, _weights: Tensor, _starts: Tensor, order: Tensor) -> None:
+        order[:2] = order[:2].flip(0)
+
+    assert routed() == routed(swap_two) == 0.0
+    assert routed(other_ids) == math.inf
+    assert routed(other_pairs) == math.inf
+    assert 1e-3 < routed(other_weights) < 1e-1
+
+
+HIDDEN = torch.arange(40.0).sin().view(5, 8)
+HEAD = (torch.arange(160.0) * 1.7).cos().view(20, 8)
+FORBIDDEN = 19
+
+
+def chose(change: dict[str, Any], *, drawn: bool = False) -> float:
+    rows = torch.arange(5)
+    draw = Draw(torch.tensor([0.0, 0.5, 1.0, 1.0, 0.0]), rows * 7, rows, rows) if drawn else None
+    args = HIDDEN, HEAD, 0, FORBIDDEN, torch.full((5, 1), FORBIDDEN), draw
+    expected = confidence.confidence(*args)
+    return confidence_error(args, expected._replace(**change), expected)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_choice_must_be_allowed_and_have_the_score_that_it_claims(drawn: bool) -> None:
+    asked = torch.full((5, 1), FORBIDDEN)
+    expected: Confidence = confidence.confidence(HIDDEN, HEAD, 0, FORBIDDEN, asked, None)
+    assert chose({}, drawn=drawn) < 1e-5
+    assert chose({"ids_R": (expected.ids_R + 1) % 19}, drawn=drawn) > 1e-2
+    assert chose({"ids_R": torch.full((5,), FORBIDDEN)}, drawn=drawn) == math.inf
+    assert chose({"logsumexp_R": expected.logsumexp_R * 1.01}, drawn=drawn) > 1e-3
+    assert chose({"best_R": expected.best_R * 1.01}, drawn=drawn) > 1e-3
+    assert chose({"scores_R": expected.scores_R * 1.01}, drawn=drawn) > 1e-3
+
+
+def test_of_equal_logits_either_id_will_do() -> None:
+    args = HIDDEN, torch.cat([HEAD, HEAD]), 0, 41, torch.full((5, 1), 1), None
+    expected = confidence.confidence(*args)
+    other = expected._replace(ids_R=(expected.ids_R + 20) % 40)
+    assert confidence_error(args, other, expected) < 1e-5
+
+
+def test_an_infinite_logit_hides_no_error_of_its_row() -> None:
+    expected = torch.tensor([1.0, -torch.inf, 2.0])
+    assert largest_error((), [expected.clone()], [expected]) == 0.0
+    assert largest_error((), [torch.tensor([1.5, -torch.inf, 2.0])], [expected]) > 0.1
+
+
+def test_the_clock_runs_what_it_times() -> None:
+    count = 0
+
+    def run() -> None:
+        nonlocal count
+        count += 1
+
+    assert Clock(torch.device("cpu"))(run) > 0
+    assert count > 2

@@ -1,15 +1,20 @@
 """Checks whether a request can run, and refuses it with a reason before it takes any memory."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import chain
 
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton
+from diffray.components.grammar.bad_words import avoiding, restricted
+from diffray.components.grammar.canvas import Canvas
 from diffray.components.model import ModelSpec
+from diffray.components.params import SamplingParams
+from diffray.components.pins import Pins
 from diffray.components.policy import Policy
 from diffray.components.sequence import Sequence
+from diffray.components.speculation import check_request as check_speculation
 from diffray.kernels.noise import derived_seed
 from diffray.workers.messages import Footprint, Request, Resume
 
@@ -50,6 +55,8 @@ class CheckedRequest:
     limits: Limits
     footprint: Footprint
     restarts: bool
+    num_blocks: int
+    depth: int | None  # of a grammar's texts; None: all of them are possible
 
     @property
     def uid(self) -> int:
@@ -93,8 +100,9 @@ def check_request(request: Request, limits: Limits) -> CheckedRequest:
 
 
 def _checked(request: Request, sequence: Sequence, limits: Limits) -> CheckedRequest:
-    soft = sequence.policy.iteration.soft
-    return CheckedRequest(request, limits, limits.footprint(sequence), restarts=soft)
+    footprint = limits.footprint(sequence)
+    depth = None if sequence.automaton is None else sequence.automaton.depth
+    return CheckedRequest(request, limits, footprint, sequence.restarts, sequence.num_blocks, depth)
 
 
 def check_choices(request: Request, limits: Limits, uid: Callable[[], int]) -> list[CheckedRequest]:
@@ -127,7 +135,11 @@ def check(request: Request, limits: Limits) -> Sequence:
     _check_ids(request, limits)
     sequence = _sequence(request, limits)
     _check_choice(sequence, limits)
-    _check_grammar(sequence)
+    _check_order(sequence)
+    if sequence.policy.speculation is not None:
+        check_speculation(sequence)
+    if request.grammar:
+        _check_grammar(sequence)
     if sequence.length > limits.context:
         suffix = f", suffix ({len(request.suffix)})" if request.suffix else ""
         raise InvalidField(
@@ -150,37 +162,65 @@ def check(request: Request, limits: Limits) -> Sequence:
 
 def _sequence(request: Request, limits: Limits) -> Sequence:
     spec, params = limits.spec, request.params
-    end_ids = (*params.stop_token_ids, *(() if params.ignore_eos else limits.eos_token_ids))
+    eos_ids = () if params.ignore_eos else limits.eos_token_ids
+    end_ids = frozenset((*params.stop_token_ids, *eos_ids))
+    canvas = _canvas(request, limits)
     return Sequence(
         uid=request.uid,
         prompt=request.prompt,
         params=params,
-        policy=Policy.resolve(params.diffusion, spec),
+        policy=Policy.resolve(params.diffusion, spec, 0 if canvas is None else len(canvas.cells)),
         block_causal=spec.block_causal,
         logit_shift=spec.logit_shift,
-        end_ids=frozenset(end_ids),
+        end_ids=end_ids,
         suffix=request.suffix,
         watch=request.watch,
         cache_salt=request.cache_salt,
-        automaton=_automaton(request, limits),
+        automaton=_automaton(request, limits, end_ids),
+        pins=None if canvas is None else Pins(canvas),
     )
 
 
-def _automaton(request: Request, limits: Limits) -> Automaton | None:
-    """Return the automaton of the tokens that the request allows."""
-    if not request.grammar:
+def _automaton(request: Request, limits: Limits, end_ids: frozenset[int]) -> Automaton | None:
+    """Return the automaton of the tokens that the request allows, where it takes one."""
+    params = request.params
+    avoided = params.bad_token_sequences
+    if params.diffusion.canvas == "pinned" or not (request.grammar or avoided):
         return None
+    if request.grammar:
+        banned = _banned(request, limits, limits.eos_token_ids)
+        return restricted(request.grammar, banned, avoided)
+    early = end_ids if params.min_tokens else frozenset[int]()
+    return avoiding(avoided, _banned(request, limits, end_ids), early, limits.spec.vocab_size)
+
+
+def _canvas(request: Request, limits: Limits) -> Canvas | None:
+    """Return the pinned canvas, where the slots have the tokens that the request allows."""
+    params = request.params
+    if params.diffusion.canvas != "pinned":
+        return None
+    if not request.grammar:
+        raise InvalidField(
+            "diffusion.canvas 'pinned' needs structured outputs to fill in: a JSON schema or a "
+            "choice",
+            "diffusion.canvas",
+        )
+    for name, given, what in (
+        ("suffix", request.suffix, "a suffix does"),
+        ("bad_words", params.bad_token_sequences, "bad_words of several tokens do"),
+        ("no_repeat_ngram_size", params.no_repeat_ngram_size, "no_repeat_ngram_size does"),
+    ):
+        if given:
+            raise InvalidField(f"{what} not go with diffusion.canvas 'pinned'; use 'free'", name)
+    return Canvas.from_bytes(request.grammar, _banned(request, limits, limits.eos_token_ids))
+
+
+def _banned(request: Request, limits: Limits, ends: Iterable[int]) -> frozenset[int]:
     params = request.params
     banned = {limits.mask_token_id, *params.bad_token_ids}
     if params.allowed_token_ids:
-        allowed = {*params.allowed_token_ids, *limits.eos_token_ids}
-        banned |= set(range(limits.spec.vocab_size)) - allowed
-    return _restricted(request.grammar, frozenset(banned))
-
-
-@lru_cache(64)
-def _restricted(grammar: bytes, banned: frozenset[int]) -> Automaton:
-    return Automaton.from_bytes(grammar).without(banned)
+        banned |= set(range(limits.spec.vocab_size)) - {*params.allowed_token_ids, *ends}
+    return frozenset(banned)
 
 
 def _check_ids(request: Request, limits: Limits) -> None:
@@ -193,6 +233,7 @@ def _check_ids(request: Request, limits: Limits) -> None:
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", params.logit_bias),
         ("bad_token_ids", params.bad_token_ids),
+        ("bad_token_sequences", chain.from_iterable(params.bad_token_sequences)),
         ("allowed_token_ids", params.allowed_token_ids),
         ("diffusion.zero_confidence_token_ids", params.diffusion.zero_confidence_token_ids),
     ):
@@ -216,24 +257,59 @@ def _check_choice(sequence: Sequence, limits: Limits) -> None:
         )
 
 
+def _check_order(sequence: Sequence) -> None:
+    """Refuse what needs a final text before each token."""
+    length = sequence.policy.block_length
+    if sequence.params.no_repeat_ngram_size and length > 1:
+        raise InvalidField(
+            "no_repeat_ngram_size needs diffusion.block_length 1: in a longer block "
+            f"(here {length}) a token is chosen before those in front of it are final",
+            "no_repeat_ngram_size",
+        )
+
+
 def _check_grammar(sequence: Sequence) -> None:
     """Refuse what no text of the grammar fulfils."""
-    automaton, params = sequence.automaton, sequence.params
-    if automaton is None:
-        return
+    automaton, pins, params = sequence.automaton, sequence.pins, sequence.params
     for name in ("ignore_eos", "min_tokens"):
         if getattr(params, name):
             raise InvalidField(
                 f"{name} does not go with structured outputs, which end where they are complete",
                 name,
             )
-    if automaton.shortest > params.max_tokens:
+    if pins is not None:
+        _check_canvas(pins.canvas, params)
+    elif automaton is not None and automaton.shortest > params.max_tokens:
         raise InvalidField(
             f"structured outputs: the shortest text takes {automaton.shortest} tokens, end token "
             f"included, and max_tokens is {params.max_tokens}"
             if automaton.shortest < UNREACHABLE
             else "structured outputs: no text is allowed by them and by the allowed tokens",
             "max_tokens" if automaton.shortest < UNREACHABLE else "structured_outputs",
+        )
+
+
+def _check_canvas(canvas: Canvas, params: SamplingParams) -> None:
+    size = len(canvas.cells)
+    if size > params.max_tokens:
+        raise InvalidField(
+            f"the pinned canvas has {size} positions, end token included, and max_tokens is "
+            f"{params.max_tokens}; raise it, or lower diffusion.slot_length",
+            "max_tokens",
+        )
+    for number, slot in enumerate(canvas.slots):
+        if slot.automaton.shortest - 1 > canvas.cells.count(-1 - number):
+            raise InvalidField(
+                f"no value of {slot.path!r} is left by the allowed tokens", "structured_outputs"
+            )
+    pinned = {cell for cell in canvas.cells[:-1] if cell >= 0}
+    refused = pinned.intersection(params.bad_token_ids)
+    if params.allowed_token_ids:
+        refused |= pinned.difference(params.allowed_token_ids)
+    if refused:
+        raise InvalidField(
+            f"token {min(refused)} stands on the pinned canvas; allow it",
+            "allowed_token_ids" if params.allowed_token_ids else "bad_token_ids",
         )
 
 

@@ -19,14 +19,17 @@ from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
 from diffray.components.propose import joined, propose, propose_plain
+from diffray.components.row_transform import Step
 from diffray.components.sequence import Sequence
 from diffray.kernels.confidence import Confidence
 from diffray.workers.batch_state import BatchState
+from diffray.workers.drafting import Drafting
 from diffray.workers.graphs import Graphs
 from diffray.workers.layout import Layout, Span
 from diffray.workers.outcome import Outcome
 from diffray.workers.request_rows import HeadPlan, Softened, plan_head
 from diffray.workers.slots import Slots
+from diffray.workers.verification import rows_of
 
 _SOFT_ROWS = 256  # whose probabilities over the vocabulary are there at a time
 
@@ -52,9 +55,11 @@ class BatchPlan:
         kv: KVPool,
         slots: Slots,
         mesh: Mesh,
+        drafting: Drafting,
         graphs: Graphs | None = None,
     ) -> None:
-        self.sequences = sequences
+        self.sequences, self.drafting = sequences, drafting
+        self.rows = rows_of(sequences)
         self.model, self.kv, self.slots, self.mesh = model, kv, slots, mesh
         self.device = slots.device
         self.length = max((s.stop - s.start for s in sequences), default=0)
@@ -63,12 +68,13 @@ class BatchPlan:
         self.graphs = None if self.soft else graphs
         self._windows: list[Span] = []
         self._head: HeadPlan | None = None
-        self._first_only: list[bool] = []  # of each sequence: whether it needs one position only
+        self._running: list[int] = []  # the rows whose windows run
+        self._first_only: list[bool] = []  # of each row: whether it needs one position only
         self._blocks: BatchState | None = None  # unplanned yet
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
-        first_only = [s.policy.iteration.first_alone and s.step + step == 0 for s in self.sequences]
+        first_only = [s.first_alone and s.step + ahead + step == 0 for s, _, ahead in self.rows]
         if step == 0 or first_only != self._first_only:
             self._head = None  # fewer positions are masked by now, or more are needed
         self._first_only = first_only
@@ -81,10 +87,16 @@ class BatchPlan:
             self._blocks = BatchState(self.sequences, self.slots)
         block = self._blocks.now(step, first_only)
         self._blocks.accept(self._propose(hidden_TH, self._blocks, block, step), block)
+        for sequence, only in zip(self.sequences, first_only, strict=False):
+            for draft in sequence.drafts:
+                draft.ready = not only  # else nothing is known of what would follow
 
     def outcomes(self) -> list[Outcome]:
         """Copy what happened to the host: the one place where a round waits for the device."""
         assert self._blocks is not None, "nothing has been denoised"
+        options_EK = self._blocks.options_EK
+        if options_EK is not None and self._head is not None:
+            self._head.weigh(options_EK.cpu())
         return self._blocks.outcomes()
 
     def keep(self) -> None:
@@ -99,8 +111,6 @@ class BatchPlan:
             return layout.recorded.forward()
         slots = self.slots
         ids_T = slots.ids_SN.view(-1).index_select(0, layout.batch.cells_T)
-        if layout.masked_prompt_T is not None:
-            ids_T = ids_T.masked_fill(layout.masked_prompt_T, slots.mask_token_id)
         x_TH = self.model.embed(ids_T)
         if self.soft:
             masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
@@ -110,10 +120,22 @@ class BatchPlan:
 
     def _place(self, step: int, chunks: Items[Chunk]) -> None:
         """Find this step's windows a place; in most steps they stand as in the one before."""
-        windows = [(s, *s.policy.cache.window(s, s.step + step), s.kv_stop) for s in self.sequences]
-        windows += [(chunk.sequence, chunk.start, chunk.stop, chunk.stop) for chunk in chunks]
+        windows = [
+            Span(s, *s.policy.cache.window(s, s.step + step), s.kv_stop) for s in self.sequences
+        ]
+        drafts: list[Span] = []
+        for own in windows:
+            found = self.drafting.spans(own, own.sequence.step + step)
+            own.sequence.chance.run = len(found)
+            drafts += found
+        windows += drafts
+        windows += [Span(*chunk, chunk.stop) for chunk in chunks]
+        windows += [w._replace(copy=w.sequence.twin) for w in windows if w.sequence.twin]
         if self._windows != windows:
             self._windows = windows
+            shown = {None, *(span.copy for span in drafts)}
+            self._running = [at for at, row in enumerate(self.rows) if row.draft in shown]
+            self.drafting.share_edges(drafts)
             self._layout = Layout.of(windows, self.slots, self.kv.page_size, self.graphs)
             self._head = None
 
@@ -121,7 +143,12 @@ class BatchPlan:
         """Return the rows of the head, planned once for as long as the windows stay."""
         if self._head is None:
             self._head = plan_head(
-                self.sequences, self._first_only, self._layout, self.length, self.device
+                [self.rows[at].sequence for at in self._running],
+                self._running,
+                [self._first_only[at] for at in self._running],
+                self._layout,
+                self.length,
+                self.device,
             )
             if self._layout.recorded is not None:
                 self._layout.recorded.read(self._head.tokens_R)
@@ -159,8 +186,9 @@ class BatchPlan:
 
         tokens_R = plan.tokens_R[: len(plan.rows.cells_R)]
         logits = Logits(head(tokens_R), self.model.spec.vocab_start, self.mesh)
+        step = Step(head, self.slots.ids_SN, self.slots.masked_SN)
         for transform in plan.rows.transforms:
-            transform.apply(logits, head)
+            transform.apply(logits, step)
         return logits
 
     def _soften(

@@ -1,6 +1,7 @@
 """The current blocks on the device: their contents, and which rows are done.
 
-Letters: B sequences that denoise, L positions of the longest block, G rows that share a decoder.
+Letters: B rows of sequences that denoise and then of their drafts, L positions of the longest
+block, G rows that share a decoder, or are guided.
 """
 
 from collections import defaultdict
@@ -11,58 +12,74 @@ from torch import Tensor
 
 from diffray.components.backend import send
 from diffray.components.block import Block, Plan, Proposal
+from diffray.components.config import LARGEST
 from diffray.components.decoder import Decoder, Memory
 from diffray.components.decoder_groups import DecoderGroup
 from diffray.components.sequence import Sequence
 from diffray.workers.outcome import Outcome, copy_outcomes
 from diffray.workers.slots import Slots
 from diffray.workers.top_tokens import TopTokens
+from diffray.workers.verification import links_of, make_drafts, rows_of, take_over
 
 
 class BatchState:
-    """One row per sequence, valid until the block of any row changes."""
+    """One row per sequence and per draft, valid until the block of any sequence changes."""
 
     def __init__(self, sequences: Items[Sequence], slots: Slots) -> None:
         self.sequences, self.slots, self.device = sequences, slots, slots.device
         self.lengths = [s.stop - s.start for s in sequences]
         self.length = max(self.lengths)
         self.edits = any(s.policy.decoder.edits for s in sequences)
+        self.rows = rows_of(sequences)
+        self.links = links_of(self.rows, slots)
         self._floors: list[float] = []
-        self._shares = [s.policy.decoder.shares(s) for s in sequences]
+        self._measures = [s.measures for s in sequences]
+        self._shares = [row.sequence.policy.decoder.shares(row.sequence) for row in self.rows]
         facts = [
             (
                 s.start,
                 s.stop,
-                s.slot * slots.length,
+                row.slot * slots.length,
                 # An editing decoder may replace tokens from here on.
                 s.prompt_len if s.policy.decoder.edits else s.stop,
                 s.seed,
                 s.steps_before,
-                s.step,
+                s.step + row.ahead,
                 s.index,
                 s.num_blocks,
                 s.most_post_steps,
                 s.post_steps,
+                s.policy.decoder.last_step() or LARGEST,
             )
-            for s in sequences
+            for row in self.rows
+            for s in (row.sequence,)
         ]
         # One copy to the device for all of them.
         start_B, stop_B, base_B, ours_B, self.seed_B, self.before_B, *rest = send(
             torch.tensor(facts), self.device
         ).unbind(1)
-        self.steps_B, self.index_B, self.count_B, self.settle_B, self.settled_B = rest
+        self.steps_B, self.index_B, self.count_B, self.settle_B, self.settled_B, self.last_B = rest
         self.positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=self.device)
         self.length_B = stop_B - start_B
         inside_BL = self.positions_BL < stop_B.unsqueeze(1)
         cells_BL = base_B.unsqueeze(1) + self.positions_BL
         self.cells_BL = torch.where(inside_BL, cells_BL, slots.trash)
         self.ours_BL = inside_BL & (self.positions_BL >= ours_B.unsqueeze(1))
+        self._place_twins(inside_BL)
         self.ids_BL = self._cells(slots.ids_SN)
         self.masked_BL = self._cells(slots.masked_SN) & inside_BL
         self.steps_BL = self._cells(slots.steps_SN)
         self.logprobs_BL = self._cells(slots.logprobs_SN)
         self.done_B = torch.zeros_like(self.steps_B, dtype=torch.bool)
+        self.options_EK: Tensor | None = None  # of the last step, for pinned canvases
         self.groups = self._plan_groups()
+        # Rows without sub-blocks have one, as long as the longest block.
+        sizes = [row.sequence.policy.iteration.sub_block() for row in self.rows]
+        self.sub_BL: Tensor | None = None  # the number of each position's sub-block
+        if any(sizes):
+            size_B = send(torch.tensor([size or self.length for size in sizes]), self.device)
+            places_L = torch.arange(self.length, device=self.device)
+            self.sub_BL = places_L // size_B.unsqueeze(1)
         self.top_tokens = TopTokens(sequences, self.length, self.device)
 
     @property
@@ -75,11 +92,14 @@ class BatchState:
 
         Where a row is `first_only`, only the first position of its block.
         """
-        floors = [s.policy.iteration.floor(s.steps_before + s.step + step) for s in self.sequences]
+        floors = [
+            s.policy.iteration.floor(s.steps_before + s.step + ahead + step)
+            for s, _, ahead in self.rows
+        ]
         if floors != self._floors:
             self._floors = floors
             self._floor_B = send(torch.tensor(floors, dtype=torch.float64), self.device)
-        masked_BL = self.masked_BL  # nothing in rows that are done
+        masked_BL = self.first_masks(self.masked_BL)  # nothing in rows that are done
         if any(first_only):
             later_L = torch.arange(self.length, device=self.device) > 0
             first_only_B = send(torch.tensor(first_only), self.device)
@@ -102,33 +122,59 @@ class BatchState:
             plans=self._plans(step),
         )
 
+    def first_masks(self, masked_BL: Tensor) -> Tensor:
+        """Return the masks of each row's first sub-block that has some."""
+        if self.sub_BL is None:
+            return masked_BL
+        first_B1 = masked_BL.int().argmax(1, keepdim=True)
+        return masked_BL & (self.sub_BL == self.sub_BL.gather(1, first_B1))
+
     def accept(self, proposal: Proposal, block: Block) -> None:
         """Make accepted tokens final, and determine which rows are done."""
-        open_BL = block.masked_BL | block.editable_BL if self.edits else block.masked_BL
-        accepted_BL = self._accept(proposal, block) & open_BL
-        accepted_BL |= _rescue(proposal, block, accepted_BL)
+        accepted_BL, masked_BL = self.choose(proposal, block), self.masked_BL
+        if any(self._measures):
+            accepted_BL = self._measure(proposal, accepted_BL)
         self.ids_BL = torch.where(accepted_BL, proposal.ids_BL, self.ids_BL)
         self.masked_BL = self.masked_BL & ~accepted_BL
-        self._put(self.slots.ids_SN, self.ids_BL)
-        self._put(self.slots.masked_SN, self.masked_BL)
         self.steps_BL = torch.where(accepted_BL, block.step_B.unsqueeze(1), self.steps_BL)
         self.logprobs_BL = torch.where(accepted_BL, proposal.logprob_BL.float(), self.logprobs_BL)
+        active_B = ~self.done_B
+        self.steps_B = self.steps_B + active_B
+        if self.links:
+            last_B = take_over(self, proposal, block, masked_BL, accepted_BL)
+            make_drafts(self, proposal, block, last_B)
+        self._put(self.slots.ids_SN, self.ids_BL)
+        if len(self.twin_rows_G):
+            twin_ids_GL = self.ids_BL[self.twin_rows_G]
+            self._put(self.slots.ids_SN, twin_ids_GL, self.twin_cells_GL)
+        self._put(self.slots.masked_SN, self.masked_BL)
+        self.options_EK = proposal.options_EK
         if proposal.top is not None:
             self.top_tokens.write(proposal.top, accepted_BL)
 
-        active_B = ~self.done_B
-        self.steps_B = self.steps_B + active_B
         empty_B = ~self.masked_BL.any(-1)
         if self.edits:
-            self.settled_B = self.settled_B + (active_B & ~block.masked_BL.any(-1))
-            empty_B &= ~accepted_BL.any(-1) | (self.settled_B >= self.settle_B)
+            masked_B = block.masked_BL.any(-1)
+            self.settled_B = self.settled_B + (active_B & ~masked_B)
+            settled_B = (self.settled_B >= self.settle_B) | (
+                masked_B & (self.steps_B >= self.last_B)
+            )
+            empty_B &= ~accepted_BL.any(-1) | settled_B
         self.done_B = self.done_B | empty_B
 
     def outcomes(self) -> list[Outcome]:
         """Copy the outcome to the host: the only place where a round waits for the device."""
         counts_B3 = torch.stack([self.steps_B, self.settled_B, self.done_B.long()], dim=1)
-        block = self.ids_BL, self.masked_BL, self.steps_BL, self.logprobs_BL
-        return copy_outcomes(self.lengths, *block, counts_B3, self.top_tokens.rankings())
+        own = slice(len(self.sequences))
+        return copy_outcomes(
+            self.lengths,
+            self.ids_BL[own],
+            self.masked_BL[own],
+            self.steps_BL[own],
+            self.logprobs_BL[own],
+            counts_B3[own],
+            self.top_tokens.rankings(),
+        )
 
     def keep(self) -> None:
         """Save the state of unfinished blocks in their sequences, for the next plan."""
@@ -143,6 +189,12 @@ class BatchState:
                 n = sequence.stop - sequence.start
                 sequence.memory = Memory(*(part[g, :n, :n].clone() for part in group.memory))
 
+    def choose(self, proposal: Proposal, block: Block) -> Tensor:
+        """Return what decoders accept, and in rows without that the best masked position."""
+        open_BL = block.masked_BL | block.editable_BL if self.edits else block.masked_BL
+        accepted_BL = self._accept(proposal, block) & open_BL
+        return accepted_BL | _rescue(proposal, block, accepted_BL)
+
     def _accept(self, proposal: Proposal, block: Block) -> Tensor:
         """Ask each group's decoder about its rows."""
         if len(self.groups) == 1:  # no rows to select
@@ -153,20 +205,46 @@ class BatchState:
             accepted_BL[group.rows_G] = group.decoder.accept(*ours)
         return accepted_BL
 
+    def _measure(self, proposal: Proposal, accepted_BL: Tensor) -> Tensor:
+        """Accept only what is unused of pinned canvases that are measured, if anything is."""
+        ends = [
+            -1 if s.pins is None or not measures else s.pins.canvas.end_id
+            for s, measures in zip(self.sequences, self._measures, strict=True)
+        ]
+        ends += [-1] * (len(self.rows) - len(ends))  # no drafts of pinned canvases
+        end_B1 = send(torch.tensor(ends), self.device).unsqueeze(1)
+        unused_BL = (proposal.ids_BL == end_B1) & self.masked_BL
+        # Where all are used the next step would see the same canvas, so it need not be waited for.
+        return torch.where(unused_BL.any(-1, keepdim=True), unused_BL, accepted_BL)
+
     def _plans(self, step: int) -> tuple[Plan, ...]:
         """Return what is planned for the `step`-th step of a round; nothing once a row is done."""
         if not any(self._shares):
             return ()
         found = []
-        for s, shares in zip(self.sequences, self._shares, strict=True):
-            at = s.step + step
+        for (s, _, ahead), shares in zip(self.rows, self._shares, strict=True):
+            at = s.step + ahead + step
             found.append(Plan(s.start, s.stop, shares[at] if at < len(shares) else 0))
         return tuple(found)
 
+    def _place_twins(self, inside_BL: Tensor) -> None:
+        """Find where the twins of guided rows show what is written in their blocks."""
+        facts = [
+            (b, s.twin.slot * self.slots.length, s.prompt_len)
+            for b, s in enumerate(self.sequences)
+            if s.twin is not None
+        ]
+        facts_G3 = send(torch.tensor(facts, dtype=torch.long).view(-1, 3), self.device)
+        self.twin_rows_G, base_G, given_G = facts_G3.unbind(1)
+        positions_GL = self.positions_BL[self.twin_rows_G]
+        ours_GL = inside_BL[self.twin_rows_G] & (positions_GL >= given_G.unsqueeze(1))
+        cells_GL = base_G.unsqueeze(1) + positions_GL
+        self.twin_cells_GL = torch.where(ours_GL, cells_GL, self.slots.trash)
+
     def _plan_groups(self) -> list[DecoderGroup]:
         rows: dict[Decoder, list[int]] = defaultdict(list)
-        for b, sequence in enumerate(self.sequences):
-            rows[sequence.policy.decoder].append(b)
+        for b, row in enumerate(self.rows):
+            rows[row.sequence.policy.decoder].append(b)
         return [
             DecoderGroup(
                 decoder,
@@ -192,8 +270,9 @@ class BatchState:
     def _cells(self, state_SN: Tensor) -> Tensor:
         return state_SN.view(-1).index_select(0, self.cells_BL.view(-1)).view_as(self.cells_BL)
 
-    def _put(self, state_SN: Tensor, block_BL: Tensor) -> None:
-        state_SN.view(-1).index_copy_(0, self.cells_BL.view(-1), block_BL.view(-1))
+    def _put(self, state_SN: Tensor, block_BL: Tensor, cells_BL: Tensor | None = None) -> None:
+        cells_BL = self.cells_BL if cells_BL is None else cells_BL
+        state_SN.view(-1).index_copy_(0, cells_BL.view(-1), block_BL.view(-1))
 
 
 def _rescue(proposal: Proposal, block: Block, accepted_BL: Tensor) -> Tensor:

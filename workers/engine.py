@@ -19,6 +19,7 @@ from diffray.components.prefixes import num_held
 from diffray.components.sequence import Sequence
 from diffray.workers.admission import Limits, check
 from diffray.workers.batch_plan import BatchPlan, Chunk
+from diffray.workers.drafting import Drafting
 from diffray.workers.graphs import Graphs
 from diffray.workers.messages import R, Reply, Request, Round, Stats, Update
 from diffray.workers.outcome import Outcome
@@ -40,6 +41,7 @@ class Engine:
         chunk: int = 512,
         graphs: Graphs | None = None,
         most_threads: int | None = None,
+        draft_overhead: int = 256,
     ) -> None:
         self.model, self.kv, self.slots = model, kv, slots
         self.mesh = mesh or Mesh()
@@ -47,6 +49,8 @@ class Engine:
         self.chunk = chunk
         self.graphs = graphs  # recorded steps; None: every step is launched
         self.most_threads = most_threads  # per step; None: torch's number
+        most_windows = None if graphs is None else slots.num_slots
+        self.drafting = Drafting(kv, slots, draft_overhead, most_windows)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
         self._rounds: BatchPlan | None = None  # the current plan, as long as it is valid
@@ -62,7 +66,7 @@ class Engine:
         return Limits(
             spec=self.model.spec,
             context=min(self.slots.length, self.model.spec.max_positions),
-            max_num_seqs=self.slots.ids_SN.shape[0] - 1,
+            max_num_seqs=self.slots.num_slots,
             num_pages=self.kv.num_pages - 1,
             page_size=self.kv.page_size,
             eos_token_ids=self.eos_token_ids,
@@ -176,7 +180,16 @@ class Engine:
         It waits for the device, so it runs only once in a number of rounds.
         """
         state = [
-            (s.uid, s.slot, s.index, s.step, s.clean_end, s.emitted, s.pages, s.uncond_pages)
+            (
+                s.uid,
+                s.slot,
+                s.index,
+                s.step,
+                s.clean_end,
+                s.emitted,
+                s.pages,
+                s.twin and s.twin.pages,
+            )
             for s in self.running
         ]
         waiting = [s.uid for s in self.waiting]
@@ -187,10 +200,11 @@ class Engine:
     # The plan that rounds share.
 
     def _plan(self, denoising: list[Sequence]) -> BatchPlan:
-        if self._rounds is None or self._rounds.sequences != denoising:
+        changed = self.drafting.allot([] if self.waiting else denoising)
+        if changed or self._rounds is None or self._rounds.sequences != denoising:
             self._replan()
             self._rounds = BatchPlan(
-                denoising, self.model, self.kv, self.slots, self.mesh, self.graphs
+                denoising, self.model, self.kv, self.slots, self.mesh, self.drafting, self.graphs
             )
         return self._rounds
 
@@ -214,7 +228,7 @@ class Engine:
         while self.waiting and self.slots.num_free:
             sequence = self.waiting[0]
             found = self.kv.prefixes.find(sequence)
-            if self._pages(sequence, sequence.kv_stop) - num_held(found) > self.kv.num_free:
+            if not self._room(self._pages(sequence, sequence.kv_stop) - num_held(found)):
                 return
             if sequence.policy.iteration.soft and not self.slots.soft.has_room(sequence.length):
                 return
@@ -225,6 +239,12 @@ class Engine:
             self._extend(sequence)
             self.kv.prefixes.promise(sequence)
 
+    def _room(self, pages: int) -> bool:
+        """Return whether so many pages are free; drafts give theirs back for others."""
+        if pages > self.kv.num_free and self.drafting.allot([]):
+            self._replan()
+        return pages <= self.kv.num_free
+
     def _extend(self, sequence: Sequence) -> None:
         """Allocate pages up to the end of what the current block sees; the caller has made room."""
         missing = self.kv.pages_for(sequence.kv_stop) - len(sequence.pages)
@@ -232,14 +252,14 @@ class Engine:
             return
         sequence.pages += self.kv.allocate(missing)
         sequence.pages_P = torch.tensor(sequence.pages)
-        if sequence.guided:
-            sequence.uncond_pages += self.kv.allocate(missing)
-            sequence.uncond_pages_P = torch.tensor(sequence.uncond_pages)
+        if (twin := sequence.twin) is not None:
+            twin.pages += self.kv.allocate(missing)
+            twin.pages_P = torch.tensor(twin.pages)
 
     def _grow(self, sequence: Sequence) -> None:
         """Make room for the next block; preempt the latest arrivals, maybe the sequence itself."""
-        held = len(sequence.pages) + len(sequence.uncond_pages)
-        while self._pages(sequence, sequence.kv_stop) - held > self.kv.num_free:
+        held = len(sequence.pages) * (2 if sequence.guided else 1)
+        while not self._room(self._pages(sequence, sequence.kv_stop) - held):
             latest = self.running[-1]
             self.preempt(latest.uid)
             if latest is sequence:
@@ -249,11 +269,12 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         self._replan()
         self.running.remove(sequence)
-        self.slots.release(sequence)
+        self.drafting.give_back(sequence)
         self.kv.free(self.kv.prefixes.release(sequence))
-        self.kv.free(sequence.uncond_pages)
-        sequence.pages, sequence.uncond_pages = [], []
-        sequence.pages_P = sequence.uncond_pages_P = None
+        if sequence.twin is not None:
+            self.kv.free(sequence.twin.pages)
+        self.slots.release(sequence)
+        sequence.pages, sequence.pages_P = [], None
 
     def _reach(self, sequence: Sequence, soon: Callable[[Sequence], int] | None = None) -> None:
         """Skip what other sequences store of the prefix."""
@@ -297,13 +318,16 @@ class Engine:
 
     def _settle(self, sequence: Sequence, outcome: Outcome) -> Update:
         """Apply a round's outcome: report final tokens, move to the next block, or finish."""
+        sequence.chance.note(outcome.step - sequence.step - 1, done=outcome.done)
         sequence.step = outcome.step
         sequence.post_steps = outcome.post_steps
-        sequence.masked_L = outcome.masked
         if sequence.clean_end < sequence.start:  # the block's first step stored the missing K/V
             self.kv.prefixes.keep(sequence, sequence.start)
-        cap = sequence.stop - sequence.start + sequence.most_post_steps
+        cap = sequence.stop - sequence.start + sequence.most_post_steps + len(sequence.stretches)
         assert sequence.step <= cap, "a block took more steps than it has positions"
+        sequence.masked_L = outcome.masked
+        if sequence.measures:
+            outcome = self._measured(sequence, outcome)
         update = report(sequence, outcome)
         self.tokens += len(update.ids)
         if update.finish_reason:
@@ -313,4 +337,14 @@ class Engine:
             self._replan()
             sequence.finish_block(outcome.ids)
             self._grow(sequence)
+        elif self.kv.pages_for(sequence.kv_stop) > len(sequence.pages):  # it passed over a block
+            self._grow(sequence)
         return update
+
+    def _measured(self, sequence: Sequence, outcome: Outcome) -> Outcome:
+        """Take what was found unused out of a pinned canvas, and return how its block begins."""
+        self._replan()
+        if not sequence.measured(outcome.ids, outcome.masked):
+            return outcome
+        self.slots.write(sequence)
+        return Outcome.before_steps(sequence, self.slots.mask_token_id)

@@ -6,6 +6,7 @@ command line's help read it too.
 """
 
 from collections.abc import Sequence as Items
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pydantic import Field, field_validator
@@ -50,6 +51,11 @@ class EngineOptions(Config):
         description="The block length that CUDA graphs are recorded for; default: the model's own. "
         "DiffusionLLM takes it from its diffusion argument.",
     )
+    bring_up: bool = Field(
+        True,
+        description="At the first start of a model on a GPU, check the kernels against torch's and "
+        "find the fastest, which takes up to a minute; the outcome is kept on disk.",
+    )
     enable_prefix_caching: bool | None = Field(
         None,
         description="Share the K/V of common prefixes; default: where attention is block-causal, "
@@ -84,6 +90,12 @@ class EngineOptions(Config):
     )
     steps_per_round: int = Field(
         1, ge=1, description="The most denoising steps to run before looking at the result."
+    )
+    draft_overhead: int | None = Field(
+        None,
+        ge=0,
+        description="What a forward costs besides its positions, as a number of positions: the "
+        "larger, the more drafts speculation runs; 0: none. Default: by device and model.",
     )
     cpu_threads: int | None = Field(
         None,
@@ -123,6 +135,7 @@ class EngineKeywords(TypedDict, total=False):
     quantization: Quantization | str | None
     cuda_graphs: bool | None
     graph_block_length: int | None
+    bring_up: bool
     enable_prefix_caching: bool | None
     mask_token_id: int | None
     eos_token_id: int | Items[int] | None
@@ -132,4 +145,18 @@ class EngineKeywords(TypedDict, total=False):
     page_size: int
     chunk: int
     steps_per_round: int
+    draft_overhead: int | None
     cpu_threads: int | None
+
+
+def list_options(made: type, options_of: type[EngineOptions] = EngineOptions) -> None:
+    """Make `help()` and notebooks list every option of a class, with its type and meaning."""
+    fields, plain = options_of.model_fields, signature(made)
+    own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
+        for name, field in fields.items()
+    ]
+    made.__signature__ = plain.replace(parameters=own + options)  # type: ignore[attr-defined]
+    listed = "".join(f"\n    {name}: {field.description}" for name, field in fields.items())
+    made.__doc__ = f"{made.__doc__}{listed}\n    "

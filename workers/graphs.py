@@ -47,14 +47,14 @@ class Bucket(NamedTuple):
         return self.windows * self.length
 
 
-def buckets_for(max_num_seqs: int, block_length: int) -> list[Bucket]:
+def buckets_for(max_num_seqs: int, block_length: int, neighbours: int = 0) -> list[Bucket]:
     """Return buckets for one and for two blocks of every sequence, the largest first.
 
     A step usually runs one block, and its neighbours under `vicinity`; under `exact` a block's
     first step runs the previous block too.
     """
     counts = {2**power for power in range(max_num_seqs.bit_length())} | {max_num_seqs}
-    lengths = block_length, 2 * block_length
+    lengths = {block_length, block_length + neighbours, 2 * block_length}
     found = [Bucket(windows, length) for windows in counts for length in lengths]
     return sorted(found, key=lambda bucket: (bucket.tokens, bucket.length), reverse=True)
 

@@ -2,20 +2,31 @@
 
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Update
-from diffray.workers.output import CompletionOutput, Delta
+from diffray.workers.output import CompletionOutput, Delta, FieldOutput
 from diffray.workers.text import TextStream, Tokenizer
 
 
 class Job:
-    """The `index`-th choice of a request, filled update by update."""
+    """The `index`-th choice of a request, filled update by update.
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
-        self.params = params
-        self.choice = CompletionOutput(index)
+    With `follow` every update is news, if only of another block.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        follow: bool = False,
+        depth: int | None = None,
+    ) -> None:
+        self.params, self._follow, self._blocks = params, follow, 0
+        self.choice = CompletionOutput(index, depth=depth)
         if params.logprobs:
-            self.choice.logprobs, self.choice.steps = [], []
+            self.choice.logprobs = []
         if params.top_logprobs:
             self.choice.top_logprobs = []
+        self._tokenizer = tokenizer
         self.canvas: list[int | None] | None = None  # the latest one, with `watch`
         self._text = TextStream(
             tokenizer,
@@ -30,6 +41,12 @@ class Job:
     def finished(self) -> bool:
         return self.choice.finish_reason is not None
 
+    def result(self) -> CompletionOutput:
+        """Return the choice with the texts of its tokens."""
+        if self._tokenizer is not None:
+            self.choice.tokens = self._tokenizer.tokens(self.choice.token_ids)
+        return self.choice
+
     def apply(self, update: Update) -> None:
         """Apply an update; a stop string may finish the job before the engine does."""
         choice, ids = self.choice, update.ids
@@ -43,23 +60,26 @@ class Job:
             self._text.finish()
             choice.finish_reason, choice.stop_reason = update.finish_reason, update.stop_id
         choice.token_ids += ids
+        choice.steps += update.steps[: len(ids)]
         choice.text = self._text.text
         choice.forwards = update.forwards
         # A resumed request has no cache hits.
         choice.cached_tokens = max(choice.cached_tokens, update.cached_tokens)
-        if choice.logprobs is not None and choice.steps is not None:
+        if choice.logprobs is not None:
             choice.logprobs += update.logprobs[: len(ids)]
-            choice.steps += update.steps[: len(ids)]
         if choice.top_logprobs is not None:
             choice.top_logprobs += update.top_logprobs[: len(ids)]
-        self.canvas = update.canvas
+        if update.fields:
+            choice.fields = {path: FieldOutput(*each) for path, each in update.fields.items()}
+        self.canvas, self._blocks = update.canvas, update.progress.blocks
 
     def news(self) -> Delta | None:
         """Return what became final since the last call, or the canvas where it is watched."""
         choice, (text, ids) = self.choice, self._told
         self._told = len(choice.text), len(choice.token_ids)
         canvas, self.canvas = self.canvas, None
-        if self._told == (text, ids) and canvas is None and not self.finished:
+        quiet = self._told == (text, ids) and canvas is None and not self.finished
+        if quiet and not self._follow:
             return None
         return Delta(
             index=choice.index,
@@ -67,8 +87,10 @@ class Job:
             token_ids=choice.token_ids[ids:],
             finish_reason=choice.finish_reason,
             forwards=choice.forwards,
+            steps=choice.steps[ids:],
             logprobs=None if choice.logprobs is None else choice.logprobs[ids:],
-            steps=None if choice.steps is None else choice.steps[ids:],
             top_logprobs=None if choice.top_logprobs is None else choice.top_logprobs[ids:],
+            fields=choice.fields,
             canvas=canvas,
+            blocks=self._blocks,
         )

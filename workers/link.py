@@ -17,7 +17,8 @@ from diffray.workers.messages import Hello, Reply, Round, WireRequest
 HEADER = struct.Struct("!I")
 LARGEST = 1 << 28  # bytes of a frame
 
-FromRank = Reply | str | None  # str: the error it ends with; None: a heartbeat
+# str: the error it ends with; list: lines to announce; None: a heartbeat
+FromRank = Reply | str | list[str] | None
 
 hello_decoder: Final = msgpack.Decoder(Hello)
 rank_decoder: Final = msgpack.Decoder(FromRank)

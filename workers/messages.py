@@ -59,7 +59,7 @@ class Request:
     watch: bool = False
     resume: Resume | None = None
     cache_salt: str = ""
-    grammar: bytes = b""  # an `Automaton` that the answer follows; empty: none
+    grammar: bytes = b""  # an `Automaton` or a `Canvas` that the answer follows; empty: none
 
     def to_wire(self) -> "WireRequest":
         return WireRequest(
@@ -93,8 +93,9 @@ class WireRequest:
 
     @property
     def restarts(self) -> bool:
-        iteration = self.params.get("diffusion", {}).get("iteration") or {}
-        return bool(iteration.get("kind") == "soft")
+        diffusion = self.params.get("diffusion", {})
+        iteration = diffusion.get("iteration") or {}
+        return bool(iteration.get("kind") == "soft" or diffusion.get("canvas") == "pinned")
 
     @property
     def content(self) -> int:
@@ -181,6 +182,8 @@ class Update:
     cached_tokens: int = 0  # prompt tokens read from shared pages
     # Seconds since its admission, in its first update after that; set by the queue.
     ran: float | None = None
+    # Of a pinned canvas: each field's probability, and those of a choice's options.
+    fields: dict[str, tuple[float, dict[str, float]]] = field(default_factory=dict)
 
     def extend(self, later: "Update") -> None:
         """Append a later update: tokens add up, the rest is replaced."""
@@ -191,6 +194,7 @@ class Update:
         self.finish_reason, self.stop_id = later.finish_reason, later.stop_id
         self.forwards, self.progress = later.forwards, later.progress
         self.canvas, self.cached_tokens = later.canvas, later.cached_tokens
+        self.fields = later.fields
 
 
 @dataclass(frozen=True, slots=True)

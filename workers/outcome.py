@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffray.components.sequence import Sequence
 from diffray.workers.top_tokens import Ranking
 
 
@@ -24,6 +25,22 @@ class Outcome(NamedTuple):
     post_steps: int  # those of them after the last mask
     done: bool
     top: list[Ranking]  # the most probable ids at each position, if requested
+
+    @staticmethod
+    def before_steps(sequence: Sequence, mask_token_id: int) -> "Outcome":
+        """Return how the block stands of which nothing has been decided yet."""
+        given, masked = sequence.given(sequence.start, sequence.stop), sequence.masked
+        return Outcome(
+            ids=[mask_token_id if token is None else token for token in given],
+            masked=masked,
+            decided=0,
+            steps=[0] * len(given),
+            logprobs=[0.0] * len(given),
+            step=sequence.step,
+            post_steps=0,
+            done=not bool(masked.any()),
+            top=[],
+        )
 
 
 def copy_outcomes(

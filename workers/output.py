@@ -1,15 +1,28 @@
-"""The results of a request."""
+"""The results of a request: plain data, with views for notebooks and terminals."""
 
 from dataclasses import dataclass, field
 
+from diffray.components.config import counted, shortened
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
+class FieldOutput:
+    """How probable the model finds a field of a pinned canvas, and all options of a choice."""
+
+    probability: float
+    options: dict[str, float]  # by their text in the answer; empty if it is no choice
+
+
+@dataclass(slots=True, repr=False)
 class CompletionOutput:
-    """One choice. `logprobs` and `steps` are set if the request has `logprobs`.
+    """One choice: its text, and each of its tokens.
 
-    They hold each token's log-probability at the step at which it became final (given the canvas
-    at that time: not a left-to-right likelihood), and that step, counted from 0. `top_logprobs`
-    holds the most probable ids of the same distribution, best first.
+    `tokens` are their texts, `steps` the steps at which they became final, counted from 0.
+    `logprobs` and `top_logprobs` are set if the request has `logprobs`: each token's
+    log-probability at that step (given the canvas at that time: not a left-to-right likelihood),
+    and the most probable ids of the same distribution, best first. With a pinned canvas `fields`
+    holds each field by its path, such as `address.city`. `depth` is set where a context-free
+    grammar nests its rules without end: so deep were they allowed to be.
     """
 
     index: int
@@ -20,15 +33,32 @@ class CompletionOutput:
     forwards: int = 0
     cached_tokens: int = 0  # prompt tokens read from shared pages
     logprobs: list[float] | None = None
-    steps: list[int] | None = None
+    steps: list[int] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] | None = None
+    fields: dict[str, FieldOutput] | None = None
+    tokens: list[str] = field(default_factory=list)  # empty without a tokenizer
+    depth: int | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:
         return None if self.logprobs is None else sum(self.logprobs)
 
+    @property
+    def visible(self) -> list[tuple[str, int]]:
+        """The texts of the tokens and their steps, without the token that ended the text."""
+        ended = isinstance(self.stop_reason, int)
+        shown = list(zip(self.tokens, self.steps, strict=False))
+        return shown[:-1] if ended else shown
 
-@dataclass(slots=True)
+    def __repr__(self) -> str:
+        return (
+            f"CompletionOutput(index={self.index}, text={shortened(repr(self.text))}, "
+            f"{counted(len(self.token_ids), 'token')}, {counted(self.forwards, 'forward')}, "
+            f"finish_reason={self.finish_reason!r})"
+        )
+
+
+@dataclass(slots=True, repr=False)
 class RequestOutput:
     """The answer to one prompt; `forwards` sums over its choices."""
 
@@ -61,13 +91,40 @@ class RequestOutput:
     def tokens_per_forward(self) -> float:
         return self.completion_tokens / max(self.forwards, 1)
 
+    def show(self, *, pace: float = 5.0) -> None:
+        """Show how the answer was denoised, at `pace` steps per second at most.
+
+        In a notebook it is a picture; a terminal plays it once; elsewhere the text is printed.
+        """
+        from diffray.workers.views import show
+
+        show(self, pace)
+
+    def __repr__(self) -> str:
+        prompt = counted(self.prompt_tokens, "token") if self.prompt is None else repr(self.prompt)
+        return f"RequestOutput(prompt={shortened(prompt)}, outputs={self.outputs!r})"
+
+    def _repr_html_(self) -> str:
+        from diffray.workers.views import as_html
+
+        return as_html(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request that was found to be right; of each choice the number of its blocks."""
+
+    prompt_tokens: int
+    num_blocks: list[int]
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What became final in one streamed choice since the last delta.
 
-    `logprobs`, `steps` and `top_logprobs` are a CompletionOutput's, of exactly these tokens.
-    `canvas` is all of it as it stands, None where masked, if the request is watched.
+    `steps`, `logprobs` and `top_logprobs` are a CompletionOutput's, of exactly these tokens.
+    `canvas` is all of it as it stands, None where masked, if the request is watched. `blocks` are
+    finished.
     """
 
     index: int
@@ -75,7 +132,12 @@ class Delta:
     token_ids: list[int]
     finish_reason: str | None
     forwards: int  # so far
+    steps: list[int]
     logprobs: list[float] | None = None
-    steps: list[int] | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
+    fields: dict[str, FieldOutput] | None = None
     canvas: list[int | None] | None = None
+    blocks: int = 0
+
+
+Followed = Accepted | Delta | RequestOutput  # what becomes of a request, in this order

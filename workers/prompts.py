@@ -2,31 +2,101 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from operator import index
+from typing import Any, Final, Protocol
 
+from diffray.components.config import did_you_mean
 from diffray.components.params import SamplingParams
 from diffray.workers.text import Messages
 
-Prompt = str | Items[int]
+
+class Array(Protocol):
+    """A tensor of torch, or an array of numpy."""
+
+    def tolist(self) -> Any: ...
 
 
-def as_list(prompts: object) -> list[Prompt]:
-    """Return several prompts: a text or a flat list of ids is one."""
-    if isinstance(prompts, str):
+# The mapping is what a tokenizer returns, with `input_ids`, or vLLM's with `prompt` or
+# `prompt_token_ids`.
+Prompt = str | Items[int] | Array | Mapping[str, Any]
+
+_NO_PROMPT: Final = "a prompt is a text or a list of token ids"
+
+
+def as_list(prompts: object) -> list[str | tuple[int, ...]]:
+    """Return several prompts: a text or a flat list of ids is one, a matrix has one in each row."""
+    if isinstance(prompts := _plain(prompts), str):
         return [prompts]
     if not isinstance(prompts, Items):
+        raise ValueError(f"{_NO_PROMPT}, or several (given: {prompts!r:.200})")
+    several = [_plain(each) for each in prompts]
+    if several and all(isinstance(each, int) for each in several):
+        return [_as_ids(several)]
+    return [each if isinstance(each, str) else _as_ids(each) for each in several]
+
+
+def as_one(prompt: object) -> str | tuple[int, ...]:
+    """Return a single prompt."""
+    if isinstance(prompt, Items) and not prompt:
+        return ()
+    several = as_list(prompt)
+    if len(several) != 1:
+        raise ValueError(f"this takes one prompt (given: {len(several)}); generate takes several")
+    return several[0]
+
+
+def _plain(given: object) -> Any:
+    """Return what a tensor, an array or a mapping of a tokenizer contains, as lists."""
+    if isinstance(given, Mapping):
+        return _of_mapping(given)
+    tolist = getattr(given, "tolist", None)  # as torch and numpy have it
+    return tolist() if callable(tolist) else given
+
+
+def _of_mapping(given: Mapping[str, Any]) -> Any:
+    if "role" in given:
+        raise ValueError("generate takes prompts; give messages to chat")
+    for name in ("input_ids", "prompt_token_ids", "prompt"):
+        if name in given:
+            break
+    else:
         raise ValueError(
-            f"a prompt is a text or a list of token ids, or several (given: {prompts!r:.200})"
+            f"{_NO_PROMPT}, or a mapping with input_ids, prompt_token_ids or prompt "
+            f"(given: {', '.join(map(str, given)):.200})"
         )
-    if prompts and all(isinstance(each, int) for each in prompts):
-        return [as_ids(prompts)]
-    return [each if isinstance(each, str) else as_ids(each) for each in prompts]
+    ids = _plain(given[name])
+    mask = _plain(given.get("attention_mask")) if name == "input_ids" else None
+    if mask is None:
+        return ids
+    if ids and isinstance(mask[0], Items):
+        return [_kept(*row) for row in zip(ids, mask, strict=True)]
+    return _kept(ids, mask)
 
 
-def as_ids(prompt: object) -> tuple[int, ...]:
-    """Return a prompt's token ids."""
-    if not isinstance(prompt, Items) or not all(type(token) is int for token in prompt):
-        raise ValueError(f"a prompt is a text or a list of token ids (given: {prompt!r:.200})")
-    return tuple(prompt)
+def _kept(ids: Items[int], mask: Items[int]) -> list[int]:
+    """Return a row without its padding."""
+    return [token for token, is_text in zip(ids, mask, strict=True) if is_text]
+
+
+def _as_ids(prompt: object) -> tuple[int, ...]:
+    """Return a prompt's token ids; a matrix of one row is one prompt."""
+    if isinstance(prompt, Items) and len(prompt) == 1 and isinstance(prompt[0], list):
+        prompt = prompt[0]
+    try:
+        if isinstance(prompt, str | bytes) or not isinstance(prompt, Items):
+            raise TypeError
+        if any(isinstance(token, bool) for token in prompt):
+            raise TypeError
+        return tuple(map(index, prompt))
+    except TypeError:
+        raise ValueError(f"{_NO_PROMPT} (given: {prompt!r:.200})") from None
+
+
+def is_conversation(prompt: object) -> bool:
+    """Whether this is a list of messages, or of several such lists."""
+    while isinstance(prompt, list | tuple) and prompt:
+        prompt = prompt[0]
+    return isinstance(prompt, Mapping) and "role" in prompt
 
 
 def as_conversations(messages: object) -> list[Messages]:
@@ -56,17 +126,12 @@ def as_messages(messages: object) -> Messages:
     return messages
 
 
-def refuse_unknown(method: str, given: Mapping[str, object]) -> None:
-    """Raise TypeError for a keyword that a method does not take."""
-    for name in given:
-        hint = "it takes sampling_params"
-        if name in SamplingParams.model_fields:
-            hint = f"write sampling_params=SamplingParams({name}=...)"
-        raise TypeError(f"DiffusionLLM.{method} takes no {name!r}; {hint}")
-
-
-def one_each(params: object, count: int) -> list[SamplingParams]:
-    """Return one request's parameters for each prompt."""
+def as_params(
+    method: str, params: object, options: Mapping[str, Any], count: int
+) -> list[SamplingParams]:
+    """Return one request's parameters for each prompt, given as they are or as keywords."""
+    if options:
+        params = _of_options(method, params, options)
     if params is None:
         return [SamplingParams()] * count
     if isinstance(params, SamplingParams):
@@ -78,3 +143,20 @@ def one_each(params: object, count: int) -> list[SamplingParams]:
     if len(params) != count:
         raise ValueError(f"{len(params)} SamplingParams for {count} prompts; give one, or one each")
     return list(params)
+
+
+def _of_options(method: str, params: object, options: Mapping[str, Any]) -> SamplingParams:
+    known = SamplingParams.model_fields
+    for name in options:
+        if name not in known:
+            near = did_you_mean(name, ["sampling_params", "use_tqdm", *known])
+            hint = near or "; it takes sampling_params, or its fields, such as max_tokens=64"
+            if name in SamplingParams.elsewhere:
+                hint = f"; {SamplingParams.elsewhere[name]}"
+            raise TypeError(f"{method} takes no {name!r}{hint}")
+    if params is not None:
+        raise ValueError(
+            f"{method} got both sampling_params and {', '.join(options)}; write all of them "
+            "in SamplingParams(...), or all as keywords"
+        )
+    return SamplingParams(**options)

@@ -1,5 +1,6 @@
 """Turns a round's outcome into updates: only final tokens are reported."""
 
+from diffray.components.pins import LITERAL, Pins
 from diffray.components.sequence import Sequence
 from diffray.workers.messages import Progress, Update
 from diffray.workers.outcome import Outcome
@@ -7,6 +8,8 @@ from diffray.workers.outcome import Outcome
 
 def report(sequence: Sequence, outcome: Outcome) -> Update:
     """Return the new final tokens up to the first end token, and record them as reported."""
+    if sequence.pins is not None:
+        return _report_pinned(sequence, sequence.pins, outcome)
     # An editing decoder may replace its tokens until the block is done.
     edits = sequence.policy.decoder.edits and not outcome.done
     begin = sequence.prompt_len + sequence.emitted
@@ -38,6 +41,41 @@ def report(sequence: Sequence, outcome: Outcome) -> Update:
         cached_tokens=sequence.cached,
         canvas=_canvas(sequence, outcome) if sequence.watch else None,
     )
+
+
+def _report_pinned(sequence: Sequence, pins: Pins, outcome: Outcome) -> Update:
+    """Return the answer when it is complete: that takes few forwards, and its canvas shrinks."""
+    update = Update(sequence.uid, forwards=sequence.forwards, cached_tokens=sequence.cached)
+    if sequence.watch:
+        update.canvas = _pinned_canvas(sequence, pins, outcome)
+    if not outcome.done:
+        return update
+    pins.note(sequence.start - sequence.prompt_len, outcome)
+    if sequence.index + 1 < sequence.num_blocks:
+        return update
+    ids = [*sequence.final, *outcome.ids[sequence.prompt_in_block :]]
+    ids += pins.cells[len(ids) :]
+    stop = next(
+        at for at, token in enumerate(ids) if token in (*sequence.end_ids, pins.canvas.end_id)
+    )
+    update.ids, update.stop_id, update.finish_reason = ids[: stop + 1], ids[stop], "stop"
+    notes = [pins.notes.get(at, LITERAL) for at in range(stop + 1)]
+    update.steps = [note.step for note in notes]
+    update.logprobs = [note.logprob for note in notes]
+    update.top_logprobs = [note.ranking for note in notes] if sequence.params.top_logprobs else []
+    update.fields = pins.fields(ids) if sequence.params.logprobs else {}
+    sequence.emitted, sequence.end_id = len(update.ids), update.stop_id
+    return update
+
+
+def _pinned_canvas(sequence: Sequence, pins: Pins, outcome: Outcome) -> list[int | None]:
+    """Return the answer's part of the canvas as it is now."""
+    canvas = sequence.given(sequence.prompt_len, sequence.prompt_len + len(pins.cells))
+    first = sequence.start - sequence.prompt_len
+    for at, (token, hidden) in enumerate(zip(outcome.ids, outcome.masked.tolist(), strict=True)):
+        if not hidden and 0 <= first + at < len(canvas):
+            canvas[first + at] = token
+    return canvas
 
 
 def _finish_reason(sequence: Sequence, outcome: Outcome) -> str | None:

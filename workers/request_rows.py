@@ -7,7 +7,6 @@ of guided sequences, E single entries, I of them in blocks, O outside.
 from collections import defaultdict
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -16,12 +15,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from diffray.components.backend import send
-from diffray.components.grammar.automaton import Automaton
-from diffray.components.grammar.paths import Entry
-from diffray.components.propose import Draws, Rows, Structured
+from diffray.components.pins import Pins, Stretch
+from diffray.components.propose import Options, Rows, SlotEnd
+from diffray.components.row_transform import Planned, Where
 from diffray.components.sequence import Sequence
-from diffray.components.transforms import KINDS, Bias, LogitBias, Planned, Where
-from diffray.workers.layout import Layout
+from diffray.components.transforms import KINDS, Bias, LogitBias
+from diffray.workers.layout import Layout, Span
+from diffray.workers.structured_rows import (
+    Alike,
+    Draw,
+    StructuredPart,
+    join_draws,
+    join_structured,
+    joined,
+    repeated,
+)
 
 
 class Softened(NamedTuple):
@@ -33,6 +41,14 @@ class Softened(NamedTuple):
     sequences_E: Tensor
 
 
+class Choice(NamedTuple):
+    """A slot whose options' probabilities are reported, and its rows."""
+
+    pins: Pins
+    stretch: Stretch
+    rows_N: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
     """The head's rows: first those of the blocks, then those that only soft diffusion reads."""
@@ -41,6 +57,15 @@ class HeadPlan:
     read_T: Tensor  # all tokens whose hidden states are used: those, and the twins of guided rows
     rows: Rows
     soft: Softened | None
+    choices: tuple[Choice, ...] = ()  # in the order of their rows in `rows.options`
+
+    def weigh(self, options_EK: Tensor) -> None:
+        """Tell pinned canvases how probable the options of their choices are, on the host."""
+        at = 0
+        for choice in self.choices:
+            size = choice.stretch.stop - choice.stretch.start
+            choice.pins.weigh(choice.stretch, options_EK[at : at + size].tolist())
+            at += size
 
     @property
     def plain(self) -> bool:
@@ -50,6 +75,7 @@ class HeadPlan:
 
 def plan_head(
     sequences: Items[Sequence],
+    numbers: Items[int],
     first_only: Items[bool],
     layout: Layout,
     length: int,
@@ -57,13 +83,17 @@ def plan_head(
 ) -> HeadPlan:
     """Collect the masked (or editable) positions of all blocks, with the options of their requests.
 
-    Of sequences that are `first_only`, only the first position of their block.
+    Of sequences that are `first_only`, only the first position of their block. The same sequence
+    comes once for each canvas that is run; `numbers` are the rows of [B, L] that they are.
     """
-    wanted = [_wanted(s, only_first=only) for s, only in zip(sequences, first_only, strict=True)]
+    wanted = [
+        _wanted(s, window, only_first=only)
+        for s, window, only in zip(sequences, layout.windows, first_only, strict=False)
+    ]
     wanted_BL = pad_sequence(wanted, batch_first=True)
     row_R, offset_R = wanted_BL.nonzero().unbind(1)
     tokens_R = _tokens(sequences, layout, row_R, offset_R)
-    plan = _Collector(tokens_R, row_R * length + offset_R, length)
+    plan = _Collector(tokens_R, torch.tensor(numbers)[row_R] * length + offset_R, length)
     ends = accumulate(wanted_BL.sum(1).tolist(), initial=0)
     for number, (sequence, span) in enumerate(zip(sequences, pairwise(ends), strict=True)):
         plan.block(number, sequence, slice(*span), offset_R, layout)
@@ -77,46 +107,25 @@ def _tokens(sequences: Items[Sequence], layout: Layout, row_R: Tensor, offset_R:
     """Return the packed tokens whose logits are about these positions of blocks."""
     # Position 0 has none before it: even where logits are shifted it reads its own.
     before_B = [
-        offset - window_start
-        for offset, (_, window_start, _, _) in zip(layout.offsets, layout.windows, strict=False)
+        offset - window.start
+        for offset, window in zip(layout.offsets, layout.windows, strict=False)
     ]
     first_B = torch.tensor([s.start - s.logit_shift for s in sequences])
     return torch.tensor(before_B)[row_R] + (first_B[row_R] + offset_R).clamp(min=0)
 
 
-def _wanted(sequence: Sequence, *, only_first: bool) -> Tensor:
+def _wanted(sequence: Sequence, window: Span, *, only_first: bool) -> Tensor:
     """Return at which positions of its block the sequence needs a token."""
+    positions = torch.arange(sequence.start, sequence.stop)
     if only_first:
-        return torch.arange(sequence.start, sequence.stop) == sequence.start
+        return positions == sequence.start
+    wanted = sequence.masked
     if sequence.policy.decoder.edits:
-        return torch.arange(sequence.start, sequence.stop) >= sequence.prompt_len
-    return sequence.masked
-
-
-class _StructuredPart(NamedTuple):
-    """A sequence's rows that are chosen together, on the host."""
-
-    number: int
-    sequence: Sequence
-    rows: Tensor
-    offsets: Tensor  # in the block
-    draw: tuple[Tensor, float, int, float] | None
-
-    @property
-    def room(self) -> int:
-        """How many positions of the answer follow the block."""
-        return max(self.sequence.limit - self.sequence.stop, 0)
-
-    def valid(self, length: int) -> Tensor:
-        """Return which positions of the block belong to the answer."""
-        at = self.sequence.start + torch.arange(length)
-        stop = min(self.sequence.stop, self.sequence.limit)
-        return (at >= self.sequence.prompt_len) & (at < stop)
-
-
-@lru_cache(64)
-def _on_device(automaton: Automaton, device: torch.device) -> Automaton:
-    return automaton.on(device)
+        wanted = positions >= sequence.prompt_len
+    if sequence.policy.cache.follows_masks:
+        first = window.start + sequence.logit_shift
+        wanted = wanted & (positions >= first) & (positions < window.stop)
+    return wanted
 
 
 class _Collector:
@@ -127,14 +136,16 @@ class _Collector:
         self.length = length  # of the longest block
         self.tokens = [tokens_R]
         self.cells_R = cells_R
-        self.draws: list[tuple[Tensor, float, int, float]] = []
-        self.measured: list[tuple[Tensor, float, int, float]] = []
+        self.draws: list[Draw] = []
+        self.measured: list[Draw] = []
         self.transforms: dict[type[Planned], list[Planned]] = defaultdict(list)
         self.doubted: list[LogitBias] = []
-        self.structured: dict[tuple[Automaton, bool], list[_StructuredPart]] = defaultdict(list)
+        self.structured: dict[Alike, list[StructuredPart]] = defaultdict(list)
+        self.choices: list[Choice] = []
         self.twins: list[Tensor] = []
         self.ranked: list[slice] = []
         self.num_ranked = 0
+        self.redraws = False
         self.soft: list[tuple[Tensor, int]] = []  # rows, and the number of their sequence
         self.soft_tokens: list[Tensor] = []  # that stand at the positions that the rows are about
 
@@ -143,16 +154,20 @@ class _Collector:
     ) -> None:
         """Add the rows of a sequence's block, with its options."""
         params, policy = sequence.params, sequence.policy
-        filters = max(params.top_k, 0), params.top_p
-        draw = (_rows(span), params.temperature, *filters) if params.draws else None
+        filters = max(params.top_k, 0), params.top_p, params.min_p
+        draw = Draw(_rows(span), params.temperature, *filters) if params.draws else None
+        own = _rows(span), offset_R[span], draw
         if sequence.automaton is not None:
-            part = _StructuredPart(number, sequence, _rows(span), offset_R[span], draw)
-            self.structured[sequence.automaton, params.draws].append(part)
+            part = StructuredPart.of_answer(number, sequence, self.length, *own)
+            self.structured[sequence.automaton, params.draws, None].append(part)
+        elif sequence.pins is not None:
+            self._slots(number, sequence, *own)
         elif draw is not None:
             self.draws.append(draw)
+            self.redraws |= bool(sequence.drafts)
         if policy.decoder.measures:
             temperature = params.temperature if params.draws else 1.0
-            self.measured.append((_rows(span), temperature, *filters))
+            self.measured.append(Draw(_rows(span), temperature, *filters))
         if params.top_logprobs:
             self.ranked.append(span)
             self.num_ranked = max(self.num_ranked, params.top_logprobs)
@@ -169,70 +184,49 @@ class _Collector:
             positions = sequence.start + offset_R[span][masked]
             self._soften(number, _rows(span)[masked], positions, layout)
 
+    def _slots(
+        self, number: int, sequence: Sequence, rows_N: Tensor, offsets_N: Tensor, draw: Draw | None
+    ) -> None:
+        """Add the slots of a pinned canvas; each is chosen for itself."""
+        assert sequence.pins is not None
+        params, end_id = sequence.params, sequence.pins.canvas.end_id
+        first = sequence.start - sequence.prompt_len
+        for stretch in sequence.stretches:
+            end = SlotEnd(end_id, stretch.roomy)
+            part = StructuredPart.of_slot(stretch, first, end, rows_N, offsets_N, draw)
+            part = part._replace(cells_L=part.cells_L + number * self.length)
+            if params.logprobs and stretch.whole and len(part.rows_N) == len(part.cells_L):
+                self.choices.append(Choice(sequence.pins, stretch, part.rows_N))
+            if len(part.rows_N):
+                self.structured[stretch.slot.automaton, draw is not None, end].append(part)
+
     def beyond(self, number: int, sequence: Sequence, layout: Layout) -> None:
         """Add the masked positions of the window that stand after the block."""
-        _, start, stop, _ = layout.windows[number]
-        stop = min(stop, sequence.blocks_stop)
+        window = layout.windows[number]
+        stop = min(window.stop, sequence.blocks_stop)
         positions = torch.arange(sequence.stop, max(stop, sequence.stop))
         rows = torch.arange(self.count, self.count + len(positions))
         self.count += len(positions)
-        self.tokens.append(layout.offsets[number] + positions - sequence.logit_shift - start)
+        self.tokens.append(layout.offsets[number] + positions - sequence.logit_shift - window.start)
         self._soften(number, rows, positions, layout)
 
     def _where(
         self, number: int, sequence: Sequence, span: slice, offset_R: Tensor, layout: Layout
     ) -> Where:
         twins = None
-        if sequence.guided:
-            twins = self.tokens[0][span] + layout.uncond_offsets[number] - layout.offsets[number]
+        if sequence.twin is not None:
+            twin = layout.offset_of(layout.windows[number]._replace(copy=sequence.twin))
+            twins = self.tokens[0][span] + twin - layout.offsets[number]
             self.twins.append(twins)
-        return Where(span, sequence.start + offset_R[span], twins)
+        return Where(span, sequence.start + offset_R[span], twins, sequence)
 
     def _soften(self, number: int, rows: Tensor, positions: Tensor, layout: Layout) -> None:
         self.soft.append((rows, number))
-        self.soft_tokens.append(layout.offsets[number] + positions - layout.windows[number][1])
+        self.soft_tokens.append(layout.offsets[number] + positions - layout.windows[number].start)
 
     def result(self, layout: Layout, device: torch.device) -> HeadPlan:
-        def joined(parts: Items[Tensor]) -> Tensor:
-            return send(torch.cat(list(parts)), device)
-
-        def repeated(parts: Items[tuple[Tensor, float]], dtype: torch.dtype) -> Tensor:
-            return joined([torch.full((len(rows),), value, dtype=dtype) for rows, value in parts])
-
-        def drawing(parts: Items[tuple[Tensor, float, int, float]]) -> Draws | None:
-            if not parts:
-                return None
-            return Draws(
-                joined([rows for rows, *_ in parts]),
-                repeated([(rows, t) for rows, t, _, _ in parts], real),
-                repeated([(rows, k) for rows, _, k, _ in parts], torch.long)
-                if any(k > 0 for _, _, k, _ in parts)
-                else None,
-                repeated([(rows, p) for rows, _, _, p in parts], real)
-                if any(p < 1 for _, _, _, p in parts)
-                else None,
-            )
-
-        def structured(parts: list[_StructuredPart]) -> Structured:
-            automaton = parts[0].sequence.automaton
-            assert automaton is not None
-            entry = Entry(
-                send(torch.tensor([part.sequence.state for part in parts]), device),
-                send(torch.stack([part.valid(self.length) for part in parts]), device),
-                send(torch.tensor([part.room for part in parts]), device),
-            )
-            return Structured(
-                _on_device(automaton, device),
-                send(torch.tensor([part.number for part in parts]), device),
-                entry,
-                joined([part.rows for part in parts]),
-                joined([g * self.length + part.offsets for g, part in enumerate(parts)]),
-                drawing([part.draw for part in parts if part.draw is not None]),
-            )
-
-        real = torch.float64
         soft = None
-        tokens_R = joined(self.tokens)
+        tokens_R = joined(self.tokens, device)
         if self.soft:
             rows_E = torch.cat([rows for rows, _ in self.soft])  # those in blocks come first
             inside = int((rows_E < len(self.cells_R)).sum())
@@ -240,14 +234,16 @@ class _Collector:
             soft = Softened(
                 rows_E[:inside],
                 tokens_R[rows_E[inside:]],
-                layout.batch.cells_T[joined(self.soft_tokens)],
-                repeated(self.soft, torch.long),
+                layout.batch.cells_T[joined(self.soft_tokens, device)],
+                repeated(self.soft, torch.long, device),
             )
         rows = Rows(
             cells_R=send(self.cells_R, device),
-            draws=drawing(self.draws),
-            structured=tuple(structured(parts) for parts in self.structured.values()),
-            measured=drawing(self.measured),
+            draws=join_draws(self.draws, device),
+            structured=tuple(
+                join_structured(alike, parts, device) for alike, parts in self.structured.items()
+            ),
+            measured=join_draws(self.measured, device),
             transforms=tuple(
                 kind.join(self.transforms[kind], device)
                 for kind in KINDS
@@ -256,9 +252,18 @@ class _Collector:
             doubted=LogitBias.join(self.doubted, device) if self.doubted else None,
             ranked=tuple(self.ranked),
             num_ranked=self.num_ranked,
+            options=self._options(device) if self.choices else None,
+            redraws=self.redraws,
         )
-        read_T = torch.cat([tokens_R, joined(self.twins)]) if self.twins else tokens_R
-        return HeadPlan(tokens_R, read_T, rows, soft)
+        read_T = torch.cat([tokens_R, joined(self.twins, device)]) if self.twins else tokens_R
+        return HeadPlan(tokens_R, read_T, rows, soft, tuple(self.choices))
+
+    def _options(self, device: torch.device) -> Options:
+        ids = [row for choice in self.choices for row in choice.stretch.asked]
+        return Options(
+            send(torch.cat([choice.rows_N for choice in self.choices]), device),
+            send(pad_sequence([torch.tensor(row) for row in ids], batch_first=True), device),
+        )
 
 
 def _rows(span: slice) -> Tensor:

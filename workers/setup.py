@@ -9,9 +9,11 @@ from diffray.components.backend import (
     free_memory,
     keep_freed_memory,
     make_current,
+    overhead_positions,
     threads_for,
     use_threads,
 )
+from diffray.components.caches.vicinity import Vicinity
 from diffray.components.checkpoints.checkpoint import load_model, read_config, resolve
 from diffray.components.checkpoints.special_tokens import special_ids
 from diffray.components.denoiser import Denoiser
@@ -19,6 +21,8 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import check_prefix_caching
 from diffray.kernels.choose import TORCH, choose_kernels
+from diffray.workers.bring_up.findings import Findings
+from diffray.workers.bring_up.start import bring_up
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
@@ -36,15 +40,21 @@ def build_engine(
 ) -> tuple[Engine, Tokenizer | None]:
     """Load a checkpoint and return its engine, with its tokenizer if it has one."""
     use_threads(setup.cpu_threads)
-    engine = build_rank(model, setup, mesh or Mesh())
+    mesh = mesh or Mesh()
+    engine = build_rank(model, setup, mesh, bring_up(model, setup, mesh))
     return engine, Tokenizer.load(resolve(model), engine.slots.mask_token_id)
 
 
-def build_rank(model: str, setup: EngineOptions, mesh: Mesh) -> Engine:
+def build_rank(
+    model: str, setup: EngineOptions, mesh: Mesh, findings: Findings | None = None
+) -> Engine:
     """Load a rank's share of a checkpoint and return its engine.
 
-    All ranks of a mesh do so, each at its pace, and then agree on the number of K/V pages.
+    All ranks of a mesh do so with the same findings, each at its pace, and then agree on the number
+    of K/V pages. Without findings the kernels' default variants run.
     """
+    findings = findings or Findings()
+    setup = findings.applied_to(setup)
     path = resolve(model)
     config = read_config(path)
     mask_token_id, eos_token_ids = special_ids(
@@ -59,7 +69,8 @@ def build_rank(model: str, setup: EngineOptions, mesh: Mesh) -> Engine:
     # Wishes that cannot be are refused before anything is loaded.
     if setup.enable_prefix_caching:
         check_prefix_caching(config)
-    kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device))
+    choices = findings.choices
+    kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device), choices)
     choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
     loaded = load_model(
         path,
@@ -68,6 +79,7 @@ def build_rank(model: str, setup: EngineOptions, mesh: Mesh) -> Engine:
         mesh=mesh,
         progress=mesh.rank == 0,
         kernels=setup.kernels,
+        choices=choices,
         quantization=setup.quantization,
     )
     if kernels is TORCH:  # Triton's read the head as it is
@@ -113,7 +125,8 @@ def engine_of(
 
     record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name, mesh.size)
     block_length = setup.graph_block_length or spec.block_length
-    buckets = buckets_for(setup.max_num_seqs, block_length + spec.logit_shift)
+    near = 0 if spec.block_causal else Vicinity().neighbours
+    buckets = buckets_for(setup.max_num_seqs, block_length + spec.logit_shift, near)
     if record is not None:
         mesh.smallest("loaded", 1)  # what is recorded holds collectives; others may be loading
     reserved = 0 if record is None else memory_for(buckets[0], loaded, pool(1), slots)
@@ -125,6 +138,8 @@ def engine_of(
     slots.soft.most_rows = max(rows, length)
     if record is not None:
         graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
+    weights = sum(weight.numel() for weight in loaded.parameters())
+    overhead = mesh.smallest("draft_overhead", overhead_positions(loaded.device, weights))
     return Engine(
         loaded,
         kv,
@@ -133,15 +148,9 @@ def engine_of(
         mesh=mesh,
         chunk=setup.chunk,
         graphs=graphs,
-        most_threads=_most_threads(loaded, setup),
+        most_threads=None if setup.cpu_threads is not None else threads_for(weights),
+        draft_overhead=overhead if setup.draft_overhead is None else setup.draft_overhead,
     )
-
-
-def _most_threads(model: Denoiser, setup: EngineOptions) -> int | None:
-    """Return how many threads a step may use; None: all there are, as the user said how many."""
-    if setup.cpu_threads is not None:
-        return None
-    return threads_for(sum(weight.numel() for weight in model.parameters()))
 
 
 def _num_pages(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from diffray.components.backend import send
+from diffray.components.copies import Copy
 from diffray.components.sequence import Sequence
 from diffray.kernels.checksum import checksum
 from diffray.workers.soft import SoftInputs
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
     from diffray.workers.layout import Layout
 
 
+MOST_DRAFTS = 16  # at a time
+
+
 class Slots:
     """Token ids, mask flags, and when and how surely each token became final."""
 
     def __init__(
         self, num_slots: int, length: int, mask_token_id: int, device: torch.device
     ) -> None:
-        shape = (num_slots + 1, length)  # the last row takes what padding writes
+        # Canvases of sequences, of their twins, of drafts; the last row takes what padding writes.
+        shape = (2 * num_slots + MOST_DRAFTS + 1, length)
+        self.num_slots = num_slots
         self.mask_token_id = mask_token_id
         self.length = length
         self.device = device
@@ -34,9 +40,10 @@ class Slots:
         self.masked_SN = torch.zeros(shape, dtype=torch.bool, device=device)
         self.steps_SN = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs_SN = torch.zeros(shape, dtype=torch.float32, device=device)
-        self.soft = SoftInputs(num_slots, length, device)
+        self.soft = SoftInputs(shape[0], length, device)
         self.layout: Layout | None = None  # the last one, as long as it may hold
         self._free = list(range(num_slots - 1, -1, -1))
+        self._free_copies = list(range(shape[0] - 2, num_slots - 1, -1))
 
     @property
     def num_free(self) -> int:
@@ -48,24 +55,48 @@ class Slots:
         return self.ids_SN.numel() - 1
 
     def admit(self, sequence: Sequence) -> None:
-        """Give the sequence a slot and write its canvas: prompt, final tokens, masks, suffix."""
-        slot = sequence.slot = self._free.pop()
+        """Give the sequence a slot, and a twin if it is guided, and write its canvas."""
+        sequence.slot = self._free.pop()
+        if sequence.guided:
+            sequence.twin = self.lend_copy()
         self.layout = None  # in it the sequence may have the slot and pages of another time
-        known = [*sequence.prompt, *sequence.final]
-        masks = [self.mask_token_id] * (sequence.blocks_stop - len(known))
-        self.ids_SN[slot] = self.mask_token_id
-        canvas = send(torch.tensor([*known, *masks, *sequence.suffix]), self.device)
-        self.ids_SN[slot, : len(canvas)] = canvas
-        self.masked_SN[slot] = False
-        self.masked_SN[slot, len(known) : sequence.blocks_stop] = True
+        self.write(sequence)
         if sequence.policy.iteration.soft:
-            self.soft.enter(slot, sequence.length)
+            self.soft.enter(sequence.slot, sequence.length)
+
+    def lend_copy(self) -> Copy:
+        """Return a copy, on whose canvas nothing is written yet."""
+        return Copy(self._free_copies.pop())
+
+    def take_back(self, copy: Copy) -> None:
+        self._free_copies.append(copy.slot)
+
+    def write(self, sequence: Sequence) -> None:
+        """Write a canvas as it is given: prompt, final tokens, masks, what is pinned, suffix."""
+        canvas = sequence.given(0, sequence.length)
+        self._write(sequence.slot, canvas)
+        if sequence.twin is not None:
+            first, last = sequence.prompt_len, sequence.blocks_stop
+            after = [None] * (sequence.length - last)
+            self._write(sequence.twin.slot, [*[None] * first, *canvas[first:last], *after])
+
+    def _write(self, slot: int, canvas: Items[int | None]) -> None:
+        masked = [token is None for token in canvas]
+        ids = [self.mask_token_id if token is None else token for token in canvas]
+        both = send(torch.tensor([ids, masked]), self.device)
+        self.ids_SN[slot] = self.mask_token_id
+        self.ids_SN[slot, : len(canvas)] = both[0]
+        self.masked_SN[slot] = False
+        self.masked_SN[slot, : len(canvas)] = both[1].bool()
 
     def release(self, sequence: Sequence) -> None:
-        """Take the slot back."""
+        """Take the slot and the twin back."""
         self.soft.leave(sequence.slot)
         self._free.append(sequence.slot)
         sequence.slot = -1
+        if sequence.twin is not None:
+            self.take_back(sequence.twin)
+            sequence.twin = None
 
     def checksum(self, sequences: Items[Sequence]) -> int:
         """Return a checksum of these canvases; waits for the device."""

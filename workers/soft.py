@@ -16,8 +16,8 @@ class SoftInputs:
     They are at most `most_rows`, which hold one canvas at least; None sets no bound.
     """
 
-    def __init__(self, num_slots: int, slot_length: int, device: torch.device) -> None:
-        self._num_slots, self._slot_length, self._device = num_slots, slot_length, device
+    def __init__(self, num_canvases: int, slot_length: int, device: torch.device) -> None:
+        self._num_canvases, self._slot_length, self._device = num_canvases, slot_length, device
         self.most_rows: int | None = None
         self._lengths: dict[int, int] = {}  # of each soft slot's canvas
         self._fresh: set[int] = set()  # slots that have not been given memory yet
@@ -78,7 +78,7 @@ class SoftInputs:
         count = 1 + sum(self._lengths.values())
         self._rows_CH = like_TH.new_zeros(count, like_TH.shape[1])
         self._parts, begin = {}, 1
-        firsts = [0] * (self._num_slots + 1)
+        firsts = [0] * self._num_canvases
         for slot, length in self._lengths.items():
             self._parts[slot] = slice(begin, begin + length)
             if slot not in self._fresh and old_CH is not None:

@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Messages = Items[dict[str, str]]
+_MOST_INCOMPLETE = 16  # tokens that may wait for the rest of a character
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 
 
@@ -76,6 +77,36 @@ class Tokenizer:
     def decode(self, ids: Items[int], skip_special_tokens: bool = True) -> str:
         text = self.fast.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return str(text)
+
+    def tokens(self, ids: Items[int]) -> list[str]:
+        """Return the text of each token; that of a character in several is in the last of them."""
+        # Together with the one before, because some tokenizers drop a text's first space.
+        pairs = [list(ids[max(at - 1, 0) : at + 1]) for at in range(len(ids))]
+        alone = self.fast.batch_decode([[token] for token in ids])
+        texts = []
+        for at, both in enumerate(self.fast.batch_decode(pairs)):
+            before = alone[at - 1] if at else ""
+            texts.append(both.removeprefix(before) if both.startswith(before) else alone[at])
+        begin = None  # of an incomplete character
+        for at, text in enumerate(texts):
+            if begin is None and _REPLACEMENT not in text:
+                continue
+            begin = at if begin is None else begin
+            whole = self.decode(ids[begin : at + 1], skip_special_tokens=False)
+            if _REPLACEMENT not in whole or at - begin == _MOST_INCOMPLETE:
+                texts[begin : at + 1] = [""] * (at - begin) + [whole]
+                begin = None
+        return texts
+
+    # As Hugging Face's.
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        """Return what the Hugging Face tokenizer returns, a BatchEncoding."""
+        return self.fast(*given, **options)
+
+    def apply_chat_template(self, *given: Any, **options: Any) -> Any:
+        """Return what the Hugging Face tokenizer returns: ids, or text with `tokenize=False`."""
+        return self.fast.apply_chat_template(*given, **options)
 
     def _plain(self, text: str, add_special_tokens: bool) -> list[int]:
         if not text:

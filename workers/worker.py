@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 import struct
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -52,12 +53,14 @@ class Worker:
         """Join the mesh and load this rank's shard; return engine limits for the API server."""
         from diffray.components.backend import choose_device, use_threads
         from diffray.components.mesh import Mesh, join_store
+        from diffray.workers.bring_up.start import bring_up
         from diffray.workers.engine_options import EngineOptions
         from diffray.workers.setup import build_rank
 
-        device = choose_device(setup["engine"]["device"])
+        options = EngineOptions(**setup["engine"])
+        device = choose_device(options.device)
         if device.type == "cpu":
-            use_threads(setup["engine"]["cpu_threads"])
+            use_threads(options.cpu_threads)
         self.mesh = Mesh(device=device)
         if self.size > 1:
             load_timeout_s = setup["load_timeout_s"]
@@ -70,8 +73,15 @@ class Worker:
                 timeout=setup["collective_timeout_s"],
                 expert_parallel=setup["expert_parallel"],
             )
-        self.engine = build_rank(model, EngineOptions(**setup["engine"]), self.mesh)
+        findings = bring_up(model, options, self.mesh, say=self._say)
+        self.engine = build_rank(model, options, self.mesh, findings)
         return asdict(self.engine.limits)
+
+    def _say(self, line: str) -> None:
+        """Write a line to this rank's log and to the terminals of the cluster's drivers."""
+        assert self.link is not None, "place() comes first"
+        print(line, file=sys.stderr, flush=True)
+        self.link.send([line])
 
     def run(self) -> None:
         """Serve rounds until the coordinator ends them."""

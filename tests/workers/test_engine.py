@@ -1,5 +1,6 @@
 """The engine's promises: alone or batched, interrupted or not, a request finds the same tokens."""
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diffray.components.batch import Batch, Window
+from diffray.components.decoders.edit import Edit
+from diffray.components.decoders.fixed import Fixed
+from diffray.components.iterations import BlockDiffusion, Blockwise, Iteration, SubBlocks
+from diffray.components.kv_pool import KVPool
 from diffray.components.params import SamplingParams
+from diffray.components.policy import DiffusionParams, Policy
 from diffray.components.sequence import Sequence
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
@@ -26,6 +32,7 @@ from tests.helpers.mixed_requests import (
     MIXED_CAUSAL,
     SHIFTED,
     SHIFTED_CAUSAL,
+    SUB_BLOCK,
     mixed_requests,
 )
 from tests.helpers.toy import (
@@ -46,8 +53,13 @@ from tests.helpers.toy import (
 
 @pytest.mark.parametrize(
     ("model", "policies"),
-    [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL), (SHIFTED, MIXED)],
-    ids=["bi", "causal", "shifted"],
+    [
+        (BIDIRECTIONAL, MIXED),
+        (CAUSAL, MIXED_CAUSAL),
+        (SHIFTED, MIXED),
+        (SHIFTED_CAUSAL, MIXED_CAUSAL),
+    ],
+    ids=["bi", "causal", "shifted", "shifted causal"],
 )
 class TestNobodyElseMatters:
     def test_batched_equals_alone(self, model: ToyModel, policies: list[dict[str, object]]) -> None:
@@ -218,6 +230,62 @@ def test_greedy_ignores_the_seed() -> None:
     assert generate(BIDIRECTIONAL, prompt_of(9), seed=1) == generate(
         BIDIRECTIONAL, prompt_of(9), seed=2
     )
+
+
+@pytest.mark.parametrize("model", [CAUSAL, SHIFTED_CAUSAL], ids=["plain", "shifted"])
+def test_windows_of_sub_blocks_change_nobody(model: ToyModel) -> None:
+    """In long rounds too, after a preemption, and where others run whole blocks."""
+    requests = mixed_requests(SUB_BLOCK)
+    alone = {each.uid: run(toy_engine(model), [each])[each.uid] for each in requests}
+    assert run(toy_engine(model), requests, steps=5) == alone
+    engine = toy_engine(model)
+    for request in requests:
+        engine.add(request)
+    tokens: dict[int, list[int]] = defaultdict(list)
+    for update in (update for _ in range(7) for update in engine.step()):
+        tokens[update.uid] += update.ids
+    for request in requests:
+        engine.preempt(request.uid)
+    for uid, ids in drain(engine).items():
+        tokens[uid] += ids
+    assert tokens == alone
+
+
+class Sizes(ToyModel):
+    """Notes how many positions each forward runs."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__(block_causal=True, logit_shift=shift)
+        self.sizes: list[int] = []
+
+    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
+        self.sizes.append(len(x_TH))
+        return super().forward(x_TH, batch, kv)
+
+
+def sizes_of(cache: str, shift: int, prompt: int) -> str:
+    model = Sizes(shift)
+    generate(
+        model, prompt_of(prompt), max_tokens=32 - prompt, ignore_eos=True,
+        diffusion={
+            "block_length": 8, "cache": {"kind": cache},
+            "decoder": {"kind": "threshold", "threshold": 1, "steps_per_block": 8},
+            "iteration": {"kind": "sub_blocks", "sub_block_length": 4},
+        },
+    )  # fmt: skip
+    return " ".join(map(str, model.sizes))
+
+
+def test_what_steps_of_sub_blocks_run() -> None:
+    """What stores a block decides the next one's first position, in no forward more."""
+    assert sizes_of("exact", 1, 8) == " ".join("8" * 24)
+    # The first position of a second sub-block is masked for a while.
+    block = r"8 8 4 4 8( [84]){3}"
+    assert re.fullmatch(f"({block} ?){{3}}", sizes_of("sub_block", 1, 8))
+    # A block that begins with the end of the prompt has its first position, and 12 too.
+    assert re.fullmatch(f"16 4 4( {block}){{2}}", sizes_of("sub_block", 1, 13))
+    # Logits about their own position leave the first one to the block itself.
+    assert sizes_of("exact", 0, 8) == " ".join(["16" + " 8" * 7] * 3)
 
 
 @pytest.mark.parametrize("model", [CAUSAL, SHIFTED_CAUSAL], ids=["plain", "shifted"])
@@ -496,13 +564,13 @@ def test_waiting_requests_run_in_order_as_room_appears() -> None:
         (
             (1,),
             {"diffusion": {"iteration": {"kind": "soft"}, "decoder": {"kind": "fixed"}}},
-            "lowers a threshold",
+            "takes a decoder with a threshold",
         ),
         ((1,), {"diffusion": {"iteration": {"kind": "soft"}, "cfg_scale": 1}}, "cfg_scale"),
     ],
 )
 def test_impossible_requests_are_refused_when_made(
-    prompt: tuple[int, ...], params: dict[str, object], message: str
+    prompt: tuple[int, ...], params: dict[str, Any], message: str
 ) -> None:
     engine = toy_engine(BIDIRECTIONAL)
     with pytest.raises(ValueError, match=message):
@@ -516,6 +584,34 @@ def test_approximate_caches_are_refused_where_the_exact_one_exists(kind: str) ->
         toy_engine(CAUSAL).add(
             Request(0, (1, 2), SamplingParams(diffusion={"cache": {"kind": kind}}))
         )
+
+
+@pytest.mark.parametrize(
+    ("iteration", "other", "message"),
+    [
+        ("block_diffusion", {"cache": {"kind": "sub_block"}}, "has no sub-blocks; use 'exact'"),
+        ("sub_blocks", {"decoder": {"kind": "fixed"}}, "'fixed' has none; use 'threshold'"),
+        ("sub_blocks", {"canvas": "pinned"}, "goes with iteration 'block_diffusion' alone"),
+    ],
+)
+def test_what_sub_blocks_do_not_go_with_is_refused(
+    iteration: str, other: dict[str, Any], message: str
+) -> None:
+    asked = DiffusionParams.model_validate({"iteration": {"kind": iteration}} | other)
+    with pytest.raises(ValueError, match=message):
+        Policy.resolve(asked, SHIFTED_CAUSAL.spec)
+
+
+def test_sub_blocks_are_the_default_where_logits_are_about_the_next_position() -> None:
+    """Unless what else is asked for does not go with them."""
+
+    def default(model: ToyModel, **asked: Any) -> Iteration:
+        return Policy.resolve(DiffusionParams(**asked), model.spec).iteration
+
+    assert default(SHIFTED_CAUSAL) == default(SHIFTED_CAUSAL, decoder=Edit()) == SubBlocks()
+    assert default(SHIFTED_CAUSAL, decoder=Fixed()) == BlockDiffusion()
+    assert default(SHIFTED_CAUSAL, canvas="pinned") == default(CAUSAL) == BlockDiffusion()
+    assert default(SHIFTED) == Blockwise()
 
 
 def test_request_larger_than_the_pool_is_refused() -> None:

@@ -5,18 +5,21 @@ import pickle
 import subprocess
 import sys
 import types
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 
 from diffray import DiffusionLLM
-from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.engine_config import EngineConfig, RanksKeywords, RanksOptions
+from diffray.components.config import Config
 from diffray.components.dtypes import DTYPE_NAMES
+from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
-from diffray.workers.engine_options import EngineKeywords, EngineOptions
+from diffray.workers.engine_options import EngineOptions
 
-FIELDS = EngineOptions.model_fields
+FIELDS = RanksOptions.model_fields
 
 
 def kinds(annotation: Any) -> set[Any]:
@@ -26,13 +29,18 @@ def kinds(annotation: Any) -> set[Any]:
     if get_origin(annotation) is Literal:
         return {str}
     origin = get_origin(annotation) or annotation
-    return {list if issubclass(origin, tuple) or origin.__name__ == "Sequence" else origin}
+    if issubclass(origin, tuple) or origin is Sequence:
+        return {list}
+    return {dict if origin is Mapping else origin}
 
 
-def test_editors_know_every_option_and_no_other() -> None:
-    known = get_type_hints(EngineKeywords, localns={"torch": torch})
-    assert list(known) == list(FIELDS)
-    for name, field in FIELDS.items():
+@pytest.mark.parametrize(
+    ("keywords", "declared"), [(RanksKeywords, RanksOptions), (SamplingKeywords, SamplingParams)]
+)
+def test_editors_know_every_option_and_no_other(keywords: type, declared: type[Config]) -> None:
+    known = get_type_hints(keywords, localns={"torch": torch})
+    assert list(known) == list(declared.model_fields)
+    for name, field in declared.model_fields.items():
         assert kinds(field.annotation) <= kinds(known[name]), name
 
 

@@ -7,4 +7,4 @@ from tests.helpers.equal_answers import main
 
 def test_batched_equals_alone_in_float64(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--dtype", "float64", "--requests", "6", "--batch", "3"])
-    assert capsys.readouterr().out.splitlines()[-1] == "float64, 1 ranks: 24 of 24 equal"
+    assert capsys.readouterr().out.splitlines()[-1] == "float64, 1 ranks: 42 of 42 equal"

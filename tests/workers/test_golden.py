@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.golden import EOS, FAMILIES, MASK, cases_of, described, differences, golden, main
+from benchmarks.golden import (
+    EOS,
+    FAMILIES,
+    MASK,
+    cases_of,
+    described,
+    differences,
+    golden,
+    main,
+    params_of,
+)
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Update
@@ -35,11 +45,29 @@ def test_tokens_equal_the_originals(family: str, dtype: str) -> None:
         ("llada", "llada_factor"),  # Fast-dLLM's dynamic rule, with its three caches
         ("llada", "llada_end_tokens"),  # LLaDA's two options against early end tokens
         ("llada2_moe", "llada2_steps"),  # LLaDA2's threshold and schedule together
+        ("llada2_moe", "llada2_edit/golden"),  # LLaDA2.1's editing
     ],
 )
 def test_tokens_equal_the_originals_for_one_more_rule(family: str, name: str, dtype: str) -> None:
     cases = json.loads((GOLDEN / f"{name}.json").read_text())["cases"]
     compare(model(family, dtype), cases)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_end_at_the_end_tokens_of_both_configs(family: str, tmp_path: Path) -> None:
+    """Chat models name the token that ends an answer in generation_config.json alone."""
+    for file in (GOLDEN / family).iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    case = cases_of(FAMILIES[family])[0]
+    end = case["tokens"][9]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, 509]}))
+    named = json.loads((tmp_path / "config.json").read_text()).get("eos_token_id")
+    params = params_of(case).model_copy(update={"ignore_eos": False})
+    with DiffusionLLM(str(tmp_path), dtype="float64", mask_token_id=MASK) as llm:
+        assert llm.engine.eos_token_ids == ((end, 509) if named is None else (named, end, 509))
+        (output,) = llm.generate([case["prompt"]], params, use_tqdm=False)
+    assert output.outputs[0].finish_reason == "stop"
+    assert output.outputs[0].token_ids == case["tokens"][: case["tokens"].index(end) + 1]
 
 
 def compare(llm: DiffusionLLM, cases: list[dict[str, Any]]) -> None:

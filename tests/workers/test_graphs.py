@@ -125,9 +125,12 @@ def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPa
     "family",
     [
         pytest.param("dream", marks=pytest.mark.long),
+        pytest.param("fast_dllm_v2", marks=pytest.mark.long),
         pytest.param("llada", marks=pytest.mark.long),
         "llada_moe",
         "llada2_moe",
+        pytest.param("sdar", marks=pytest.mark.long),
+        pytest.param("sdar_moe", marks=pytest.mark.long),
     ],
 )
 def test_golden_tokens_come_out_of_padded_steps(
@@ -137,7 +140,7 @@ def test_golden_tokens_come_out_of_padded_steps(
     cases = [c for c in cases_of(FAMILIES[family]) if c.get("iteration") != "soft"]
     with DiffusionLLM(
         str(GOLDEN / family), dtype="float64", mask_token_id=510, eos_token_id=511,
-        max_num_seqs=6, max_model_len=160,
+        max_num_seqs=6, max_model_len=192,
     ) as llm:  # fmt: skip
         with_graphs(llm.engine, [Bucket(8, 160), Bucket(8, 64), Bucket(3, 32)])
         seen = replays(monkeypatch)
@@ -194,6 +197,10 @@ def test_buckets_grow_by_doubling_and_hold_all_sequences() -> None:
         Bucket(6, 64), Bucket(4, 64), Bucket(6, 32), Bucket(2, 64), Bucket(4, 32),
         Bucket(1, 64), Bucket(2, 32), Bucket(1, 32),
     ]  # fmt: skip
+    assert buckets_for(2, 64, 32) == [
+        Bucket(2, 128), Bucket(2, 96), Bucket(1, 128), Bucket(2, 64), Bucket(1, 96), Bucket(1, 64),
+    ]  # fmt: skip
+    assert buckets_for(6, 32, 32) == buckets_for(6, 32)
     assert list(halves(100)) == [100, 50, 25]
     assert list(halves(32)) == [32]
 
@@ -267,6 +274,23 @@ def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
     assert one == other
     assert one[0] == "loaded"  # no rank waits in a collective for one that is still loading
     assert replayed and all(len(ways) == 1 for ways in replayed.values())
+
+
+@pytest.mark.parametrize(
+    ("family", "lengths"), [("llada_moe", {64, 96, 128}), ("llada2_moe", {64, 128})]
+)
+def test_blocks_with_their_neighbours_are_recorded_where_vicinity_runs_them(
+    family: str, lengths: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only attention that goes both ways can run under vicinity."""
+    monkeypatch.setattr("diffray.workers.setup.choose_recorder", lambda *_: again)
+    options = EngineOptions(
+        mask_token_id=510, eos_token_id=511, max_num_seqs=1, graph_block_length=64, device="cpu"
+    )
+    engine = build_rank(str(GOLDEN / family), options, Mesh())
+    assert engine.graphs is not None
+    recorded = (engine.graphs.fit(1, length) for length in range(1, 129))
+    assert {each.bucket.length for each in recorded if each is not None} == lengths
 
 
 def test_graphs_are_refused_where_they_cannot_be() -> None:

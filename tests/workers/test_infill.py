@@ -1,5 +1,7 @@
 """Writing between a prefix and a suffix: the suffix is seen, and never altered."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,7 +26,7 @@ from tests.helpers.toy import (
 SUFFIX = (7, EOS, MASK, 9, 11, 3, 2, 60, 1)
 
 
-def infill(prompt: tuple[int, ...], suffix: tuple[int, ...], **params: object) -> list[int]:
+def infill(prompt: tuple[int, ...], suffix: tuple[int, ...], **params: Any) -> list[int]:
     request = Request(0, prompt, SamplingParams(ignore_eos=True, **params), suffix)
     return run(toy_engine(BIDIRECTIONAL), [request])[0]
 

@@ -89,8 +89,10 @@ def test_an_update_arrives_as_it_was(
     top: list[list[tuple[int, float]]],
     canvas: list[int | None] | None,
 ) -> None:
+    fields = {"job": (0.5, {"nurse": -0.25, "pilot": -1.5})}
     update = Update(
-        1, ids, ids[::-1], logprobs, reason, stop_id, 5, Progress(2, 9), top, canvas, 7
+        1, ids, ids[::-1], logprobs, reason, stop_id, 5, Progress(2, 9), top, canvas, 7,
+        fields=fields,
     )  # fmt: skip
     arrived = travelled(update, how)
     assert arrived == update

@@ -27,7 +27,7 @@ PROMPT = prompt_of(100)  # six blocks, and a bit of the seventh
 LONG = prompt_of(300, seed=7)  # 18 blocks
 
 
-_ALONE: dict[tuple[tuple[int, ...], str, int], list[int]] = {}
+_ALONE: dict[tuple[tuple[int, ...], str, int, int], list[int]] = {}
 
 
 class CountingModel(ToyModel):
@@ -57,10 +57,10 @@ def request(uid: int, prompt: tuple[int, ...], max_tokens: int = 40, **diffusion
     return Request(uid, prompt, params)
 
 
-def alone(request: Request, chunk: int = 512) -> list[int]:
-    key = request.prompt, repr(request.params), chunk
+def alone(request: Request, chunk: int = 512, shift: int = 0) -> list[int]:
+    key = request.prompt, repr(request.params), chunk, shift
     if key not in _ALONE:
-        engine = toy_engine(ToyModel(block_causal=True), chunk=chunk)
+        engine = toy_engine(ToyModel(block_causal=True, logit_shift=shift), chunk=chunk)
         _ALONE[key] = run(engine, [request])[request.uid]
     return _ALONE[key]
 
@@ -87,7 +87,8 @@ def pages_are_in_order(engine: Engine) -> None:
     for sequence in engine.running:
         first = [page for node in sequence.nodes for page in node.pages]
         assert sequence.pages[: len(first)] == first
-        free.update([*sequence.pages[len(first) :], *sequence.uncond_pages])
+        free.update(sequence.pages[len(first) :])
+        free.update(sequence.twin.pages if sequence.twin else ())
     assert free == Counter(range(1, engine.kv.num_pages))
     assert engine.kv.num_free == len(engine.kv._free) + sum(
         len(node.pages) for node in engine.kv.prefixes._idle
@@ -325,11 +326,13 @@ ACTIONS = st.one_of(
     actions=st.lists(ACTIONS, min_size=6, max_size=24),
     pages=st.sampled_from([30, 45, 200]),
     chunk=st.sampled_from([32, 512]),
+    shift=st.sampled_from([0, 1]),
 )
 def test_whatever_happens_tokens_are_those_of_one_alone(
-    actions: list[tuple[str, int, int]], pages: int, chunk: int
+    actions: list[tuple[str, int, int]], pages: int, chunk: int, shift: int
 ) -> None:
-    engine = toy_engine(ToyModel(block_causal=True), num_slots=4, num_pages=1 + pages, chunk=chunk)
+    model = ToyModel(block_causal=True, logit_shift=shift)
+    engine = toy_engine(model, num_slots=4, num_pages=1 + pages, chunk=chunk)
     asked: dict[int, Request] = {}
     cancelled: set[int] = set()
     tokens: dict[int, list[int]] = {}
@@ -355,16 +358,20 @@ def test_whatever_happens_tokens_are_those_of_one_alone(
         step(2)
         pages_are_in_order(engine)
     for uid in asked.keys() - cancelled:
-        assert tokens[uid] == alone(asked[uid]), f"request {uid} of {len(asked)}"
+        assert tokens[uid] == alone(asked[uid], shift=shift), f"request {uid} of {len(asked)}"
     assert engine.kv.num_free == pages
 
 
-def test_nothing_is_kept_where_it_is_switched_off() -> None:
+@pytest.mark.parametrize(
+    "family",
+    ["llada2_moe", "fast_dllm_v2", "sdar", "sdar_moe"],  # blocks of 32, SDAR's of 4
+)
+def test_nothing_is_kept_where_it_is_switched_off(family: str) -> None:
     params = SamplingParams(max_tokens=8)
     prompt = list(range(1, 100))
     for enabled, expected in ((None, 96), (True, 96), (False, 0)):
         options = {"dtype": "float64", "enable_prefix_caching": enabled, **IDS}
-        with DiffusionLLM(FOLDER, **options) as llm:
+        with DiffusionLLM(str(GOLDEN / family), **options) as llm:
             first, second = (llm.generate(prompt, params)[0] for _ in range(2))
         assert (first.cached_tokens, second.cached_tokens) == (0, expected)
         assert first.outputs[0].token_ids == second.outputs[0].token_ids

@@ -1,6 +1,7 @@
 """An engine on several ranks, which are processes, finds what it finds on one."""
 
 import os
+import re
 import time
 from functools import cache, partial
 from pathlib import Path
@@ -12,14 +13,16 @@ from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
 from tests.helpers.paths import GOLDEN
-from tests.helpers.rank_cases import Case, Found, run_case, run_cases
+from tests.helpers.rank_cases import Case, Found, run_case, run_cases, run_pinned
 from tests.helpers.ranks import on_ranks
 from tests.helpers.tiny_checkpoints import LLADA, random_weights, save
 
 pytestmark = pytest.mark.slow
 
-DENSE = [str(GOLDEN / "llada"), str(GOLDEN / "dream")]
-SPARSE = [str(GOLDEN / "llada_moe"), str(GOLDEN / "llada2_moe"), "demo", "demo-llada2"]
+DENSE = [str(GOLDEN / name) for name in ("llada", "dream", "fast_dllm_v2", "sdar")]
+SPARSE = [str(GOLDEN / name) for name in ("llada_moe", "llada2_moe", "sdar_moe")]
+SPARSE += ["demo", "demo-llada2"]
+CAUSAL = re.compile("llada2|fast_dllm|sdar")
 
 
 @cache
@@ -45,7 +48,7 @@ def test_ranks_find_what_one_finds(size: int, tmp_path: Path) -> None:
             assert part.agreed, case
             assert part.tokens == whole.tokens, case
             assert part.steps == whole.steps, case
-            assert part.cached == whole.cached == (32 if "llada2" in case.model else 0)
+            assert part.cached == whole.cached == (32 if CAUSAL.search(case.model) else 0)
             for uid, logprobs in whole.logprobs.items():
                 assert part.logprobs[uid] == pytest.approx(logprobs, abs=1e-6)
     # In lower precision the sums of other parts may round to other tokens, but alike on all ranks.
@@ -54,6 +57,17 @@ def test_ranks_find_what_one_finds(size: int, tmp_path: Path) -> None:
         assert found[-1].tokens == ranks[0][0][-1].tokens
     position = 2 * 5 * 8 * 32 * 4 // size  # bytes: keys and values, layers, heads, size, float32
     assert {pages for _, pages in ranks} == {(1 << 20) // (16 * position) + 1}
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-llada2"])
+def test_ranks_fill_pinned_canvases_as_one_does(model: str) -> None:
+    whole = run_pinned(Mesh(), model)
+    for part in on_ranks(2, partial(run_pinned, model=model)):
+        assert part.agreed and part.tokens == whole.tokens
+        for uid, fields in whole.fields.items():
+            for path, (probability, options) in fields.items():
+                assert part.fields[uid][path][0] == pytest.approx(probability, abs=1e-6)
+                assert part.fields[uid][path][1] == pytest.approx(options, abs=1e-6)
 
 
 def memory(key: str) -> int:

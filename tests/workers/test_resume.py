@@ -10,10 +10,23 @@ from hypothesis import strategies as st
 
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Progress, Request, Resume, Update
-from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
+from tests.helpers.mixed_requests import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    MIXED,
+    MIXED_CAUSAL,
+    SHIFTED_CAUSAL,
+    SUB_BLOCK,
+    mixed_requests,
+)
 from tests.helpers.toy import EOS, ScriptedModel, ToyModel, certain, prompt_of, toy_engine
 
 Model = ToyModel | ScriptedModel
+MIXTURES: dict[str, tuple[ToyModel, list[dict[str, object]]]] = {
+    "bi": (BIDIRECTIONAL, MIXED),
+    "causal": (CAUSAL, MIXED_CAUSAL),
+    "shifted": (SHIFTED_CAUSAL, MIXED_CAUSAL[-2:] + SUB_BLOCK),
+}
 
 
 def updates_of(
@@ -52,31 +65,32 @@ def story(updates: Items[Update], uid: int) -> dict[str, object]:
     joined: dict[str, object] = {"finish": [u.finish_reason for u in mine if u.finish_reason]}
     for name in ("ids", "steps", "logprobs", "top_logprobs"):
         joined[name] = [each for update in mine for each in getattr(update, name)]
-    return joined | {"stop_id": mine[-1].stop_id}
+    return joined | {"stop_id": mine[-1].stop_id, "fields": mine[-1].fields}
 
 
 @cache
-def ranked_request(causal: bool, uid: int) -> tuple[Request, dict[str, object]]:
+def ranked_request(mixture: str, uid: int) -> tuple[Request, dict[str, object]]:
     """Return a request of the mixture, with rankings, and its story where nothing is cut."""
-    requests = mixed_requests(MIXED_CAUSAL if causal else MIXED)
+    model, policies = MIXTURES[mixture]
+    requests = mixed_requests(policies)
     request = requests[uid % len(requests)]
     ranked = {"logprobs": True, "top_logprobs": 3}
     request = replace(request, params=request.params.model_copy(update=ranked))
-    whole = updates_of(CAUSAL if causal else BIDIRECTIONAL, [request], 1)
+    whole = updates_of(model, [request], 1)
     return request, story(whole, request.uid)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mixture", MIXTURES)
 @settings(max_examples=15)
 @given(
     uid=st.integers(0, len(MIXED) - 1),
     steps=st.integers(1, 4),
     cuts=st.lists(st.integers(0, 30), min_size=1, max_size=2),
 )
-def test_any_cut_changes_nothing(causal: bool, uid: int, steps: int, cuts: list[int]) -> None:
-    request, whole = ranked_request(causal, uid)
-    found = cut_and_resume(CAUSAL if causal else BIDIRECTIONAL, [request], steps, cuts)
+def test_any_cut_changes_nothing(mixture: str, uid: int, steps: int, cuts: list[int]) -> None:
+    request, whole = ranked_request(mixture, uid)
+    found = cut_and_resume(MIXTURES[mixture][0], [request], steps, cuts)
     assert story(found, request.uid) == whole
 
 

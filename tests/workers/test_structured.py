@@ -4,12 +4,13 @@ import random
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import Automaton
-from diffray.components.params import SamplingParams
+from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.workers.messages import Request, Resume
 from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
@@ -110,11 +111,91 @@ def test_bans_and_biases_count() -> None:
 def test_what_cannot_be_fulfilled_is_refused() -> None:
     automaton = next(grammar(n)[0] for n in range(99) if grammar(n)[0].shortest > 2)
     engine = toy_engine(BIDIRECTIONAL)
-    for given, message in (
+    wrong: list[tuple[SamplingKeywords, str]] = [
         ({"max_tokens": automaton.shortest - 1}, f"takes {automaton.shortest} tokens"),
         ({"max_tokens": 30, "ignore_eos": True}, "ignore_eos does not go with"),
         ({"max_tokens": 30, "min_tokens": 3}, "min_tokens does not go with"),
-    ):
+    ]
+    for given, message in wrong:
         request = Request(0, prompt_of(5), SamplingParams(**given), grammar=automaton.to_bytes())
         with pytest.raises(InvalidField, match=message):
             engine.add(request)
+
+
+def sequences_of(ids: Items[int]) -> tuple[tuple[int, ...], ...]:
+    """Return some of what an answer has, of two and of three tokens."""
+    pairs = [tuple(ids[at : at + 2]) for at in range(0, len(ids) - 2, 5)]
+    return (*pairs, *(tuple(ids[at : at + 3]) for at in range(2, len(ids) - 3, 7)))
+
+
+def has_any(ids: Items[int], sequences: Items[tuple[int, ...]]) -> bool:
+    return any(
+        tuple(ids[at : at + len(each)]) == each for each in sequences for at in range(len(ids))
+    )
+
+
+@pytest.mark.parametrize(("model", "policies"), MODELS)
+def test_what_must_not_be_written_is_not_and_nothing_else_changes(
+    model: ToyModel, policies: list[dict[str, object]]
+) -> None:
+    plain = mixed_requests(policies)
+    free = run(toy_engine(model, num_slots=len(plain)), plain)
+    careful = []
+    for request in plain:
+        sequences = sequences_of(free[request.uid])
+        assert has_any(free[request.uid], sequences)
+        update = {"bad_token_sequences": sequences}
+        params = request.params.model_copy(update=update)
+        careful.append(replace(request, uid=100 + request.uid, params=params))
+    mixed = [each for pair in zip(plain, careful, strict=True) for each in pair]
+    found = run(toy_engine(model, num_slots=len(mixed), num_pages=1000), mixed, 3)
+    for request, own in zip(plain, careful, strict=True):
+        assert found[request.uid] == free[request.uid]
+        ids = found[own.uid]
+        assert len(ids) == own.params.max_tokens  # it need not come to an end
+        assert not has_any(ids, own.params.bad_token_sequences)
+        assert ids == run(toy_engine(model), [own])[own.uid]
+        engine = toy_engine(model)
+        engine.add(own)
+        updates = [update for _ in range(3) for update in engine.step()]
+        rest = run(toy_engine(model), [replace(own, resume=Resume.after(updates))])[own.uid]
+        assert [token for update in updates for token in update.ids] + rest == ids
+
+
+def test_what_must_not_be_written_goes_with_a_grammar_and_with_what_is_allowed() -> None:
+    engine, kept = toy_engine(BIDIRECTIONAL), 0
+    for number in range(12):
+        automaton, data = grammar(number)
+        params = SamplingParams(max_tokens=automaton.shortest + 9)
+        request = Request(0, prompt_of(5), params, grammar=data)
+        ids = run(engine, [request])[0]
+        avoided = tuple(pair for pair in sequences_of((*ids, *ids)) if EOS not in pair) or ((1, 2),)
+        update = {"bad_token_sequences": avoided}
+        careful = replace(request, params=params.model_copy(update=update))
+        try:
+            ids = run(engine, [careful])[0]
+        except InvalidField as refusal:
+            assert "no text is allowed" in str(refusal) or "shortest" in str(refusal)
+            continue
+        assert accepted(request, ids) and not has_any(ids, avoided)
+        kept += 1
+    assert kept > 6
+    few: dict[str, Any] = {
+        "allowed_token_ids": [3, 4, 5],
+        "bad_token_sequences": [[3, 3], [3, 4], [4, 4, 4]],
+    }
+    for min_tokens in (0, 30):
+        params = SamplingParams(max_tokens=30, min_tokens=min_tokens, **few)
+        ids = run(engine, [Request(0, prompt_of(5), params)])[0]
+        assert not has_any(ids, ((3, 3), (3, 4), (4, 4, 4))) and {*ids} <= {3, 4, 5, EOS}
+    nothing: dict[str, Any] = {
+        "allowed_token_ids": [3, 4],
+        "bad_token_sequences": [[3], [4, 3], [4, 4]],
+    }
+    endless: list[dict[str, Any]] = [{"ignore_eos": True}, {"min_tokens": 9}]
+    for more in endless:
+        with pytest.raises(InvalidField, match="leave no text of the allowed tokens"):
+            engine.add(Request(0, prompt_of(5), SamplingParams(**nothing, **more)))
+    engine.check(Request(0, prompt_of(5), SamplingParams(**nothing)))
+    with pytest.raises(InvalidField, match="not in the vocabulary"):
+        engine.add(Request(0, (1,), SamplingParams(bad_token_sequences=[[3, VOCAB]])))

@@ -170,6 +170,8 @@ def choosy_requests() -> list[Request]:
         {"allowed_token_ids": range(32), "bad_token_ids": [0, 31]},
         {},
         {"allowed_token_ids": [63, 62, 61], "min_tokens": 9},
+        {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.6},
+        {"min_p": 0.1, "bad_token_sequences": [[a, b] for a in range(9) for b in range(9)]},
     ]
     return [
         Request(
@@ -178,7 +180,7 @@ def choosy_requests() -> list[Request]:
             SamplingParams(
                 max_tokens=20, temperature=(0, 0.9)[uid % 2], seed=uid, logprobs=True,
                 top_logprobs=(20, 3, 0, 7, 1)[uid % 5], diffusion=policy,
-                **choices[uid % 5],
+                **choices[uid % 7],
             ),
         )
         for uid, policy in enumerate(policies)

@@ -29,12 +29,13 @@ def engine(family: str) -> DiffusionLLM:
         mask_token_id=510,
         eos_token_id=511,
         max_num_seqs=4,
-        max_model_len=128,
+        max_model_len=256,
     )
 
 
 def is_cached(case: Case) -> bool:
-    return bool(case["cache"] != "none" and case.get("threshold", 1) <= 0.4)
+    cached = case["cache"] != "none" and "stop_ids" not in case
+    return bool(cached and case.get("threshold", 1) <= 0.4)
 
 
 def is_credit(case: Case) -> bool:
@@ -49,6 +50,8 @@ def is_credit(case: Case) -> bool:
         ("llada", is_cached),
         ("llada2_moe", is_cached),
         pytest.param("dream", is_cached, marks=pytest.mark.long),
+        pytest.param("fast_dllm_v2", is_cached, marks=pytest.mark.long),
+        pytest.param("sdar_moe", is_cached, marks=pytest.mark.long),
         pytest.param("llada_moe", is_cached, marks=pytest.mark.long),
         pytest.param("llada_moe", is_credit, marks=pytest.mark.long),
     ],

@@ -1,0 +1,298 @@
+"""Penalties, min-p and n-grams that must not repeat, against a slow sampler of one request."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffray.components.decoders.threshold import Threshold
+from diffray.components.params import SamplingParams
+from diffray.kernels import noise
+from diffray.workers.messages import Request, Resume
+from tests.helpers.mixed_requests import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    MIXED,
+    MIXED_CAUSAL,
+    mixed_requests,
+)
+from tests.helpers.toy import (
+    EOS,
+    MASK,
+    VOCAB,
+    ScriptedModel,
+    ToyModel,
+    generate,
+    prompt_of,
+    run,
+    toy_engine,
+)
+
+BLOCK = 8
+FEW = 12  # tokens that the table likes, so that they come back
+MODELS = [
+    pytest.param(BIDIRECTIONAL, MIXED, id="bidirectional"),
+    pytest.param(CAUSAL, MIXED_CAUSAL, id="causal"),
+]
+
+
+def table(seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    found = torch.randn(128, VOCAB, generator=draw, dtype=torch.float64) * 2
+    found[:, :FEW] += 2.0
+    found[::9, EOS] += 4.0
+    found[::5, MASK] += 5.0
+    return found
+
+
+def model_of(logits: Tensor, causal: bool) -> ScriptedModel:
+    return ScriptedModel(lambda at: dict(enumerate(logits[at].tolist())), block_causal=causal)
+
+
+@dataclass
+class Slow:
+    """A sampler that knows neither batches nor rounds, and counts with Python's own words."""
+
+    logits: Tensor
+    request: Request
+    causal: bool
+    canvas: dict[int, int] = field(default_factory=dict)  # final tokens of the answer
+    step: int = 0
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def limit(self) -> int:
+        return len(self.request.prompt) + self.params.max_tokens
+
+    def run(self) -> list[int]:
+        begin, size = len(self.request.prompt), self.params.diffusion.block_length or BLOCK
+        anchor = 0 if self.causal else begin
+        start = anchor + (begin - anchor) // size * size
+        while start < self.limit:
+            stop = start + size if self.causal else min(start + size, self.limit)
+            self.block([at for at in range(start, stop) if at >= begin], stop - start)
+            start = stop
+        ids = [self.canvas[at] for at in range(begin, self.limit)]
+        return ids[: ids.index(EOS) + 1] if EOS in ids else ids
+
+    def block(self, places: list[int], length: int) -> None:
+        decoder: Any = self.params.diffusion.decoder or Threshold()
+        edits, settled = decoder.kind == "edit", 0
+        while True:
+            masked = [at for at in places if at not in self.canvas]
+            found = {at: self.choose(at) for at in (places if edits else masked)}
+            sure = {at: confidence for at, (_, confidence) in found.items()}
+            taken = [at for at in masked if sure[at] > decoder.threshold]
+            taken = taken or sorted(masked, key=lambda at: sure[at])[-1:]
+            if edits:
+                taken += [
+                    at
+                    for at in places
+                    if at in self.canvas
+                    and sure[at] > decoder.edit_threshold
+                    and found[at][0] != self.canvas[at]
+                ]
+                settled += not masked
+            self.canvas |= {at: found[at][0] for at in taken}
+            self.step += 1
+            done = all(at in self.canvas for at in places)
+            if done and (not edits or not taken or settled >= min(16, max(length, 32))):
+                return
+
+    def choose(self, at: int) -> tuple[int, float]:
+        row = self.penalized(at)
+        shares = row.softmax(0)
+        masks = row[MASK].item()
+        row[MASK] = -torch.inf
+        best = int(row.argmax())
+        if self.params.draws:
+            tempered = row / self.params.temperature
+            odds = tempered.softmax(0)
+            tempered[odds < self.params.min_p * odds.max()] = -torch.inf
+            seed, place, step = (
+                torch.tensor([each]) for each in (self.params.seed or 0, at, self.step)
+            )
+            drawn = noise.gumbel(seed, place, step, torch.arange(VOCAB)[None])[0]
+            token = int((tempered + drawn).argmax())
+        else:
+            token = best
+        return token, shares[token].item() - (masks > row[best].item())
+
+    def penalized(self, at: int) -> Tensor:
+        row, params = self.logits[at].clone(), self.params
+        written = []
+        for place in range(len(self.request.prompt), self.limit):
+            if self.canvas.get(place) == EOS:
+                break
+            if place in self.canvas and place != at:
+                written.append(self.canvas[place])
+        # An end token that stands at the place itself hides what follows it all the same.
+        for token in range(VOCAB):
+            if token in written or token in (*self.request.prompt, *self.request.suffix):
+                factor = params.repetition_penalty
+                row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
+            row[token] -= params.frequency_penalty * written.count(token)
+            row[token] -= params.presence_penalty * (token in written)
+        return row
+
+
+PENALTIES: list[dict[str, Any]] = [
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7},
+    {"repetition_penalty": 1.7},
+    {"presence_penalty": -0.5, "frequency_penalty": 0.4, "repetition_penalty": 0.8},
+    {"presence_penalty": 0.3, "frequency_penalty": -0.2, "repetition_penalty": 1.3},
+]
+DECODERS: list[dict[str, Any]] = [
+    {"kind": "threshold", "threshold": 0.5},
+    {"kind": "edit", "threshold": 0.4, "edit_threshold": 0.1},
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("decoder", DECODERS, ids=["threshold", "edit"])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_tokens_are_those_of_a_slow_sampler(
+    causal: bool, decoder: dict[str, Any], ignore_eos: bool
+) -> None:
+    changed = 0
+    for number, penalties in enumerate(PENALTIES):
+        params = SamplingParams(
+            max_tokens=21,
+            ignore_eos=True,
+            temperature=(0, 0.8)[number % 2],
+            min_p=(0, 0.2)[number % 2],
+            seed=number,
+            diffusion={"decoder": decoder, "block_length": BLOCK},
+            **penalties,
+        )
+        params = params.model_copy(update={"ignore_eos": ignore_eos})
+        suffix = () if causal else prompt_of(4, number)
+        request = Request(0, prompt_of(6, number), params, suffix=suffix)
+        logits = table(number)
+        slow = Slow(logits, request, causal)
+        if ignore_eos:
+            logits[:, EOS] = -50.0  # an end token would count, as any other
+        expected = slow.run()
+        for steps in (1, 4):
+            assert run(toy_engine(model_of(logits, causal)), [request], steps)[0] == expected
+        free = replace(request, params=params.model_copy(update=dict.fromkeys(penalties, 0.0)))
+        if "repetition_penalty" not in penalties:
+            changed += Slow(logits, free, causal).run() != expected
+    assert changed
+
+
+def test_min_p_leaves_out_what_is_rare() -> None:
+    logits = table(3)
+    logits[:, EOS] = -50.0
+    params = SamplingParams(max_tokens=24, temperature=1.5, seed=5, diffusion={"block_length": 8})
+    found = []
+    for min_p in (0.0, 0.3, 1.0):
+        request = Request(0, prompt_of(5), params.model_copy(update={"min_p": min_p}))
+        found.append(run(toy_engine(model_of(logits, False)), [request])[0])
+        assert found[-1] == Slow(logits, request, False).run()
+    greedy = run(toy_engine(model_of(logits, False)), [Request(0, prompt_of(5), params.model_copy(
+        update={"temperature": 0.0}))])[0]  # fmt: skip
+    assert found[0] != found[1] != found[2] == greedy
+
+
+def penalized_requests(policies: Items[dict[str, object]]) -> list[Request]:
+    """Return the mixture, with penalties for all but every third."""
+    found = []
+    for request in mixed_requests(list(policies)):
+        own = PENALTIES[request.uid % 5] if request.uid % 3 else {}
+        update = own | {"min_p": (0, 0.1)[request.uid % 2]}
+        found.append(replace(request, params=request.params.model_copy(update=update)))
+    return found
+
+
+@pytest.mark.parametrize(("model", "policies"), MODELS)
+def test_in_a_batch_as_alone(model: ToyModel, policies: list[dict[str, object]]) -> None:
+    requests = penalized_requests(policies)
+    together = run(toy_engine(model, num_slots=len(requests)), requests, 3)
+    plain = run(toy_engine(model, num_slots=len(requests)), mixed_requests(policies), 3)
+    for request in requests:
+        uid = request.uid
+        assert together[uid] == run(toy_engine(model), [request])[uid]
+    assert sum(together[r.uid] != plain[r.uid] for r in requests) > len(requests) // 3
+
+
+@pytest.mark.parametrize(("model", "policies"), MODELS)
+def test_preempted_or_resumed_the_tokens_are_the_same(
+    model: ToyModel, policies: list[dict[str, object]]
+) -> None:
+    for request in penalized_requests(policies):
+        whole = run(toy_engine(model), [request])[request.uid]
+        for rounds in (2, 7):
+            engine = toy_engine(model)
+            engine.add(request)
+            updates = [update for _ in range(rounds) for update in engine.step()]
+            if updates and updates[-1].finish_reason:
+                continue
+            begun = [token for update in updates for token in update.ids]
+            resumed = replace(request, resume=Resume.after(updates))
+            assert begun + run(toy_engine(model), [resumed])[request.uid] == whole
+            engine.preempt(request.uid)
+            assert begun + run(engine, [])[request.uid] == whole
+
+
+def test_neutral_values_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("asked for by nobody")
+
+    monkeypatch.setattr("diffray.workers.batch_plan.BatchPlan._logits", refuse)
+    neutral: dict[str, Any] = {
+        "presence_penalty": 0,
+        "frequency_penalty": -0.0,
+        "repetition_penalty": 1,
+        "min_p": 0,
+        "no_repeat_ngram_size": 0,
+    }
+    for temperature in (0, 0.7):
+        params = SamplingParams(max_tokens=9, temperature=temperature, **neutral)
+        request = Request(0, prompt_of(9), params)
+        assert toy_engine(BIDIRECTIONAL).check(request).transforms == ()
+        assert run(toy_engine(BIDIRECTIONAL), [request])
+    with pytest.raises(AssertionError, match="asked for"):
+        generate(BIDIRECTIONAL, prompt_of(9), presence_penalty=0.1)
+
+
+def repeats(ids: Items[int], size: int) -> int:
+    runs = [tuple(ids[at : at + size]) for at in range(len(ids) - size + 1)]
+    return len(runs) - len({*runs})
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_ngram_is_repeated(causal: bool, size: int) -> None:
+    logits = table(7)
+    logits[:, EOS] = -50.0
+    logits[:, :4] += 5.0
+    prompt = (1, 2, 3, 1, 2)
+    one: dict[str, Any] = {"max_tokens": 40, "diffusion": {"block_length": 1}}
+    free = generate(model_of(logits, causal), prompt, **one)
+    assert repeats(free, size)
+    found = generate(model_of(logits, causal), prompt, no_repeat_ngram_size=size, **one)
+    expected = list(prompt)
+    for at in range(len(prompt), len(prompt) + 40):
+        row = logits[at].clone()
+        row[MASK] = -torch.inf
+        while repeats([*expected, int(row.argmax())], size) > repeats(expected, size):
+            row[int(row.argmax())] = -torch.inf
+        expected.append(int(row.argmax()))
+    assert found == expected[len(prompt) :]
+
+
+def test_ngrams_need_blocks_of_one_position_and_may_repeat_for_want_of_others() -> None:
+    for model in (BIDIRECTIONAL, CAUSAL):
+        with pytest.raises(ValueError, match=r"needs diffusion.block_length 1: .*\(here 32\)"):
+            generate(model, prompt_of(4), no_repeat_ngram_size=2)
+        only: dict[str, Any] = {"allowed_token_ids": [3, 4], "max_tokens": 6, "ignore_eos": True}
+        found = generate(model, (9,), no_repeat_ngram_size=1, diffusion={"block_length": 1}, **only)
+        assert set(found[:2]) == {3, 4} == set(found)

@@ -1,0 +1,211 @@
+"""Speculation saves forwards and changes nothing else."""
+
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.golden import EOS, FAMILIES, MASK, cases_of, params_of
+from diffray import DiffusionLLM, SamplingParams
+from diffray.components.checkpoints.demos import examples
+from diffray.components.config import InvalidField
+from diffray.components.speculation import Chance
+from diffray.workers.engine import Engine
+from diffray.workers.messages import Request, Resume, Update
+from tests.helpers.paths import GOLDEN
+from tests.helpers.speculating import draw_requests, speculating, texts
+from tests.helpers.toy import ToyModel, prompt_of, toy_engine
+
+KINDS: dict[str, dict[str, Any]] = {
+    "bidirectional": {},
+    "shifted": {"logit_shift": 1},
+    "causal": {"block_causal": True},
+    "shifted causal": {"logit_shift": 1, "block_causal": True},
+}
+VERIFY = {"speculation": {"kind": "verify"}}
+SLOW = SamplingParams(
+    max_tokens=40,
+    ignore_eos=True,
+    diffusion={"decoder": {"kind": "fixed", "steps": 40}, "block_length": 20, **VERIFY},
+)
+
+
+def run(engine: Engine, requests: Items[Request]) -> list[Update]:
+    for request in requests:
+        engine.add(request)
+    found: list[Update] = []
+    while not engine.idle:
+        found += engine.step()
+    assert not engine.drafting._holders and engine.slots.num_free == engine.slots.num_slots
+    return found
+
+
+def compare(kind: str, count: int, seed: int) -> None:
+    """Run requests alone, and all together in too few pages, with and without speculation."""
+    model = ToyModel(**KINDS[kind])
+    requests = draw_requests(count, seed, causal="causal" in kind, shifted="shifted" in kind)
+    drafted = speculating(requests)
+    expected: dict[int, list[tuple[int, int]]] = {}
+    before = after = 0
+    for plain, request in zip(requests, drafted, strict=True):
+        slow, fast = toy_engine(model), toy_engine(model)
+        expected |= texts(run(slow, [plain]))
+        assert texts(run(fast, [request])) == {request.uid: expected[request.uid]}, request
+        assert fast.kv.num_free == slow.kv.num_free
+        assert fast.forwards <= slow.forwards
+        before, after = before + slow.forwards, after + fast.forwards
+    assert after < before
+    crowded = toy_engine(model, num_pages=80)
+    assert texts(run(crowded, drafted)) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_and_steps_are_those_without(kind: str) -> None:
+    compare(kind, 6, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_and_steps_are_those_without_in_1000_requests(kind: str, seed: int) -> None:
+    compare(kind, 25, seed=100 + seed)
+
+
+def test_a_request_resumes_with_the_same_tokens() -> None:
+    """Preempted in its engine again and again, and continued in another one."""
+    requests = speculating(draw_requests(4, 3, causal=False, shifted=False))
+    expected = texts(run(toy_engine(ToyModel()), requests))
+    engine = toy_engine(ToyModel())
+    for request in requests:
+        engine.add(request)
+    found: list[Update] = []
+    for number in range(9):
+        found += engine.step()
+        if engine.running:
+            engine.preempt(engine.running[number % len(engine.running)].uid)
+    left = []
+    for request in requests:
+        mine = [update for update in found if update.uid == request.uid]
+        if not mine or not mine[-1].finish_reason:
+            left.append(replace(request, resume=Resume.after(mine)))
+    assert left
+    assert texts(found + run(toy_engine(ToyModel()), left)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(set(FAMILIES.values())))
+def test_golden_cases_have_the_same_tokens(family: str) -> None:
+    """Of each family, all cases whose policy may speculate."""
+    asked, expected, forwards = [], [], 0
+    with DiffusionLLM(
+        str(GOLDEN / family), dtype="float64", mask_token_id=MASK, eos_token_id=EOS,
+        max_num_seqs=64, draft_overhead=10_000,
+    ) as llm:  # fmt: skip
+        for number, case in enumerate(cases_of(family)):
+            plain = Request(number, tuple(case["prompt"]), params_of(case))
+            (request,) = speculating([plain])
+            try:
+                llm.engine.check(request)
+            except InvalidField as error:
+                assert "not go with diffusion.speculation" in str(error)
+                continue
+            asked.append(request)
+            expected.append(case["tokens"])
+            forwards += case.get("forwards", 0)
+        assert len(asked) >= 10
+        found = llm.generate(
+            [list(r.prompt) for r in asked], [r.params for r in asked], use_tqdm=False
+        )
+    assert [out.outputs[0].token_ids for out in found] == expected
+    assert not forwards or sum(out.forwards for out in found) < forwards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["demo", "demo-llada2"])
+def test_fixed_steps_take_two_thirds_of_the_forwards(model: str) -> None:
+    """One position for each step, three examples, drafts as if a forward's positions were free."""
+    prompts = list(examples(model))
+    policy: dict[str, Any] = {"decoder": {"kind": "fixed", "steps": 64}, "block_length": 32}
+    found = []
+    with DiffusionLLM(model, dtype="float32", draft_overhead=10_000) as llm:
+        for more in ({}, VERIFY):
+            params = SamplingParams(max_tokens=64, diffusion=policy | more)
+            outputs = [llm.generate([text], params, use_tqdm=False)[0] for text in prompts]
+            tokens = [out.outputs[0].token_ids for out in outputs]
+            found.append((tokens, sum(out.forwards for out in outputs)))
+    (plain, before), (drafted, after) = found
+    assert drafted == plain
+    assert after * 1.5 <= before, (before, after)
+
+
+def test_drafts_give_way_to_sequences() -> None:
+    """The pages of a draft go to a request that needs them, and waiting ones see no new drafts."""
+    engine = toy_engine(ToyModel(), num_pages=1 + 13)  # of 8 positions
+    first, second = (Request(uid, prompt_of(10, seed=uid), SLOW) for uid in range(2))
+    engine.add(first)
+    engine.step()
+    engine.step()
+    (running,) = engine.running
+    assert running.drafts and engine.kv.num_free < 7
+    engine.add(second)
+    engine.step()
+    assert len(engine.running) == 1 and not running.drafts and engine.waiting
+
+
+@pytest.mark.parametrize(
+    ("overhead", "rows", "drafts"),
+    [
+        (0, 1, 0),
+        (1, 1, 0),  # two windows take nearly twice as long, and a draft may be wrong
+        (20, 1, 1),
+        (10_000, 1, 4),
+        (10_000, 8, 16),  # of all together
+        (20, 8, 0),  # many rows make good use of a forward
+    ],
+)
+def test_drafts_are_run_while_they_bring_more_than_they_take(
+    overhead: int, rows: int, drafts: int
+) -> None:
+    engine = toy_engine(ToyModel())
+    engine.drafting.overhead = overhead
+    for uid in range(rows):
+        engine.add(Request(uid, prompt_of(10, seed=uid), SLOW))
+    engine.step()
+    assert sum(len(sequence.drafts) for sequence in engine.running) == drafts
+
+
+def test_what_was_right_makes_the_next_draft_likelier() -> None:
+    chance = Chance(run=2)
+    before = chance.value
+    chance.note(2, done=False)
+    assert chance.value > before
+    for _ in range(9):
+        chance.note(0, done=False)
+    assert chance.value < 0.3
+    low, chance.run = chance.value, 0
+    chance.note(0, done=True)
+    assert low < chance.value < before  # it is tried again some day
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"diffusion": {"decoder": {"kind": "edit"}}}, "diffusion.decoder"),
+        ({"diffusion": {"decoder": {"kind": "credit"}}}, "diffusion.decoder"),
+        ({"diffusion": {"decoder": {"kind": "schedule"}}}, "diffusion.decoder"),
+        ({"diffusion": {"iteration": {"kind": "soft"}}}, "diffusion.iteration"),
+        ({"diffusion": {"cache": {"kind": "sub_block"}}}, "diffusion.cache"),
+        ({"diffusion": {"cfg_scale": 1}}, "diffusion.cfg_scale"),
+        ({"presence_penalty": 1}, "repetition_penalty"),
+        ({"bad_token_sequences": [[1, 2]]}, "bad_words"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(given: dict[str, Any], field: str) -> None:
+    diffusion = given.get("diffusion", {}) | VERIFY
+    with pytest.raises(InvalidField, match="not go with diffusion") as caught:
+        toy_engine(ToyModel(block_causal="cache" in diffusion)).add(
+            Request(0, (1, 2), SamplingParams(**given | {"diffusion": diffusion}))
+        )
+    assert caught.value.field == field

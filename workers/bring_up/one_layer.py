@@ -1,0 +1,187 @@
+"""One layer of a model and its head with made-up weights, and steps of the sizes that engines run.
+
+Its shapes come from the config alone, so kernels can be tried before any weight is loaded.
+
+Letters: T packed tokens, R rows of the head, H hidden size, P pages of a window.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray.components.backend import QUANTIZED, choose_dtype
+from diffray.components.batch import Batch, Window
+from diffray.components.config import Config
+from diffray.components.denoiser import Denoiser
+from diffray.components.kv_pool import KVPool
+from diffray.components.mesh import Mesh
+from diffray.components.model import ModelSpec
+from diffray.components.models.registry import build_model
+from diffray.kernels.choose import TORCH, Kernels
+from diffray.kernels.confidence import Draw
+from diffray.kernels.noise import mix, spread
+
+# Positions of a context. In a short one each key counts, so that a missing one is an error.
+_SHORT, _NEAR, _FAR = 64, 1024, 4096
+_WINDOWS, _FEW = (1, 4, 16), 8
+_DRAWING = 1, 16  # numbers of windows with which tokens are drawn, too
+
+
+class Sizes(Config):
+    """What the shapes of a model's kernels follow from, on one rank."""
+
+    config: Mapping[str, Any]  # the checkpoint's config.json
+    dtype: str
+    quantization: str | None = None
+    page_size: int = 16
+    ranks: int = 1
+    expert_parallel: bool = False
+
+    def model(self, kernels: Kernels = TORCH) -> Denoiser:
+        """Return rank 0's share of one layer, embedding and head, without storage."""
+        mesh = Mesh(0, self.ranks, self.expert_parallel)
+        dtype = choose_dtype(self.dtype, torch.device("cpu"))
+        model = build_model(self.config, mesh, dtype, kernels)
+        model.keep_one_layer()
+        return model
+
+
+class Step(NamedTuple):
+    """The windows of a step, at the ends of equal contexts."""
+
+    windows: int
+    length: int
+    context: int
+
+    @property
+    def reads(self) -> bool:
+        """Whether tokens are chosen for all positions: not for a prompt or a canvas."""
+        return self.length < self.context
+
+
+def steps_of(spec: ModelSpec) -> list[Step]:
+    """Return steps of a block of some sequences, of two, of a short one, of a prompt or canvas."""
+    block = spec.block_length + spec.logit_shift
+    near, far = min(_NEAR, spec.max_positions), min(_FAR, spec.max_positions)
+    steps = [
+        *(Step(windows, min(block, near), near) for windows in _WINDOWS),
+        Step(1, min(2 * block, far), far),
+        Step(1, min(_FEW, block), min(_SHORT, near)),
+        Step(1, near, near),
+    ]
+    return list(dict.fromkeys(steps))
+
+
+class OneLayer:
+    """A model of one layer on a device, with the K/V memory for its steps."""
+
+    def __init__(self, sizes: Sizes, device: torch.device, kernels: Kernels) -> None:
+        self.model = sizes.model(kernels)
+        self.model.allocate(device)
+        for seed, (name, weight) in enumerate(self.model.named_parameters()):
+            _fill(name, weight, seed)
+        if sizes.quantization is not None:
+            self.model.quantize(QUANTIZED[sizes.quantization])
+        self.device, spec = device, self.model.spec
+        self.steps = steps_of(spec)
+        pages = max(step.windows * -(-step.context // sizes.page_size) for step in self.steps)
+        self.kv = KVPool(
+            num_layers=1,
+            num_pages=pages + 1,
+            page_size=sizes.page_size,
+            num_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=self.model.dtype,
+            device=device,
+            kernels=kernels,
+        )
+
+    def windows(self, step: Step) -> list[Window]:
+        """Return the windows of a step; their pages are in no order, as an engine's."""
+        pages = self.kv.pages_for(step.context)
+        order_P = mix(torch.arange(step.windows * pages)).argsort() + 1
+        block = self.model.spec.block_length if self.model.spec.block_causal else 0
+        start = step.context - step.length
+        return [
+            Window(start, step.context, step.context, block, own_P, number * step.context)
+            for number, own_P in enumerate(order_P.view(step.windows, pages))
+        ]
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Call each kernel as engines do, in every step.
+
+        Half of the tokens are alike in a second call, as padding is.
+        """
+        self._fill_pool()
+        for step in self.steps:
+            batch, x_TH = self._inputs(step)
+            alike_TH = x_TH.clone()
+            alike_TH[len(x_TH) // 2 :] = x_TH[0]
+            for tokens_TH in (x_TH, alike_TH):
+                hidden_TH = self.model.forward(tokens_TH, batch, self.kv)
+                if step.reads:
+                    self.model.confidence(hidden_TH, self.model.spec.vocab_size - 1, None)
+                    if step.windows in _DRAWING:
+                        self._draw(hidden_TH, step)
+
+    @torch.inference_mode()
+    def results(self) -> list[list[Tensor]]:
+        """Run every step once; return its hidden states, then how likely its choices are."""
+        self._fill_pool()
+        found = []
+        for step in self.steps:
+            batch, x_TH = self._inputs(step)
+            hidden_TH = self.model.forward(x_TH, batch, self.kv)
+            found.append([hidden_TH])
+            if step.reads:
+                chosen = self.model.confidence(hidden_TH, self.model.spec.vocab_size - 1, None)
+                found[-1] += [chosen.scores_R, chosen.logsumexp_R]
+        return found
+
+    def _fill_pool(self) -> None:
+        """Make up the K/V of all contexts: steps store theirs among them."""
+        for seed, pool in enumerate((self.kv.keys_LSGD, self.kv.values_LSGD)):
+            spread(pool, seed, 1.0)
+
+    def _inputs(self, step: Step) -> tuple[Batch, Tensor]:
+        batch = Batch.pack(self.windows(step), self.device, self.kv.page_size)
+        shape = step.windows * step.length, self.model.spec.hidden_size
+        x_TH = torch.empty(shape, dtype=self.model.dtype, device=self.device)
+        spread(x_TH, step.windows, 1.0)
+        return batch, x_TH
+
+    def _draw(self, hidden_RH: Tensor, step: Step) -> None:
+        """Choose tokens at random, then with the logits that credit reads."""
+        vocab = self.model.spec.vocab_size
+        rows_R = torch.arange(len(hidden_RH), device=self.device)
+        warm_R = (rows_R % 3).float() * 0.5
+        draw = Draw(warm_R, rows_R * 77, rows_R, rows_R % step.length)
+        self.model.confidence(hidden_RH, vocab - 1, draw)
+        places = torch.arange(step.length, device=self.device)
+        known_RK = (rows_R.unsqueeze(1) * 31 + places * 7919) % vocab
+        known_RK = known_RK.where(places < step.length // 4, -1)  # most remember few
+        self.model.confidence(hidden_RH, vocab - 1, None, known_RK)
+
+
+def _fill(name: str, weight: Tensor, seed: int) -> None:
+    """Make weights up, of a size that keeps that of what they multiply; none is 0 or 1."""
+    if name.endswith(("bias_E", "bias_O")):
+        spread(weight, seed, 0.02)
+    elif weight.dim() == 1 or name.endswith("norm.weight_ND"):
+        spread(weight, seed, 0.2)
+        weight.add_(1.0)
+    elif name.startswith("embedding"):
+        spread(weight, seed, 1.0)
+    else:
+        spread(weight, seed, weight.shape[-1] ** -0.5)
+
+
+def shapes_of(model: Denoiser) -> Iterator[str]:
+    """Yield a line for each parameter, and one for what else the kernels depend on."""
+    for name, weight in model.named_parameters():
+        yield f"{name} {tuple(weight.shape)} {weight.dtype}"
+    yield f"{model.spec} {replace(model.dims, layers=1)}"

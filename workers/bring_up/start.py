@@ -1,0 +1,137 @@
+"""Finds out, once for each GPU and model shape, which variant of each kernel to run.
+
+Another process tries them (trial_process.py), so one that crashes or hangs ends nothing else. What
+was found is kept on disk for the next start. No weights are needed, so this comes before they are
+loaded, while memory is free.
+"""
+
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+import diffray
+from diffray.components.backend import (
+    choose_device,
+    choose_dtype,
+    choose_quantization,
+    choose_recorder,
+    gpu_facts,
+)
+from diffray.components.checkpoints.checkpoint import read_config, resolve
+from diffray.components.mesh import Mesh
+from diffray.kernels import variants
+from diffray.kernels.choose import choose_kernels
+from diffray.workers.bring_up.findings import Findings, FindingsFile
+from diffray.workers.bring_up.one_layer import Sizes, shapes_of
+from diffray.workers.bring_up.trial_process import TrialPlan
+from diffray.workers.bring_up.trials import TimeLimits, run_trials
+from diffray.workers.engine_options import EngineOptions
+
+TABLE = "diffray.kernels.triton.table"
+
+Say = Callable[[str], None]
+
+
+def print_line(line: str) -> None:
+    print(f"diffray: {line}", file=sys.stderr, flush=True)
+
+
+def bring_up(
+    model: str, setup: EngineOptions, mesh: Mesh, *, again: bool = False, say: Say = print_line
+) -> Findings:
+    """Return what is known of the kernels on this GPU; try them if nothing is, or `again`.
+
+    All ranks of a mesh must call it: rank 0 tries its share, and the others get what it found.
+    """
+    return from_rank_0(mesh, lambda: _bring_up(model, setup, mesh, again, say))
+
+
+def from_rank_0(mesh: Mesh, find: Callable[[], Findings]) -> Findings:
+    """Return what rank 0 finds, on all ranks: with other kernels their tokens could differ."""
+    found = find() if mesh.rank == 0 else Findings()
+    return Findings.model_validate_json(mesh.share("findings", found.model_dump_json()))
+
+
+def _bring_up(model: str, setup: EngineOptions, mesh: Mesh, again: bool, say: Say) -> Findings:
+    device = mesh.device or choose_device(setup.device)
+    dtype = choose_dtype(setup.dtype, device)
+    kernels = choose_kernels(setup.kernels, device, dtype)
+    choose_quantization(setup.quantization, device)
+    record = choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
+    if device.type != "cuda" or kernels.name != "triton":
+        return Findings()
+    sizes = Sizes(
+        config=read_config(resolve(model)),
+        dtype=str(dtype).removeprefix("torch."),
+        quantization=setup.quantization,
+        page_size=setup.page_size,
+        ranks=mesh.size,
+        expert_parallel=mesh.expert_parallel,
+    )
+    graphs = record is not None
+    plan = TrialPlan(sizes=sizes, device=str(device), table=TABLE, graphs=graphs)
+    file = FindingsFile(key_of(plan))
+    if not setup.bring_up:
+        return file.read() or Findings()
+    return read_or_try(plan, file, again=again, say=say)
+
+
+def read_or_try(
+    plan: TrialPlan,
+    file: FindingsFile,
+    *,
+    again: bool = False,
+    say: Say = print_line,
+    limits: TimeLimits | None = None,
+) -> Findings:
+    """Return what the file holds; else try the variants, report, and write the file."""
+    limits = limits or TimeLimits()
+    with file.lock(limits.limit):
+        known = None if again else file.read()
+        if known is not None:
+            return known
+        say(f"kernels: trying their variants on {file.key['gpu']}, once; this takes up to a minute")
+        found = run_trials(plan, limits).model_copy(update={"key": file.key})
+        for line in found.lines():
+            say(line)
+        if found.failed:  # the next start tries again
+            file.remove()
+            return found
+        say(found.summary())
+        if found.short_of_memory:
+            say("kernels: the next start tries again, as the GPU's memory was too short for some")
+            return found
+        try:
+            file.write(found)
+        except OSError as error:
+            say(f"kernels: the next start tries again, as {file.path} cannot be written: {error}")
+        return found
+
+
+def key_of(plan: TrialPlan) -> dict[str, str]:
+    """Return all that the findings depend on."""
+    from triton import __version__ as triton_version
+
+    sizes = plan.sizes
+    model = sizes.model()
+    lines = [*shapes_of(model), str(sizes.page_size), str(sizes.quantization)]
+    return {
+        **gpu_facts(torch.device(plan.device)),
+        "torch": torch.__version__,
+        "triton": triton_version,
+        "diffray": diffray.__version__,
+        "kernels": _digest_of_kernels(),
+        "graphs": str(plan.graphs),
+        "model": f"{model.dims.family} {sha256(repr(lines).encode()).hexdigest()[:16]}",
+    }
+
+
+def _digest_of_kernels() -> str:
+    """Return a digest of the kernels' sources, which may change while the version does not."""
+    digest = sha256()
+    for file in sorted(Path(variants.__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

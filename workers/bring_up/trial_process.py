@@ -1,0 +1,223 @@
+"""Tries every variant in a process of its own, which may crash.
+
+It reads a `TrialPlan` from its standard input and writes a JSON object per line to its standard
+output. Each trial is announced before it begins: if the process dies, its parent knows in which
+one, and starts another process for the rest. It ends when its input ends, so that it does not
+outlive its parent.
+"""
+
+import importlib
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import TypeAdapter
+
+from diffray.components.backend import Record, cuda_recorder, make_current
+from diffray.components.config import Config
+from diffray.components.container import usable_cores
+from diffray.kernels.choose import TORCH, Kernels, with_variants
+from diffray.kernels.trial import (
+    SELECTIONS,
+    Call,
+    Clock,
+    Outcome,
+    Selection,
+    attempt,
+    choices_of,
+    one_line,
+)
+from diffray.kernels.variants import TORCH_VARIANT, Kernel, Run, Shape, Variant
+from diffray.workers.bring_up.findings import GraphsOutcome
+from diffray.workers.bring_up.one_layer import OneLayer, Sizes
+from diffray.workers.bring_up.step_trial import combined, try_graphs
+
+DEVICE_FAILED = 3  # the exit status after an error that the process cannot recover from
+
+OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+GRAPHS: TypeAdapter[GraphsOutcome] = TypeAdapter(GraphsOutcome)
+
+Calls = dict[tuple[str, Shape], list[Call]]
+
+
+class TrialPlan(Config):
+    """What to try."""
+
+    sizes: Sizes
+    device: str
+    table: str  # the module whose KERNELS are tried
+    graphs: bool  # whether steps may be recorded
+    until: float = 0.0  # on the monotonic clock; then only what is needed is tried
+    done: tuple[Outcome, ...] = ()  # the outcomes of processes before this one
+    selections: tuple[Selection, ...] = SELECTIONS  # what is to be tried together
+    right: bool = False  # whether some that was is right
+    compile_ahead: bool = True  # several variants at a time; False after a crash in that
+
+
+class Trial(NamedTuple):
+    """A variant, and the calls of one shape on which it is tried."""
+
+    calls: list[Call]
+    variant: Variant
+    default: bool
+
+    @property
+    def needed(self) -> bool:
+        """Whether it is tried even when the time is up: a shape needs something to run."""
+        return self.default or self.variant.name == TORCH_VARIANT
+
+    @property
+    def begin(self) -> Outcome:
+        """The outcome before it has been tried."""
+        first = self.calls[0]
+        return Outcome(first.kernel.name, first.shape, self.variant.name, default=self.default)
+
+
+def main() -> None:
+    plan = TrialPlan.model_validate_json(sys.stdin.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is no news; its dump takes long
+    # Libraries may print; what they print goes to standard error.
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def say(**message: Any) -> None:
+        out.write(json.dumps(message) + "\n")
+
+    try_all(plan, say)
+    say(end=True)
+    out.flush()
+    os._exit(0)  # a thread still reads the input
+
+
+def _end_with_input() -> None:
+    while os.read(0, 1 << 16):  # sys.stdin's lock would keep an error from ending the process
+        pass
+    os._exit(1)
+
+
+def try_all(plan: TrialPlan, say: Callable[..., None]) -> None:
+    """Try what is left; report how much that is, what begins, and its outcome."""
+    device = torch.device(plan.device)
+    make_current(device)
+    record = cuda_recorder() if plan.graphs else None
+    table: Items[Kernel] = importlib.import_module(plan.table).KERNELS
+    outcomes = _try_variants(plan, table, device, record, say)
+    right = plan.right
+    for selection in plan.selections:
+        choices = choices_of(outcomes, selection)
+        if selection == "defaults" and right:
+            break
+        if selection == "early" and (record is None or choices == choices_of(outcomes)):
+            continue  # only replays, which do not wait for the host, show what it saves
+        kernels = with_variants("triton", table, choices)
+        say(combining=selection)
+        wrong = combined(plan.sizes, device, kernels)
+        say(combined=selection, wrong=wrong)
+        right |= not wrong
+        if record is not None and not wrong:
+            say(recording=selection)
+            graphs = try_graphs(OneLayer(plan.sizes, device, kernels), record)
+            say(recorded=selection, graphs=GRAPHS.dump_python(graphs, mode="json"))
+
+
+def _try_variants(
+    plan: TrialPlan,
+    table: Items[Kernel],
+    device: torch.device,
+    record: Record | None,
+    say: Callable[..., None],
+) -> list[Outcome]:
+    """Return the outcomes of all trials, of earlier processes too."""
+    calls: Calls = {}
+    OneLayer(plan.sizes, device, collecting(table, calls)).run()
+    outcomes, clock = list(plan.done), Clock(device)
+    trials = trials_of(calls, plan.done)
+    say(total=len(trials))
+    ahead = 2 * usable_cores() if plan.compile_ahead and device.type == "cuda" else 1
+    for first in range(0, len(trials), ahead):
+        chunk = trials[first : first + ahead]
+        if not any(trial.needed for trial in chunk) and time.monotonic() > plan.until:
+            break
+        if ahead > 1:
+            say(compiling=True)
+            _compile([trial for trial in chunk if not _refused(trial, outcomes)])
+        for trial in chunk:
+            if _refused(trial, outcomes):
+                say(skipped=True)
+                continue
+            say(begin=OUTCOME.dump_python(trial.begin, mode="json"))
+            with torch.inference_mode():
+                outcome = attempt(trial.calls, trial.variant, clock, record)
+            outcomes.append(replace(outcome, default=trial.default))
+            say(outcome=OUTCOME.dump_python(outcomes[-1], mode="json"))
+            if outcomes[-1].refused:
+                _end_if_device_failed(outcomes[-1], device)
+    return outcomes
+
+
+def _compile(trials: Items[Trial]) -> None:
+    """Compile these variants at once; errors are left to the trials."""
+    from diffray.kernels.triton.compile_ahead import compiled_ahead
+
+    with torch.inference_mode(), compiled_ahead(usable_cores()):
+        for calls, variant, _ in trials:
+            if variant.name != TORCH_VARIANT:
+                with suppress(Exception):
+                    variant.run(*calls[0].args, **calls[0].options)
+
+
+def _refused(trial: Trial, outcomes: Items[Outcome]) -> bool:
+    """Whether this variant was refused at another shape."""
+    mine = trial.begin.kernel, trial.begin.variant
+    return any(each.refused and (each.kernel, each.variant) == mine for each in outcomes)
+
+
+def collecting(table: Items[Kernel], calls: Calls) -> Kernels:
+    """Return kernels that run the references of the table and collect their calls by shape."""
+
+    def collected(kernel: Kernel) -> Run:
+        def run(*args: Any, **options: Any) -> Any:
+            call = Call(kernel, args, options)
+            calls.setdefault((kernel.name, call.shape), []).append(call)
+            return kernel.reference(*args, **options)
+
+        return run
+
+    return TORCH._replace(name="collecting", **{kernel.name: collected(kernel) for kernel in table})
+
+
+def trials_of(calls: Calls, done: Items[Outcome]) -> list[Trial]:
+    """Return what is left to try: the defaults of all shapes, torch's, then one of each in turn."""
+    known = {(each.kernel, each.shape, each.variant) for each in done}
+    ranked = []
+    for (kernel, shape), own in calls.items():
+        default, *others, reference = own[0].variants
+        for rank, variant in enumerate([default, reference, *others]):
+            if (kernel, shape, variant.name) not in known:
+                ranked.append((rank, Trial(own, variant, rank == 0)))
+    return [trial for _, trial in sorted(ranked, key=lambda each: each[0])]
+
+
+def _end_if_device_failed(outcome: Outcome, device: torch.device) -> None:
+    """End the process after an error that also fails later calls, such as an illegal access."""
+    try:
+        torch.ones(1, device=device).add_(1).item()
+        if not outcome.spoiled:
+            return
+    except RuntimeError as failure:
+        print(f"the device no longer works: {one_line(failure)}", file=sys.stderr, flush=True)
+    os._exit(DEVICE_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Runs trial processes one after the other, until every variant has been tried.
+
+If one crashes or hangs, the variant that it was trying is refused, and the next process continues.
+"""
+
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from tqdm.auto import tqdm
+
+from diffray.kernels.trial import SELECTIONS, Outcome, Selection
+from diffray.kernels.variants import TORCH_VARIANT
+from diffray.workers.bring_up.findings import Findings, GraphsOutcome
+from diffray.workers.bring_up.trial_process import GRAPHS, OUTCOME, TrialPlan
+
+_CHILD = "diffray.workers.bring_up.trial_process"
+_ENDING_S = 10.0  # for a process to end that was killed, or that has no more to say
+
+
+class TimeLimits(NamedTuple):
+    """Seconds of bring-up and its parts."""
+
+    budget: float = 45.0  # for all but the defaults and torch, which are tried in any case
+    limit: float = 300.0  # for everything
+    start: float = 120.0  # for a process to begin
+    trial: float = 30.0  # for one trial
+
+
+class Trials:
+    """The outcomes so far, and the plan for the rest."""
+
+    def __init__(self, plan: TrialPlan, limits: TimeLimits) -> None:
+        self._plan, self._limits = plan, limits
+        self._last: dict[str, Any] = {}  # the last message of a process
+        self.outcomes: list[Outcome] = []
+        self.wrong: dict[Selection, str] = {}  # why these fail together; empty if they do not
+        self.graphs: dict[Selection, GraphsOutcome] = {}
+        self.untried = 0
+        self.failed = ""  # why only torch's kernels can be used
+
+    def run(self) -> None:
+        """Start processes until one finishes, or one fails at what the next would repeat."""
+        limit = time.monotonic() + self._limits.limit
+        with tqdm(desc="kernels", unit="", disable=None) as bar:
+            while (ending := self._one_process(limit, bar)) and self._goes_on(ending):
+                pass
+        own = [each for each in self.outcomes if each.variant != TORCH_VARIANT]
+        if "defaults" in self.wrong and not self._right:
+            self.failed = f"the default variants fail together: {self.wrong['defaults']}"
+        elif not self._right:
+            self.failed = f"the trials failed: {ending}"
+        elif own and all(each.refused for each in own):
+            self.failed = f"every variant is refused, the first because: {own[0].refused}"
+        elif self._plan.graphs:
+            untried = GraphsOutcome(f"they were not tried: {ending}")
+            self.graphs = {each: self.graphs.get(each, untried) for each in self._right}
+
+    @property
+    def _right(self) -> list[Selection]:
+        return [selection for selection, why in self.wrong.items() if not why]
+
+    @property
+    def selection(self) -> Selection:
+        """Which of those that are right together to use: that with the fastest replays."""
+
+        def seconds(selection: Selection) -> float:
+            found = self.graphs.get(selection, GraphsOutcome())
+            return math.inf if found.refused or found.replayed_s is None else found.replayed_s
+
+        return min(self._right, key=seconds, default="fastest")
+
+    def _one_process(self, limit: float, bar: Any) -> str:
+        """Run a process to its end; return how it failed, empty if it finished."""
+        plan = self._plan.model_copy(
+            update={
+                "done": tuple(self.outcomes),
+                "selections": tuple(each for each in SELECTIONS if each not in self.wrong),
+                "right": bool(self._right),
+            }
+        )
+        self._last = {}
+        with _Process(plan) as process:
+            while True:
+                wait = self._limits.trial if self._last else self._limits.start
+                left = limit - time.monotonic()
+                try:
+                    message = process.message(max(min(wait, left), 0.0))
+                except TimeoutError:
+                    if wait >= left:
+                        self._last = {}
+                        return "the time is up"
+                    return f"it did not end within {wait:g} s"
+                if message is None:
+                    return process.ending()
+                self._last = message
+                if "end" in message:
+                    return ""
+                self._note(message, bar)
+
+    def _note(self, message: dict[str, Any], bar: Any) -> None:
+        match message:
+            case {"total": total}:
+                self.untried = total
+                bar.reset(len(self.outcomes) + total)
+                bar.update(len(self.outcomes))
+            case {"skipped": True}:
+                self.untried -= 1
+                bar.update()
+            case {"outcome": outcome}:
+                self.outcomes.append(OUTCOME.validate_python(outcome))
+                self.untried -= 1
+                bar.update()
+            case {"combined": selection, "wrong": why}:
+                self.wrong[selection] = why
+            case {"recorded": selection, "graphs": found}:
+                self.graphs[selection] = GRAPHS.validate_python(found)
+
+    def _goes_on(self, ending: str) -> bool:
+        """Refuse what a process was doing when it failed; return whether to start another."""
+        match self._last:
+            case {"begin": begun}:
+                self.outcomes.append(replace(OUTCOME.validate_python(begun), refused=ending))
+                self.untried -= 1
+            case {"compiling": True}:
+                self._plan = self._plan.model_copy(update={"compile_ahead": False})
+            case {"combining": selection}:
+                self.wrong[selection] = ending
+                return "defaults" not in self.wrong and not self._right
+            case {"recording": selection}:
+                self.graphs[selection] = GraphsOutcome(ending)
+                return "early" not in self.wrong and "defaults" not in self.wrong
+            case {"outcome": _}:  # it ended because of that one
+                pass
+            case _:
+                return False
+        return True
+
+
+def run_trials(plan: TrialPlan, limits: TimeLimits) -> Findings:
+    """Try every variant; return the outcomes."""
+    begin = time.monotonic()
+    trials = Trials(plan.model_copy(update={"until": begin + limits.budget}), limits)
+    trials.run()
+    return Findings(
+        outcomes=tuple(trials.outcomes),
+        selection=trials.selection,
+        conflicts={selection: why for selection, why in trials.wrong.items() if why},
+        graphs=trials.graphs.get(trials.selection),
+        untried=trials.untried,
+        seconds=time.monotonic() - begin,
+        failed=trials.failed,
+    )
+
+
+class _Process:
+    """A trial process; it is ended on leaving, and by itself if this process dies."""
+
+    def __init__(self, plan: TrialPlan) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on leaving
+        # It imports what this process imports, wherever that comes from.
+        path = os.pathsep.join(filter(None, sys.path))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=os.environ | {"PYTHONPATH": path},
+            start_new_session=True,  # what it started is ended with it
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        with suppress(BrokenPipeError):
+            self._input.write(plan.model_dump_json().encode() + b"\n")
+            self._input.flush()  # it stays open: its end ends the process
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # a GPU's driver may hold it for good
+            self._process.wait(_ENDING_S)
+        self._reader.join(_ENDING_S)
+        if self._reader.is_alive():  # it holds the lock of its file
+            return
+        for file in (self._input, self._output, self._errors):
+            with suppress(BrokenPipeError):
+                file.close()
+
+    def _read(self) -> None:
+        for line in self._output:
+            if line.startswith(b"{") and line.endswith(b"}\n"):  # libraries print, too
+                self._lines.put(line)
+        self._lines.put(b"")
+
+    def message(self, seconds: float) -> dict[str, Any] | None:
+        """Wait for the next message; None: there will be no more."""
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError from None
+        return json.loads(line) if line else None
+
+    def ending(self) -> str:
+        """Return how the process ended, and the last that it wrote of it."""
+        try:
+            code = self._process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            return f"it did not end within {_ENDING_S:g} s"
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        how = f"it crashed ({signal.Signals(-code).name})" if code < 0 else f"it ended ({code})"
+        return f"{how}: {lines[-1][:200]}" if lines else how

@@ -1,0 +1,138 @@
+"""Lends copies to the sequences that speculate, while they promise more than they take."""
+
+from collections.abc import Sequence as Items
+
+import torch
+
+from diffray.components.copies import Copy
+from diffray.components.kv_pool import KVPool
+from diffray.components.sequence import Sequence
+from diffray.workers.layout import Span
+from diffray.workers.slots import MOST_DRAFTS, Slots
+
+
+class Drafting:
+    """Drafts use what nobody else needs: they never take a slot, and give way when pages are short.
+
+    `overhead` is what a forward costs besides its positions, as a number of positions; 0: no
+    drafts. There are at most 16, and at most `most_windows` of sequences and drafts.
+    """
+
+    def __init__(self, kv: KVPool, slots: Slots, overhead: int, most_windows: int | None) -> None:
+        self.kv, self.slots = kv, slots
+        self.overhead, self.most_windows = overhead, most_windows
+        self._holders: dict[Sequence, int] = {}  # of so many drafts
+
+    def allot(self, sequences: Items[Sequence]) -> bool:
+        """Give each sequence as many drafts as pay while these run together.
+
+        Returns whether anything changes.
+        """
+        wanted = self._wanted(sequences)
+        if wanted == self._holders:
+            return False
+        for sequence in self._holders:
+            self._drop(sequence, wanted.get(sequence, 0))
+        for sequence, count in wanted.items():
+            missing = count - len(sequence.drafts)
+            sequence.drafts += [self.slots.lend_copy() for _ in range(missing)]
+        self._holders = wanted
+        return True
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Take its drafts from a sequence."""
+        if self._holders.pop(sequence, 0):
+            self._drop(sequence, 0)
+
+    def spans(self, own: Span, step: int) -> list[Span]:
+        """Return the windows of a sequence's drafts beside its own, at this step of its block.
+
+        Positions outside the window read the K/V that the sequence itself has stored, so drafts run
+        the same positions as it does. Their own K/V are not kept, so the step after must run these
+        positions again: otherwise it would read what the sequence stored earlier.
+        """
+        found: list[Span] = []
+        sequence = own.sequence
+        masks = int(sequence.masked.sum()) if sequence.drafts else 0  # each step takes one
+        for ahead, draft in enumerate(sequence.drafts, 1):
+            window = sequence.policy.cache.window(sequence, step + ahead)
+            start, stop = sequence.policy.cache.window(sequence, step + ahead + 1)
+            if window != (own.start, own.stop) or start > own.start or stop < own.stop:
+                break
+            if not draft.ready or ahead >= masks or not self._cover(draft, own):
+                break
+            found.append(own._replace(copy=draft))
+        return found
+
+    def share_edges(self, spans: Items[Span]) -> None:
+        """Copy what the first and the last page of these windows hold besides the window."""
+        pages, onto = [], []
+        for span in spans:
+            assert span.copy is not None
+            first = span.start // self.kv.page_size
+            last = first + len(span.copy.pages) - 1
+            for page in {first, last}:
+                pages.append(span.sequence.pages[page])
+                onto.append(span.copy.pages[page - first])
+        if pages:
+            self.kv.copy(pages, onto)
+
+    def _wanted(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
+        """Return how many drafts pay: of the likeliest first, while they bring more than others.
+
+        A draft brings its chance to be right, in steps, and costs its positions. It pays if that is
+        more for a position than what the forward brings without it, overhead included.
+        """
+        wanted: dict[Sequence, int] = {}
+        offers = [
+            (sequence.chance.value**ahead, sequence)
+            for sequence in sequences
+            if sequence.policy.speculation is not None
+            for ahead in range(1, sequence.policy.speculation.drafts + 1)
+        ]
+        if not offers or not self.overhead:
+            return wanted
+        offers.sort(key=lambda offer: -offer[0])
+        most = MOST_DRAFTS
+        if self.most_windows is not None:
+            most = min(most, max(self.most_windows - len(sequences), 0))
+        sizes = {sequence: _size(sequence) for sequence in sequences}
+        cost, steps = self.overhead + sum(sizes.values()), float(len(sequences))
+        for chance, sequence in offers[:most]:
+            if chance * cost <= steps * sizes[sequence]:
+                continue
+            wanted[sequence] = wanted.get(sequence, 0) + 1
+            cost, steps = cost + sizes[sequence], steps + chance
+        return wanted
+
+    def _cover(self, draft: Copy, own: Span) -> bool:
+        """Give a draft pages for its window, in the place of the sequence's own."""
+        covers = own.start, own.stop, own.kv_stop
+        if draft.covers == covers:
+            return True
+        self._free_pages(draft)
+        first = own.start // self.kv.page_size
+        count = self.kv.pages_for(own.stop) - first
+        if count > self.kv.num_free:
+            return False
+        draft.pages, draft.covers = self.kv.allocate(count), covers
+        assert own.sequence.pages_P is not None
+        draft.pages_P = own.sequence.pages_P.clone()
+        draft.pages_P[first : first + count] = torch.tensor(draft.pages)
+        return True
+
+    def _drop(self, sequence: Sequence, left: int) -> None:
+        for draft in sequence.drafts[left:]:
+            self._free_pages(draft)
+            self.slots.take_back(draft)
+        del sequence.drafts[left:]
+
+    def _free_pages(self, draft: Copy) -> None:
+        self.kv.free(draft.pages)
+        draft.pages, draft.covers = [], None
+
+
+def _size(sequence: Sequence) -> int:
+    """Return how many positions a step runs after the block's first."""
+    start, stop = sequence.policy.cache.window(sequence, max(sequence.step, 1))
+    return stop - start

@@ -1,0 +1,148 @@
+"""The rows that draw, and those that are chosen together, of one request and of a batch.
+
+Letters: B sequences, L positions of a block or a slot, N rows.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from diffray.components.backend import send
+from diffray.components.grammar.automaton import Automaton
+from diffray.components.grammar.paths import Entry
+from diffray.components.pins import Stretch
+from diffray.components.propose import Draws, SlotEnd, Structured
+from diffray.components.sequence import Sequence
+
+Alike = tuple[Automaton, bool, SlotEnd | None]  # what may be chosen in one call, drawn or not
+
+
+class Draw(NamedTuple):
+    """A sequence's rows that draw, and how."""
+
+    rows: Tensor
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+class StructuredPart(NamedTuple):
+    """Rows of a sequence that are chosen together, and their positions, on the host."""
+
+    rows_N: Tensor
+    places_N: Tensor  # of the rows, among the positions
+    cells_L: Tensor  # of the positions: flat index into [B, L]
+    valid_L: Tensor
+    room: int
+    state: int
+    draw: Draw | None
+    end: SlotEnd | None = None
+    following: int = 0  # the token after a slot
+
+    @staticmethod
+    def of_answer(
+        number: int,
+        sequence: Sequence,
+        length: int,
+        rows_N: Tensor,
+        offsets_N: Tensor,
+        draw: Draw | None,
+    ) -> "StructuredPart":
+        """Return a block's part of an answer, in which `length` positions have a place."""
+        at_L = sequence.start + torch.arange(length)
+        stop = min(sequence.stop, sequence.limit)
+        return StructuredPart(
+            rows_N,
+            offsets_N,
+            number * length + torch.arange(length),
+            (at_L >= sequence.prompt_len) & (at_L < stop),
+            max(sequence.limit - sequence.stop, 0),
+            sequence.state,
+            draw,
+        )
+
+    @staticmethod
+    def of_slot(
+        stretch: Stretch,
+        first: int,
+        end: SlotEnd,
+        rows_N: Tensor,
+        offsets_N: Tensor,
+        draw: Draw | None,
+    ) -> "StructuredPart":
+        """Return a slot; its sequence's block begins at cell `first`, and at 0 in [B, L]."""
+        ours_N = (offsets_N >= stretch.start - first) & (offsets_N < stretch.stop - first)
+        return StructuredPart(
+            rows_N[ours_N],
+            offsets_N[ours_N] - (stretch.start - first),
+            torch.arange(stretch.start - first, stretch.stop - first),
+            torch.ones(stretch.stop - stretch.start, dtype=torch.bool),
+            stretch.room + 1,  # a value is followed by an end token, which has no position
+            stretch.state,
+            None if draw is None else draw._replace(rows=rows_N[ours_N]),
+            end,
+            stretch.slot.following,
+        )
+
+
+def join_draws(parts: Items[Draw], device: torch.device) -> Draws | None:
+    """Return how all these rows draw; None without any."""
+    if not parts:
+        return None
+
+    def each(name: str, dtype: torch.dtype) -> Tensor:
+        return repeated([(part.rows, getattr(part, name)) for part in parts], dtype, device)
+
+    real = torch.float64
+    return Draws(
+        joined([part.rows for part in parts], device),
+        each("temperature", real),
+        each("top_k", torch.long) if any(part.top_k > 0 for part in parts) else None,
+        each("top_p", real) if any(part.top_p < 1 for part in parts) else None,
+        each("min_p", real) if any(part.min_p > 0 for part in parts) else None,
+    )
+
+
+def join_structured(alike: Alike, parts: Items[StructuredPart], device: torch.device) -> Structured:
+    """Return the rows of several sequences that are chosen in one call."""
+    automaton, _, end = alike
+    length = max(len(part.cells_L) for part in parts)
+    entry = Entry(
+        send(torch.tensor([part.state for part in parts]), device),
+        send(pad_sequence([part.valid_L for part in parts], batch_first=True), device),
+        send(torch.tensor([part.room for part in parts]), device),
+    )
+    counts = torch.tensor([len(part.rows_N) for part in parts])
+    following = torch.tensor([part.following for part in parts])
+    return Structured(
+        _on_device(automaton, device),
+        send(pad_sequence([part.cells_L for part in parts], batch_first=True), device),
+        entry,
+        joined([part.rows_N for part in parts], device),
+        joined([g * length + part.places_N for g, part in enumerate(parts)], device),
+        join_draws([part.draw for part in parts if part.draw is not None], device),
+        end,
+        send(following.repeat_interleave(counts), device),
+    )
+
+
+def joined(parts: Iterable[Tensor], device: torch.device) -> Tensor:
+    return send(torch.cat(list(parts)), device)
+
+
+def repeated(
+    parts: Iterable[tuple[Tensor, float]], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return each part's value once for each of its rows."""
+    return joined([torch.full((len(rows),), value, dtype=dtype) for rows, value in parts], device)
+
+
+@lru_cache(64)
+def _on_device(automaton: Automaton, device: torch.device) -> Automaton:
+    return automaton.on(device)

@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, ClassVar, Final
 from uuid import uuid4
@@ -52,8 +53,7 @@ class Answer(ABC):
             self._begun.add(choice.index)
             yield from self._opening(choice)
         if delta.canvas is not None:
-            canvas = {"canvas": delta.canvas, "text": self._tokens.of_canvas(delta.canvas)}
-            yield self._chunk() | {"diffusion": {"index": choice.index} | canvas}
+            yield self._chunk() | {"diffusion": self._view(choice, delta.canvas, delta.forwards)}
         about = self._about_tokens(choice, delta)
         pieces = list(self._pieces(choice, delta))
         if about and delta.token_ids and not pieces:  # their text may be held back
@@ -90,7 +90,13 @@ class Answer(ABC):
     def _logprobs(self, choice: Choice, part: Part) -> Json: ...
 
     def _ending(self, choice: Choice) -> Json:
-        return {"finish_reason": choice.output.finish_reason, "stop_reason": choice.stop_reason}
+        made: Json = {
+            "finish_reason": choice.output.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if choice.output.depth is not None:
+            made["structured_outputs"] = {"exact": False, "depth": choice.output.depth}
+        return made
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {
@@ -134,15 +140,27 @@ class Answer(ABC):
         made: Json = {}
         if self.body.num_logprobs is not None:
             made["logprobs"] = self._logprobs(choice, part)
+            if part.fields is not None:
+                made["fields"] = {path: asdict(each) for path, each in part.fields.items()}
         if self.body.return_token_ids:
             made["token_ids"] = part.token_ids
         if self.body.return_trajectory:
             made["trajectory"] = {
                 "token_ids": part.token_ids,
-                "steps": part.steps or [],
+                "steps": part.steps,
                 "logprobs": [_number(each) for each in part.logprobs or []],
             }
         return made
+
+    def _view(self, choice: Choice, canvas: list[int | None], forwards: int) -> Json:
+        """Return the canvas after so many forwards: its tokens, their texts, and the whole text."""
+        return {
+            "index": choice.index,
+            "forwards": forwards,
+            "canvas": canvas,
+            "tokens": [None if token is None else self._tokens[token][0] for token in canvas],
+            "text": self._tokens.of_canvas(canvas),
+        }
 
     def _prompt_ids(self, choice: Choice) -> Json:
         ids = list(choice.prompt.ids)

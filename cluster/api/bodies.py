@@ -3,15 +3,10 @@
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 
 from diffray.cluster.api.errors import invalid, of_validation
+from diffray.cluster.api.field_types import Biases, Prompts, Stops, TokenIds, Word
 from diffray.cluster.api.messages import NOTED, Message, StrictModel
 from diffray.cluster.api.noop_fields import refuse_unless_neutral
 from diffray.cluster.api.structures import NamedTool, ResponseFormat, Tool, ToolChoice
@@ -19,94 +14,47 @@ from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.grammar.tool_calls import ToolCalls
 from diffray.components.policy import DiffusionParams
 
-_MOST_PROMPTS: Final = 1024
-_NO_PROMPT: Final = "expected a text, a list of token ids, or a list of several of these"
 _MOST_CHOICES: Final = 1024  # of one request
-_MOST_MESSAGES: Final = 4096
+MOST_MESSAGES: Final = 4096
 _MOST_TOKENS: Final = 2**20  # to decode
 _INT64: Final = 2**63
 _SANE: Final = 2**31  # no length or priority is larger
 
-
-def _as_prompts(given: Any) -> list[str | list[int]]:
-    """Return several prompts; a text or a flat list of ids is one."""
-    several = [given] if isinstance(given, str) or (given and _are_ids(given)) else given
-    if not several or not isinstance(several, list):
-        raise ValueError(_NO_PROMPT)
-    if len(several) > _MOST_PROMPTS:
-        raise ValueError(f"at most {_MOST_PROMPTS} prompts go into one request")
-    if not all(isinstance(each, str) or _are_ids(each) for each in several):
-        raise ValueError(_NO_PROMPT)
-    return several
-
-
-def _are_ids(given: Any) -> bool:
-    return isinstance(given, list) and all(type(token) is int for token in given)
-
-
-def _as_biases(given: Any) -> dict[int, float]:
-    if not isinstance(given, dict) or len(given) > 1024:
-        raise ValueError("expected an object of at most 1024 token ids and their biases")
-    biases = {}
-    for token, bias in given.items():
-        if not (str(token).isascii() and str(token).isdigit() and len(str(token)) < 19):
-            raise ValueError(f"{str(token)[:40]!r} is not a token id")
-        if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise ValueError(f"token {token}: a bias is a number from -100 to 100")
-        biases[int(token)] = float(bias)
-    return biases
-
-
-def _as_list(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given
-
-
-Ids = list[int]
-Prompts = Annotated[
-    list[str | list[int]],
-    PlainValidator(_as_prompts, json_schema_input_type=str | list[str] | Ids | list[Ids]),
-]
-Biases = Annotated[
-    dict[int, float], PlainValidator(_as_biases, json_schema_input_type=dict[str, float])
-]
-# `fail_fast`: only a list's first mistake is reported; all of millions would take gigabytes.
-Word = Annotated[str, Field(min_length=1, max_length=1000)]
-Stops = Annotated[
-    list[Word],
-    Field(max_length=32, fail_fast=True),
-    BeforeValidator(_as_list, json_schema_input_type=Word | list[Word]),
-]
-TokenIds = Annotated[list[int], Field(max_length=1024, fail_fast=True)]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
-
-
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
 Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
+
+
+Named = Annotated[
+    str | None, Field(description="The model's name in /v1/models; default: the only one.")
+]
 
 
 class StreamOptions(StrictModel):
     """What a stream contains besides text."""
 
-    include_usage: bool = False
+    include_usage: bool = Field(False, description="Usage, in a last chunk.")
     continuous_usage_stats: bool = Field(False, description="Usage so far, in every chunk.")
     include_canvas: bool = Field(False, description="Add chunks with the current canvas.")
     include_obfuscation: bool = Field(False, description=NOTED)
 
 
-class GenerationBody(StrictModel):
-    """The fields that chats and completions share; the server fills in what is missing."""
+class SharedFields(StrictModel):
+    """The fields that mean the same in every API; the server fills in what is missing.
 
-    prompt_field: ClassVar[str]
-    default_tokens: ClassVar[int]  # if neither the request nor the server sets max_tokens
+    Those without a description of their own are those of `SamplingParams`.
+    """
 
-    model: str | None = None
-    n: int = Field(1, ge=1, le=128)
-    max_tokens: int | None = Field(None, ge=1, lt=_SANE)
+    model: Named = None
     min_tokens: int = Field(0, ge=0, lt=_SANE)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, lt=_INT64, description="0 and -1: all tokens.")
+    top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float = Field(0, ge=-2, le=2)
+    frequency_penalty: float = Field(0, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    no_repeat_ngram_size: int = Field(0, ge=0, lt=_SANE)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    stop: Stops = Field(default_factory=list)
     stop_token_ids: TokenIds = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -114,7 +62,7 @@ class GenerationBody(StrictModel):
     logit_bias: Biases = Field(default_factory=dict)
     allowed_token_ids: list[int] = Field(default_factory=list, max_length=65536, fail_fast=True)
     bad_words: Annotated[list[Word], Field(max_length=256, fail_fast=True)] = Field(
-        default_factory=list, description="Each must be a single token."
+        default_factory=list
     )
     priority: int = Field(
         0,
@@ -125,13 +73,7 @@ class GenerationBody(StrictModel):
     cache_salt: str = Field(
         "", max_length=1024, description="K/V are shared only between requests of the same salt."
     )
-    response_format: ResponseFormat | None = Field(
-        None, description="JSON: any object, or what a schema allows."
-    )
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = Field(None, description="structured_outputs.json")
-    guided_regex: str | None = Field(None, description="structured_outputs.regex")
-    guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
     # Notes of the client, or for OpenAI.
     user: str | None = Field(None, description=NOTED)
     safety_identifier: str | None = Field(None, description=NOTED)
@@ -143,14 +85,36 @@ class GenerationBody(StrictModel):
     request_id: str | None = Field(
         None, pattern=r"^[\x21-\x7e]{1,128}$", description="The last part of the answer's id."
     )
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool = False
-    return_trajectory: bool = Field(
-        False, description="Return each token's id, log-probability, and the step it became final."
-    )
+    stream: bool = Field(False, description="Send the answer in chunks, as it becomes final.")
     diffusion: DiffusionParams = Field(
         default=DiffusionParams(), description="How to denoise: decoder, cache and so on."
+    )
+
+
+class GenerationBody(SharedFields):
+    """The fields that chats and completions share."""
+
+    prompt_field: ClassVar[str]
+    default_tokens: ClassVar[int]  # if neither the request nor the server sets max_tokens
+
+    n: int = Field(1, ge=1, le=128)
+    max_tokens: int | None = Field(None, ge=1, lt=_SANE)
+    stop: Stops = Field(default_factory=list)
+    response_format: ResponseFormat | None = Field(
+        None, description="JSON: any object, or what a schema allows."
+    )
+    guided_json: dict[str, Any] | str | None = Field(
+        None, description="The same as structured_outputs.json."
+    )
+    guided_regex: str | None = Field(None, description="The same as structured_outputs.regex.")
+    guided_choice: list[str] | None = Field(
+        None, description="The same as structured_outputs.choice."
+    )
+    guided_grammar: str | None = Field(None, description="The same as structured_outputs.grammar.")
+    stream_options: StreamOptions | None = Field(None, description="Needs stream: true.")
+    return_token_ids: bool = Field(False, description="Return the ids of prompt and answer too.")
+    return_trajectory: bool = Field(
+        False, description="Return each token's id, log-probability, and the step it became final."
     )
 
     @property
@@ -178,7 +142,7 @@ class GenerationBody(StrictModel):
             "structured_outputs": self.structured_outputs,
             "response_format": None if form is None else form.structured,
         }
-        for kind in ("json", "regex", "choice"):
+        for kind in ("json", "regex", "choice", "grammar"):
             if (value := getattr(self, f"guided_{kind}")) is not None:
                 found[f"guided_{kind}"] = StructuredOutputs(**{kind: value})
         return {field: outputs for field, outputs in found.items() if outputs is not None}
@@ -194,9 +158,15 @@ class GenerationBody(StrictModel):
 class TemplateFields(StrictModel):
     """What controls the chat template."""
 
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool = Field(
+        True, description="End the prompt where the assistant's answer begins."
+    )
+    continue_final_message: bool = Field(
+        False, description="Continue the last message instead of answering it."
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Values for the chat template."
+    )
     tools: Tools = Field(
         default_factory=list, description="Functions that the template shows to the model."
     )
@@ -210,11 +180,15 @@ class ChatBody(GenerationBody, TemplateFields):
     # canvas is computed, however short the answer turns out to be.
     default_tokens = 512
 
-    messages: Messages
-    max_completion_tokens: int | None = Field(None, ge=1, lt=_SANE)
-    logprobs: bool = False
+    messages: Messages = Field(description="The conversation so far.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, lt=_SANE, description="The newer name of max_tokens."
+    )
+    logprobs: bool = Field(False, description="Return each token's log-probability.")
     top_logprobs: int = Field(0, ge=0, le=20)
-    add_special_tokens: bool = False
+    add_special_tokens: bool = Field(
+        False, description="Add the tokenizer's special tokens to what the template has made."
+    )
     tool_choice: ToolChoice | None = Field(
         None, description="Whether an answer may, must or must not call a function, or which one."
     )
@@ -281,11 +255,18 @@ class CompletionBody(GenerationBody):
     prompt_field = "prompt"
     default_tokens = 16  # OpenAI's
 
-    prompt: Prompts
+    prompt: Prompts = Field(description="A text, a list of token ids, or a list of several.")
     suffix: str | None = Field(None, description="Text after the gap to fill (infilling).")
-    echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=20)
-    add_special_tokens: bool = True
+    echo: bool = Field(False, description="Repeat prompt and suffix in the answer's text.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description="Return each token's log-probability, and those of so many others.",
+    )
+    add_special_tokens: bool = Field(
+        True, description="Add the tokenizer's special tokens to the prompt."
+    )
 
     @property
     def num_logprobs(self) -> int | None:
@@ -310,18 +291,22 @@ class CompletionBody(GenerationBody):
 class TokenizeBody(TemplateFields):
     """POST /tokenize: a prompt, or messages."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool = False
+    model: Named = None
+    prompt: str | None = Field(None, description="A text; or send messages.")
+    messages: Messages | None = Field(None, description="A conversation; or send a prompt.")
+    add_special_tokens: bool | None = Field(
+        None, description="Add the tokenizer's special tokens; default: to a prompt only."
+    )
+    return_token_strs: bool = Field(False, description="Return how each token is spelt.")
 
 
 class DetokenizeBody(StrictModel):
     """POST /detokenize."""
 
-    model: str | None = None
-    tokens: list[int] = Field(max_length=_MOST_TOKENS, fail_fast=True)
+    model: Named = None
+    tokens: list[int] = Field(
+        max_length=_MOST_TOKENS, fail_fast=True, description="The ids of the tokens."
+    )
 
 
 AnyBody = TypeVar("AnyBody", bound=StrictModel)

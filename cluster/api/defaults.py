@@ -20,9 +20,11 @@ _READ: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
     "max_tokens": "max_new_tokens",
 }
-_NOT_HONOURED: Final = {"repetition_penalty": 1.0, "min_p": 0.0, "no_repeat_ngram_size": 0}
+_NOT_HONOURED: Final = {"no_repeat_ngram_size": 0}  # it needs blocks of one position
 
 
 class GenerationDefaults(Config):
@@ -42,6 +44,12 @@ class GenerationDefaults(Config):
     )
     top_k: int | None = Field(
         None, ge=-1, description="top_k; default: the checkpoint's, else 0, which is all."
+    )
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="min_p; default: the checkpoint's, else 0."
+    )
+    repetition_penalty: float | None = Field(
+        None, ge=0.01, le=100, description="repetition_penalty; default: the checkpoint's, else 1."
     )
 
     def over(self, other: Self) -> Self:

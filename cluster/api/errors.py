@@ -1,6 +1,7 @@
-"""Errors for clients, in OpenAI's format."""
+"""Errors for clients, in OpenAI's format; at Anthropic's paths in theirs."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,6 +19,15 @@ Json = dict[str, Any]
 
 _LONGEST: Final = 600  # characters of a message; what was given may be megabytes
 _LONGEST_NAME: Final = 200  # and of the field's name, which may be the client's invention
+_ANTHROPIC: Final = re.compile(r"/v1/messages(/|$)")  # the paths of their API
+_ANTHROPIC_KINDS: Final = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _RETRY_LOST: Final = 2.0  # seconds, about what it takes to find out that a replica or proxy is lost
 _RETRY_FAILED: Final = 5.0  # seconds, about what it takes to start an engine's ranks anew
 
@@ -38,6 +48,7 @@ class ApiError(Exception):
         self.status, self.message = status, printable(shortened(message, _LONGEST))
         self.param = None if param is None else printable(shortened(param, _LONGEST_NAME))
         self.code, self.retry_after, self._headers = code, retry_after, dict(headers or {})
+        self.counted = False  # in the metrics of the model that was asked
         super().__init__(status, self.message)  # as it is pickled for callers of a handle
 
     def __str__(self) -> str:
@@ -49,6 +60,16 @@ class ApiError(Exception):
         kind = "rate_limit_error" if self.status == 429 else kind
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
+
+    def body_at(self, path: str) -> Json:
+        """Return the body in the format of the path's API; Anthropic's has no `param`."""
+        if not _ANTHROPIC.search(path):
+            return self.body
+        kind = "api_error" if self.status >= 500 else "invalid_request_error"
+        named = self.param is None or self.param in self.message
+        message = self.message if named else f"{self.param}: {self.message}"
+        error = {"type": _ANTHROPIC_KINDS.get(self.status, kind), "message": message}
+        return {"type": "error", "error": error}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -113,6 +134,8 @@ def of_validation(error: ValidationError) -> ApiError:
             code = "missing_required_parameter"
         case ("messages", int(number), str(field), *_):
             param = f"messages[{number}].{field}"
+        case ("input", int(number), str(), str(field), *_):  # an item's kind stands between
+            param = f"input[{number}].{field}"
     return invalid(sentence(first), param, code)
 
 

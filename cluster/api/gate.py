@@ -10,9 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.http import refusal
+from diffray.cluster.api.page import FILES
 from diffray.cluster.api.settings import is_known
 
-_OPEN: Final = ("/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json")
+_OPEN: Final = ("/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json", "", "/")
 _USABLE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _SAFE: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -21,12 +22,19 @@ _SAFE: Final = {
     "X-Content-Type-Options": "nosniff",
 }
 
+_NO_KEY: Final = ApiError(
+    401,
+    "Incorrect API key provided; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+    code="invalid_api_key",
+    headers={"WWW-Authenticate": "Bearer"},
+)
+
 
 class Gate:
     """ASGI middleware: every path needs a key unless it is open, even one that does not exist.
 
-    It adds headers to every answer. With `request_ids` one is the request's id, or a new id; behind
-    Ray Serve, which adds ids itself, an answer would have two.
+    It adds the headers that an answer has not set itself. With `request_ids` one is the request's
+    id, or a new id; behind Ray Serve, which adds ids itself, an answer would have two.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str] = (), *, request_ids: bool = True) -> None:
@@ -45,25 +53,21 @@ class Gate:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(added)
+                headers = MutableHeaders(scope=message)
+                for name, value in added.items():
+                    headers.setdefault(name, value)
             await send(message)
 
-        app = self._app if self._may_pass(scope, headers) else _REFUSAL
+        may_pass = self._may_pass(scope, headers)
+        app = self._app if may_pass else refusal(_NO_KEY, scope["path"])
         await app(scope, receive, send_with_headers)
 
     def _may_pass(self, scope: Scope, headers: Headers) -> bool:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if not self._digests or scope["method"] == "OPTIONS" or path in _OPEN:
+        is_open = path in _OPEN or path.startswith(FILES)
+        if not self._digests or scope["method"] == "OPTIONS" or is_open:
             return True
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        return is_known(key.strip(), self._digests) and scheme.lower() == "bearer"
-
-
-_REFUSAL: Final = refusal(
-    ApiError(
-        401,
-        "Incorrect API key provided; send one as `Authorization: Bearer KEY`.",
-        code="invalid_api_key",
-        headers={"WWW-Authenticate": "Bearer"},
-    )
-)
+        shown = [key.strip()] if scheme.lower() == "bearer" else []
+        shown += headers.getlist("x-api-key")[:1]  # Anthropic's header
+        return any([is_known(each, self._digests) for each in shown])

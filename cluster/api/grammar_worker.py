@@ -3,6 +3,8 @@
 from base64 import b64decode, b64encode
 from typing import Any, Final
 
+from tokenizers import Tokenizer
+
 from diffray.cluster.api.limited_process import serve
 from diffray.components.grammar.compile import Grammars
 from diffray.components.grammar.structured import StructuredOutputs
@@ -19,10 +21,17 @@ class Compiler:
     def answer(self, given: dict[str, Any]) -> dict[str, Any]:
         if self._grammars is None:
             vocabulary = {b64decode(text): ids for text, ids in given["vocabulary"].items()}
-            self._grammars = Grammars(vocabulary, given["end_ids"], given["vocab_size"])
+            tokenizer = Tokenizer.from_str(given["tokenizer"])
+            self._grammars = Grammars(
+                vocabulary,
+                given["end_ids"],
+                given["vocab_size"],
+                lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+            )
             return {}
-        automaton = self._grammars.compile(StructuredOutputs(**given))
-        return {"automaton": b64encode(automaton).decode()}
+        slot_length = given.pop("slot_length")
+        compiled = self._grammars.compile(StructuredOutputs(**given), slot_length)
+        return {"automaton": b64encode(compiled).decode()}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Structured outputs of requests, compiled in a process that may be lost without harm."""
 
+import json
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 from typing import Any, Final
@@ -9,6 +10,7 @@ from diffray.cluster.api.grammar_worker import CPU_S
 from diffray.cluster.api.limited_process import LimitedProcess, OutOfTime, Refused
 from diffray.components.grammar.compile import vocabulary_of
 from diffray.components.grammar.structured import StructuredOutputs
+from diffray.components.policy import DiffusionParams
 from diffray.workers.admission import Limits
 from diffray.workers.text import Tokenizer
 
@@ -26,13 +28,19 @@ class GrammarCompiler:
         self._kept: OrderedDict[str, bytes | Refused] = OrderedDict()
         self.process = LimitedProcess("diffray.cluster.api.grammar_worker", self._greeting)
 
-    async def automaton(self, field: str, outputs: StructuredOutputs) -> bytes:
-        """Return the automaton as bytes; raises ApiError for the field if there is none."""
+    async def compiled(
+        self, field: str, outputs: StructuredOutputs, diffusion: DiffusionParams
+    ) -> bytes:
+        """Return the automaton, or the pinned canvas, as bytes.
+
+        Raises ApiError for the field if there is none.
+        """
         if self._tokenizer is None:
             raise invalid(f"{field} needs a tokenizer, and the checkpoint has none", field)
-        key = outputs.model_dump_json()
+        asked = outputs.model_dump(exclude_unset=True) | {"slot_length": diffusion.slots}
+        key = json.dumps(asked)
         if key not in self._kept:
-            self._kept[key] = await self._compile(outputs)
+            self._kept[key] = await self._compile(asked)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -41,9 +49,9 @@ class GrammarCompiler:
             raise invalid(str(found), field)
         return found
 
-    async def _compile(self, outputs: StructuredOutputs) -> bytes | Refused:
+    async def _compile(self, asked: dict[str, Any]) -> bytes | Refused:
         try:
-            answer = await self.process.ask(outputs.model_dump(exclude_unset=True))
+            answer = await self.process.ask(asked)
         except Refused as refused:
             return refused
         except OutOfTime:
@@ -57,4 +65,5 @@ class GrammarCompiler:
             "vocabulary": {b64encode(text).decode(): ids for text, ids in vocabulary.items()},
             "end_ids": self._limits.eos_token_ids,
             "vocab_size": self._limits.spec.vocab_size,
+            "tokenizer": self._tokenizer.fast.backend_tokenizer.to_str(),
         }

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -32,8 +32,8 @@ def _dump(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def refusal(error: ApiError) -> Response:
-    return Response(_dump(error.body), error.status, error.headers, "application/json")
+def refusal(error: ApiError, path: str) -> Response:
+    return Response(_dump(error.body_at(path)), error.status, error.headers, "application/json")
 
 
 async def read_json(request: Request, most: int, seconds: float) -> object:
@@ -144,14 +144,24 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events; if the client disconnects, the generator of chunks is closed."""
+    """Server-sent events; if the client disconnects, the generator of chunks is closed.
+
+    `failed` returns the event of an error; `end` is sent last.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: Json, rest: AsyncGenerator[Json, None]) -> None:
+    def __init__(
+        self,
+        first: Json,
+        rest: AsyncGenerator[Json, None],
+        failed: Callable[[ApiError], Json] = lambda error: error.body,
+        end: bytes = _DONE,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._first, self._rest = first, rest
+        self._failed, self._end = failed, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -168,18 +178,20 @@ class EventStream(Response):
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            await send_body(_event(self._first))
+            await send_body(event(self._first))
             async for chunk in self._rest:
-                await send_body(_event(chunk))
+                await send_body(event(chunk))
         except ApiError as error:
-            await send_body(_event(error.body))
+            await send_body(event(self._failed(error)))
         except OSError:
             raise
         except Exception:
             log.exception("a stream broke")
-            await send_body(_event(bug().body))
-        await send_body(_DONE, more=False)
+            await send_body(event(self._failed(bug())))
+        await send_body(self._end, more=False)
 
 
-def _event(value: Json) -> bytes:
-    return b"data: " + _dump(value) + b"\n\n"
+def event(value: Json) -> bytes:
+    """Return an event as it is sent; if it has a type, that is its name too."""
+    name = f"event: {value['type']}\n".encode() if "type" in value else b""
+    return name + b"data: " + _dump(value) + b"\n\n"

@@ -1,8 +1,9 @@
-"""The OpenAI-compatible endpoint: a FastAPI application over a Service."""
+"""The OpenAI-compatible endpoint: a FastAPI application over what it serves."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -11,26 +12,36 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 import diffray
+from diffray.cluster.api.anthropic import Messages, count_tokens
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody
+from diffray.cluster.api.dialects import Dialect, answer_stream, answer_whole
+from diffray.cluster.api.docs_page import HEADERS, docs_page
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
 from diffray.cluster.api.gate import Gate
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
-from diffray.cluster.api.openapi import describe, describe_body, page, refusals
-from diffray.cluster.api.service import Service
+from diffray.cluster.api.openapi import describe, describe_body, refusals
+from diffray.cluster.api.page import lacks_slash, page_router
+from diffray.cluster.api.responses import Responses
+from diffray.cluster.api.served import Served
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import EngineFailed
 
-GetService = Callable[[], Service]
+GetService = Callable[[], Served]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def build_api(
-    get_service: GetService, settings: ApiSettings | None = None, *, request_ids: bool = True
+    get_service: GetService,
+    settings: ApiSettings | None = None,
+    *,
+    request_ids: bool = True,
+    model: str | None = None,
 ) -> FastAPI:
     """Return the application; `get_service` is called for each request, and may raise EngineFailed.
 
-    Behind Ray Serve `request_ids` is False, because Serve adds ids itself.
+    Behind Ray Serve `request_ids` is False, because Serve adds ids itself. The manual's requests
+    name `model`, which they must where several are served.
     FastAPI applications cannot be pickled; build it in the process that runs it.
     """
     settings = settings or ApiSettings()
@@ -43,18 +54,23 @@ def build_api(
         redirect_slashes=False,  # a redirect would repeat the client's Host header
         openapi_url="/openapi.json" if settings.docs else None,
     )
-    app.openapi = partial(describe, app)  # type: ignore[method-assign]  # as FastAPI's manual says
+    described = partial(describe, app, has_keys=bool(settings.api_keys), model=model)
+    app.openapi = described  # type: ignore[method-assign]  # as FastAPI's manual says
     app.include_router(_answers(get_service, settings))
+    app.include_router(_other_apis(get_service, settings))
     app.include_router(_reports(get_service, settings))
     if settings.docs:
 
         @app.get("/docs", include_in_schema=False)
         async def docs() -> Response:
-            return HTMLResponse(page(app.openapi()))
+            return HTMLResponse(docs_page(app.openapi()), headers=HEADERS)
+
+    if settings.page:
+        app.include_router(page_router())
 
     for kind in (ApiError, EngineFailed):
         app.add_exception_handler(kind, partial(_refuse, get_service))
-    app.add_exception_handler(HTTPException, _refuse_http)
+    app.add_exception_handler(HTTPException, partial(_refuse_http, settings.page))
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _internal_error)
     app.add_middleware(Gate, keys=settings.api_keys, request_ids=request_ids)
@@ -73,11 +89,7 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes for clients."""
     router = APIRouter()
 
-    def post(path: str) -> Callable[[Endpoint], Endpoint]:
-        return router.post(path, **describe_body(path))
-
-    async def read(request: Request) -> object:
-        return await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
+    post, read = partial(_post, router), partial(_read, settings)
 
     async def generate(request: Request, kind: type[GenerationBody]) -> Response:
         body = await read(request)
@@ -88,11 +100,11 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
     @router.get("/v1/models", responses=refusals(401, 503))
     async def list_models() -> Response:
-        return answer(get_service().models())
+        return answer(await get_service().models())
 
     @router.get("/v1/models/{name:path}", responses=refusals(401, 404, 503))
     async def show_model(name: str) -> Response:
-        return answer(get_service().model(name))
+        return answer(await get_service().model(name))
 
     @post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -110,11 +122,48 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         return answer(await get_service().detokenize(await read(request)))
 
-    @router.get("/tokenizer_info", responses=refusals(400, 401, 503))
-    async def tokenizer_info() -> Response:
-        return answer(get_service().tokenizer_info())
+    @router.get("/tokenizer_info", responses=refusals(400, 401, 404, 503))
+    async def tokenizer_info(model: str | None = None) -> Response:
+        return answer(await get_service().tokenizer_info(model))
 
     return router
+
+
+def _other_apis(get_service: GetService, settings: ApiSettings) -> APIRouter:
+    """Return the routes for clients of other APIs, whose requests are chats."""
+    router = APIRouter()
+    post, read = partial(_post, router), partial(_read, settings)
+
+    async def generate(request: Request, kind: Callable[[object], Dialect]) -> Response:
+        dialect = kind(await read(request))
+        if dialect.chat.get("stream") is True:
+            stream = partial(EventStream, failed=dialect.failed, end=b"")
+            work = _open(answer_stream(get_service(), dialect), stream)
+            return await unless_gone(request.receive, work)
+        whole = answer_whole(get_service(), dialect)
+        return answer(await unless_gone(request.receive, whole))
+
+    @post("/v1/responses")
+    async def respond(request: Request) -> Response:
+        return await generate(request, Responses)
+
+    @post("/v1/messages")
+    async def message(request: Request) -> Response:
+        return await generate(request, Messages)
+
+    @post("/v1/messages/count_tokens")
+    async def count(request: Request) -> Response:
+        return answer(await count_tokens(get_service(), await read(request)))
+
+    return router
+
+
+def _post(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
+    return router.post(path, **describe_body(path))
+
+
+async def _read(settings: ApiSettings, request: Request) -> object:
+    return await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
 
 
 def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
@@ -124,8 +173,8 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
     @router.get("/ping", include_in_schema=False)  # for SageMaker
     @router.get("/health", response_class=Response, responses=refusals(503))
     async def health() -> Response:
-        await get_service().engine.check_health()
-        return Response()
+        found = await get_service().health()
+        return answer(found) if found else Response()
 
     @router.get("/version")
     async def version() -> Response:
@@ -152,10 +201,12 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
     return router
 
 
-async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
+async def _open(
+    chunks: AsyncGenerator[Json, None], stream: Callable[..., Response] = EventStream
+) -> Response:
     """Return the stream after its first chunk, so that earlier errors get their own status."""
     try:
-        return EventStream(await anext(chunks), chunks)
+        return stream(await anext(chunks), chunks)
     except BaseException:
         await chunks.aclose()
         raise
@@ -167,16 +218,20 @@ async def _open(chunks: AsyncGenerator[Json, None]) -> Response:
 async def _refuse(get_service: GetService, request: Request, error: Exception) -> Response:
     refused = as_api_error(error)
     with suppress(EngineFailed):  # there may be no service yet to count it
-        get_service().metrics.count("request_refused", label=str(refused.status))
-    return refusal(refused)
+        get_service().count_refusal(refused)
+    return refusal(refused, request.scope["path"])
 
 
-async def _refuse_http(request: Request, error: Exception) -> Response:
+async def _refuse_http(has_page: bool, request: Request, error: Exception) -> Response:
     """Shape the framework's errors: unknown paths, wrong methods."""
     assert isinstance(error, HTTPException)
+    if has_page and lacks_slash(request):
+        folder = request.scope["path"].rpartition("/")[2]
+        return Response(status_code=307, headers={"Location": f"{quote(folder)}/"})
     message = f"{error.detail} ({request.method} {request.scope['path']})"
     code = "not_found" if error.status_code == 404 else None
-    return refusal(ApiError(error.status_code, message, code=code, headers=error.headers))
+    refused = ApiError(error.status_code, message, code=code, headers=error.headers)
+    return refusal(refused, request.scope["path"])
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -185,4 +240,4 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     """Answer 500; the framework raises the error again afterwards, so that it is logged."""
-    return refusal(bug())
+    return refusal(bug(), request.scope["path"])

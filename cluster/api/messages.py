@@ -25,8 +25,10 @@ class StrictModel(BaseModel):
 
 
 class TextPart(StrictModel):
+    """A part of a message; only texts are read."""
+
     type: Literal["text"]
-    text: str
+    text: str = Field(description="The text of this part.")
 
 
 Content = Annotated[
@@ -35,7 +37,7 @@ Content = Annotated[
 ]
 
 
-def _as_arguments(given: Any) -> Any:
+def as_arguments(given: Any) -> Any:
     """Return a call's arguments as an object, which templates expect."""
     if isinstance(given, dict):
         return given
@@ -46,10 +48,14 @@ def _as_arguments(given: Any) -> Any:
 
 
 class Function(StrictModel):
+    """A function that was called, and with what."""
+
     model_config = ConfigDict(extra="ignore")
 
-    name: str
-    arguments: Annotated[Any, BeforeValidator(_as_arguments, json_schema_input_type=str)]
+    name: str = Field(description="The function's name.")
+    arguments: Annotated[Any, BeforeValidator(as_arguments, json_schema_input_type=str)] = Field(
+        description="Its arguments, as JSON."
+    )
 
 
 class ToolCall(StrictModel):
@@ -57,17 +63,27 @@ class ToolCall(StrictModel):
 
     model_config = ConfigDict(extra="allow")
 
-    id: str | None = None
+    id: str | None = Field(None, description="The call's id, which its result repeats.")
     type: Literal["function"] = "function"
-    function: Function
+    function: Function = Field(description="What was called.")
 
 
 class Message(StrictModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = Field(None, validate_default=True)
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="Who says it; developer is the same as system."
+    )
+    content: Content | None = Field(
+        None, validate_default=True, description="The text; only an assistant's may be missing."
+    )
+    name: str | None = Field(None, description="The speaker's name, for the chat template.")
+    tool_calls: list[ToolCall] | None = Field(
+        None, description="The calls in an assistant's earlier answer."
+    )
+    tool_call_id: str | None = Field(
+        None, description="The call whose result a tool's message has."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -112,6 +112,24 @@ class Metrics:
         return [*_engine_families(self._labels, load, limits), *self._registry.collect()]
 
 
+class Refusals:
+    """What a door refuses itself, with the same name as what models refuse."""
+
+    def __init__(self, replica: str) -> None:
+        self._registry, self._replica = CollectorRegistry(), replica
+        name, (label, values) = "request_refused", _LABELS["request_refused"]
+        labels = ["replica", label]
+        self._counter = Counter(_PREFIX + name, _COUNTERS[name], labels, registry=self._registry)
+        for value in values:
+            self._counter.labels(replica, value)
+
+    def count(self, status: int) -> None:
+        self._counter.labels(self._replica, str(status)).inc()
+
+    def snapshot(self) -> "Snapshot":
+        return Snapshot(self._replica, [*self._registry.collect()])
+
+
 def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iterator[Metric]:
     labels, values = list(own), list(own.values())
     used = 1 - load.free_pages / load.num_pages if load.num_pages else 0.0

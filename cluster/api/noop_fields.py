@@ -6,35 +6,40 @@ from typing import Any, Final
 
 from diffray.cluster.api.errors import invalid, unsupported
 from diffray.components.config import did_you_mean
+from diffray.components.params import NO_PROMPT_LOGPROBS
 from diffray.components.policy import IN_DIFFUSION
 
 # The neutral values; the first is the one to recommend. Null is neutral for all.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "background": (False,),
     "chat_template_content_format": ("auto", "string"),
+    "context_management": ([],),
     "detokenize": (True,),
     "documents": ([],),
     "early_stopping": (False,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "include_reasoning": (True,),
     "length_penalty": (1,),
     "logits_processors": ([],),
-    "min_p": (0,),
+    "mcp_servers": ([],),
     "modalities": (["text"],),
-    "presence_penalty": (0,),
+    "reasoning": ({"effort": "none"}, {}),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
+    "speed": ("standard",),
     "stream_interval": (1,),
+    "thinking": ({"type": "disabled"},),
+    "truncation": ("disabled",),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
 _UNSUPPORTED: Final = (
-    *("audio", "chat_template", "functions", "guided_grammar", "prediction"),
-    *("prompt_logprobs", "suffix", "truncate_prompt_tokens", "web_search_options"),
+    *("audio", "chat_template", "container", "functions", "moderation"),
+    *("prediction", "suffix", "truncate_prompt_tokens", "web_search_options"),
 )
+_STORED: Final = ("conversation", "previous_response_id", "thread")
 
 
 def refuse_unless_neutral(
@@ -45,8 +50,12 @@ def refuse_unless_neutral(
         if not _same(value, body.get("n", 1)):
             raise unsupported(name, "send n, or leave it out")
         return
+    if name in _STORED:
+        raise unsupported(name, "no answer is stored, so send the whole conversation")
     if name not in _NEUTRAL and name not in _UNSUPPORTED:
         what = f"Unrecognized request argument supplied: {name[:100]}"
+        if name == "prompt_logprobs":
+            raise unsupported(name, NO_PROMPT_LOGPROBS)
         if name in IN_DIFFUSION:
             raise invalid(f"{what}; {IN_DIFFUSION[name]}", name)
         raise invalid(f"{what}{did_you_mean(name, known)}", name[:100])

@@ -1,146 +1,238 @@
-"""The OpenAPI description of what the endpoints read and refuse, and the page at /docs.
+"""The OpenAPI document: what the endpoints read, answer and refuse."""
 
-FastAPI's own page loads scripts from elsewhere, which the content security policy forbids.
-"""
-
-import json
-from collections.abc import Mapping
-from html import escape
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from diffray.cluster.api import answer_models as answers
+from diffray.cluster.api import anthropic_models, responses_models
+from diffray.cluster.api.anthropic_body import CountTokensBody, MessagesBody
+from diffray.cluster.api.api_examples import ANSWERS, ERRORS, REQUESTS
 from diffray.cluster.api.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    GenerationBody,
+    SharedFields,
     TokenizeBody,
 )
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.messages import StrictModel
+from diffray.cluster.api.responses_body import ResponsesBody
+from diffray.components.params import SamplingParams
 
 BODIES: Final[dict[str, type[StrictModel]]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
-_REF: Final = "#/components/schemas/{model}"
-_POLICY: Final = {"block_length": 32, "decoder": {"kind": "threshold", "threshold": 0.9}}
-_EXAMPLES: Final[dict[str, Json]] = {
-    "/v1/chat/completions": {
-        "messages": [{"role": "user", "content": "What is 12 plus 30?"}],
-        "max_tokens": 64,
-        "diffusion": _POLICY,
-    },
-    "/v1/completions": {
-        "prompt": "The sum of 12 and 30 is",
-        "max_tokens": 32,
-        "diffusion": _POLICY | {"cache": {"kind": "none"}},
-    },
-    "/tokenize": {"prompt": "What is 12 plus 30?"},
-    "/detokenize": {"tokens": [3, 14, 15]},
+
+
+class About(NamedTuple):
+    """What is said of a path: its group, one line, more, its answer, each event and refusal."""
+
+    tag: str
+    summary: str
+    text: str = ""
+    answer: type[BaseModel] | None = None
+    event: type[BaseModel] | None = None
+    refusal: type[BaseModel] = answers.Refusal
+
+
+_ANSWERS, _MODELS, _TOKENS, _OPERATION = "Answers", "Models", "Tokens", "Operation"
+_STREAM: Final = (
+    "With `stream: true` the answer comes as server-sent events, each with a chunk in its `data`; "
+    "the last is `[DONE]`. An error after the first chunk is an event with an `error`."
+)
+_TYPED_STREAM: Final = (
+    "With `stream: true` the answer comes as server-sent events, each with the `type` of its "
+    "`data` as its name. An error after the first one is the last event."
+)
+ABOUT: Final[dict[str, About]] = {
+    "/v1/chat/completions": About(
+        _ANSWERS,
+        "Answer a conversation",
+        f"OpenAI's chat completions. {_STREAM}",
+        answers.ChatCompletion,
+        answers.ChatChunk,
+    ),
+    "/v1/completions": About(
+        _ANSWERS,
+        "Continue a text, or fill a gap",
+        f"OpenAI's completions; with `suffix` what stands between prompt and suffix. {_STREAM}",
+        answers.Completion,
+        answers.CompletionChunk,
+    ),
+    "/v1/responses": About(
+        _ANSWERS,
+        "Answer a conversation, as OpenAI's Responses",
+        f"A chat in the words of OpenAI's Responses. Nothing is stored. {_TYPED_STREAM}",
+        responses_models.Response,
+        responses_models.ResponsesEvent,
+    ),
+    "/v1/messages": About(
+        _ANSWERS,
+        "Answer a conversation, as Anthropic's Messages",
+        f"A chat in the words of Anthropic's Messages. {_TYPED_STREAM}",
+        anthropic_models.MessagesAnswer,
+        anthropic_models.MessagesEvent,
+        answers.AnthropicRefusal,
+    ),
+    "/v1/messages/count_tokens": About(
+        _TOKENS,
+        "Count the tokens of a conversation, as Anthropic's Messages",
+        answer=anthropic_models.CountedTokens,
+        refusal=answers.AnthropicRefusal,
+    ),
+    "/v1/models": About(_MODELS, "List the model", "", answers.ModelList),
+    "/v1/models/{name}": About(_MODELS, "Show the model under one of its names", "", answers.Model),
+    "/tokenize": About(_TOKENS, "Turn a text or a conversation into tokens", "", answers.Tokenized),
+    "/detokenize": About(_TOKENS, "Turn tokens into a text", "", answers.Detokenized),
+    "/tokenizer_info": About(_TOKENS, "Describe the tokenizer", "", answers.TokenizerInfo),
+    "/health": About(_OPERATION, "Say whether the engine can answer", "Needs no key."),
+    "/version": About(_OPERATION, "Tell the version", "Needs no key.", answers.Version),
+    "/load": About(_OPERATION, "Tell how many requests run and wait", "", answers.EngineLoad),
+    "/metrics": About(
+        _OPERATION, "Report the metrics of all replicas", "In Prometheus' format. Needs no key."
+    ),
 }
+_GUIDE: Final = (
+    "The fields are those of OpenAI and vLLM. What only a diffusion model has is below "
+    "`diffusion`. A field that is unknown or out of range is refused with a 400 that names it; "
+    "null means its default. Notes for other servers, such as `user`, have no effect.\n\n"
+    "If the server has keys, send one as `Authorization: Bearer KEY` or `x-api-key: KEY`. Each "
+    "answer has an id in `X-Request-Id`: the request's own, if it has one."
+)
 _MEANINGS: Final = {
-    400: "The request is invalid; `param` names the field.",
-    401: "No valid API key was sent.",
+    400: "The request is invalid; the error names the field.",
+    401: "No valid API key was sent; only on a server with keys.",
     404: "There is no such model.",
     408: "The body was not complete in time.",
     413: "The body is too large.",
     415: "The Content-Type is not application/json.",
     422: "The request crashes the engine each time it runs.",
     429: "The queue is full; retry after Retry-After seconds.",
+    500: "A bug of the server; its log has more.",
     503: "The engine cannot answer now; retry after Retry-After seconds.",
     504: "The answer was not complete in time.",
 }
+_HEADERS: Final = {
+    401: ("WWW-Authenticate", "Always Bearer.", "string"),
+    429: ("Retry-After", "Seconds after which to try again.", "integer"),
+    503: ("Retry-After", "Seconds after which to try again.", "integer"),
+}
+_KEYS: Final = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+_REF: Final = "#/components/schemas/{model}"
 
 
-class Mistake(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+def describe(app: FastAPI, *, has_keys: bool, model: str | None = None) -> Json:
+    """Return the app's OpenAPI schema, with the schemas of bodies and answers as components.
+
+    Its examples of requests name `model` if there is one.
+    """
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    schema = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary=app.summary,
+        description=_GUIDE,
+        routes=app.routes,
+    )
+    # FastAPI's refusal of a path's or query's parameter, which is never sent.
+    for path in ("/v1/models/{name}", "/tokenizer_info"):
+        del schema["paths"][path]["get"]["responses"]["422"]
+    paths = sorted(schema["paths"], key=list(ABOUT).index)
+    schema["paths"] = {path: schema["paths"][path] for path in paths}
+    models: list[type[BaseModel]] = [*BODIES.values()]
+    for path, operations in schema["paths"].items():
+        (operation,) = operations.values()
+        models += _describe_operation(operation, path)
+        if model is not None and path in BODIES:
+            content = operation["requestBody"]["content"]["application/json"]
+            for example in content["examples"].values():
+                example["value"] = {"model": model, **example["value"]}
+    made = models_json_schema([(each, "validation") for each in models], ref_template=_REF)[1]
+    schema["components"] = {"schemas": made["$defs"]}
+    _fill_in_meanings(made["$defs"])
+    if has_keys:
+        schema["components"]["securitySchemes"] = _KEYS
+        schema["security"] = [{name: []} for name in _KEYS]
+    app.openapi_schema = schema
+    return schema
 
 
-class Refusal(BaseModel):
-    """The body of every error."""
+def _describe_operation(operation: Json, path: str) -> list[type[BaseModel]]:
+    """Add to an operation what is said of its path; return the models that it answers with."""
+    about = ABOUT[path]
+    operation |= {"tags": [about.tag], "summary": about.summary}
+    for parameter in operation.get("parameters", ()):
+        parameter["description"] = "The model's name, as /v1/models lists it."
+    if about.text:
+        operation["description"] = about.text
+    for status, example in ERRORS.items():  # FastAPI would leave their nulls out
+        if refusal := operation["responses"].get(str(status)):
+            refusal["content"]["application/json"]["example"] = example.body_at(path)
+    found = operation["responses"]["200"]
+    if found["description"] == "Successful Response":  # FastAPI's
+        found["description"] = "The answer."
+    if about.answer is None:
+        return [about.refusal]
+    content = found["content"]
+    content["application/json"] = {"schema": _ref(about.answer)}
+    if about.event is None:
+        return [about.refusal, about.answer]
+    content["application/json"]["example"] = ANSWERS[about.answer]
+    content["text/event-stream"] = {"schema": _ref(about.event), "example": ANSWERS[about.event]}
+    return [about.refusal, about.answer, about.event]
 
-    error: Mistake
+
+def _fill_in_meanings(schemas: dict[str, Json]) -> None:
+    """Give fields without a description that of `SamplingParams`, or their only value."""
+    for schema in schemas.values():
+        for name, field in schema.get("properties", {}).items():
+            if "description" in field:
+                continue
+            if "const" in field:
+                field["description"] = f"Always {field['const']}."
+            elif name in SamplingParams.model_fields:
+                field["description"] = SamplingParams.model_fields[name].description
 
 
-def describe(app: FastAPI) -> Json:
-    """Return the app's OpenAPI schema, with its bodies' schemas as components."""
-    if app.openapi_schema is None:
-        schema = get_openapi(
-            title=app.title, version=app.version, summary=app.summary, routes=app.routes
-        )
-        # FastAPI's refusal of a path's parameter, which is never sent.
-        del schema["paths"]["/v1/models/{name}"]["get"]["responses"]["422"]
-        for name in ("HTTPValidationError", "ValidationError"):
-            del schema["components"]["schemas"][name]
-        shown: list[Any] = [(each, "validation") for each in (*BODIES.values(), Refusal)]
-        schema["components"]["schemas"] |= models_json_schema(shown, ref_template=_REF)[1]["$defs"]
-        app.openapi_schema = schema
-    return app.openapi_schema
+def _ref(model: type[BaseModel]) -> Json:
+    return {"$ref": _REF.format(model=model.__name__)}
 
 
-def refusals(*statuses: int) -> dict[int | str, Json]:
+def refusals(*statuses: int, kind: type[BaseModel] = answers.Refusal) -> dict[int | str, Json]:
     """Return a route's `responses`."""
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=Refusal.__name__)}}}
-    return {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
+    return {status: _refusal(status, kind) for status in statuses}
+
+
+def _refusal(status: int, body: type[BaseModel]) -> Json:
+    content = {"application/json": {"schema": _ref(body)}}
+    made: Json = {"description": _MEANINGS[status], "content": content}
+    if status in _HEADERS:
+        name, text, kind = _HEADERS[status]
+        made["headers"] = {name: {"description": text, "schema": {"type": kind}}}
+    return made
 
 
 def describe_body(path: str) -> Json:
     """Return the additions to the description of a route with a body."""
-    body = BODIES[path]
-    schema = {"$ref": _REF.format(model=body.__name__)}
-    content = {"application/json": {"schema": schema, "example": _EXAMPLES[path]}}
-    responses = refusals(400, 401, 404, 408, 413, 415, 503)
-    if issubclass(body, GenerationBody):
-        responses |= refusals(422, 429, 504)
-        responses[200] = {
-            "description": "The answer; with `stream: true` its chunks, as events.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
+    body, kind = BODIES[path], ABOUT[path].refusal
+    content = {"application/json": {"schema": _ref(body), "examples": REQUESTS[path]}}
+    responses = refusals(400, 401, 404, 408, 413, 415, 500, 503, kind=kind)
+    if issubclass(body, SharedFields):
+        responses |= refusals(422, 429, 504, kind=kind)
+        responses[200] = {"description": "The answer; with `stream: true` its chunks, as events."}
     extra = {"requestBody": {"required": True, "content": content}}
-    return {"openapi_extra": extra, "responses": responses}
-
-
-def page(schema: Mapping[str, Any]) -> str:
-    """Return the description as plain HTML: the paths with an example each, then all objects."""
-    info = schema["info"]
-    title, summary = escape(info["title"]), escape(info.get("summary", ""))
-    parts = [
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
-        f"<h1>{title} {escape(info['version'])}</h1>",
-        f'<p>{summary} See also <a href="openapi.json">openapi.json</a>.</p>',
-    ]
-    for path, operations in schema["paths"].items():
-        for method, operation in operations.items():
-            parts.append(f"<h2>{method.upper()} {escape(path)}</h2>")
-            for media in operation.get("requestBody", {}).get("content", {}).values():
-                parts.append(f"<p>{escape(_type(media['schema']))}, such as</p>")
-                parts.append(f"<pre>{escape(json.dumps(media['example'], indent=1))}</pre>")
-    for name, about in schema["components"]["schemas"].items():
-        parts.append(f"<h2>{escape(name)}</h2><p>{escape(about.get('description', ''))}</p><dl>")
-        for field, what in about.get("properties", {}).items():
-            default = f", default {what['default']!r}" if what.get("default") is not None else ""
-            parts.append(f"<dt><code>{escape(field)}</code>: {escape(_type(what) + default)}</dt>")
-            parts.append(f"<dd>{escape(what.get('description', ''))}</dd>")
-        parts.append("</dl>")
-    return "\n".join(parts) + "\n"
-
-
-def _type(what: Mapping[str, Any]) -> str:
-    """Return a field's type in a few words; null is left out, because it stands for the default."""
-    if choices := [*what.get("anyOf", []), *what.get("oneOf", [])]:
-        return " or ".join(_type(each) for each in choices if each.get("type") != "null")
-    if "$ref" in what:
-        return str(what["$ref"].rpartition("/")[2])
-    if what.get("type") == "array":
-        return f"list of {_type(what.get('items', {}))}"
-    return str(what.get("const", what.get("type", "anything")))
+    return {"openapi_extra": extra, "responses": dict(sorted(responses.items(), key=str))}

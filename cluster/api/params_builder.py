@@ -1,15 +1,16 @@
 """Builds a request's parameters from a body: defaults, words as ids, length limits."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from diffray.cluster.api.bodies import GenerationBody
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import invalid, too_long
+from diffray.components.grammar.canvas import Canvas
 from diffray.components.params import SamplingParams
-from diffray.components.policy import DiffusionParams
+from diffray.components.policy import DiffusionParams, Policy
 from diffray.workers.admission import Limits
+from diffray.workers.bad_words import NO_BAD_TOKENS, BadTokens
 from diffray.workers.text import Tokenizer
 
 # Fields that mean the same in a body; null is the default.
@@ -26,22 +27,41 @@ class ParamsBuilder:
     defaults: GenerationDefaults
 
     def params(
-        self, body: GenerationBody, taken: int, bad_ids: tuple[int, ...] = ()
+        self,
+        body: GenerationBody,
+        taken: int,
+        bad: BadTokens = NO_BAD_TOKENS,
+        grammar: bytes = b"",
     ) -> SamplingParams:
         """Return the parameters; prompt and suffix take `taken` positions."""
         if body.stop and self.tokenizer is None:
             raise invalid("stop strings need a tokenizer, and the checkpoint has none", "stop")
         given = {name: value for name in _SHARED if (value := getattr(body, name)) is not None}
-        diffusion = body.diffusion.over(self.diffusion)
+        diffusion = self.over_default(body)
         own = {
-            "max_tokens": self._max_tokens(body, taken, diffusion),
-            "bad_token_ids": bad_ids,
+            "max_tokens": self._max_tokens(body, taken, diffusion, grammar),
+            "bad_words": (),
+            "bad_token_ids": bad.ids,
+            "bad_token_sequences": bad.sequences,
             "structured_outputs": body.structured and body.structured[1],
             "logprobs": body.num_logprobs is not None or body.return_trajectory,
             "top_logprobs": body.num_logprobs or 0,
             "diffusion": diffusion,
         }
         return SamplingParams(**self.defaults.model_dump(exclude_none=True) | given | own)
+
+    def about(self) -> dict[str, object]:
+        """Return what clients may know of the model before they ask it anything."""
+        spec = self.limits.spec
+        return {
+            "max_model_len": self.limits.context,
+            "family": spec.family,
+            "diffusion": Policy.resolve(self.diffusion, spec).options(),
+        }
+
+    def over_default(self, body: GenerationBody) -> DiffusionParams:
+        """Return how a body is denoised; what it leaves out is the server's default."""
+        return body.diffusion.over(self.diffusion)
 
     def context(self, diffusion: DiffusionParams) -> int:
         """Return the maximum canvas length: whole blocks with block-causal attention."""
@@ -52,9 +72,13 @@ class ParamsBuilder:
             positions -= positions % (diffusion.block_length or limits.spec.block_length)
         return positions
 
-    def _max_tokens(self, body: GenerationBody, taken: int, diffusion: DiffusionParams) -> int:
+    def _max_tokens(
+        self, body: GenerationBody, taken: int, diffusion: DiffusionParams, grammar: bytes
+    ) -> int:
         context, wanted = self.context(diffusion), body.wanted_tokens
-        if wanted is None:
+        if wanted is None and diffusion.canvas == "pinned" and grammar:
+            wanted = len(Canvas.from_bytes(grammar).cells)
+        elif wanted is None:
             default = self.defaults.max_tokens or body.default_tokens
             wanted = max(min(default, max(context - taken, 1)), body.min_tokens)
         if taken + wanted > context:
@@ -65,22 +89,3 @@ class ParamsBuilder:
                 body.prompt_field,
             )
         return wanted
-
-    def bad_ids(self, words: Iterable[str]) -> Iterable[int]:
-        """Return the ids of words, at the start of a text and after a space."""
-        for word in words:
-            if self.tokenizer is None:
-                raise invalid(
-                    "bad_words need a tokenizer, and the checkpoint has none", "bad_words"
-                )
-            ids = self.tokenizer.encode(word, add_special_tokens=False)
-            spaced = self.tokenizer.encode(f" {word}", add_special_tokens=False)
-            if len(ids) != 1 or (len(spaced) > 1 and ids[0] not in spaced):
-                raise invalid(
-                    f"bad_words: {word[:100]!r} is not a single token of this model, and only "
-                    "single ones can be forbidden",
-                    "bad_words",
-                )
-            yield ids[0]
-            if len(spaced) == 1:
-                yield spaced[0]

@@ -29,10 +29,13 @@ from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
-from diffray.components.policy import DiffusionParams
+from diffray.components.params import SamplingParams
+from diffray.components.policy import DiffusionParams, accepted_by
 from diffray.workers.admission import check_choices
+from diffray.workers.bad_words import bad_tokens, with_bad_tokens
 from diffray.workers.job import Job
 from diffray.workers.messages import Request
+from diffray.workers.output import Accepted, Followed, RequestOutput
 from diffray.workers.text import Tokenizer
 
 _MOST_LOGPROBS: Final = 2**18  # of one request: its answer is built and sent as a whole
@@ -53,6 +56,7 @@ class Service:
     `diffusion` and `defaults` are the defaults of requests; `deadline` is the maximum number of
     seconds of a choice. Requests may set a priority under the scheduling policy "priority". With
     several replicas, `replica` names this one, and `others` returns the metrics of the others.
+    `description` and `examples`, prompts to try, are part of what is told about the model.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class Service:
         replica: str = "",
         others: Others | None = None,
         scheduling_policy: str = "fcfs",
+        description: str = "",
+        examples: Sequence[str] = (),
     ) -> None:
         if not names:
             raise ValueError("a served model needs at least one name")
@@ -80,12 +86,13 @@ class Service:
             defaults or GenerationDefaults(),
         )
         self._scheduling_policy = scheduling_policy
+        self._about: Json = {"description": description or None, "examples": list(examples)}
+        self._about |= {"accepts": accepted_by(engine.limits.spec)}
         self._runner = Runner(engine, self.metrics, deadline)
         self._tokens = Tokens(tokenizer, engine.limits)
         self._templates = Templates()
         self._grammars = GrammarCompiler(tokenizer, engine.limits)
-        self._created = int(time.time())
-        self._last_load = Load()
+        self._created, self._last_load = int(time.time()), Load()
 
     def start(self) -> None:
         """Start the process for which the first chat would otherwise wait."""
@@ -135,6 +142,39 @@ class Service:
         for chunk in answer.last_chunks():
             yield chunk
 
+    async def follow(
+        self, asked: str | list[int] | list[Json], params: SamplingParams, priority: int = 0
+    ) -> AsyncGenerator[Followed, None]:
+        """Yield what becomes of a prompt or a conversation; closing the generator cancels it."""
+        self._refuse_priority(priority)
+        is_chat = isinstance(asked, list) and bool(asked) and isinstance(asked[0], dict)
+        kind = ChatBody if is_chat else CompletionBody
+        (prompt,) = await self._prompts(parse(kind, {kind.prompt_field: asked}))
+        if params.stop and self.tokenizer is None:
+            raise invalid("stop strings need a tokenizer, and the checkpoint has none", "stop")
+        grammar, diffusion = b"", params.diffusion.over(self._params.diffusion)
+        if params.structured_outputs is not None:
+            grammar = await self._grammars.compiled(
+                "structured_outputs", params.structured_outputs, diffusion
+            )
+        params = params.model_copy(update={"diffusion": diffusion})
+        try:
+            params = with_bad_tokens(params, self.tokenizer)
+            request = Request(0, prompt.ids, params, grammar=grammar)
+            checked = check_choices(request, self.engine.limits, _draw_uid)
+        except ValueError as error:
+            raise as_api_error(error) from None
+        choices = []
+        for index, each in enumerate(checked):
+            job = Job(index, each.request.params, self.tokenizer, follow=True, depth=each.depth)
+            choices.append(Choice(index, prompt, each, job))
+        yield Accepted(len(prompt.ids), [each.num_blocks for each in checked])
+        async with aclosing(self._runner.deltas(choices, priority)) as deltas:
+            async for _, delta in deltas:
+                yield delta
+        text = asked if isinstance(asked, str) else None
+        yield RequestOutput(text, list(prompt.ids), [each.job.result() for each in choices])
+
     # Tokens.
 
     async def tokenize(self, given: object) -> Json:
@@ -161,15 +201,16 @@ class Service:
         self._named(body.model)
         return {"prompt": await self._tokens.decode(body.tokens)}
 
-    def tokenizer_info(self) -> Json:
+    async def tokenizer_info(self, name: str | None = None) -> Json:
+        self._named(name)
         return self._tokens.info()
 
     # About the model and the engine.
 
-    def models(self) -> Json:
-        return {"object": "list", "data": [self.model(name) for name in self.names]}
+    async def models(self) -> Json:
+        return {"object": "list", "data": [await self.model(name) for name in self.names]}
 
-    def model(self, name: str) -> Json:
+    async def model(self, name: str) -> Json:
         return {
             "id": self._named(name),
             "object": "model",
@@ -177,8 +218,13 @@ class Service:
             "owned_by": "diffray",
             "root": self.names[0],
             "parent": None,
-            "max_model_len": self.engine.limits.context,
+            **self._params.about(),
+            **self._about,
         }
+
+    async def health(self) -> Json:
+        await self.engine.check_health()
+        return {}
 
     async def load(self) -> Load:
         """Return the engine's load; the last known one if it does not answer."""
@@ -193,6 +239,12 @@ class Service:
         snapshots = [own, *(each for each in others if each.replica != own.replica)]
         return render(snapshots, vllm_names=vllm_names)
 
+    def count_refusal(self, error: ApiError) -> None:
+        """Count a request that was refused or failed, unless it is counted already."""
+        if not error.counted:
+            error.counted = True  # also for the door, if it came through one
+            self.metrics.count("request_refused", label=str(error.status))
+
     async def snapshot(self) -> Snapshot:
         """Return this replica's metrics; the engine's last known ones if it is slow."""
         load = self._last_load
@@ -205,12 +257,7 @@ class Service:
     async def _begin(self, body: GenerationBody) -> Answer:
         """Return the answer to be, with its choices, or refuse the request."""
         model = self._named(body.model)
-        if body.priority and self._scheduling_policy == "fcfs":
-            raise invalid(
-                f"priority is {body.priority}, but this server runs requests first come, first "
-                "served; leave it out, or start the server with --scheduling-policy priority",
-                "priority",
-            )
+        self._refuse_priority(body.priority)
         try:
             choices = await self._choices(body, await self._prompts(body))
         except ValueError as error:
@@ -221,6 +268,14 @@ class Service:
                 refusal.param = body.structured[0]
             raise refusal from None
         return _ANSWERS[type(body)](model, body, choices, self._tokens)
+
+    def _refuse_priority(self, priority: int) -> None:
+        if priority and self._scheduling_policy == "fcfs":
+            raise invalid(
+                f"priority is {priority}, but this server runs requests first come, first "
+                "served; leave it out, or start the server with --scheduling-policy priority",
+                "priority",
+            )
 
     async def _prompts(self, body: GenerationBody) -> list[Prompt]:
         match body:
@@ -250,15 +305,17 @@ class Service:
 
     async def _choices(self, body: GenerationBody, prompts: list[Prompt]) -> list[Choice]:
         """Return every choice of every prompt, or refuse all of them with a reason."""
-        bad_ids = tuple(self._params.bad_ids(body.bad_words))
+        bad = bad_tokens(body.bad_words, self.tokenizer)
         grammar = b""
         if body.structured is not None:
-            grammar = await self._grammars.automaton(*body.structured)
+            diffusion = self._params.over_default(body)
+            grammar = await self._grammars.compiled(*body.structured, diffusion)
         watch = body.stream_options is not None and body.stream_options.include_canvas
         choices: list[Choice] = []
         logprobs = 0
         for prompt in prompts:
-            params = self._params.params(body, len(prompt.ids) + len(prompt.suffix), bad_ids)
+            taken = len(prompt.ids) + len(prompt.suffix)
+            params = self._params.params(body, taken, bad, grammar)
             logprobs += params.n * params.max_tokens * (1 + params.top_logprobs)
             if logprobs > _MOST_LOGPROBS and body.num_logprobs is not None:
                 raise invalid(
@@ -276,7 +333,7 @@ class Service:
                 grammar=grammar,
             )
             for index, checked in enumerate(check_choices(request, self.engine.limits, _draw_uid)):
-                job = Job(index, checked.request.params, self.tokenizer)
+                job = Job(index, checked.request.params, self.tokenizer, depth=checked.depth)
                 choices.append(Choice(len(choices), prompt, checked, job))
             await asyncio.sleep(0)  # there may be a thousand prompts, and others need the loop
         return choices

@@ -5,13 +5,13 @@ Keys are configured in plain text or as digests, and stored only as digests.
 
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from diffray.components.config import Config
+from diffray.components.config import Config, explain
 
 _MARK: Final = "sha256:"
 _DIGEST: Final = re.compile(rf"{_MARK}[0-9a-f]{{64}}")
@@ -39,6 +39,9 @@ class ApiSettings(Config):
     )
     vllm_metric_names: bool = Field(False, description="Show every metric under vLLM's name too.")
     docs: bool = Field(True, description="Serve /docs and /openapi.json.")
+    page: bool = Field(
+        True, description="Serve a page at / to chat with the model and watch the denoising."
+    )
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -47,6 +50,23 @@ class ApiSettings(Config):
         if not isinstance(given, list | tuple) or not all(isinstance(key, str) for key in given):
             raise ValueError("expected a list of texts")
         return tuple(as_digest(key) for key in given)
+
+    def refuse_keys_beside(self, variable: str | None) -> None:
+        if self.api_keys and variable is not None:
+            raise ValueError("give api.api_keys or api_key_env, not both")
+
+    def with_keys_of(self, variable: str | None, environment: Mapping[str, str]) -> Self:
+        """Return these settings, with the keys of an environment variable if one is named."""
+        if variable is None:
+            return self
+        text = environment.get(variable, "")
+        keys = tuple(key.strip() for key in text.split(",") if key.strip())
+        if not keys:
+            raise ValueError(f"api_key_env: the variable {variable} holds no key; set it")
+        try:
+            return self.model_validate(dict(self) | {"api_keys": keys})
+        except ValidationError as error:
+            raise ValueError(f"api_key_env ({variable}): {explain(error)}") from None
 
 
 def key_digest(key: str) -> str:

@@ -1,6 +1,6 @@
 """How clients of OpenAI ask for JSON and for calls of functions."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -11,17 +11,19 @@ from diffray.components.grammar.structured import StructuredOutputs
 class JsonSchema(StrictModel):
     """A schema as OpenAI's clients send it; answers always follow it, strict or not."""
 
-    name: str = ""
+    name: str = Field("", description=NOTED)
     description: str = Field("", description=NOTED)
-    json_schema: dict[str, Any] = Field(alias="schema")
+    json_schema: dict[str, Any] = Field(alias="schema", description="The schema itself.")
     strict: bool = Field(False, description=NOTED)
 
 
 class ResponseFormat(StrictModel):
     """OpenAI's way to ask for JSON."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="text: anything; json_object: any object; json_schema: what a schema allows."
+    )
+    json_schema: JsonSchema | None = Field(None, description="Of a json_schema.")
     bare_schema: dict[str, Any] | None = Field(
         None, alias="schema", description="Of a json_object; as llama.cpp's clients send it."
     )
@@ -43,27 +45,40 @@ class ResponseFormat(StrictModel):
         return StructuredOutputs(json_object=True) if self.type == "json_object" else None
 
 
+ToolName = Annotated[
+    str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$", description="The name to call it by.")
+]
+
+
 class ToolFunction(StrictModel):
+    """A function that an answer may call."""
+
     model_config = ConfigDict(extra="ignore")
 
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
-    description: str = ""
+    name: ToolName
+    description: str = Field("", description="What it does, for the model.")
     parameters: dict[str, Any] = Field(default_factory=dict, description="A JSON schema.")
     strict: bool | None = Field(None, description="Arguments always follow their schema.")
 
 
 class Tool(StrictModel):
+    """What an answer may use; only functions can be."""
+
     type: Literal["function"]
-    function: ToolFunction
+    function: ToolFunction = Field(description="The function.")
 
 
 class FunctionName(StrictModel):
-    name: str
+    """A function among the tools."""
+
+    name: str = Field(description="The function's name.")
 
 
 class NamedTool(StrictModel):
+    """The function that an answer must call."""
+
     type: Literal["function"] = "function"
-    function: FunctionName
+    function: FunctionName = Field(description="Which one.")
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool

@@ -47,6 +47,7 @@ DIFFUSION = st.fixed_dictionaries(
     optional={
         "block_length": st.sampled_from([1, 3, 8, 64, 10**6, 2**31 - 1, 0, "8"]),
         "cfg_scale": st.sampled_from([0, 0.5, 3, 1e9, -1]),
+        "speculation": st.sampled_from([None, {"kind": "verify"}, {"kind": "verify", "drafts": 0}]),
         "decoder": PART,
         "cache": PART,
         "iteration": PART,
@@ -72,6 +73,11 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "temperature": st.floats(0, 100),
     "top_p": st.floats(0, 1),
     "top_k": st.integers(-1, 600),
+    "min_p": st.floats(0, 1),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "repetition_penalty": st.floats(0, 100),
+    "no_repeat_ngram_size": st.integers(0, 3),
     "seed": st.integers(-(2**63), 2**63 - 1),
     "stop": st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=3),
     "stop_token_ids": st.lists(st.integers(-1, 520), max_size=3),
@@ -88,7 +94,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "suffix": st.text(max_size=5),
     "chat_template_kwargs": st.dictionaries(st.text(max_size=5), ODD, max_size=2),
 }
-FIELDS = sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "min_p", "other"})
+FIELDS = sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "other"})
 
 
 def value_of(name: str) -> st.SearchStrategy[Any]:

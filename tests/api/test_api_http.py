@@ -99,17 +99,23 @@ def idle(http: httpx2.Client) -> bool:
         ({"logit_bias": {"abc": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
-        ({"bad_words": ["two tokens"]}, "bad_words"),
+        ({"bad_words": ["x", ""]}, "bad_words"),
+        ({"bad_words": [chr(n) * 99 for n in range(33, 99)]}, "bad_words"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
         ({"priority": 2**40}, "priority"),
         ({"model": 5}, "model"),
         ({"user": 5}, "user"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"presence_penalty": -1}, "presence_penalty"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"min_p": 0.1}, "min_p"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"presence_penalty": -2.1}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": -1}, "repetition_penalty"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"length_penalty": True}, "length_penalty"),
         ({"frequency_penalty": False}, "frequency_penalty"),
         ({"best_of": True}, "best_of"),
@@ -256,6 +262,21 @@ def test_unknown_names_get_suggestions(
     http: httpx2.Client, body: dict[str, Any], message: str
 ) -> None:
     assert message in refusal(http.post(COMPLETE, json=ABC | body))["message"]
+
+
+def test_the_name_of_a_kind_is_enough(http: httpx2.Client) -> None:
+    answers = [
+        http.post(COMPLETE, json=ABC | {"diffusion": {"decoder": decoder}}).json()["choices"]
+        for decoder in ({"kind": "credit"}, "credit")
+    ]
+    assert answers[0] == answers[1]
+    message = refusal(http.post(COMPLETE, json=ABC | {"diffusion": {"decoder": "creditt"}}))
+    assert "diffusion.decoder: no kind 'creditt', did you mean 'credit'?" in message["message"]
+
+
+def test_what_a_prompt_has_no_probabilities_for(http: httpx2.Client) -> None:
+    message = refusal(http.post(COMPLETE, json=ABC | {"prompt_logprobs": 1}))["message"]
+    assert "a diffusion model gives a token of the prompt a probability only where" in message
 
 
 def test_only_text_is_accepted_as_content(http: httpx2.Client) -> None:
@@ -410,10 +431,12 @@ def test_reports(served: Served, http: httpx2.Client) -> None:
     assert [set(each.get("content", ())) for each in reports.values()] == [{"text/plain"}, set()]
     for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
         ((_, media),) = paths["paths"][path]["post"]["requestBody"]["content"].items()
-        assert http.post(path, json=media["example"]).status_code in (200, 400), path
+        for example in media["examples"].values():
+            assert http.post(path, json=example["value"]).status_code in (200, 400), path
     assert http.get("/docs").status_code == 200
     (model, _) = http.get("/v1/models").json()["data"]
     assert model["max_model_len"] == served.engine.limits.context
+    assert model["diffusion"]["decoder"] == {"kind": "threshold", "threshold": 0.9}
 
 
 def test_metrics_count_what_was_answered(served: Served, http: httpx2.Client) -> None:
@@ -627,10 +650,15 @@ def test_canvas_on_request(http: httpx2.Client) -> None:
             final += choice.get("token_ids", [])
         if "diffusion" in chunk:
             canvas = chunk["diffusion"]["canvas"]
-            assert len(canvas) == 40
+            assert len(canvas) == len(chunk["diffusion"]["tokens"]) == 40
+            assert [text is None for text in chunk["diffusion"]["tokens"]] == [
+                token is None for token in canvas
+            ]
             assert chunk["diffusion"]["text"].count(MASK) == canvas.count(None)
     masks = [view["diffusion"]["canvas"].count(None) for view in views]
     assert masks == sorted(masks, reverse=True) and masks[0] > 0
+    forwards = [view["diffusion"]["forwards"] for view in views]
+    assert forwards == sorted(set(forwards)) and forwards[0] == 1
     plain = events(http.post(COMPLETE, json=body))
     assert [t for c in plain for each in c["choices"] for t in each.get("token_ids", [])] == final
 
@@ -659,6 +687,33 @@ def test_words_and_ids_that_must_not_be_written(http: httpx2.Client) -> None:
     assert set(only["token_ids"]) <= set(allowed)
     (without,) = http.post(COMPLETE, json=body | {"bad_words": ["e", "x"]}).json()["choices"]
     assert not {"e", "x"} & set(without["text"])
+    letters = http.post("/tokenize", json={"prompt": "abcdefghijkl"}).json()["tokens"]
+    body |= {"allowed_token_ids": letters}  # so that a text is spelled in one way
+    text = http.post(COMPLETE, json=body).json()["choices"][0]["text"]
+    words = [text[at : at + 2 + at % 2] for at in range(0, 30, 3)]
+    (without,) = http.post(COMPLETE, json=body | {"bad_words": words}).json()["choices"]
+    assert len(text) == len(without["text"]) == 40
+    assert not any(word in without["text"] for word in words)
+
+
+def test_penalties_change_what_is_written(http: httpx2.Client) -> None:
+    body = LONG | {"temperature": 0, "return_token_ids": True, "max_tokens": 40}
+
+    def kinds(**more: object) -> int:
+        (choice,) = http.post(COMPLETE, json=body | more).json()["choices"]
+        return len(set(choice["token_ids"]))
+
+    free = kinds()
+    for name, most in (
+        ("presence_penalty", 2),
+        ("frequency_penalty", 2),
+        ("repetition_penalty", 9),
+    ):
+        assert kinds(**{name: most}) > free, name
+    drawn = {"temperature": 3, "seed": 1}
+    assert kinds(**drawn, min_p=1) == free < kinds(**drawn)
+    one = {"diffusion": {"block_length": 1}}
+    assert kinds(**one, no_repeat_ngram_size=1) == 40 > kinds(**one)
 
 
 @pytest.mark.slow

@@ -24,9 +24,11 @@ from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient
+from diffray.components.config import InvalidField
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
 from diffray.workers.admission import CheckedRequest
+from diffray.workers.bad_words import bad_tokens
 from diffray.workers.messages import Update
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import LIMITS, Recorder
@@ -152,16 +154,32 @@ def test_leaving_a_stream_cancels_its_requests() -> None:
     assert len(closed) == 4
 
 
-def test_bad_words_are_single_tokens_with_and_without_a_space() -> None:
-    builder = ParamsBuilder(LIMITS, TOKENIZER, DiffusionParams(), GenerationDefaults())
-    # A byte has one token; after a space it has the same, so one id is enough.
-    expected = [*TOKENIZER.encode("x"), *TOKENIZER.encode(" ")]
-    assert list(builder.bad_ids(["x", " "])) == expected
-    with pytest.raises(ApiError, match="not a single token"):
-        list(builder.bad_ids(["xy"]))
+def test_bad_words_are_tokens_with_and_without_a_space() -> None:
+    # A byte is a token; after a space it is the same, so that needs no other.
+    (x, y), (space,) = TOKENIZER.encode("xy"), TOKENIZER.encode(" ")
+    assert bad_tokens(["x", " ", "xy", "x"], TOKENIZER) == ((x, space), ((x, y),))
     engine = Recorder()
-    asyncio.run(service(engine).complete(IDS | {"bad_words": ["x", " "]}))
-    assert engine.requests[0][0].params.bad_token_ids == tuple(expected)
+    asyncio.run(service(engine).complete(IDS | {"bad_words": ["x", " ", "xy"]}))
+    params = engine.requests[0][0].params
+    assert (params.bad_token_ids, params.bad_token_sequences) == ((x, space), ((x, y),))
+    assert not params.bad_words
+    with pytest.raises(ApiError, match="bad_words need a tokenizer") as caught:
+        asyncio.run(Service(Recorder(), None, ["some"]).complete(IDS | {"bad_words": ["x"]}))
+    assert caught.value.param == "bad_words"
+
+
+def test_a_word_after_a_space_may_be_other_tokens() -> None:
+    class Spaced:
+        """One whose words begin with their space, and that knows few of them."""
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            assert not add_special_tokens
+            return {"cat": [1, 2], " cat": [3], "": []}.get(text.replace("!", ""), [9, 9])
+
+    tokenizer: Any = Spaced()
+    assert bad_tokens(["cat"], tokenizer) == ((3,), ((1, 2),))
+    with pytest.raises(InvalidField, match="'!' has no tokens"):
+        bad_tokens(["!"], tokenizer)
 
 
 @pytest.mark.parametrize(("block_causal", "room"), [(False, 100), (True, 96)])
@@ -200,10 +218,17 @@ def test_generation_config_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert read_generation_defaults(tmp_path) == GenerationDefaults(
         temperature=0.7, top_k=50, max_tokens=99
     )
-    file.write_text('{"do_sample": false, "temperature": 0.7, "repetition_penalty": 1.2}')
+    file.write_text('{"repetition_penalty": 1.2, "min_p": 0.1, "top_p": null}')
+    defaults = read_generation_defaults(tmp_path)
+    assert defaults == GenerationDefaults(repetition_penalty=1.2, min_p=0.1)
+    builder = ParamsBuilder(LIMITS, TOKENIZER, DiffusionParams(), defaults)
+    own = parse(CompletionBody, IDS | {"min_p": 0.0, "frequency_penalty": 0.5})
+    params = builder.params(own, 3)
+    assert (params.repetition_penalty, params.min_p, params.frequency_penalty) == (1.2, 0.0, 0.5)
+    file.write_text('{"do_sample": false, "temperature": 0.7, "no_repeat_ngram_size": 3}')
     with caplog.at_level(logging.WARNING):
         assert read_generation_defaults(tmp_path) == GenerationDefaults(temperature=0.0)
-    assert "repetition_penalty is not supported" in caplog.text
+    assert "no_repeat_ngram_size is not supported" in caplog.text
 
 
 def test_messages_may_be_parts_and_earlier_answers() -> None:

@@ -27,6 +27,8 @@ CHAT: dict[str, Any] = {
     "max_tokens": 60,
 }
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+PINNED = {"canvas": "pinned"}
+NESTED = 'root ::= "(" root ")" root | [a-z]+'
 ENDLESS = "(a|b)*a(a|b){22}"  # four million states
 
 
@@ -85,6 +87,29 @@ def test_every_way_to_ask_is_honoured(service: Service) -> None:
     asyncio.run(ask())
 
 
+def test_a_nested_grammar_is_labelled(service: Service) -> None:
+    async def ask() -> None:
+        for asked in ({"guided_grammar": NESTED}, {"structured_outputs": {"grammar": NESTED}}):
+            made = await service.chat(CHAT | asked | {"temperature": 1, "seed": 3})
+            (choice,) = made["choices"]
+            assert choice["finish_reason"] == "stop"
+            text, inner = choice["message"]["content"], None
+            while text != inner:
+                text, inner = re.sub(r"\(([a-z]+)\)([a-z]+)", r"\2", text), text
+            assert re.fullmatch("[a-z]+", text), choice
+            assert not choice["structured_outputs"]["exact"]
+            assert choice["structured_outputs"]["depth"] > 2
+            chunks = [chunk async for chunk in service.stream_chat(CHAT | asked | {"stream": True})]
+            label = chunks[-1]["choices"][0]["structured_outputs"]
+            assert label == choice["structured_outputs"]
+        exact = {"guided_grammar": 'root ::= "a" root | "b"'}
+        (choice,) = (await service.chat(CHAT | exact))["choices"]
+        assert re.fullmatch("a*b", choice["message"]["content"])
+        assert "structured_outputs" not in choice
+
+    asyncio.run(ask())
+
+
 def test_a_stream_gives_the_same(service: Service) -> None:
     async def ask() -> None:
         asked = {"response_format": SCHEMA, "diffusion": {"block_length": 8}}
@@ -93,6 +118,47 @@ def test_a_stream_gives_the_same(service: Service) -> None:
             async for chunk in service.stream_chat(CHAT | asked | {"stream": True})
         ]
         assert "".join(parts) == await said(service, asked)
+
+    asyncio.run(ask())
+
+
+def test_a_pinned_canvas_tells_how_probable_each_field_is(service: Service) -> None:
+    text = "Give job and age as JSON: Tom, 53, is a driver from Tokyo."
+    schema = {
+        "type": "object",
+        "properties": {
+            "job": {"enum": ["nurse", "driver", "pilot"]},
+            "age": {"type": "integer", "minimum": 18, "maximum": 99},
+        },
+    }
+    asked = {
+        "messages": [{"role": "user", "content": text}],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+        "diffusion": PINNED,
+    }
+
+    async def ask() -> None:
+        made = await service.chat(asked | {"logprobs": True})
+        (choice,) = made["choices"]
+        assert choice["message"]["content"] == '{"job":"driver","age":53}'
+        assert choice["finish_reason"] == "stop"
+        assert made["diffusion"]["forwards"] == 1
+        assert made["usage"]["completion_tokens"] == len(choice["logprobs"]["content"])
+        fields = choice["fields"]
+        assert fields["age"]["options"] == {} and 0.5 < fields["age"]["probability"] <= 1
+        options = fields["job"]["options"]
+        assert options.keys() == {"nurse", "driver", "pilot"}
+        assert sum(options.values()) == pytest.approx(1)
+        assert options["driver"] == fields["job"]["probability"] > 0.5
+        chunks = [chunk async for chunk in service.stream_chat(asked | {"stream": True})]
+        texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+        assert "".join(texts) == choice["message"]["content"]
+        choosing = {"prompt": text, "guided_choice": ["yes", "no"], "diffusion": PINNED, "n": 2}
+        made = await service.complete(choosing | {"logprobs": 0, "temperature": 1})
+        for choice in made["choices"]:
+            (field,) = choice["fields"].values()
+            assert field["options"].keys() == {"yes", "no"}
+            assert field["options"][choice["text"]] == field["probability"]
 
     asyncio.run(ask())
 
@@ -109,8 +175,16 @@ def test_a_stream_gives_the_same(service: Service) -> None:
         ({"structured_outputs": {}}, "structured_outputs", "give one of json"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "with a json_schema"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
-        ({"guided_grammar": "root ::= x"}, "guided_grammar", "not supported"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "line 1: 'x' is no rule"),
+        ({"guided_grammar": 'root ::= "a" root'}, "guided_grammar", "none of its texts ends"),
+        ({"guided_grammar": NESTED, "diffusion": PINNED}, "guided_grammar", "a JSON schema or"),
         ({"guided_json": {}, "ignore_eos": True}, "ignore_eos", "does not go with"),
+        ({"diffusion": PINNED}, "diffusion.canvas", "needs structured outputs"),
+        ({"diffusion": PINNED, "guided_regex": "a"}, "guided_regex", "a JSON schema or a choice"),
+        ({"diffusion": PINNED, "guided_json": {"const": 1}}, "guided_json", "one answer only"),
+        ({"diffusion": PINNED, "guided_json": PERSON, "max_tokens": 9}, "max_tokens", "positions"),
+        ({"diffusion": {"canvas": "fixed"}}, "diffusion.canvas", "'free' or 'pinned'"),
+        ({"diffusion": {"slot_length": 4}}, "diffusion.slot_length", "add canvas: 'pinned'"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(

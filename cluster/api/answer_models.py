@@ -1,0 +1,304 @@
+"""What the endpoints answer, for the OpenAPI document; tests hold real answers against it."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Answered(BaseModel):
+    """An object of an answer. Fields with a default are there only where their meaning says so."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Mistake(Answered):
+    message: str = Field(description="What is wrong, and what to do.")
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"] = Field(
+        description="Whose fault it is, in OpenAI's words."
+    )
+    param: str | None = Field(description="The field to blame, such as diffusion.decoder.")
+    code: str | None = Field(description="A name for the kind of mistake, for programs.")
+
+
+class Refusal(Answered):
+    """The body of every error, but for those of Anthropic's API."""
+
+    error: Mistake = Field(description="The error.")
+
+
+class AnthropicMistake(Answered):
+    type: Literal[
+        "invalid_request_error",
+        "authentication_error",
+        "not_found_error",
+        "request_too_large",
+        "rate_limit_error",
+        "api_error",
+        "overloaded_error",
+        "timeout_error",
+    ] = Field(description="The kind of mistake, in Anthropic's words.")
+    message: str = Field(description="What is wrong, and what to do.")
+
+
+class AnthropicRefusal(Answered):
+    """The body of every error of Anthropic's API, and the event that ends a broken stream."""
+
+    type: Literal["error"] = Field(description="Always error.")
+    error: AnthropicMistake = Field(description="The error.")
+
+
+class PromptDetails(Answered):
+    cached_tokens: int = Field(description="Tokens of the prompt whose K/V were shared.")
+
+
+class Usage(Answered):
+    """Tokens of the request and of all its choices."""
+
+    prompt_tokens: int = Field(description="Tokens of the prompt.")
+    prompt_tokens_details: PromptDetails = Field(description="What became of them.")
+    completion_tokens: int = Field(description="Tokens of the answers, with their end tokens.")
+    total_tokens: int = Field(description="The sum.")
+
+
+class Effort(Answered):
+    """What the answer took."""
+
+    forwards: int = Field(description="Forward passes of the model, over all choices.")
+    tokens_per_forward: float = Field(description="Tokens of the answers per forward pass.")
+
+
+class View(Answered):
+    """The canvas of one choice after a forward; of a stream with include_canvas."""
+
+    index: int = Field(description="The choice.")
+    forwards: int = Field(description="Forward passes so far.")
+    canvas: list[int | None] = Field(description="Token ids of all positions; null: masked.")
+    tokens: list[str | None] = Field(description="The same as texts.")
+    text: str = Field(description="The text of the canvas, with a sign for each mask.")
+
+
+class Trajectory(Answered):
+    """How the tokens became final, in parallel lists."""
+
+    token_ids: list[int] = Field(description="The tokens.")
+    steps: list[int] = Field(description="The step at which each became final.")
+    logprobs: list[float] = Field(description="Its log-probability at that step.")
+
+
+class Likely(Answered):
+    token: str = Field(description="The token's text.")
+    logprob: float = Field(description="Its log-probability when the position became final.")
+    bytes: list[int] = Field(description="The bytes of its text, which may be part of a character.")
+
+
+class LikelyToken(Likely):
+    top_logprobs: list[Likely] = Field(description="The most probable tokens at its position.")
+
+
+class ChatLogprobs(Answered):
+    content: list[LikelyToken] = Field(description="One entry per token.")
+    refusal: None = Field(description="Always null.")
+
+
+class CompletionLogprobs(Answered):
+    """Parallel lists with one entry per token."""
+
+    tokens: list[str] = Field(description="The texts of the tokens.")
+    token_logprobs: list[float] = Field(description="Their log-probabilities.")
+    top_logprobs: list[dict[str, float]] = Field(description="The most probable tokens each.")
+    text_offset: list[int] = Field(description="Where each token begins in the choice's text.")
+
+
+class CalledFunction(Answered):
+    name: str | None = Field(None, description="The function's name; in a stream once.")
+    arguments: str | None = Field(None, description="JSON; in a stream the next part of it.")
+
+
+class Call(Answered):
+    """A call of a function; a stream sends it in parts."""
+
+    index: int | None = Field(None, description="The call's number; in streams only.")
+    id: str | None = Field(None, description="To be repeated in the message with the result.")
+    type: Literal["function"] | None = Field(None, description="Always function.")
+    function: CalledFunction = Field(description="What to call.")
+
+
+class AnswerMessage(Answered):
+    role: Literal["assistant"] = Field(description="Always assistant.")
+    content: str | None = Field(description="The text; null if there are only calls.")
+    refusal: None = Field(description="Always null.")
+    tool_calls: list[Call] | None = Field(None, description="Calls of functions, if any.")
+
+
+class MessageDelta(Answered):
+    role: Literal["assistant"] | None = Field(None, description="In the first chunk.")
+    content: str | None = Field(None, description="More text.")
+    tool_calls: list[Call] | None = Field(None, description="Parts of calls.")
+
+
+class PinnedField(Answered):
+    probability: float = Field(description="How probable its tokens are, given their number.")
+    options: dict[str, float] = Field(description="Of a choice: how probable each option is.")
+
+
+class Nested(Answered):
+    exact: Literal[False] = Field(description="Always false: the grammar has more texts.")
+    depth: int = Field(description="How deep its rules were allowed to be nested.")
+
+
+class Choice(Answered):
+    """One of the `n` answers to one prompt."""
+
+    index: int = Field(description="Its number, over all prompts.")
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = Field(
+        description="Why it ended: stop (an end token or a stop text), length (max_tokens or the "
+        "context) or tool_calls; null while it goes on."
+    )
+    stop_reason: str | int | None = Field(
+        None, description="The stop text or token id that was found; null: the model's own end."
+    )
+    token_ids: list[int] | None = Field(None, description="With return_token_ids: its tokens.")
+    trajectory: Trajectory | None = Field(None, description="With return_trajectory.")
+    fields: dict[str, PinnedField] | None = Field(
+        None, description="With logprobs and a pinned canvas: each field by its path."
+    )
+    structured_outputs: Nested | None = Field(
+        None, description="At the end, where a context-free grammar nests its rules without end."
+    )
+
+
+class ChatChoice(Choice):
+    message: AnswerMessage = Field(description="The answer.")
+    logprobs: ChatLogprobs | None = Field(description="With logprobs.")
+
+
+class ChatChunkChoice(Choice):
+    delta: MessageDelta = Field(description="What is new.")
+    logprobs: ChatLogprobs | None = Field(description="With logprobs, of the new tokens.")
+
+
+class TextChoice(Choice):
+    text: str = Field(description="The text; in a stream what is new of it.")
+    logprobs: CompletionLogprobs | None = Field(description="With logprobs.")
+    prompt_token_ids: list[int] | None = Field(
+        None, description="With return_token_ids: the prompt's tokens."
+    )
+
+
+class Envelope(Answered):
+    id: str = Field(description="The answer's id, which ends in the request's request_id.")
+    created: int = Field(description="When it began, in seconds since 1970.")
+    model: str = Field(description="The model's name.")
+    system_fingerprint: str = Field(description="The server's version.")
+
+
+class ChatCompletion(Envelope):
+    """A whole answer."""
+
+    object: Literal["chat.completion"] = Field(description="Always chat.completion.")
+    choices: list[ChatChoice] = Field(description="The answers.")
+    usage: Usage = Field(description="What was counted.")
+    diffusion: Effort = Field(description="What it took.")
+    prompt_token_ids: list[int] | None = Field(
+        None, description="With return_token_ids: the prompt's tokens."
+    )
+
+
+class ChatChunk(Envelope):
+    """The data of one event of a stream, the last of which is [DONE]."""
+
+    object: Literal["chat.completion.chunk"] = Field(description="Always chat.completion.chunk.")
+    choices: list[ChatChunkChoice] = Field(description="What is new; empty beside a canvas.")
+    usage: Usage | None = Field(None, description="With include_usage in the last chunk.")
+    diffusion: View | Effort | None = Field(
+        None, description="With include_canvas a canvas; with include_usage the effort, at the end."
+    )
+    prompt_token_ids: list[int] | None = Field(
+        None, description="With return_token_ids, in the first chunk."
+    )
+
+
+class Completion(Envelope):
+    """A whole answer."""
+
+    object: Literal["text_completion"] = Field(description="Always text_completion.")
+    choices: list[TextChoice] = Field(description="The answers to all prompts.")
+    usage: Usage = Field(description="What was counted.")
+    diffusion: Effort = Field(description="What it took.")
+
+
+class CompletionChunk(Envelope):
+    """The data of one event of a stream, the last of which is [DONE]."""
+
+    object: Literal["text_completion"] = Field(description="Always text_completion.")
+    choices: list[TextChoice] = Field(description="What is new; empty beside a canvas.")
+    usage: Usage | None = Field(None, description="With include_usage in the last chunk.")
+    diffusion: View | Effort | None = Field(
+        None, description="With include_canvas a canvas; with include_usage the effort, at the end."
+    )
+
+
+class Accepts(Answered):
+    iteration: list[str] = Field(description="The kinds of iterations that fit its attention.")
+    cache: list[str] = Field(description="The kinds of caches that fit its attention.")
+    suffix: bool = Field(description="Whether it fills gaps: takes a text after the answer.")
+
+
+class Model(Answered):
+    id: str = Field(description="The name to send as `model`.")
+    object: Literal["model"] = Field(description="Always model.")
+    created: int = Field(description="When its server was started, in seconds since 1970.")
+    owned_by: Literal["diffray"] = Field(description="Always diffray.")
+    root: str = Field(description="The first of its names.")
+    parent: None = Field(description="Always null.")
+    max_model_len: int = Field(description="The most tokens of a prompt with its answer.")
+    family: str = Field(description="What kind of model it is, such as LLaDA or SDAR.")
+    diffusion: dict[str, Any] = Field(
+        description="How a request is denoised that says nothing about it."
+    )
+    description: str | None = Field(description="What a demo model is and knows.")
+    examples: list[str] = Field(description="Prompts to try.")
+    accepts: Accepts | None = Field(
+        description="What of a policy it accepts, as not all models do; null while it starts."
+    )
+
+
+class ModelList(Answered):
+    object: Literal["list"] = Field(description="Always list.")
+    data: list[Model] = Field(description="The model under each of its names.")
+
+
+class Tokenized(Answered):
+    count: int = Field(description="How many tokens the text has.")
+    max_model_len: int = Field(description="The most tokens of a prompt with its answer.")
+    tokens: list[int] = Field(description="Their ids.")
+    token_strs: list[str] | None = Field(description="With return_token_strs: how they are spelt.")
+
+
+class Detokenized(Answered):
+    prompt: str = Field(description="The text of the tokens.")
+
+
+class TokenizerInfo(BaseModel):
+    """The tokenizer's settings, as remote tokenizers need them; special tokens by their names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str = Field(description="The class in transformers.")
+    model_max_length: int = Field(description="The most tokens of a prompt with its answer.")
+    chat_template: str | None = Field(description="The Jinja template of conversations.")
+    bos_token: str | None = Field(description="The token before a text.")
+    eos_token: str | None = Field(description="The token that ends one.")
+    pad_token: str | None = Field(description="The token that fills a batch.")
+
+
+class Version(Answered):
+    version: str = Field(description="diffray's version.")
+
+
+class EngineLoad(Answered):
+    server_load: int = Field(description="Requests that run or wait.")
+    running: int = Field(description="Requests that run.")
+    waiting: int = Field(description="Requests that wait for their turn.")
+    free_pages: int = Field(description="Pages of the K/V memory that are free.")
+    num_pages: int = Field(description="All of its pages.")

@@ -1,0 +1,238 @@
+"""The body of POST /v1/messages, Anthropic's API, and the body of the chat that it asks for."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from diffray.cluster.api.bodies import MOST_MESSAGES, Named, SharedFields
+from diffray.cluster.api.errors import Json
+from diffray.cluster.api.field_types import Word
+from diffray.cluster.api.messages import NOTED, StrictModel
+from diffray.cluster.api.structures import ToolName
+from diffray.components.params import SamplingParams
+
+
+class _Block(StrictModel):
+    """A part of a message; clients send answers back with fields that have no effect."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class TextBlock(_Block):
+    """A text, or a part of one."""
+
+    type: Literal["text"]
+    text: str = Field(description="The text of this part.")
+
+
+def _is_list(given: Any) -> str:
+    return "blocks" if isinstance(given, list) else "text"
+
+
+Texts = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[TextBlock], Tag("blocks")],
+    Discriminator(_is_list),
+]
+
+
+class ToolUse(_Block):
+    """A call of a function."""
+
+    type: Literal["tool_use"]
+    id: str = Field(description="The call's id, which its result repeats.")
+    name: str = Field(description="The function's name.")
+    input: dict[str, Any] = Field(description="Its arguments.")
+
+
+class ToolResult(_Block):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(description="The call's id.")
+    content: Texts = Field("", description="What the function returned.")
+    is_error: bool = Field(False, description='"Error: " comes before the content.')
+
+    def for_chat(self) -> Json:
+        content = _parts(self.content)
+        if self.is_error:
+            content.insert(0, _text("Error:"))
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
+
+
+Block = Annotated[TextBlock | ToolUse | ToolResult, Discriminator("type")]
+
+
+class Turn(StrictModel):
+    """A message; several of one role in a row are one."""
+
+    role: Literal["user", "assistant", "system"] = Field(description="Who says it.")
+    content: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[Block], Tag("blocks")],
+        Discriminator(_is_list),
+    ] = Field(description="A text; or texts, calls of the assistant and results of the user.")
+
+    @model_validator(mode="after")
+    def _blocks_fit_the_role(self) -> Self:
+        for block in self.blocks:
+            owner = {"tool_use": "assistant", "tool_result": "user"}.get(block.type, self.role)
+            if owner != self.role:
+                raise ValueError(f"a {block.type} belongs into a message of the {owner}")
+        return self
+
+    @property
+    def blocks(self) -> list[TextBlock | ToolUse | ToolResult]:
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)]
+        return list(self.content)
+
+
+class AnthropicTool(StrictModel):
+    """A function that the model may call."""
+
+    type: Literal["custom"] | None = Field(None, description="Always custom.")
+    name: ToolName
+    description: str = Field("", description="What it does, for the model.")
+    input_schema: dict[str, Any] = Field(description="A JSON schema.")
+    strict: bool | None = Field(None, description="Inputs always follow their schema.")
+    eager_input_streaming: bool | None = Field(None, description="Inputs are always streamed.")
+    cache_control: dict[str, Any] | None = Field(None, description=NOTED)
+
+
+class AnthropicToolChoice(StrictModel):
+    """Whether an answer may, must or must not call a function, or which one."""
+
+    type: Literal["auto", "any", "tool", "none"] = Field(
+        description="It may; it must; it must call this one; it must not."
+    )
+    name: str | None = Field(None, description="Of the type tool: which function to call.")
+    disable_parallel_tool_use: bool = Field(False, description="At most one call.")
+
+    @model_validator(mode="after")
+    def _a_name_for_its_type(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError('"tool" is the type of a tool_choice with a name')
+        return self
+
+
+class JsonFormat(StrictModel):
+    """An answer in JSON."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema", description="The JSON schema.")
+
+
+class OutputConfig(StrictModel):
+    """What an answer's text may be."""
+
+    format: JsonFormat | None = Field(None, description="JSON that a schema allows.")
+    effort: str | None = Field(None, description="Not supported.")
+
+    @field_validator("effort")
+    @classmethod
+    def _no_effort(cls, given: str | None) -> None:
+        if given is not None:
+            raise ValueError("not supported; leave it out")
+
+
+class ConversationFields(StrictModel):
+    """What makes up the prompt."""
+
+    model: Named = None
+    messages: Annotated[
+        list[Turn], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    ] = Field(description="The answer continues the last one if it is a text of the assistant.")
+    system: Texts | None = Field(None, description="A system message before the others.")
+    tools: Annotated[list[AnthropicTool], Field(max_length=128, fail_fast=True)] = Field(
+        default_factory=list, description="Functions that the template shows to the model."
+    )
+    tool_choice: AnthropicToolChoice | None = Field(
+        None, description="Whether an answer may, must or must not call a function, or which one."
+    )
+    output_config: OutputConfig = Field(
+        default=OutputConfig(), description="What the answer's text may be."
+    )
+    cache_control: dict[str, Any] | None = Field(None, description=NOTED)
+
+    def prompt_for_chat(self) -> Json:
+        """Return the fields of a chat that make up its prompt."""
+        messages: list[Json] = []
+        if self.system is not None:
+            messages.append({"role": "system", "content": _parts(self.system)})
+        for turn in self.messages:
+            for block in turn.blocks:
+                _add(messages, turn.role, block)
+        tools = [
+            {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema,
+            }
+            for tool in self.tools
+        ]
+        last = messages[-1] if messages else {}
+        continues = last.get("role") == "assistant" and "tool_calls" not in last
+        return {
+            "messages": messages,
+            "tools": [{"type": "function", "function": tool} for tool in tools],
+            "add_generation_prompt": not continues,
+            "continue_final_message": continues,
+        }
+
+
+class CountTokensBody(ConversationFields):
+    """POST /v1/messages/count_tokens."""
+
+    def for_tokenize(self) -> Json:
+        """Return the body of POST /tokenize."""
+        return {"model": self.model} | self.prompt_for_chat()
+
+
+class MessagesBody(SharedFields, ConversationFields):
+    """POST /v1/messages."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    stop_sequences: Annotated[list[Word], Field(max_length=32, fail_fast=True)] = Field(
+        default_factory=list, description=SamplingParams.model_fields["stop"].description
+    )
+
+    def for_chat(self) -> Json:
+        """Return the fields of the chat, but for the shared ones."""
+        chat = self.prompt_for_chat() | {"max_tokens": self.max_tokens, "stop": self.stop_sequences}
+        if (choice := self.tool_choice) is not None:
+            chat["tool_choice"] = {"any": "required"}.get(choice.type, choice.type)
+            if choice.type == "tool":
+                chat["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+            chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        if (form := self.output_config.format) is not None:
+            schema = {"schema": form.json_schema}
+            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if self.stream:  # the first event tells the length of the prompt
+            chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        return chat
+
+
+def _add(messages: list[Json], role: str, block: TextBlock | ToolUse | ToolResult) -> None:
+    """Add a block to the last message if it is of this role, or in a new one."""
+    if isinstance(block, ToolResult):
+        messages.append(block.for_chat())
+        return
+    if not messages or messages[-1]["role"] != role:
+        messages.append({"role": role, "content": []})
+    if isinstance(block, ToolUse):
+        function = {"name": block.name, "arguments": block.input}
+        call = {"id": block.id, "type": "function", "function": function}
+        messages[-1].setdefault("tool_calls", []).append(call)
+    else:
+        messages[-1]["content"].append(_text(block.text))
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def _parts(given: str | Iterable[TextBlock]) -> list[Json]:
+    """Return a text as a chat has it."""
+    if isinstance(given, str):
+        return [_text(given)]
+    return [_text(block.text) for block in given]

@@ -1,0 +1,136 @@
+"""A model for coroutines: in this process, on ranks of its own, or as a running application."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from diffray.cluster.api.request_handle import RequestHandle
+from diffray.cluster.api.service import Service
+from diffray.cluster.control.engine_client import EngineClient
+from diffray.cluster.control.engine_config import EngineConfig, RanksKeywords, RanksOptions
+from diffray.cluster.control.llm import as_diffusion
+from diffray.cluster.control.local import load_local
+from diffray.cluster.control.ranks import connect_ray, start_ranks
+from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.params import SamplingKeywords, SamplingParams
+from diffray.components.policy import DiffusionParams
+from diffray.workers.output import Accepted, Followed
+from diffray.workers.prompts import Prompt, as_messages, as_one, as_params, is_conversation
+from diffray.workers.text import Messages, Tokenizer
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+
+class AsyncDiffusionLLM:
+    """A diffusion language model whose requests are handles.
+
+    `model` is what DiffusionLLM takes, and so are the options; or it is the handle of a running
+    application, such as `serve.get_app_handle("demo")`. The model is loaded by the first request.
+    """
+
+    def __init__(
+        self,
+        model: "str | DeploymentHandle[Any]",
+        *,
+        diffusion: DiffusionParams | dict[str, Any] | None = None,
+        **options: Unpack[RanksKeywords],
+    ) -> None:
+        self.model = model
+        self._diffusion = as_diffusion(diffusion)
+        given: dict[str, Any] = {"graph_block_length": self._diffusion.block_length, **options}
+        self._options = RanksOptions(**given)
+        if not isinstance(model, str) and (options or diffusion):
+            names = ", ".join([*options, *["diffusion"] * (diffusion is not None)])
+            raise ValueError(f"a running application has its own options; leave out {names}")
+        self._starting = asyncio.Lock()
+        self._service: Service | None = None
+        self._running = AsyncExitStack()  # what is to be ended
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def submit(
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        **options: Unpack[SamplingKeywords],
+    ) -> RequestHandle:
+        """Begin to answer a prompt or a conversation; return when the request was found right.
+
+        Raises ApiError with what is wrong.
+        """
+        (params,) = as_params("submit", sampling_params, options, 1)
+        asked: Any
+        if is_conversation(prompt):
+            asked = [dict(message) for message in as_messages(prompt)]
+        else:
+            asked = found if isinstance(found := as_one(prompt), str) else list(found)
+        source = await self._source(asked, params, priority)
+        try:
+            accepted = await anext(source)
+        except BaseException:
+            await source.aclose()
+            raise
+        assert isinstance(accepted, Accepted)
+        return RequestHandle(accepted, source)
+
+    async def start(self) -> None:
+        """Load the model, if that has not been done."""
+        async with self._starting:
+            if self._closed:
+                raise ValueError("this AsyncDiffusionLLM has been closed; make a new one")
+            if self._service is None and isinstance(self.model, str):
+                self._service = await self._load(self.model)
+
+    async def close(self) -> None:
+        """Free what the model takes; every open request fails. An application goes on."""
+        self._closed, self._service = True, None
+        await self._running.aclose()
+
+    async def _load(self, model: str) -> Service:
+        engine, tokenizer = await self._engine(model)
+        service = Service(
+            engine, tokenizer, (model,), diffusion=self._diffusion, scheduling_policy="priority"
+        )
+        self._running.callback(service.close)
+        return service
+
+    async def _engine(self, model: str) -> tuple[EngineClient, Tokenizer | None]:
+        if self._options.tensor_parallel_size == 1:
+            config = EngineConfig(**dict(self._options), max_queued_requests=sys.maxsize)
+            local, tokenizer = await asyncio.to_thread(load_local, model, config)
+            local.start()
+            self._running.push_async_callback(asyncio.to_thread, local.close)
+            return local, tokenizer
+        path = resolve(model)
+        connect_ray(self._options)
+        ranks = await start_ranks(model, self._options)
+        self._running.push_async_callback(ranks.close)
+        return ranks, Tokenizer.load(path, ranks.limits.mask_token_id)
+
+    async def _source(
+        self, asked: Any, params: SamplingParams, priority: int
+    ) -> AsyncGenerator[Followed, None]:
+        await self.start()
+        if self._service is not None:
+            return self._service.follow(asked, params, priority)
+        return _of_application(self.model, asked, params, priority)
+
+
+async def _of_application(handle: Any, *asked: Any) -> AsyncGenerator[Followed, None]:
+    response = handle.options(stream=True).follow.remote(*asked)
+    try:
+        async for each in response:
+            yield each
+    finally:
+        response.cancel()

@@ -1,0 +1,90 @@
+/** The canvas: a grid with one cell per position, so that nothing moves while tokens appear. */
+
+import { element } from "./controls.js";
+
+let count = 0; // of ids
+
+export class Canvas {
+  /** @param {HTMLElement} grid @param {HTMLElement} note - where the selected cell is described */
+  constructor(grid, note) {
+    this.grid = grid;
+    this.note = note;
+    this.cells = [];
+    this.selected = -1;
+    grid.addEventListener("pointerover", (event) => this.#select(this.cells.indexOf(event.target)));
+    grid.addEventListener("focus", () => this.#select(Math.max(this.selected, 0)));
+    grid.addEventListener("keydown", (event) => this.#move(event));
+  }
+
+  /** Show a frame of a recording; `total` is the forward that the end of the scale stands for. */
+  show(recording, frame, total, length) {
+    this.recording = recording;
+    this.frame = frame;
+    this.#resize(length);
+    const { final, forward } = recording.frames[frame];
+    const summary = `Canvas: ${final} of ${length} tokens final after ${forward} forward${forward === 1 ? "" : "s"}`;
+    this.grid.setAttribute("aria-label", summary);
+    const stop = recording.totals?.tokens ?? length; // the answer's end, if it is known
+    this.cells.forEach((cell, position) => this.#draw(cell, position, total, stop));
+    this.#describe();
+  }
+
+  #resize(length) {
+    while (this.cells.length > length) this.cells.pop().remove();
+    while (this.cells.length < length) {
+      const cell = element("div", { id: `cell-${++count}`, className: "cell", role: "option" });
+      this.cells.push(cell);
+      this.grid.append(cell);
+    }
+  }
+
+  #draw(cell, position, total, stop) {
+    const found = this.recording.cell(position, this.frame);
+    const key = found ? `${found.forward}/${total}/${stop} ${found.text}` : "";
+    if (cell.dataset.key === key) return;
+    cell.dataset.key = key;
+    cell.textContent = found ? visible(found.text) : "";
+    cell.classList.toggle("final", found !== null);
+    cell.classList.toggle("beyond", found !== null && position >= stop);
+    if (found) cell.style.setProperty("--time", (found.forward - 1) / Math.max(total - 1, 1));
+    const state = found ? `${found.text}, forward ${found.forward}` : "mask";
+    cell.setAttribute("aria-label", `${position + 1}: ${state}`);
+  }
+
+  #move(event) {
+    const columns = getComputedStyle(this.grid).gridTemplateColumns.split(" ").length;
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns };
+    const step = steps[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
+    const target = this.selected + step;
+    if (target >= 0 && target < this.cells.length) this.#select(target);
+  }
+
+  #select(position) {
+    if (position < 0 || position >= this.cells.length) return;
+    this.cells[this.selected]?.setAttribute("aria-selected", "false");
+    this.selected = position;
+    this.cells[position].setAttribute("aria-selected", "true");
+    this.grid.setAttribute("aria-activedescendant", this.cells[position].id);
+    this.#describe();
+  }
+
+  #describe() {
+    if (this.selected < 0 || this.selected >= this.cells.length) return;
+    const found = this.recording.cell(this.selected, this.frame);
+    const parts = [`Position ${this.selected + 1}`];
+    if (found === null) parts.push("mask");
+    else parts.push(`\u201c${visible(found.text)}\u201d`, `final at forward ${found.forward}`);
+    if (found !== null && found.probability !== null) {
+      parts.push(`probability ${found.probability.toFixed(3)}`);
+    }
+    this.note.textContent = parts.join(" \u00b7 ");
+  }
+}
+
+/** Return a token's text with signs for white space that could not be seen. */
+function visible(text) {
+  if (text.trim() === "" && text !== "") text = text.replaceAll(" ", "\u2423");
+  return text.replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5");
+}

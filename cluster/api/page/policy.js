@@ -1,0 +1,29 @@
+/** Policies: which of their parts a model accepts, and how they read in one line. */
+
+/**
+ * Return the fields with only the kinds that a model accepts, as the server lists it.
+ * @param {import("./schema.js").Field[]} fields
+ */
+export function acceptedBy(model, fields) {
+  return fields.map((field) => {
+    const kinds = model?.accepts?.[field.name];
+    if (!kinds || field.type !== "parts") return field;
+    return { ...field, parts: new Map([...field.parts].filter(([kind]) => kinds.includes(kind))) };
+  });
+}
+
+/** Return what differs from the server's default, or that no part of `diffusion` does. */
+export function inWords({ diffusion = {}, ...others }) {
+  const said = Object.entries({ ...diffusion, ...others }).map(([name, value]) => {
+    if (value === null || typeof value !== "object") return setting([name, value]);
+    const { kind, ...settings } = value;
+    const inner = Object.entries(settings).map(setting).join(", ");
+    return setting([name, inner ? `${kind} (${inner})` : kind]);
+  });
+  if (Object.keys(diffusion).length === 0) said.unshift("the server's default");
+  return said.join(" \u00b7 ");
+}
+
+function setting([name, value]) {
+  return `${name.replaceAll("_", " ")} ${value}`;
+}

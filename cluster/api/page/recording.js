@@ -1,0 +1,85 @@
+/** One answer as it was received: what each position of the canvas held after each forward. */
+
+/**
+ * @typedef {{forward: number, final: number, seconds: number, length: number}} Frame
+ *   The state after a forward: final tokens, time since the request, length of the final text.
+ * @typedef {{text: string, forward: number, probability: number | null}} Cell
+ */
+export class Recording {
+  constructor(now) {
+    this.began = now;
+    /** @type {Frame[]} */
+    this.frames = [{ forward: 0, final: 0, seconds: 0, length: 0 }];
+    this.positions = []; // of each its changes: {frame, forward, text}
+    this.probabilities = [];
+    this.text = "";
+    this.finish = null; // why the answer ended
+    this.totals = null; // the server's own count, at the end
+  }
+
+  get last() {
+    return this.frames[this.frames.length - 1];
+  }
+
+  /** Add a chunk of the stream, received at `now` milliseconds. */
+  add(chunk, now) {
+    if (chunk.diffusion?.tokens) this.#addCanvas(chunk.diffusion, now);
+    for (const choice of chunk.choices) {
+      this.text += choice.delta?.content ?? choice.text ?? "";
+      this.probabilities.push(...(choice.trajectory?.logprobs ?? []).map(Math.exp));
+      this.finish = choice.finish_reason ?? this.finish;
+    }
+    this.last.length = this.text.length;
+    if (chunk.usage) {
+      this.totals = {
+        tokens: chunk.usage.completion_tokens,
+        cached: chunk.usage.prompt_tokens_details.cached_tokens,
+        forwards: chunk.diffusion.forwards,
+        seconds: (now - this.began) / 1000,
+      };
+    }
+  }
+
+  #addCanvas({ forwards, tokens }, now) {
+    const forward = Math.max(forwards, this.last.forward);
+    const seconds = (now - this.began) / 1000;
+    if (forward > this.last.forward) this.frames.push({ forward, final: 0, seconds, length: 0 });
+    this.last.final = tokens.filter((text) => text !== null).length;
+    tokens.forEach((text, position) => {
+      const changes = (this.positions[position] ??= []);
+      if (text === (changes.at(-1)?.text ?? null)) return;
+      changes.push({ frame: this.frames.length - 1, forward, text });
+    });
+  }
+
+  /** Return the index of the frame that shows the canvas after so many forwards. */
+  frameAt(forward) {
+    const next = this.frames.findIndex((frame) => frame.forward > forward);
+    return (next === -1 ? this.frames.length : next) - 1;
+  }
+
+  /** Return what a position holds in a frame; null for a mask. @returns {Cell | null} */
+  cell(position, frame) {
+    const change = (this.positions[position] ?? []).findLast((each) => each.frame <= frame);
+    if (change === undefined || change.text === null) return null;
+    return { ...change, probability: this.probabilities[position] ?? null };
+  }
+
+  /** Return the text that was final in a frame. */
+  textAt(frame) {
+    return this.text.slice(0, this.frames[frame].length);
+  }
+
+  /** Return the numbers of a frame; those of the last one are the server's. */
+  numbersAt(frame) {
+    const { forward, final, seconds } = this.frames[frame];
+    const isEnd = this.totals !== null && frame === this.frames.length - 1;
+    const counted = isEnd ? this.totals : { tokens: final, forwards: forward, seconds };
+    return {
+      forwards: counted.forwards,
+      tokensPerForward: counted.forwards ? counted.tokens / counted.forwards : null,
+      tokensPerSecond: counted.seconds ? counted.tokens / counted.seconds : null,
+      cached: this.totals?.cached ?? null,
+    };
+  }
+}

@@ -1,0 +1,42 @@
+"""What the HTTP endpoint needs of what it serves: one model, or several behind a door."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from diffray.cluster.api.bodies import GenerationBody
+from diffray.cluster.api.errors import ApiError, Json
+from diffray.cluster.control.engine_client import Load
+
+
+class Served(Protocol):
+    """JSON objects in, JSON objects or an ApiError out."""
+
+    async def whole(self, kind: type[GenerationBody], given: object) -> Json:
+        """Answer a request of one of the APIs."""
+        ...
+
+    def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
+        """Yield the chunks of an answer; closing the generator cancels it."""
+        ...
+
+    async def tokenize(self, given: object) -> Json: ...
+
+    async def detokenize(self, given: object) -> Json: ...
+
+    async def tokenizer_info(self, name: str | None) -> Json: ...
+
+    async def models(self) -> Json: ...
+
+    async def model(self, name: str) -> Json: ...
+
+    async def health(self) -> Json:
+        """Return what there is to say about it; raise if no request can be answered."""
+        ...
+
+    async def load(self) -> Load: ...
+
+    async def prometheus(self, *, vllm_names: bool) -> bytes: ...
+
+    def count_refusal(self, error: ApiError) -> None:
+        """Count a request that was refused or failed, unless it is counted already."""
+        ...

@@ -1,0 +1,281 @@
+"""Anthropic's Messages API: the answers of chats in its shape, whole and as its events."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+
+from diffray import DiffusionLLM
+from diffray.cluster.api.errors import bug
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.control.local import LocalEngine
+from tests.helpers.api_server import serve
+
+PATH, CHAT, COUNT = "/v1/messages", "/v1/chat/completions", "/v1/messages/count_tokens"
+QUESTION: list[Any] = [{"role": "user", "content": "What is 12 plus 30?"}]
+ASKED: dict[str, Any] = {"model": "demo", "max_tokens": 64, "messages": QUESTION}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+}
+TOOLS: list[Any] = [
+    {"name": "get_weather", "description": "The weather.", "input_schema": CITY},
+    {"name": "now", "input_schema": {}, "cache_control": {"type": "ephemeral"}},
+]
+CALLED: dict[str, Any] = ASKED | {"tools": TOOLS, "tool_choice": {"type": "any"}, "max_tokens": 96}
+SMALL_BLOCKS = {"diffusion": {"block_length": 16}}
+USE = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {"zone": "UTC"}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    llm = DiffusionLLM("demo", dtype="float32")
+    with pytest.MonkeyPatch.context() as patched, LocalEngine(llm.engine) as engine:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        with closing(Service(engine, llm.tokenizer, ["demo"])) as service:
+            yield service
+
+
+@pytest.fixture(scope="module")
+def http(service: Service) -> Iterator[httpx2.Client]:
+    with serve(service) as url, httpx2.Client(base_url=url, timeout=60) as http:
+        yield http
+
+
+def said(http: httpx2.Client, body: dict[str, Any], path: str = PATH) -> Any:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(http: httpx2.Client, body: dict[str, Any]) -> list[Any]:
+    """Return a stream's events, which have their type as name."""
+    answer = http.post(PATH, json=body | {"stream": True})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *parts, end = answer.text.split("\n\n")
+    assert end == ""
+    found = []
+    for part in parts:
+        name, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def refusal(answer: httpx2.Response, status: int) -> str:
+    """Return what kind of error it is and its message, in Anthropic's shape."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert body.keys() == {"type", "error"} and body["type"] == "error"
+    assert body["error"].keys() == {"type", "message"}
+    return "{type}: {message}".format(**body["error"])
+
+
+def test_an_answer_is_the_chats(http: httpx2.Client) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    sampling = {"temperature": 0.9, "seed": 3, "top_k": 20, **SMALL_BLOCKS}
+    chat = said(http, ASKED | sampling | {"messages": [system, *QUESTION]}, CHAT)
+    notes = {"metadata": {"user_id": "u"}, "service_tier": "auto", "thinking": {"type": "disabled"}}
+    for brief in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
+        made = said(http, ASKED | sampling | notes | {"system": brief})
+        assert made.pop("id").startswith("msg_")
+        usage = made.pop("usage")
+        assert made == {
+            "type": "message",
+            "role": "assistant",
+            "model": "demo",
+            "content": [{"type": "text", "text": chat["choices"][0]["message"]["content"]}],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "diffusion": chat["diffusion"],
+        }
+        cached = usage["cache_read_input_tokens"]
+        assert usage["input_tokens"] + cached == chat["usage"]["prompt_tokens"]
+        assert usage["output_tokens"] == chat["usage"]["completion_tokens"]
+
+
+def test_the_events_of_a_text(http: httpx2.Client) -> None:
+    whole = said(http, ASKED | SMALL_BLOCKS)
+    start, ping, begin, *deltas, stop, end, last = events(http, ASKED | SMALL_BLOCKS)
+    message = start.pop("message")
+    assert start == {"type": "message_start"} and ping == {"type": "ping"}
+    assert (message["content"], message["stop_reason"]) == ([], None)
+    assert message["usage"] == whole["usage"] | {"output_tokens": 0}
+    block = {"type": "text", "text": ""}
+    assert begin == {"type": "content_block_start", "index": 0, "content_block": block}
+    for each in deltas:
+        assert (each["type"], each["index"]) == ("content_block_delta", 0)
+        assert each["delta"].keys() == {"type", "text"} and each["delta"]["type"] == "text_delta"
+    text = "".join(each["delta"]["text"] for each in deltas)
+    assert len(deltas) > 1 and [{"type": "text", "text": text}] == whole["content"]
+    assert stop == {"type": "content_block_stop", "index": 0}
+    reason = {"stop_reason": "end_turn", "stop_sequence": None}
+    assert (end["type"], end["delta"], end["usage"]) == ("message_delta", reason, whole["usage"])
+    assert last == {"type": "message_stop"}
+
+
+def test_the_events_of_calls(http: httpx2.Client) -> None:
+    whole = said(http, CALLED | SMALL_BLOCKS)
+    assert whole["stop_reason"] == "tool_use"
+    _, _, *middle, end, _ = events(http, CALLED | SMALL_BLOCKS)
+    assert end["delta"]["stop_reason"] == "tool_use"
+    found = iter(middle)
+    ids = set()
+    for index, block in enumerate(whole["content"]):
+        begin = next(found)
+        assert (begin["type"], begin["index"]) == ("content_block_start", index)
+        assert begin["content_block"]["id"].startswith("toolu_")
+        ids.add(begin["content_block"]["id"])
+        assert begin["content_block"] | {"id": ""} == block | {"id": "", "input": {}}
+        text = ""
+        while (event := next(found))["type"] == "content_block_delta":
+            assert event["index"] == index and event["delta"]["type"] == "input_json_delta"
+            text += event["delta"]["partial_json"]
+        assert event == {"type": "content_block_stop", "index": index}
+        assert json.loads(text) == block["input"]
+    assert next(found, None) is None and len(ids) == len(whole["content"]) >= 1
+
+
+def test_the_choice_of_tools(http: httpx2.Client) -> None:
+    named = said(http, CALLED | {"tool_choice": {"type": "tool", "name": "now"}})
+    (block,) = named["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "now", {})
+    assert named["stop_reason"] == "tool_use"
+    one = {"type": "any", "disable_parallel_tool_use": True}
+    assert len(said(http, CALLED | {"tool_choice": one})["content"]) == 1
+    for choice in ({"type": "none"}, {"type": "auto"}):  # the demo has never seen a tool
+        made = said(http, CALLED | {"tool_choice": choice})
+        assert [block["type"] for block in made["content"]] == ["text"]
+    history = [*QUESTION, {"role": "assistant", "content": named["content"]}]
+    result = {"type": "tool_result", "tool_use_id": block["id"], "content": "noon"}
+    history.append({"role": "user", "content": [result]})
+    assert said(http, CALLED | {"messages": history, "tool_choice": {"type": "auto"}})["content"]
+
+
+def test_an_answer_continues_what_the_assistant_has_begun(http: httpx2.Client) -> None:
+    begun = [*QUESTION, {"role": "assistant", "content": "12 plus"}]
+    continued = {"add_generation_prompt": False, "continue_final_message": True}
+    chat = said(http, ASKED | {"messages": begun} | continued, CHAT)
+    made = said(http, ASKED | {"messages": begun})
+    assert made["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+    assert made["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {},
+        {"system": "Be brief."},
+        {"tools": TOOLS, "tool_choice": {"type": "auto"}},
+        {"messages": [*QUESTION, {"role": "assistant", "content": "12 plus"}]},
+    ],
+)
+def test_tokens_are_counted_as_they_are_used(http: httpx2.Client, prompt: dict[str, Any]) -> None:
+    asked = {"model": "demo", "messages": QUESTION} | prompt
+    usage = said(http, asked | {"max_tokens": 16})["usage"]
+    assert said(http, asked, COUNT) == {"input_tokens": usage["input_tokens"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_why_an_answer_ends(http: httpx2.Client, stream: bool) -> None:
+    text = said(http, ASKED)["content"][0]["text"]
+    asked = ASKED | {"stop_sequences": ["never written", text[2:5]]}
+    if stream:
+        found = events(http, asked)
+        ending, short = found[-2]["delta"], events(http, ASKED | {"max_tokens": 2})[-2]["delta"]
+        written = "".join(each.get("delta", {}).get("text", "") for each in found)
+    else:
+        ending = said(http, asked)
+        written, short = ending["content"][0]["text"], said(http, ASKED | {"max_tokens": 2})
+    assert (ending["stop_reason"], ending["stop_sequence"]) == ("stop_sequence", text[2:5])
+    assert written == text[: text.find(text[2:5])]
+    assert (short["stop_reason"], short["stop_sequence"]) == ("max_tokens", None)
+
+
+def test_json_on_request(http: httpx2.Client) -> None:
+    form = {"format": {"type": "json_schema", "schema": CITY}}
+    (block,) = said(http, ASKED | {"output_config": form})["content"]
+    assert json.loads(block["text"]).keys() == {"city"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role: .*'assistant'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "no kind 'image'"),
+        ({"messages": [{"role": "user", "content": [USE]}]}, "tool_use belongs .*the assistant"),
+        ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "tool_result belongs"),
+        ({"max_tokens": 0}, "max_tokens: "),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type: "),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice: .* with a name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not supported"),
+        ({"output_config": {"effort": "high"}}, "output_config.effort: not supported"),
+        ({"thread": {"type": "create"}}, "send the whole conversation"),
+        ({"container": "c"}, "container is not supported"),
+        ({"stop": ["x"]}, "Unrecognized request argument supplied: stop"),
+        ({"colour": 1}, "Unrecognized"),
+        ({"diffusion": {"steps": 3}}, "steps"),
+        # What the chat refuses, in this API's names.
+        ({"messages": [{"role": "user", "content": "a " * 9000}]}, "maximum context length"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+            "output_config.format",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(
+    http: httpx2.Client, body: dict[str, Any], words: str
+) -> None:
+    found = refusal(http.post(PATH, json=ASKED | body), 400)
+    assert found.startswith("invalid_request_error: ") and re.search(words, found), found
+
+
+def test_errors_have_anthropics_shape(http: httpx2.Client, service: Service) -> None:
+    unknown = refusal(http.post(PATH, json=ASKED | {"model": "other"}), 404)
+    assert unknown.startswith("not_found_error: ") and "`other`" in unknown
+    assert refusal(http.get(f"{PATH}/batches"), 404).startswith("not_found_error")
+    assert refusal(http.get(PATH), 405).startswith("invalid_request_error")
+    assert refusal(http.post(COUNT, json={}), 400).startswith("invalid_request_error: messages")
+    assert refusal(http.post(PATH, content=b"{}"), 415).startswith("invalid_request_error")
+    with serve(service, ApiSettings(max_body_bytes=10)) as url:
+        large = refusal(httpx2.post(url + PATH, json=ASKED), 413)
+        assert large.startswith("request_too_large")
+
+
+def test_keys_of_both_kinds(service: Service) -> None:
+    with serve(service, ApiSettings(api_keys=("right",))) as url:
+        for headers in ({"x-api-key": "right"}, {"Authorization": "Bearer right"}):
+            for path in (PATH, CHAT):
+                answer = httpx2.post(url + path, json=ASKED, headers=headers, timeout=60)
+                assert answer.status_code == 200
+        for headers in ({}, {"x-api-key": "wrong"}, {"x-api-key": ""}, {"x-api-key": "Bearer r"}):
+            found = refusal(httpx2.post(url + PATH, json=ASKED, headers=headers), 401)
+            assert found.startswith("authentication_error: ") and "x-api-key" in found
+
+
+def test_a_stream_that_breaks_ends_with_an_error(http: httpx2.Client, service: Service) -> None:
+    whole, calls = service.tokenizer, iter(range(100))
+
+    def decode(*given: Any) -> str:
+        assert whole is not None and next(calls) < 2, "an answer fails half way"
+        return whole.decode(*given)
+
+    service.tokenizer = SimpleNamespace(decode=decode)  # type: ignore[assignment]
+    try:
+        found = events(http, ASKED | {"diffusion": {"block_length": 4}})
+    finally:
+        service.tokenizer = whole
+    assert found[0]["type"] == "message_start"
+    error = {"type": "api_error", "message": bug().message}
+    assert found[-1] == {"type": "error", "error": error}
+    assert "message_stop" not in {event["type"] for event in found}

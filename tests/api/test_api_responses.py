@@ -1,0 +1,310 @@
+"""OpenAI's Responses API: the answers of chats in its shape, whole and as typed events."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai import OpenAI, pydantic_function_tool
+from pydantic import BaseModel, Field
+
+from diffray import DiffusionLLM
+from diffray.cluster.api.service import Service
+from diffray.cluster.control.local import LocalEngine
+from tests.helpers.api_server import serve
+
+QUESTION = "What is 12 plus 30?"
+MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+}
+TOOLS: list[Any] = [
+    {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True},
+    {"type": "function", "name": "now", "parameters": None, "strict": None},
+]
+SMALL_BLOCKS = {"diffusion": {"block_length": 16}}
+LOGPROBS: list[Any] = ["message.output_text.logprobs"]
+
+
+class Person(BaseModel):
+    """Someone, as a client's model."""
+
+    name: str = Field(max_length=12)
+    age: int = Field(ge=0, le=150)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    llm = DiffusionLLM("demo", dtype="float32")
+    with pytest.MonkeyPatch.context() as patched, LocalEngine(llm.engine) as engine:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        service = Service(engine, llm.tokenizer, ["demo"])
+        with closing(service), serve(service) as url:
+            yield url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def typed(client: OpenAI, **asked: Any) -> list[Any]:
+    """Return the events of a stream, which are numbered."""
+    body: dict[str, Any] = {"model": "demo", "input": QUESTION, "max_output_tokens": 64} | asked
+    events = list(client.responses.create(**body, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    return events
+
+
+def same(one: Any, other: Any) -> None:
+    """Check that two answers differ in nothing but their names and times."""
+    left, right = (each.model_dump(mode="json") for each in (one, other))
+    for made in (left, right):
+        for name in ("id", "created_at", "completed_at"):
+            made.pop(name)
+        for item in made["output"]:
+            assert item.pop("id") and item.pop("call_id", "call")
+    assert left == right
+
+
+def test_an_answer_is_the_chats(client: OpenAI) -> None:
+    chat = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=64)
+    made = client.responses.create(
+        model="demo", input=QUESTION, max_output_tokens=64, metadata={"a": "b"}, store=True
+    )
+    assert made.output_text == chat.choices[0].message.content
+    assert (made.status, made.error, made.incomplete_details) == ("completed", None, None)
+    (item,) = made.output
+    assert item.type == "message" and item.status == "completed"
+    assert made.id.startswith("resp_")
+    assert made.metadata == {"a": "b"} and made.model == "demo"
+    assert made.model_extra is not None and made.model_extra["store"] is False
+    assert chat.model_extra is not None
+    assert made.model_extra["diffusion"] == chat.model_extra["diffusion"]
+    assert chat.usage is not None and made.usage is not None
+    assert made.usage.input_tokens == chat.usage.prompt_tokens
+    assert made.usage.output_tokens == chat.usage.completion_tokens
+    assert made.usage.total_tokens == chat.usage.total_tokens
+
+
+def test_instructions_and_sampling_reach_the_chat(client: OpenAI) -> None:
+    system: Any = {"role": "system", "content": "Be brief."}
+    shared: Any = {"temperature": 0.9, "top_p": 0.8, "extra_body": {"seed": 3, **SMALL_BLOCKS}}
+    chat = client.chat.completions.create(
+        model="demo", messages=[system, *MESSAGES], max_tokens=64, **shared
+    )
+    made = client.responses.create(
+        model="demo", instructions="Be brief.", input=MESSAGES, max_output_tokens=64, **shared
+    )
+    assert made.output_text == chat.choices[0].message.content
+    assert (made.temperature, made.top_p, made.instructions) == (0.9, 0.8, "Be brief.")
+
+
+def test_the_events_of_a_text(client: OpenAI) -> None:
+    first, progress, added, part, *deltas, text, part_done, item, completed = typed(
+        client, extra_body=SMALL_BLOCKS
+    )
+    kinds = [each.type for each in (first, progress, added, part, text, part_done, item, completed)]
+    assert kinds == [
+        *("response.created", "response.in_progress", "response.output_item.added"),
+        *("response.content_part.added", "response.output_text.done"),
+        *("response.content_part.done", "response.output_item.done", "response.completed"),
+    ]
+    assert len(deltas) > 1 and {each.type for each in deltas} == {"response.output_text.delta"}
+    assert "".join(each.delta for each in deltas) == text.text == part_done.part.text
+    for opening in (first, progress):
+        assert opening.response.status == "in_progress" and opening.response.output == []
+    assert added.item.content == [] and added.item.status == "in_progress"
+    assert item.item.content[0].text == text.text and item.item.status == "completed"
+    assert {each.item_id for each in (part, *deltas, text, part_done)} == {item.item.id}
+    whole = client.responses.create(
+        model="demo", input=QUESTION, max_output_tokens=64, extra_body=SMALL_BLOCKS
+    )
+    same(completed.response, whole)
+
+
+def test_the_bytes_of_a_stream(url: str) -> None:
+    body = {"input": QUESTION, "stream": True, "max_output_tokens": 16}
+    answer = httpx2.post(f"{url}/v1/responses", json=body, timeout=60)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    for event in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+
+
+def test_an_answer_that_is_cut_is_incomplete(client: OpenAI) -> None:
+    made = client.responses.create(model="demo", input=QUESTION, max_output_tokens=2)
+    assert made.status == "incomplete" and made.incomplete_details is not None
+    assert made.incomplete_details.reason == "max_output_tokens"
+    *_, item, last = typed(client, max_output_tokens=2)
+    assert last.type == "response.incomplete" and item.item.status == "incomplete"
+    same(last.response, made)
+
+
+def test_models_are_parsed(client: OpenAI) -> None:
+    asked: Any = {"model": "demo", "input": "Mia is 30.", "max_output_tokens": 80}
+    assert isinstance(client.responses.parse(text_format=Person, **asked).output_parsed, Person)
+    with client.responses.stream(text_format=Person, **asked) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Person)
+    made = client.responses.create(text={"format": {"type": "json_object"}}, **asked)
+    assert isinstance(json.loads(made.output_text), dict)
+    function: Any = pydantic_function_tool(Person)["function"]
+    tools: Any = [{"type": "function", **function}]
+    with client.responses.stream(tools=tools, tool_choice="required", **asked) as stream:
+        (call, *_) = stream.get_final_response().output
+    assert call.type == "function_call" and call.name == "Person"
+    Person.model_validate_json(call.arguments)
+
+
+def test_the_events_of_calls(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_output_tokens": 96}
+    asked["extra_body"] = SMALL_BLOCKS
+    _, _, *events, completed = typed(client, **asked)
+    whole = client.responses.create(model="demo", input=QUESTION, **asked)
+    same(completed.response, whole)
+    assert whole.output and all(item.type == "function_call" for item in whole.output)
+    calls = iter(events)
+    for index, item in enumerate(completed.response.output):
+        added = next(calls)
+        assert added.type == "response.output_item.added" and added.output_index == index
+        assert (added.item.name, added.item.arguments) == (item.name, "")
+        arguments = ""
+        while (event := next(calls)).type == "response.function_call_arguments.delta":
+            assert event.item_id == item.id
+            arguments += event.delta
+        assert event.type == "response.function_call_arguments.done"
+        assert event.arguments == arguments == item.arguments
+        done = next(calls)
+        assert done.type == "response.output_item.done" and done.item == item
+        assert isinstance(json.loads(arguments), dict)
+    assert next(calls, None) is None
+    named = client.responses.create(
+        model="demo", input=QUESTION, tools=TOOLS, tool_choice={"type": "function", "name": "now"}
+    )
+    (call,) = named.output
+    assert call.type == "function_call" and (call.name, call.arguments) == ("now", "{}")
+    history: Any = [*MESSAGES, call.model_dump()]
+    history.append({"type": "function_call_output", "call_id": call.call_id, "output": "noon"})
+    assert client.responses.create(model="demo", input=history, tools=TOOLS).status == "completed"
+
+
+def test_logprobs_on_request(client: OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=64, logprobs=True, top_logprobs=2
+    )
+    assert chat.choices[0].logprobs is not None
+    expected = [each.model_dump() for each in chat.choices[0].logprobs.content or []]
+    events = typed(client, include=LOGPROBS, top_logprobs=2)
+    (text,) = events[-1].response.output[0].content
+    assert [each.model_dump() for each in text.logprobs] == expected
+    deltas = [each for event in events if event.type.endswith("delta") for each in event.logprobs]
+    assert [each.token for each in deltas] == [each["token"] for each in expected]
+
+
+def test_the_canvas_on_request(client: OpenAI) -> None:
+    events = typed(client, stream_options={"include_canvas": True})
+    shown = [event for event in events if event.type == "diffusion.canvas"]
+    assert shown and all(len(event.canvas) == 64 for event in shown)
+    assert shown[0].forwards == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "no answer is stored"),
+        ({"conversation": "conv_1"}, "conversation", "no answer is stored"),
+        ({"background": True}, "background", "send false"),
+        ({"truncation": "auto"}, "truncation", 'send "disabled"'),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "not supported"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "'function'"),
+        ({"tool_choice": {"type": "mcp"}, "tools": TOOLS}, "tool_choice", "'function'"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"input": []}, "input", "at least 1"),
+        ({"input": None}, "input", "required"),
+        ({"input": [{"type": "reasoning", "id": "r"}]}, "input", "no kind 'reasoning'"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
+            "input[0].arguments",
+            "not JSON",
+        ),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "tools.0.name: "),
+        ({"input": [{"role": "king", "content": "x"}]}, "input[0].role", "'user'"),
+        ({"top_logprobs": 2}, "top_logprobs", "include"),
+        ({"include": LOGPROBS, "tools": TOOLS}, "include", "does not go with tools"),
+        ({"include": ["file_search_call.results"]}, "include", "'reasoning.encrypted_content'"),
+        ({"stream_options": {}}, "stream_options", "stream: true"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "with a schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "'medium'"),
+        ({"max_tokens": 5}, "max_tokens", "Unrecognized"),
+        ({"n": 2}, "n", "Unrecognized"),
+        ({"diffusion": {"steps": 3}}, "diffusion.steps", "."),
+        # What the chat refuses, in this API's names.
+        ({"input": "word " * 5000}, "input", "maximum context length"),
+        ({"max_output_tokens": 2**40}, "max_output_tokens", "max_output_tokens: "),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": CITY}}, "max_output_tokens": 3},
+            "max_output_tokens",
+            "shortest text takes",
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": {"minProperties": 3}}}},
+            "text.format",
+            "minProperties",
+        ),
+        (
+            {"text": {"format": {"type": "json_object"}}, "tools": TOOLS},
+            "text.format",
+            "tools and text.format exclude each other",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(
+    client: OpenAI, body: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.post("/responses", body={"input": QUESTION} | body, cast_to=object)
+    assert refused.value.param is not None and refused.value.param.startswith(param)
+    assert words in refused.value.message or words == "."
+
+
+def test_neutral_values_and_notes_change_nothing(client: OpenAI) -> None:
+    plain = client.responses.create(model="demo", input=QUESTION, max_output_tokens=32)
+    noted = client.responses.create(
+        model="demo",
+        input=QUESTION,
+        max_output_tokens=32,
+        truncation="disabled",
+        background=False,
+        store=False,
+        reasoning={"effort": "none"},
+        include=["reasoning.encrypted_content"],
+        text={"format": {"type": "text"}, "verbosity": "medium"},
+        tool_choice="none",
+        tools=[],
+        service_tier="auto",
+        prompt_cache_key="k",
+        extra_headers={"X-Request-Id": "mine"},
+    )
+    assert noted.output_text == plain.output_text and noted._request_id == "mine"
+
+
+def test_async_clients_stream_too(url: str) -> None:
+    async def ask() -> str:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client,
+            client.responses.stream(model="demo", input=QUESTION, max_output_tokens=64) as stream,
+        ):
+            deltas = [
+                event.delta async for event in stream if event.type == "response.output_text.delta"
+            ]
+            assert "".join(deltas) == (await stream.get_final_response()).output_text
+            return "".join(deltas)
+
+    assert asyncio.run(ask())

@@ -1,0 +1,323 @@
+"""The OpenAPI document and the page at /docs say what the endpoints really do."""
+
+import json
+import re
+import time
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing
+from hashlib import sha256
+from html import unescape
+from typing import Any
+
+import httpx2
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+
+from diffray.cluster.api.anthropic import Messages
+from diffray.cluster.api.api_examples import REQUESTS
+from diffray.cluster.api.errors import bug
+from diffray.cluster.api.http_app import build_api
+from diffray.cluster.api.openapi import BODIES
+from diffray.cluster.api.responses import Responses
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.control.engine_client import (
+    DeadlineExceeded,
+    EngineFailed,
+    Overloaded,
+    Poisonous,
+)
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.local import load_local
+from diffray.components.params import SamplingParams
+from diffray.components.policy import DiffusionParams
+from diffray.workers.admission import CheckedRequest
+from diffray.workers.messages import Update
+from tests.helpers.api_server import serve
+from tests.helpers.byte_tokenizer import TOKENIZER
+from tests.helpers.recorder import Recorder
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+ABC = {"prompt": "abc"}
+RESPOND, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+CONVERSATION = {"messages": [{"role": "user", "content": "abc"}]}
+ASKED: dict[str, dict[str, Any]] = {
+    COMPLETE: ABC,
+    RESPOND: {"input": "abc"},
+    MESSAGES: CONVERSATION,
+}
+KEY = {"Authorization": "Bearer key"}
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return build_api(lambda: Service(Recorder(), None, ["some"])).openapi()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[httpx2.Client]:
+    engine, tokenizer = load_local("demo", EngineConfig(max_num_seqs=4))
+    service = Service(engine, tokenizer, ["demo"], description="A toy.", examples=["a"])
+    with (
+        engine,
+        closing(service),
+        serve(service) as url,
+        httpx2.Client(base_url=url, timeout=60) as http,
+    ):
+        yield http
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, found in document["paths"].items():
+        for method, operation in found.items():
+            yield path, method, operation
+
+
+def check(document: dict[str, Any], path: str, answer: httpx2.Response) -> None:
+    """Compare an answer with what the document says of its path, status and content."""
+    ((_, _, operation),) = (each for each in operations(document) if each[0] == path)
+    declared = operation["responses"][str(answer.status_code)]
+    kind = answer.headers["content-type"].partition(";")[0]
+    schema = declared["content"][kind]["schema"]
+    for name in declared.get("headers", {}):
+        assert name in answer.headers
+    objects = [answer.json()] if kind == "application/json" else events(answer.text)
+    for each in objects:
+        valid(document, schema, each)
+
+
+def valid(document: dict[str, Any], schema: dict[str, Any], value: object) -> None:
+    Draft202012Validator(schema | {"components": document["components"]}).validate(value)
+
+
+def events(text: str) -> list[Any]:
+    *parts, end = text.split("\n\n")
+    assert end == ""
+    found, names = [], [part.startswith("event: ") for part in parts]
+    if not any(names):
+        assert parts.pop() == "data: [DONE]"
+    for part in parts:
+        name, _, data = part.rpartition("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == (f"event: {found[-1]['type']}" if any(names) else "")
+    return found
+
+
+def test_every_field_has_a_meaning(document: dict[str, Any]) -> None:
+    for name, schema in document["components"]["schemas"].items():
+        for field, about in schema.get("properties", {}).items():
+            assert about.get("description"), f"{name}.{field}"
+    for path, _, operation in operations(document):
+        assert operation["summary"] and operation["tags"], path
+        for parameter in operation.get("parameters", ()):
+            assert parameter["description"], path
+    Draft202012Validator.check_schema({"$defs": document["components"]["schemas"]})
+
+
+def test_fields_mean_the_same_in_python(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for field in ("temperature", "seed", "stop", "max_tokens", "logit_bias"):
+        said = schemas["ChatBody"]["properties"][field]["description"]
+        assert said == SamplingParams.model_fields[field].description
+    parts = schemas["DiffusionParams"]["properties"]
+    assert set(parts) == set(DiffusionParams.model_fields)
+    union, names, _ = parts["decoder"]["anyOf"]  # or null
+    decoders = {each["$ref"].rpartition("/")[2] for each in union["oneOf"]}
+    assert {"Threshold", "Credit", "Edit"} <= decoders <= set(schemas)
+    assert {schemas[each]["properties"]["kind"]["const"] for each in decoders} == {*names["enum"]}
+
+
+def test_of_several_models_the_examples_name_one(document: dict[str, Any]) -> None:
+    service = Service(Recorder(), None, ["some"])
+    several = build_api(lambda: service, model="first").openapi()
+    for path in BODIES:
+        content = several["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        for name, example in content["examples"].items():
+            assert example["value"] == {"model": "first", **REQUESTS[path][name]["value"]}
+            assert "model" not in REQUESTS[path][name]["value"]
+    assert several["components"] == document["components"]
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    found = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert found <= set(schemas)
+    assert set(schemas) - found <= {body.__name__ for body in BODIES.values()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "name"), [(path, name) for path, found in REQUESTS.items() for name in found]
+)
+def test_examples_are_answered_as_described(
+    document: dict[str, Any], demo: httpx2.Client, path: str, name: str
+) -> None:
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    body = content["examples"][name]["value"]
+    answer = demo.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    check(document, path, answer)
+    if name == "json" and path == CHAT:
+        said = json.loads(answer.json()["choices"][0]["message"]["content"])
+        assert set(said) == {"job", "city", "name"}
+
+
+EVERYTHING = {
+    "logprobs": True,
+    "top_logprobs": 2,
+    "n": 2,
+    "return_token_ids": True,
+    "return_trajectory": True,
+    "max_tokens": 8,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_have_the_fields_that_are_described(
+    document: dict[str, Any], demo: httpx2.Client, stream: bool
+) -> None:
+    asked: dict[str, Any] = EVERYTHING | {"stream": stream}
+    if stream:
+        watch = {"include_canvas": True, "include_usage": True, "continuous_usage_stats": True}
+        asked["stream_options"] = watch
+    chat = asked | {"messages": [{"role": "user", "content": "abc"}]}
+    text = {n: v for n, v in asked.items() if n != "top_logprobs"} | {"logprobs": 2}
+    for path, body in ((CHAT, chat), (COMPLETE, text | ABC)):
+        answer = demo.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        check(document, path, answer)
+    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    for path, body in (
+        (RESPOND, ASKED[RESPOND] | {"max_output_tokens": 8} | logprobs),
+        (RESPOND, REQUESTS[RESPOND]["tools"]["value"]),
+        (MESSAGES, REQUESTS[MESSAGES]["tools"]["value"]),
+    ):
+        answer = demo.post(path, json=body | {"stream": stream})
+        assert answer.status_code == 200, answer.text
+        check(document, path, answer)
+    for path in ("/v1/models", "/v1/models/demo", "/tokenizer_info", "/version", "/load"):
+        check(document, path.replace("/demo", "/{name}"), demo.get(path))
+
+
+@pytest.mark.parametrize(("path", "dialect"), [(RESPOND, Responses), (MESSAGES, Messages)])
+def test_the_error_that_ends_a_stream_is_described(
+    document: dict[str, Any], path: str, dialect: type[Responses | Messages]
+) -> None:
+    media = document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    broken = dialect(ASKED[path]).failed(bug())
+    valid(document, media["schema"], broken)
+    with pytest.raises(ValidationError):
+        valid(document, media["schema"], broken | {"type": "unheard of"})
+
+
+def test_examples_of_answers_fit_their_descriptions(document: dict[str, Any]) -> None:
+    count = 0
+    for _, _, operation in operations(document):
+        for answer in operation["responses"].values():
+            for media in answer.get("content", {}).values():
+                if "example" in media:
+                    found = media["example"]
+                    for each in events(found) if isinstance(found, str) else [found]:
+                        valid(document, media["schema"], each)
+                        count += 1
+    assert count > 50
+
+
+class Refusing(Recorder):
+    """An engine that refuses every request with the same error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def submit(
+        self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
+    ) -> AsyncGenerator[Update, None]:
+        raise self.error
+        yield
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error"),
+    [
+        (COMPLETE, 422, Poisonous("it crashed the engine")),
+        (COMPLETE, 429, Overloaded("the queue is full")),
+        (COMPLETE, 503, EngineFailed("the engine is gone")),
+        (COMPLETE, 504, DeadlineExceeded("the answer was not complete")),
+        (RESPOND, 422, Poisonous("it crashed the engine")),
+        (MESSAGES, 429, Overloaded("the queue is full")),
+    ],
+)
+def test_what_an_engine_refuses_is_described(
+    document: dict[str, Any], path: str, status: int, error: Exception
+) -> None:
+    with serve(Service(Refusing(error), TOKENIZER, ["some"])) as url:
+        for stream in (False, True):
+            answer = httpx2.post(url + path, json=ASKED[path] | {"stream": stream}, timeout=60)
+            assert answer.status_code == status, answer.text
+            check(document, path, answer)
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_what_the_endpoint_refuses_is_described(document: dict[str, Any], path: str) -> None:
+    asked = ASKED[path]
+    settings = ApiSettings(api_keys=("key",), max_body_bytes=200, body_timeout_s=0.2)
+
+    def slowly() -> Iterator[bytes]:
+        yield b"{"
+        time.sleep(0.6)
+        yield b"}"
+
+    given: dict[int, dict[str, Any]] = {
+        400: {"json": asked | {"temperature": -1}},
+        401: {"json": asked, "headers": {}},
+        404: {"json": asked | {"model": "nothing"}},
+        408: {"content": slowly(), "headers": KEY | {"Content-Type": "application/json"}},
+        413: {"json": {"prompt": "a" * 300}},
+        415: {"content": b"{}"},
+    }
+    service = Service(Recorder(), TOKENIZER, ["demo"])
+    with serve(service, settings) as url:
+        for status, options in given.items():
+            answer = httpx2.post(url + path, **({"headers": KEY} | options))
+            assert answer.status_code == status, answer.text
+            check(document, path, answer)
+            (media,) = document["paths"][path]["post"]["responses"][str(status)]["content"].values()
+            example = media["example"]["error"]
+            assert answer.json()["error"] | {"message": ""} == example | {"message": ""}
+            if status in (400, 401, 404, 415):
+                assert answer.json()["error"]["message"] == example["message"]
+        absent = httpx2.get(url + "/v1/models/nothing", headers=KEY)
+        assert absent.status_code == 404
+        check(document, "/v1/models/{name}", absent)
+
+
+def test_a_server_with_keys_says_so() -> None:
+    service = Service(Recorder(), None, ["some"])
+    for keys in ((), ("key",)):
+        with serve(service, ApiSettings(api_keys=keys)) as url:
+            found = httpx2.get(f"{url}/openapi.json").json()
+            assert ("securitySchemes" in found["components"]) == bool(keys)
+            assert found.get("security", []) == [{"bearer": []}, {"header": []}] * len(keys)
+
+
+def test_the_page_shows_all_of_it_with_its_own_style(document: dict[str, Any]) -> None:
+    with serve(Service(Recorder(), None, ["some"])) as url:
+        answer = httpx2.get(f"{url}/docs")
+    (style,) = re.findall(r"<style>(.*?)</style>", answer.text, re.DOTALL)
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
+    text = unescape(re.sub(r"<[^>]*>", "", answer.text))
+    for path, method, operation in operations(document):
+        assert f"{method.upper()} {path}" in text and operation["summary"] in text
+        for status, told in operation["responses"].items():
+            assert status in text and told["description"].replace("`", "") in text
+    for name, schema in document["components"]["schemas"].items():
+        assert f'id="{name}"' in answer.text
+        for field in schema.get("properties", {}):
+            assert field in text
+    assert '"decoder": {"kind": "credit"}' in text and '"cache": {"kind": "exact"}' in text
+    for link in re.findall(r'href="#([^"]*)"', answer.text):
+        assert f'id="{link}"' in answer.text, link

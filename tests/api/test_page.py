@@ -1,0 +1,146 @@
+"""The page at / without a browser: its files, the policy they are sent with, their pure parts."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from diffray.cluster.api import page
+from diffray.cluster.api.http_app import build_api
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import ApiSettings
+from tests.helpers.api_server import serve
+from tests.helpers.recorder import Recorder
+
+FOLDER = Path(page.__file__).parent / "page"
+UNIT_TESTS = Path(__file__).with_name("page_test.mjs")
+# What would make markup or code of a text, or keep a key.
+FORBIDDEN = (
+    "innerHTML outerHTML insertAdjacentHTML document.write eval( Function( setAttributeNS "
+    "localStorage sessionStorage indexedDB .cookie"
+).split()
+
+
+@pytest.fixture(scope="module")
+def service() -> Service:
+    return Service(Recorder(), None, ["some"], examples=["What is <b>1</b> + 1?"])
+
+
+@pytest.fixture(scope="module")
+def http(service: Service) -> Iterator[httpx2.Client]:
+    with serve(service) as url, httpx2.Client(base_url=url) as http:
+        yield http
+
+
+def test_every_file_is_served_with_its_type(http: httpx2.Client) -> None:
+    types = {".html": "html", ".css": "css", ".js": "javascript", ".svg": "svg+xml"}
+    assert http.get("/").text == (FOLDER / "index.html").read_text()
+    for file in FOLDER.iterdir():
+        answer = http.get(f"/page/{file.name}")
+        assert answer.content == file.read_bytes()
+        assert types[file.suffix] in answer.headers["content-type"]
+    for path in ("/page/", "/page/nothing.js", "/page/../page.py", "/page/%2e%2e%2fpage.py"):
+        assert http.get(path).status_code == 404
+
+
+def test_only_its_own_files_may_run_and_load(http: httpx2.Client) -> None:
+    for path in ("/", "/page/app.js", "/page/page.css"):
+        (policy,) = http.get(path).headers.get_list("content-security-policy")
+        rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+        assert rules.pop("require-trusted-types-for") == "'script'"
+        assert set(rules.values()) == {"'self'", "'none'"}
+        assert rules["default-src"] == rules["frame-ancestors"] == "'none'"
+    markup = (FOLDER / "index.html").read_text()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:|<script(?![^>]*\ssrc=)", markup)
+
+
+def test_links_are_relative_and_lead_somewhere(http: httpx2.Client) -> None:
+    markup = (FOLDER / "index.html").read_text()
+    for link in re.findall(r'(?:src|href)="([^"]*)"', markup):
+        assert not re.match(r"/|\w+:", link)
+        assert http.get(f"/{link}").status_code == 200, link
+    for file in FOLDER.glob("*.js"):
+        code = file.read_text()
+        assert "://" not in code and not re.search(r"(call|fetch)\([\"'`]/", code)
+        for link in re.findall(r'import .* from "(.*)"', code):
+            assert link.startswith("./") and (FOLDER / link).is_file()
+    assert "url(" not in (FOLDER / "page.css").read_text()
+
+
+def test_no_script_makes_markup_of_texts_or_stores_a_key() -> None:
+    for file in FOLDER.glob("*.js"):
+        code = file.read_text()
+        assert not [word for word in FORBIDDEN if word in code], file
+        assert code.count("\n") < 300
+
+
+def test_the_page_needs_no_key_and_what_it_reads_does(service: Service) -> None:
+    with serve(service, ApiSettings(api_keys=("key",))) as url:
+        for path in ("/", "/page/app.js", "/openapi.json"):
+            assert httpx2.get(url + path).status_code == 200
+        for path in ("/v1/models", "/page", "/pages/app.js", "/page/../load"):
+            assert httpx2.get(url + path).status_code == 401, path
+
+
+def test_the_page_can_be_left_out(service: Service) -> None:
+    with serve(service, ApiSettings(page=False)) as url:
+        assert {httpx2.get(url + path).status_code for path in ("/", "/page/app.js")} == {404}
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "status", "location"),
+    [
+        ("/demo", "/demo", 307, b"demo/"),
+        ("/a/b%c", "/a/b%c", 307, b"b%25c/"),
+        ("/demo/", "/demo", 200, None),
+        ("/demo/nothing", "/demo", 404, None),
+        ("", "", 404, None),
+    ],
+)
+def test_below_a_prefix_the_page_ends_in_a_slash(
+    service: Service, path: str, root: str, status: int, location: bytes | None
+) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "root_path": root}
+    app = build_api(lambda: service)
+    asyncio.run(app(scope | {"headers": [], "query_string": b""}, receive, send))
+    headers = dict(sent[0]["headers"])
+    assert (sent[0]["status"], headers.get(b"location")) == (status, location)
+
+
+def test_a_model_comes_with_its_examples(http: httpx2.Client) -> None:
+    assert http.get("/v1/models").json()["data"][0]["examples"] == ["What is <b>1</b> + 1?"]
+
+
+@pytest.fixture(scope="module")
+def openapi(http: httpx2.Client) -> str:
+    return http.get("/openapi.json").text
+
+
+@pytest.mark.slow
+def test_the_pure_parts_in_node(openapi: str, tmp_path: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("needs node, which is not installed")
+    shutil.copytree(FOLDER, tmp_path / "page")
+    shutil.copy(UNIT_TESTS, tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "openapi.json").write_text(openapi)
+    for file in (tmp_path / "page").glob("*.js"):
+        subprocess.run(["node", "--check", str(file)], check=True)
+    command = ["node", "--test", UNIT_TESTS.name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"# pass [1-9]", done.stdout), done.stdout

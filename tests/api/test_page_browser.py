@@ -1,0 +1,522 @@
+"""The page in a browser: real clicks and keys, real answers, below a prefix."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from diffray.cluster.api.errors import Json
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.local import load_local
+from tests.helpers.api_server import serve
+from tests.helpers.browser import Browser, chromium
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "Write a Python function that returns the sum of the even numbers in a list."
+OTHER = "What is 12 plus 30?"
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+PREFIX = "/models/demo"
+COLUMNS = (
+    "getComputedStyle(document.querySelector('.canvas')).gridTemplateColumns.split(' ').length"
+)
+PLAYED = "document.querySelector('[name=play]').textContent === 'Play'"
+FINAL = "document.querySelectorAll('.cell.final').length"
+
+
+class Two(Service):
+    """A model under two names, each described on its own, as of two models behind a door."""
+
+    async def model(self, name: str) -> Json:
+        found = await super().model(name)
+        accepts = {"iteration": ["block_diffusion"], "cache": ["none", "exact"], "suffix": False}
+        return found if name == "demo" else found | {"examples": [OTHER], "accepts": accepts}
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    engine, tokenizer = load_local("demo", EngineConfig(max_num_seqs=4, dtype="float64"))
+    service = Two(engine, tokenizer, ["demo", "alias"], examples=[PROMPT, HOSTILE])
+    with engine, closing(service):
+        yield service
+
+
+@pytest.fixture(scope="module")
+def url(service: Service) -> Iterator[str]:
+    with serve(service, prefix=PREFIX) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(tab: Browser, url: str) -> Browser:
+    """The page, opened anew, on a desk."""
+    tab.show_as(1280, 860)
+    return opened(tab, url)
+
+
+def opened(tab: Browser, url: str) -> Browser:
+    tab.complaints.clear()
+    tab.open(f"{url}/")
+    tab.wait("document.querySelectorAll('.field').length")
+    return tab
+
+
+def ask(browser: Browser, prompt: str) -> None:
+    browser.click("[name=prompt]")
+    browser.type(prompt)
+    browser.press("Enter")
+
+
+def watch_slowly(browser: Browser, steps: int = 24) -> None:
+    browser.choose("[data-field=decoder] select", "fixed")
+    browser.choose("[data-field=steps] input", str(steps))
+
+
+def test_a_chat_is_watched_and_read(browser: Browser, url: str) -> None:
+    browser.wait("document.querySelectorAll('#examples button').length === 2")
+    watch_slowly(browser)
+    browser.click("#examples button")
+    browser.click("#send")
+    browser.wait(PLAYED)
+    diffusion = {"decoder": {"kind": "fixed", "steps": 24, "remasking": "low_confidence"}}
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 96}
+    right = httpx2.post(
+        f"{url}/v1/chat/completions", json=body | {"diffusion": diffusion}, timeout=60
+    ).json()
+    assert browser.text(".answer") == right["choices"][0]["message"]["content"]
+    shown = [browser.text(f"[data-part={name}]") for name in ("forwards", "tokensPerForward")]
+    totals = right["diffusion"]
+    assert shown == [str(totals["forwards"]), f"{totals['tokens_per_forward']:.2f}"]
+    assert browser.text("[data-part=cached]") == "0"
+    assert browser.text("[data-part=state]") == "complete"
+    colours = browser.evaluate(
+        "[...new Set([...document.querySelectorAll('.cell.final:not(.beyond)')]"
+        ".map((cell) => getComputedStyle(cell).backgroundColor))].length"
+    )
+    assert colours > totals["forwards"] / 2
+    assert browser.complaints == []
+    assert {each.startswith(f"{url}/") for each in browser.loads if "blank" not in each} == {True}
+
+
+def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
+    watch_slowly(browser)
+    browser.choose("[name=pace]", "0")
+    ask(browser, PROMPT)
+    browser.wait(PLAYED)
+    everything = browser.evaluate(FINAL)
+    browser.choose("[name=pace]", "1")
+    browser.click("[name=play]")
+    assert browser.text("[name=play]") == "Pause" and browser.evaluate(FINAL) < everything
+    browser.click("[name=play]")
+    assert browser.evaluate(PLAYED)
+    browser.choose("[name=position]", "0")
+    assert browser.evaluate(FINAL) == 0 and browser.text(".answer") == ""
+    finals = []
+    for _ in range(4):
+        browser.click("[name=forth]")
+        finals.append(browser.evaluate(FINAL))
+    assert 0 < finals[0] < finals[1] < finals[2] < finals[3] < everything
+    browser.click("[name=back]")
+    assert browser.evaluate(FINAL) == finals[2]
+    browser.evaluate("document.querySelector('[name=position]').focus()")
+    browser.press("ArrowLeft")
+    assert browser.evaluate(FINAL) == finals[1]
+    assert browser.text("#player output").startswith("2 / ")
+
+
+def test_nothing_moves_while_tokens_appear(browser: Browser) -> None:
+    watch_slowly(browser)
+    browser.choose("[name=pace]", "10")
+    ask(browser, PROMPT)
+    browser.wait(f"{FINAL} > 0")
+    # Two have nothing beside or below them: the word for the state, and what only readers hear.
+    others = ":not([data-part=state], [data-part=said])"
+    places = f"""[...document.querySelectorAll(".pane *{others}, footer *")].map((each) => {{
+        const {{x, y, width, height}} = each.getBoundingClientRect();
+        return [each.tagName, x, y, width, height].join();
+    }})"""
+    before = browser.evaluate(places)
+    browser.wait(PLAYED)
+    moved = {
+        one for one, other in zip(before, browser.evaluate(places), strict=True) if one != other
+    }
+    assert moved == set()
+
+
+def test_a_token_says_when_and_how_surely_it_became_final(browser: Browser) -> None:
+    watch_slowly(browser)
+    browser.choose("[name=pace]", "0")
+    ask(browser, PROMPT)
+    browser.wait(PLAYED)
+    browser.evaluate("document.querySelector('.canvas').focus()")
+    for key, position in (("ArrowRight", 2), ("ArrowDown", 2 + browser.evaluate(COLUMNS))):
+        browser.press(key)
+        note = browser.text("[data-part=note]")
+        assert note.startswith(f"Position {position} ") and "final at forward" in note
+        probability = float(note.rpartition("probability ")[2])
+        assert 0 < probability <= 1
+    chosen = browser.evaluate(
+        "document.querySelector('.canvas').getAttribute('aria-activedescendant')"
+    )
+    label = browser.evaluate(f"document.getElementById('{chosen}').getAttribute('aria-label')")
+    assert label.startswith(f"{position}: ") and "forward" in label
+    browser.click(".cell:nth-child(5)")
+    assert browser.text("[data-part=note]").startswith("Position 5 ")
+
+
+def test_two_policies_answer_side_by_side(browser: Browser) -> None:
+    browser.choose("[name=pace]", "0")
+    browser.click("#compare")
+    ask(browser, PROMPT)
+    browser.wait(PLAYED)
+    forwards = browser.evaluate(
+        "[...document.querySelectorAll('[data-part=forwards]')].map((each) => +each.textContent)"
+    )
+    assert len(forwards) == 2 and forwards[0] < forwards[1]
+    boxes = browser.evaluate(
+        "[...document.querySelectorAll('.pane')].map((each) => each.getBoundingClientRect().x)"
+    )
+    assert boxes[0] < boxes[1]
+    browser.choose("[name=position]", "1")
+    finals = browser.evaluate(
+        "[...document.querySelectorAll('.canvas')]"
+        ".map((each) => each.querySelectorAll('.final').length)"
+    )
+    assert finals[0] > finals[1] > 0
+    ask(browser, PROMPT)
+    browser.wait(f"{PLAYED} && document.querySelectorAll('.turns').length === 2")
+    turns = browser.evaluate(
+        "[...document.querySelectorAll('.turns')].map((each) => each.children.length)"
+    )
+    assert turns == [3, 3]
+    browser.click("#compare")
+    assert browser.evaluate("document.querySelectorAll('.pane').length") == 1
+    assert browser.complaints == []
+
+
+def kinds(browser: Browser, field: str) -> list[str]:
+    found: list[str] = browser.evaluate(
+        f"[...document.querySelector('[data-field={field}] select').options]"
+        ".map((each) => each.value)"
+    )
+    return found
+
+
+def test_another_model_is_offered_what_it_accepts(browser: Browser) -> None:
+    browser.wait("document.querySelectorAll('#model option').length === 2")
+    assert kinds(browser, "cache") == ["", "none", "prefix", "dual", "vicinity"]
+    browser.choose("[data-field=cache] select", "dual")
+    browser.choose("[data-field=block_length] input", "16")
+    browser.click("input[value=infill]")
+    browser.choose("#model", "alias")
+    assert kinds(browser, "cache") == ["", "none", "exact"]
+    assert kinds(browser, "iteration") == ["", "block_diffusion"]
+    said = browser.text("[data-part=summary]")
+    assert "cache" not in said and "block length 16" in said
+    gap = "document.querySelector('input[value=infill]')"
+    assert browser.evaluate(f"{gap}.disabled && !{gap}.checked")
+    browser.choose("#model", "demo")
+    assert browser.evaluate(f"!{gap}.disabled")
+
+
+def test_a_pane_says_what_is_to_come_and_how_its_answer_was_made(browser: Browser) -> None:
+    hints = "[...document.querySelectorAll('.hint')].map((each) => each.checkVisibility())"
+    assert browser.evaluate(hints) == [False]
+    browser.click("#compare")
+    assert browser.evaluate(hints) == [True, True]
+    browser.choose("[name=pace]", "0")
+    ask(browser, PROMPT)
+    browser.wait(PLAYED)
+    assert browser.evaluate(hints) == [False, False]
+    names = "[...document.querySelectorAll('[data-part=name]')].map((each) => each.textContent)"
+    assert browser.evaluate(names) == ["Policy A:", "Policy B:"]
+    made = browser.text("[data-part=made]")
+    assert made == "demo \u00b7 the server's default \u00b7 max tokens 96"
+    browser.choose(".pane:first-child [data-field=decoder] select", "credit")
+    assert browser.text("[data-part=made]") == made
+    assert "decoder credit" in browser.text("[data-part=summary]")
+    browser.click("#compare")
+    assert browser.evaluate(names) == ["Policy:"]
+
+
+def test_a_new_chat_begins_with_nothing_typed(browser: Browser) -> None:
+    browser.click("[name=prompt]")
+    browser.type("half a question")
+    browser.click("#clear")
+    assert browser.evaluate("document.querySelector('[name=prompt]').value") == ""
+
+
+def test_an_empty_answer_is_called_so(browser: Browser) -> None:
+    browser.choose("[name=pace]", "0")
+    browser.evaluate(
+        """(() => { const sent = fetch; window.fetch = (path, options) => {
+        if (!options?.body) return sent(path, options);
+        const body = {...JSON.parse(options.body), stop: ["d", "def"], max_tokens: 32};
+        return sent(path, {...options, body: JSON.stringify(body)});
+        }; return 0; })()"""
+    )
+    ask(browser, PROMPT)
+    browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
+    browser.wait("document.querySelector('.answer').textContent === '(empty answer)'")
+    assert "(empty answer)" in browser.text("[data-part=said]")
+
+
+def test_a_gap_is_marked_and_filled(browser: Browser) -> None:
+    browser.choose("[name=pace]", "0")
+    browser.click("input[value=infill]")
+    ask(browser, "def total(numbers): return")
+    assert "Mark one gap" in browser.text("#notice")
+    browser.evaluate("document.querySelector('[name=prompt]').setSelectionRange(4, 18)")
+    browser.click("#mark")
+    browser.wait("document.querySelector('[name=size]').value !== '8'")
+    size = int(browser.evaluate("document.querySelector('[name=size]').value"))
+    browser.click("#send")
+    browser.wait(PLAYED)
+    assert browser.text("#notice") == ""
+    assert browser.evaluate("document.querySelectorAll('.cell').length") == size > 1
+    shown = browser.text(".answer")
+    assert shown.startswith("def ") and shown.endswith(": return")
+    assert shown == f"def {browser.text('.answer mark')}: return"
+
+
+def test_a_refusal_is_shown_and_sent_again_with_another_policy(browser: Browser) -> None:
+    browser.choose("[name=pace]", "0")
+    browser.choose("[data-field=decoder] select", "fixed")
+    browser.choose("[data-field=iteration] select", "soft")
+    ask(browser, PROMPT)
+    browser.wait("!document.querySelector('[data-part=failure]').hidden")
+    assert "'fixed' has none" in browser.text("[data-part=reason]")
+    browser.choose("[data-field=iteration] select", "blockwise")
+    browser.click("[data-part=again]")
+    browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
+    assert browser.evaluate("document.querySelector('[data-part=failure]').hidden")
+
+
+def test_each_model_has_its_examples_and_answers(browser: Browser) -> None:
+    browser.wait("document.querySelectorAll('#examples button').length === 2")
+    browser.choose("#model", "alias")
+    assert browser.evaluate("document.querySelectorAll('#examples button').length") == 1
+    browser.click("#examples button")
+    browser.click("#send")
+    browser.wait(PLAYED)
+    assert browser.text(".turns p") == OTHER
+    browser.choose("#model", "demo")
+    assert browser.evaluate("document.querySelector('#examples').hidden"), "a chat has begun"
+    browser.click("#clear")
+    assert browser.evaluate("document.querySelectorAll('#examples button').length") == 2
+    assert not browser.evaluate("document.querySelector('#examples').hidden")
+
+
+def test_texts_are_never_markup(browser: Browser) -> None:
+    browser.wait("document.querySelectorAll('#examples button').length === 2")
+    assert browser.text("#examples button:last-child") == HOSTILE
+    ask(browser, HOSTILE)
+    browser.wait(PLAYED)
+    assert browser.text(".turns p") == HOSTILE
+    browser.click("input[value=infill]")
+    ask(browser, f"{HOSTILE}[gap]{HOSTILE}")
+    browser.wait(f"{PLAYED} && document.querySelector('.answer mark') !== null")
+    assert browser.text(".answer").startswith(HOSTILE)
+    assert browser.evaluate("document.querySelectorAll('img, main script').length") == 0
+    assert browser.complaints == []
+    refused = "try { document.body.innerHTML = 'x'; 'made' } catch (error) { error.name }"
+    assert browser.evaluate(refused) == "TypeError"
+
+
+def test_a_key_is_asked_for_and_kept_nowhere(tab: Browser, service: Service) -> None:
+    with serve(service, ApiSettings(api_keys=("right",))) as url:
+        browser = opened(tab, url)
+        browser.wait("!document.querySelector('#key').hidden")
+        assert browser.text("#notice") == "This server needs an API key."
+        for key, words in (("wrong", "Incorrect API key"), ("right", "")):
+            browser.evaluate("document.querySelector('#key input').value = ''")
+            browser.click("#key input")
+            browser.type(key)
+            browser.press("Enter")
+            browser.wait(f"document.querySelector('#notice').textContent.startsWith('{words}')")
+        browser.wait("document.querySelectorAll('#model option').length === 2")
+        browser.choose("#model", "alias")
+        ask(browser, PROMPT)
+        browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
+        browser.click(".code summary")
+        browser.click("[data-language=python]")
+        program = browser.text("[data-part=code]")
+        assert 'model="alias"' in program and "DIFFRAY_API_KEY" in program
+        stored = "JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}])"
+        assert browser.evaluate(stored) == '["",{},{}]'
+        browser.call("Page.reload")
+        browser.wait("document.querySelector('#notice')?.textContent.includes('needs an API key')")
+        assert browser.evaluate("document.querySelector('#key input').value") == ""
+
+
+@pytest.mark.parametrize("language", ["curl", "python", "javascript"])
+def test_what_is_copied_runs(browser: Browser, language: str, tmp_path: Path) -> None:
+    programs = {"curl": "sh", "python": sys.executable, "javascript": "node"}
+    for name in {language if language == "curl" else "sh", programs[language]}:
+        if shutil.which(name) is None:
+            pytest.skip(f"needs {name}, which is not installed")
+    browser.choose("[name=pace]", "0")
+    browser.choose("[data-field=decoder] select", "credit")
+    ask(browser, "What's \"7\" \\ plus $HOME '\u00e9'?")
+    browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
+    browser.click(".code summary")
+    browser.click(f"[data-language={language}]")
+    file = tmp_path / {"curl": "ask.sh", "python": "ask.py", "javascript": "ask.mjs"}[language]
+    file.write_text(browser.text("[data-part=code]"))
+    done = subprocess.run(
+        [programs[language], str(file)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    if language == "curl":
+        said = json.loads(said)["choices"][0]["message"]["content"]
+    assert said.strip() == browser.text(".answer").strip()
+
+
+@contextmanager
+def cutting(url: str, most: int) -> Iterator[str]:
+    """Forward connections to a server; cut the first event stream after so many bytes."""
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    listener = socket.create_server(("127.0.0.1", 0))
+    streams: list[socket.socket] = []
+
+    def forward(source: socket.socket, target: socket.socket, is_answer: bool) -> None:
+        passed = 0
+        with suppress(OSError):
+            while data := source.recv(1024):
+                if is_answer and b"content-type: text/event-stream" in data:
+                    streams.append(target)
+                    passed = 0
+                passed += len(data)
+                target.sendall(data)
+                if streams and target is streams[0] and passed > most:
+                    target.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                server = socket.create_connection(("127.0.0.1", port))
+                for pair in ((client, server, False), (server, client, True)):
+                    threading.Thread(target=forward, args=pair, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield url.replace(f":{port}", f":{listener.getsockname()[1]}")
+    finally:
+        listener.close()
+
+
+def test_a_stream_that_is_cut_says_so_and_can_be_sent_again(tab: Browser, url: str) -> None:
+    with cutting(url, 20_000) as through:
+        browser = opened(tab, through)
+        watch_slowly(browser, 96)
+        browser.choose("[name=pace]", "0")
+        ask(browser, PROMPT)
+        browser.wait("!document.querySelector('[data-part=failure]').hidden")
+        reason = browser.text("[data-part=reason]")
+        assert "connection was lost" in reason and "What arrived before is shown" in reason
+        assert browser.evaluate(FINAL) > 0
+        browser.click("[data-part=again]")
+        browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
+        browser.wait("document.querySelector('.answer').textContent.includes('return')")
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser) -> None:
+    browser.show_as(390, 844, phone=True)
+    browser.click("#compare")
+    ask(browser, PROMPT)
+    browser.wait(PLAYED)
+    browser.click(".code summary")
+    browser.click("[data-language=curl]")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_keyboard_reaches_everything(browser: Browser) -> None:
+    browser.choose("[name=pace]", "0")
+    ask(browser, PROMPT)
+    browser.wait(PLAYED)
+    browser.evaluate("document.activeElement.blur()")
+    reached = set()
+    for _ in range(60):
+        browser.press("Tab")
+        name = "(({id, name, dataset, className}) => id || name || dataset.part || className)"
+        reached.add(browser.evaluate(f"{name}(document.activeElement)"))
+    assert {"model", "compare", "clear", "canvas", "play", "position", "pace", "send"} <= reached
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """axe-core, which judges a page by the rules for accessible content."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs npm, which is not installed")
+    folder = tmp_path_factory.mktemp("axe")
+    command = ["npm", "pack", "--silent", "axe-core@4"]
+    try:
+        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        pytest.skip("npm could not fetch the package axe-core within 120 s")
+    if made.returncode != 0:
+        pytest.skip(f"npm could not fetch the package axe-core: {made.stderr.strip()[-200:]}")
+    (archive,) = folder.glob("*.tgz")
+    with tarfile.open(archive) as packed:
+        script = packed.extractfile("package/axe.min.js")
+        assert script is not None
+        return script.read().decode()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing(tab: Browser, url: str, axe: str, dark: bool) -> None:
+    def judge() -> None:
+        result: dict[str, Any] = tab.evaluate(
+            "axe.run().then(({passes, violations}) => ({passes: passes.length, violations:"
+            "violations.map(({id, nodes}) => [id, nodes.map(({html}) => html.slice(0, 200))])}))"
+        )
+        assert result["violations"] == [] and result["passes"] > 20
+
+    tab.call("Page.setBypassCSP", enabled=True)  # axe makes markup of texts
+    try:
+        tab.show_as(1280, 860, dark=dark)
+        browser = opened(tab, url)
+        browser.evaluate(f"{axe}; 0")
+        judge()
+        browser.choose("[name=pace]", "0")
+        browser.click("#compare")
+        browser.click(".policy summary")
+        browser.choose(".pane:first-child [data-field=decoder] select", "threshold")
+        ask(browser, PROMPT)
+        browser.wait(PLAYED)
+        browser.click(".code summary")
+        browser.click("[data-language=curl]")
+        browser.evaluate("document.querySelector('.canvas').focus()")
+        judge()
+        browser.choose("[data-field=decoder] select", "fixed")
+        browser.choose("[data-field=iteration] select", "soft")
+        browser.click("input[value=infill]")
+        ask(browser, "a [gap] b")
+        browser.wait("!document.querySelector('[data-part=failure]').hidden")
+        judge()
+        tab.show_as(390, 844, dark=dark, phone=True)
+        judge()
+    finally:
+        tab.call("Page.setBypassCSP", enabled=False)

@@ -52,11 +52,11 @@ def check_lines(source: Path) -> set[str]:
     return set(ids)
 
 
-def repair(target: Path) -> set[str]:
-    """Return the ids that `target` answers; cut off an unfinished last line."""
+def repair(target: Path) -> dict[str, bool]:
+    """Return the ids in `target`, and which were answered; cut off an unfinished last line."""
     if not target.exists():
-        return set()
-    ids = set()
+        return {}
+    ids = {}
     with target.open("rb+") as file:
         finished = 0  # bytes
         for number, text in enumerate(file, start=1):
@@ -66,8 +66,9 @@ def repair(target: Path) -> set[str]:
                 break
             finished += len(text)
             try:
-                ids.add(str(json.loads(text)["custom_id"]))
-            except (ValueError, KeyError, TypeError):
+                line = json.loads(text)
+                ids[str(line["custom_id"])] = (line.get("response") or {}).get("status_code") == 200
+            except (ValueError, KeyError, TypeError, AttributeError):
                 raise ValueError(
                     f"{target}, line {number} is not an answer of a batch; give another output"
                 ) from None

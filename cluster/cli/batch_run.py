@@ -18,6 +18,7 @@ from uuid import uuid4
 from tqdm import tqdm
 
 from diffray.cluster.cli.batch_files import Line, check_lines, read_lines, repair
+from diffray.components.config import counted
 
 BUSY = (429, 502, 503, 504)  # statuses after which a request is sent again
 TRIES = 8
@@ -53,7 +54,8 @@ class Summary:
     """What a batch has done."""
 
     requests: int
-    before: int = 0  # answered in an earlier run
+    before: int = 0  # done in an earlier run
+    failed_before: int = 0  # of these
     answered: int = 0
     failed: int = 0
     tokens: int = 0  # generated, by the usage in the answers
@@ -75,14 +77,17 @@ class Summary:
                 self.tokens += tokens
 
     def __str__(self) -> str:
-        noun = "request" if self.requests == 1 else "requests"
-        text = f"{self.requests} {noun}: {self.answered} answered, {self.failed} failed"
+        text = (
+            f"{counted(self.requests, 'request')}: {self.answered} answered, {self.failed} failed"
+        )
         if self.before:
             text += f", {self.before} done before"
         if self.left:
             text += f", {self.left} left (run it again to go on)"
         rate = self.tokens / max(self.seconds, 1e-9)
-        return text + f"; {self.tokens} tokens, {rate:.1f} tokens/s ({self.seconds:.1f} s)"
+        return (
+            text + f"; {counted(self.tokens, 'token')}, {rate:.1f} tokens/s ({self.seconds:.1f} s)"
+        )
 
 
 class Progress:
@@ -131,11 +136,14 @@ def run_batch(
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1 (given: {concurrency})")
+    if not source.is_file():
+        raise ValueError(f"no such file: {source}; give one with a request per line")
     if target.exists() and target.samefile(source):
         raise ValueError(f"{target} is the input; give another file for the answers")
     ids = check_lines(source)
     done = repair(target)
-    summary = Summary(len(ids), before=len(ids & done))
+    before = [done[name] for name in ids & done.keys()]
+    summary = Summary(len(ids), before=len(before), failed_before=before.count(False))
     if summary.left == 0:
         return summary
     waiting = (line for line in read_lines(source) if line.custom_id not in done)

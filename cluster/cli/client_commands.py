@@ -8,24 +8,42 @@ import typer
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.flag_records import flag, names_of, record, refuse_flags, spread, typed
 from diffray.cluster.serve.environment import API_KEY
+from diffray.components.config import counted
 
 
 @spread
 def chat(
+    context: typer.Context,
     *,
     server: flags.Server,
+    watching: flags.Watching,
     system: flags.System = None,
     answer: flags.Answer,
     diffusion: flags.Diffusion,
 ) -> None:
-    """Chat with a server, in the terminal or line by line from stdin."""
+    """Chat with a server, in the terminal or line by line from stdin.
+
+    On a terminal every step of an answer is shown; /help lists commands, such as /policy. From
+    stdin, the exit status is 1 if a line had no answer.
+    """
+    if not watching.watch:
+        refuse_flags(context, "with --no-watch", ("pace",))
     from diffray.cluster.cli.chat import chat as converse
     from diffray.cluster.cli.endpoint import Endpoint
     from diffray.cluster.cli.request_options import request_options
 
     options = request_options(answer, diffusion)
     endpoint = Endpoint.at(server.base_url, server.api_key)
-    converse(endpoint, model=server.model, options=options, system=system)
+    succeeded = converse(
+        endpoint,
+        model=server.model,
+        options=options,
+        system=system,
+        watch=watching.watch,
+        pace=watching.pace,
+    )
+    if not succeeded:
+        raise typer.Exit(1)
 
 
 @record("Batch")
@@ -55,7 +73,10 @@ def batch(
     backend: Backend,
     engine: flags.BatchEngine,
 ) -> None:
-    """Answer a file of requests, with a server or a model loaded here."""
+    """Answer a file of requests, with a server or a model loaded here.
+
+    The exit status is 1 if a request failed; its line in the answers says why.
+    """
     from diffray.cluster.cli.batch_backends import endpoint_answers, engine_answers
     from diffray.cluster.cli.batch_run import run_batch
     from diffray.cluster.cli.endpoint import Endpoint
@@ -77,6 +98,11 @@ def batch(
     typer.echo(str(summary), err=True)
     if summary.interrupted:
         raise typer.Exit(130)
+    if failed := summary.failed + summary.failed_before:
+        raise ValueError(
+            f"{failed} of {counted(summary.requests, 'request')} failed; {target} says why, and a "
+            "request whose line is deleted there is sent again by the next run"
+        )
 
 
 def status(

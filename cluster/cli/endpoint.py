@@ -42,8 +42,8 @@ class Endpoint:
         pool = httpx2.Limits(max_connections=None)
         return {"base_url": self.url, "headers": headers, "timeout": limit, "limits": pool}
 
-    def first_model(self, client: httpx2.Client) -> str:
-        """Return the name of the first model that the server lists."""
+    def models(self, client: httpx2.Client) -> list[dict[str, Any]]:
+        """Return what the server says about each of its models, of which it has at least one."""
         try:
             response = client.get("/v1/models")
         except httpx2.TransportError as error:
@@ -51,10 +51,16 @@ class Endpoint:
         found = json_of(response)
         if response.status_code != 200:
             raise Refused(complaint(found, response.status_code))
-        try:
-            return str(found["data"][0]["id"])  # type: ignore[index]  # anything else is refused
-        except (LookupError, TypeError):
-            raise Refused(f"{self.url}/v1/models lists no model; give --model NAME") from None
+        listed = found.get("data") if isinstance(found, dict) else None
+        entries = listed if isinstance(listed, list) else []
+        models = [each for each in entries if isinstance(each, dict) and "id" in each]
+        if not models:
+            raise Refused(f"{self.url}/v1/models lists no model; give --model NAME")
+        return models
+
+    def first_model(self, client: httpx2.Client) -> str:
+        """Return the name of the first model that the server lists."""
+        return str(self.models(client)[0]["id"])
 
     def unreachable(self) -> ConnectionError:
         """Return the error to raise if no connection can be made."""

@@ -1,5 +1,6 @@
 """A checkpoint's facts for people and for programs: `diffray info`."""
 
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,8 @@ def as_lines(info: Info) -> str:
 
 
 def _text(name: str, value: object) -> str:
+    if name == "diffusion":
+        return json.dumps(value)
     if isinstance(value, dict):
         return ", ".join(f"{_text(name, part)} in {key}" for key, part in value.items())
     if isinstance(value, tuple | list):
@@ -28,11 +31,11 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and "bytes" in name:
-        return _size(value)
+        return in_units(value)
     return f"{value:,}" if name.startswith("parameters") else str(value)
 
 
-def _size(num_bytes: int) -> str:
+def in_units(num_bytes: int) -> str:
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     power = min(max(num_bytes, 1).bit_length() // 10, len(units) - 1)
     return f"{num_bytes / 1024**power:.4g} {units[power]}"

@@ -98,7 +98,7 @@ def _declared(name: str, source: FieldInfo) -> dict[str, Any]:
     if any(get_origin(kind) is tuple for kind in kinds):
         text = f"{text.removesuffix('.')}; repeatable."
     if default is True:
-        default = name
+        default = "on"
     if default not in (None, ()) and default is not False:
         text += f"  [default: {default}]"
     return {"help": text, "metavar": "|".join(choices) or None}

@@ -1,18 +1,36 @@
 """The flags that commands share, and the records of those that belong together."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from diffray.cluster.cli.flag_records import flag, record
+from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.environment import API_KEY
 from diffray.components.checkpoints.demos import DEMOS
 from diffray.workers.engine_options import EngineOptions
 
+PACE = 5.0  # steps per second, as on the page
 CHECKPOINT = f"A checkpoint's folder, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
 API_KEY_HELP = "The server's API key, if it requires one."
 
-Checkpoint = Annotated[str, typer.Argument(help=CHECKPOINT)]
+# Their own modules would load torch.
+DECODERS = (
+    *("threshold", "fixed", "hierarchy", "credit", "factor", "edit", "schedule", "origin"),
+    *("budget_threshold", "entropy_bound", "sequential"),
+)
+CACHES = ("none", "prefix", "dual", "vicinity", "exact", "sub_block")
+ITERATIONS = ("blockwise", "first_token", "block_diffusion", "sub_blocks", "soft")
+
+
+def _one_of(what: str, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Return the help and the completion of a flag that takes one of some kinds."""
+    *others, last = kinds
+    text = f"{what}: {', '.join(others)} or {last}."
+    return {"metavar": "KIND", "help": text, "autocompletion": lambda: list(kinds)}
+
+
+Checkpoint = Annotated[str, typer.Argument(help=CHECKPOINT, autocompletion=lambda: [*DEMOS])]
 Prompt = Annotated[
     str | None,
     typer.Argument(help="The prompt; - reads it from stdin. The demo models have an example."),
@@ -28,21 +46,36 @@ Raw = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@record("Model", EngineOptions)
-class Engine:
+@record("Engine", EngineOptions)
+class Compute:
     dtype: str | None = flag()
     device: str | None = flag()
     kernels: str | None = flag()
     quantization: str | None = flag(None, "--quantization", "-q")
     cuda_graphs: bool | None = flag()
+    bring_up: bool | None = flag()
+
+
+@record("Engine", EngineOptions)
+class Engine(Compute):
     enable_prefix_caching: bool | None = flag()
     mask_token_id: int | None = flag()
     eos_token_id: list[int] | None = flag()
 
 
-@record("Model", EngineOptions)
+@record("Engine", EngineOptions)
 class BatchEngine(Engine):
     max_num_seqs: int | None = flag()
+
+
+@record("Layout", EngineConfig)
+class Ranks:
+    tensor_parallel_size: int | None = flag(
+        None, "--tensor-parallel-size", "--tp", "--tp-size", "-tp"
+    )
+    expert_parallel: bool | None = flag(
+        None, "--enable-expert-parallel/--no-enable-expert-parallel", "--ep"
+    )
 
 
 @record("Server")
@@ -54,6 +87,14 @@ class Server:
         None, "--model", "-m", help="The model's name on the server; default: the first."
     )
     api_key: str | None = flag(help=API_KEY_HELP, envvar=API_KEY)
+
+
+@record("Output")
+class Watching:
+    watch: bool = flag(
+        True, "--watch/--no-watch", help="Show how masks turn into text, step by step."
+    )
+    pace: float = flag(PACE, metavar="STEPS", help="Steps to show per second, at least 1.")
 
 
 @record("Request")
@@ -75,18 +116,9 @@ class Answer(Sampling):
 @record("Diffusion")
 class Diffusion:
     block_length: int | None = flag(help="Positions per block; default: the model's own.")
-    decoder: str | None = flag(
-        metavar="KIND",
-        help="What makes tokens final: threshold, fixed, hierarchy, credit, factor, edit, "
-        "schedule, origin, budget_threshold or entropy_bound.",
-    )
-    cache: str | None = flag(
-        metavar="KIND", help="What a step computes: none, prefix, dual, vicinity or exact."
-    )
-    iteration: str | None = flag(
-        metavar="KIND",
-        help="How blocks are denoised: blockwise, first_token, block_diffusion or soft.",
-    )
+    decoder: str | None = flag(**_one_of("What makes tokens final", DECODERS))
+    cache: str | None = flag(**_one_of("What a step computes", CACHES))
+    iteration: str | None = flag(**_one_of("How blocks are denoised", ITERATIONS))
     settings: list[str] | None = flag(
         None,
         "--set",

@@ -1,41 +1,91 @@
-"""The layout of help: options in groups, long names on lines of their own, examples last."""
+"""The layout of help: groups in the order of use, long names on lines of their own, examples."""
 
+import re
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from diffray.cluster.cli.failures import one_sentence
+from diffray.cluster.cli.other_flags import instead_of
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # Typer does not export it
+_INSTEAD_OF_COMPLETION = ("install_completion", "show_completion")
 
 
-def command_line(text: str | None = None) -> typer.Typer:
-    """Return a group of commands whose help is plain text: Typer's tables cut long options."""
-    return typer.Typer(
-        help=text,
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-    )
+class Group(TyperGroup):
+    """Commands under their headings, then the options; `completion` is a command."""
+
+    def get_params(self, ctx: Any) -> Any:
+        found = super().get_params(ctx)
+        return [each for each in found if each.name not in _INSTEAD_OF_COMPLETION]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        width = max(len(name) for name, _ in found)
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name, command in found:
+            heading = getattr(command, "rich_help_panel", None)
+            text = command.get_short_help_str(limit=200) if command else ""
+            group = heading if isinstance(heading, str) else "Commands"
+            groups.setdefault(group, []).append((name.ljust(width), text))
+        _write(groups, formatter)
+        _write(_grouped(self, ctx), formatter)
 
 
 class Command(TyperCommand):
     """A command with its options in groups, and errors in one sentence."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except _USAGE_ERROR as error:
+            flags = [name for each in self.params for name in (*each.opts, *each.secondary_opts)]
+            name = getattr(error, "option_name", None)  # of Typer's error for unknown options
+            if name and (said := instead_of(name, flags)):
+                raise _USAGE_ERROR(f"No such option: {name}; {said}", ctx) from None
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         with one_sentence():
             return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) is not None:
-                kind = "Options" if parameter.param_type_name == "option" else "Arguments"
-                group = getattr(parameter, "rich_help_panel", None) or kind
-                groups.setdefault(group, []).append(record)
-        for group, records in sorted(groups.items(), key=lambda each: each[0] != "Arguments"):
-            with formatter.section(group):
-                formatter.write_dl(records)
+        groups = _grouped(self, ctx)
+        first = {name: groups.pop(name) for name in ("Arguments",) if name in groups}
+        _write(first | groups, formatter)
+
+
+def command_line(text: str, *shown: str) -> typer.Typer:
+    """Return a group of commands whose help is plain text: Typer's tables cut long options."""
+    return typer.Typer(
+        cls=Group,
+        help=text,
+        epilog=examples(*shown),
+        context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+
+def _grouped(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        if (record := parameter.get_help_record(ctx)) is None:
+            continue
+        kind = "Options" if parameter.param_type_name == "option" else "Arguments"
+        group = getattr(parameter, "rich_help_panel", None) or kind
+        names, text = record
+        names = re.sub(r"<list\[(\w+)\]>", r"<\1>", names)  # the text says that it is repeatable
+        groups.setdefault(group, []).append((names, text))
+    return groups
+
+
+def _write(groups: dict[str, list[tuple[str, str]]], formatter: Any) -> None:
+    for group, records in groups.items():
+        with formatter.section(group):
+            formatter.write_dl(records)
 
 
 def examples(*lines: str) -> str:

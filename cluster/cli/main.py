@@ -17,13 +17,25 @@ from diffray.cluster.cli.bench.offline import latency, throughput
 from diffray.cluster.cli.bench.online import ManyValues
 from diffray.cluster.cli.bench.online import serve as bench_serve
 from diffray.cluster.cli.client_commands import batch, chat, status
-from diffray.cluster.cli.flag_records import flag, record, spread, typed
+from diffray.cluster.cli.completion import completion
+from diffray.cluster.cli.doctor import doctor
+from diffray.cluster.cli.flag_records import flag, record, refuse_flags, spread, typed
 from diffray.cluster.cli.help import Command, command_line, examples
 from diffray.cluster.cli.serve import serve
 from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, HUB_ID
 
-app = command_line()
-bench = command_line("Measure latency and throughput, of an engine or of a server.")
+app = command_line(
+    "Serve diffusion language models, and watch them write.",
+    "diffray serve               # a toy model, its API and its page",
+    "diffray chat                # talk to it from another terminal",
+    "diffray generate --watch    # the same without a server, step by step",
+    "diffray serve --help        # every command has more examples",
+)
+bench = command_line(
+    "Measure latency and throughput, of an engine or of a server.",
+    "diffray bench latency --batch-size 1,8",
+    "diffray bench serve --dataset-name demo --max-concurrency 1,8",
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -41,30 +53,33 @@ def main(
         ),
     ] = False,
 ) -> None:
-    """Serve diffusion language models."""
+    """Serve diffusion language models, and watch them write."""
 
 
 @record("Output")
-class Output:
-    watch: bool = flag(False, "--watch", help="Show the masks turn into text.")
+class Output(flags.Watching):
+    watch: bool = flag(False, "--watch", help="Show how masks turn into text, step by step.")
     stats: bool = flag(False, "--stats", help="Print tokens, forwards and tokens/s on stderr.")
 
 
 @spread
 def generate(
+    context: typer.Context,
     prompt: flags.Prompt = None,
     *,
     model: flags.Model = "demo",
-    engine: flags.Engine,
+    output: Output,
     answer: flags.Answer,
     raw: flags.Raw = False,
     diffusion: flags.Diffusion,
-    output: Output,
+    engine: flags.Engine,
 ) -> None:
     """Answer one prompt, without a server.
 
     The prompt is sent as a chat message if the model has a chat template.
     """
+    if not output.watch:
+        refuse_flags(context, "without --watch", ("pace",))
     text = _read_prompt(prompt, model)
     from diffray.cluster.cli.print_answer import as_prompt, print_answer
     from diffray.cluster.cli.request_options import sampling_params
@@ -77,7 +92,8 @@ def generate(
             "through the API of a server"
         )
     llm = DiffusionLLM(model, max_num_seqs=1, **typed(engine))
-    measured = print_answer(llm, as_prompt(llm, text, raw=raw), params, watch=output.watch)
+    pace = output.pace if output.watch else None
+    measured = print_answer(llm, as_prompt(llm, text, raw=raw), params, pace=pace)
     if output.stats:
         typer.echo(str(measured), err=True)
 
@@ -95,7 +111,9 @@ def _read_prompt(prompt: str | None, model: str) -> str:
 
             resolve(model)  # a wrong path is reported first; nothing is downloaded for it
         raise typer.BadParameter("give a prompt, or - to read it from stdin", param_hint="PROMPT")
-    typer.echo(EXAMPLE, err=True)
+    from diffray.cluster.cli.rows import wrapped
+
+    typer.echo("\n".join(wrapped(EXAMPLE)) if sys.stderr.isatty() else EXAMPLE, err=True)
     return EXAMPLE
 
 
@@ -122,37 +140,60 @@ _DENSE, _SPARSE = "GSAI-ML/LLaDA-8B-Instruct", "inclusionAI/LLaDA-MoE-7B-A1B-Ins
 
 
 def _add(
-    command: Callable[..., None], *shown: str, to: typer.Typer = app, cls: type[Command] = Command
+    panel: str | None,
+    command: Callable[..., None],
+    *shown: str,
+    to: typer.Typer = app,
+    cls: type[Command] = Command,
 ) -> None:
-    to.command(cls=cls, epilog=examples(*shown))(command)
+    to.command(cls=cls, epilog=examples(*shown), rich_help_panel=panel)(command)
 
 
 # In the order in which help lists them.
+_ASK, _INSPECT, _PREPARE = "Serve and ask", "Inspect", "Prepare and measure"
 _add(
+    _ASK,
     serve,
     "diffray serve",
     f"diffray serve {_SPARSE} --tp 2 --ep --port 8080",
+    "diffray serve demo demo-llada2",
     "diffray serve --config models.yaml",
 )
-_add(chat, "diffray chat", "diffray chat --base-url http://HOST:8000 --temperature 0.7")
 _add(
+    _ASK,
+    chat,
+    "diffray chat",
+    "diffray chat --base-url http://HOST:8000 --temperature 0.7 --pace 20",
+)
+_add(
+    _ASK,
     generate,
     "diffray generate --watch",
     f'diffray generate "Why is the sky blue?" --model {_DENSE}',
     "diffray generate - --set decoder.threshold=0.8 < prompt.txt",
 )
 _add(
+    _ASK,
     batch,
     "diffray batch in.jsonl out.jsonl --base-url http://127.0.0.1:8000",
     f"diffray batch in.jsonl out.jsonl --model {_DENSE}",
 )
-_add(status, "diffray status", "diffray status --address HOST:6379")
-_add(info, "diffray info demo", f"diffray info {_DENSE} --json")
-_add(convert, f"diffray convert {_SPARSE} fused-checkpoint")
-app.add_typer(bench, name="bench")
-_add(latency, "diffray bench latency --batch-size 1,8", to=bench)
-_add(throughput, "diffray bench throughput --dataset-name demo --report out.html", to=bench)
+_add(_INSPECT, status, "diffray status", "diffray status --address HOST:6379")
+_add(_INSPECT, doctor, "diffray doctor", f"diffray doctor {_SPARSE} --dtype bfloat16 --json")
+_add(_INSPECT, info, "diffray info demo", f"diffray info {_DENSE} --json")
+_add(_PREPARE, convert, f"diffray convert {_SPARSE} fused-checkpoint")
+app.add_typer(bench, name="bench", rich_help_panel=_PREPARE)
 _add(
+    "Shell",
+    completion,
+    "diffray completion bash > ~/.local/share/bash-completion/completions/diffray",
+    "diffray completion zsh > ~/.diffray.zsh    # source it in ~/.zshrc",
+    "diffray completion fish > ~/.config/fish/completions/diffray.fish",
+)
+_add(None, latency, "diffray bench latency --batch-size 1,8", to=bench)
+_add(None, throughput, "diffray bench throughput --dataset-name demo --report out.html", to=bench)
+_add(
+    None,
     bench_serve,
     "diffray bench serve --dataset-name demo --max-concurrency 1,8",
     to=bench,

@@ -1,26 +1,16 @@
-"""One answer on the terminal: streamed as it becomes final, or animated step by step."""
+"""One answer on the terminal: streamed as it becomes final, or played back step by step."""
 
 import sys
 import time
-from collections.abc import Collection
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import groupby, islice, zip_longest
+from functools import cache
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
+from diffray.cluster.cli.playback import Canvas, Playback, can_play, without_echo
 from diffray.cluster.control.llm import DiffusionLLM
+from diffray.components.config import counted
 from diffray.components.params import SamplingParams
-from diffray.workers.text import Messages, TextStream, Tokenizer
-
-Canvas = Items[int | None]
-
-FRAME_SECONDS = 0.05  # the shortest time of a frame: a small model is too quick to follow
-MASK = "\N{LIGHT SHADE}"
-# They would move the cursor that draws the next frame.
-_CONTROLS = dict.fromkeys({*range(32), 127} - {ord("\n")}, " ")
+from diffray.components.policy import Policy
+from diffray.workers.text import Messages, TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +23,7 @@ class Measured:
 
     def __str__(self) -> str:
         return (
-            f"{self.tokens} tokens, {self.forwards} forwards, "
+            f"{counted(self.tokens, 'token')}, {counted(self.forwards, 'forward')}, "
             f"{self.tokens / max(self.forwards, 1):.2f} tokens per forward, "
             f"{self.tokens / self.seconds:.1f} tokens/s ({self.seconds:.2f} s)"
         )
@@ -52,11 +42,12 @@ def as_prompt(llm: DiffusionLLM, text: str, *, raw: bool) -> str | Messages:
 
 
 def print_answer(
-    llm: DiffusionLLM, prompt: str | Messages, params: SamplingParams, *, watch: bool
+    llm: DiffusionLLM, prompt: str | Messages, params: SamplingParams, *, pace: float | None
 ) -> Measured:
-    """Print the answer; it is animated only on a terminal."""
-    if watch and sys.stdout.isatty():
-        return animate(llm, prompt, params, Console())
+    """Print the answer; with a pace every step of it, where the terminal can show them."""
+    if pace is not None and can_play(sys.stdout):
+        with without_echo(), Playback(sys.stdout, pace) as shown:
+            return play(llm, prompt, params, shown)
     began = time.perf_counter()
     tokens = forwards = 0
     for delta in llm.stream(prompt, params):
@@ -67,63 +58,61 @@ def print_answer(
     return Measured(tokens, forwards, time.perf_counter() - began)
 
 
-def animate(
-    llm: DiffusionLLM,
-    prompt: str | Messages,
-    params: SamplingParams,
-    console: Console,
-    frame_seconds: float = FRAME_SECONDS,
+def play(
+    llm: DiffusionLLM, prompt: str | Messages, params: SamplingParams, shown: Playback
 ) -> Measured:
-    """Draw every step in place, then leave only the text; pauses are not measured."""
-    tokenizer = llm.tokenizer
-    assert tokenizer is not None
-    ends = {*params.stop_token_ids, *(() if params.ignore_eos else llm.engine.eos_token_ids)}
-    canvas: Canvas = ()
-    steps, seconds = 0, 0.0
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    """Show every step of the answer; pauses are not measured."""
+    found, seconds, steps = _Found(llm, params), 0.0, 0
+    began = time.perf_counter()
+    for ids in llm.watch(prompt, params):
+        seconds, steps = seconds + time.perf_counter() - began, steps + 1
+        canvas, text = found.after(ids)
+        shown.step(canvas)
+        shown.say(text)
         began = time.perf_counter()
-        for now in llm.watch(prompt, params):
-            took = time.perf_counter() - began
-            steps, seconds = steps + 1, seconds + took
-            live.update(frame(tokenizer, canvas, now, ends, steps), refresh=True)
-            canvas = now
-            time.sleep(max(0.0, frame_seconds - took))
-            began = time.perf_counter()
-    ids = [token for token in canvas if token is not None]
-    console.file.write(_final_text(tokenizer, ids, params, ends) + "\n")
+    shown.say(found.rest())
+    shown.finish()
     return Measured(len(ids), steps, seconds)
 
 
-def frame(
-    tokenizer: Tokenizer, before: Canvas, now: Canvas, ends: Collection[int], step: int
-) -> Text:
-    """Return the canvas up to its first end token: masks dim, tokens new since `before` bright."""
-    end = next((at for at, token in enumerate(now) if token in ends), len(now))
-    masked = sum(token is None for token in now[:end])
-    text = Text()
-    text.append(f"step {step}, {masked} masked of {end}\n", style="dim")
-    places = islice(zip_longest(now, before), end)
-    for style, run in groupby(places, key=lambda place: _style(*place)):
-        tokens = [token for token, _ in run]
-        ids = [token for token in tokens if token is not None]
-        shown = tokenizer.decode(ids).translate(_CONTROLS) if ids else MASK * len(tokens)
-        text.append(shown, style=style)
-    return text
+class _Found:
+    """The canvases of an answer as texts, and its text as far as it is certain."""
 
+    def __init__(self, llm: DiffusionLLM, params: SamplingParams) -> None:
+        tokenizer = llm.tokenizer
+        assert tokenizer is not None
+        self._keeps_end = params.include_stop_str_in_output
+        self._ends = {*params.stop_token_ids, *(llm.engine.eos_token_ids * (not params.ignore_eos))}
+        policy = Policy.resolve(params.diffusion, llm.engine.limits.spec)
+        self._edits = policy.decoder.edits  # then no token is certain before the last
+        self._word = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
+        self._text = TextStream(
+            tokenizer,
+            params.stop,
+            params.include_stop_str_in_output,
+            params.skip_special_tokens,
+            params.min_tokens,
+        )
+        self._ids: list[int | None] = []
+        self._taken = 0  # tokens whose text was taken
 
-def _style(token: int | None, before: int | None) -> str:
-    if token is None:
-        return "dim"
-    return "" if token == before else "bold green"
+    def after(self, ids: list[int | None]) -> tuple[Canvas, str]:
+        """Return a canvas as texts, and what it adds to the answer's text."""
+        self._ids = ids
+        canvas = [None if token is None else self._word(token) for token in ids]
+        return canvas, "" if self._edits else self._take()
 
+    def rest(self) -> str:
+        """Return the text that is left, after the last canvas."""
+        return self._take() + self._text.finish()
 
-def _final_text(
-    tokenizer: Tokenizer, ids: list[int], params: SamplingParams, ends: Collection[int]
-) -> str:
-    """Return the text of all tokens, without what ended it."""
-    keep = params.include_stop_str_in_output
-    skip, least = params.skip_special_tokens, params.min_tokens
-    stream = TextStream(tokenizer, params.stop, keep, skip, least)
-    stream.push(ids[:-1] if ids and ids[-1] in ends and not keep else ids)
-    stream.finish()
-    return stream.text
+    def _take(self) -> str:
+        new: list[int] = []
+        for token in self._ids[self._taken :]:
+            if token is None or (token in self._ends and not self._keeps_end):
+                break
+            new.append(token)
+            if token in self._ends:
+                break
+        self._taken += len(new)
+        return self._text.push(new)

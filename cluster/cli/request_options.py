@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
 
 # The fields of `diffusion` in a request.
-DIFFUSION = ("block_length", *UNIONS, "cfg_scale", "zero_confidence_token_ids")
+DIFFUSION = (
+    *("block_length", *UNIONS, "canvas", "slot_length", "cfg_scale", "speculation"),
+    "zero_confidence_token_ids",
+)
 
 
 def request_options(sampling: Sampling, diffusion: Diffusion, **others: Any) -> dict[str, Any]:
@@ -21,15 +24,18 @@ def request_options(sampling: Sampling, diffusion: Diffusion, **others: Any) -> 
     body: dict[str, Any] = {}
     for name, value in given.items():
         if value is not None:
-            _put(body, f"{name}.kind" if name in UNIONS else name, value)
+            _put(body, name, value)
     for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not name or not equals:
-            raise ValueError(
-                f"--set needs NAME=VALUE, such as decoder.threshold=0.8 (given: {setting!r})"
-            )
-        _put(body, name, _value(text))
+        put_setting(body, setting)
     return body
+
+
+def put_setting(body: dict[str, Any], setting: str) -> None:
+    """Store what a setting such as `decoder.threshold=0.8` says in a body."""
+    name, equals, text = setting.partition("=")
+    if not name or not equals:
+        raise ValueError(f"expected NAME=VALUE, such as decoder.threshold=0.8 (given: {setting!r})")
+    _put(body, name, _value(text))
 
 
 def sampling_params(sampling: Sampling, diffusion: Diffusion, **others: Any) -> "SamplingParams":
@@ -46,21 +52,21 @@ def sampling_params(sampling: Sampling, diffusion: Diffusion, **others: Any) -> 
 
 
 def _add_kind(diffusion: dict[str, Any], part: str) -> None:
-    """Add a part's kind where only its settings were given; only the decoder's has a default."""
+    """Add a part's kind where only its settings were given; only a decoder is `threshold` then."""
     settings = diffusion.get(part)
     if not isinstance(settings, dict) or "kind" in settings:
         return
     if part != "decoder":
         first = next(iter(settings))
         raise ValueError(f"--set {part}.{first} needs --{part} KIND: the default is the model's")
-    from diffray.components.policy import DiffusionParams
-
-    settings["kind"] = DiffusionParams().decoder.kind
+    settings["kind"] = "threshold"
 
 
 def _put(body: dict[str, Any], name: str, value: object) -> None:
-    """Store a value at a dotted name, such as `decoder.threshold`."""
+    """Store a value at a dotted name, such as `decoder.threshold`; a text as a part is its kind."""
     path = name.split(".")
+    if name in UNIONS and isinstance(value, str):
+        path.append("kind")
     if path[0] in DIFFUSION:
         path.insert(0, "diffusion")
     *folders, last = path

@@ -16,36 +16,39 @@ from diffray.cluster.serve.supervisor import say, supervised
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from diffray.cluster.serve.config_file import Application
+    from diffray.cluster.serve.config_file import Applications
 
 
 @spread
 def serve(
     context: typer.Context,
-    model: own.Positional = None,
+    models: own.Positional = None,
     *,
     naming: own.Naming,
-    engine: flags.Engine,
-    layout: own.Layout,
-    diffusion: flags.Diffusion,
-    replicas: own.Replicas = "1",
-    placement: own.Placement,
     listening: own.Listening,
     api: own.Api,
     file: own.File,
+    diffusion: flags.Diffusion,
+    replicas: own.Replicas = "1",
+    placement: own.Placement,
+    layout: own.Layout,
+    engine: flags.Engine,
 ) -> None:
-    """Serve a model through an OpenAI-compatible API on Ray."""
+    """Serve models through an OpenAI-compatible API on Ray.
+
+    Without a model it serves demo, a toy. It has a page at / and its API's manual at /docs.
+    """
     api_typed, where = typed(api), typed(listening)
     keys = take_keys(api_typed.pop("api_keys", ()))
 
-    def described() -> "tuple[Application, ...]":
+    def described() -> "Applications":
         _refuse_what_has_no_effect(context)
         if file.config is not None:
             return _configured(file.config, keys)
-        if model and naming.model_path:
+        if models and naming.model_path:
             raise ValueError("the model is given twice; leave --model out")
         return _described(
-            model or naming.model_path or "demo",
+            models or [naming.model_path or "demo"],
             naming.served_model_name,
             engine_kwargs=typed(engine) | typed(layout),
             diffusion=_diffusion(diffusion),
@@ -65,7 +68,7 @@ def serve(
             )
         _check_models(applications)
         if server.address is None:
-            routes = [each.route_prefix for each in applications]
+            routes = [each.route_prefix for each in applications.all]
             use_haproxy = server.haproxy and has_haproxy()
             prepare_server(routes, haproxy=ending.folder if use_haproxy else None)
         else:  # that cluster has its proxies, or the settings for them
@@ -85,7 +88,7 @@ def _refuse_what_has_no_effect(context: typer.Context) -> None:
         refuse_flags(context, "with --address", ("haproxy", "dashboard"))
 
 
-def _configured(path: "Path", keys: list[str]) -> "tuple[Application, ...]":
+def _configured(path: "Path", keys: list[str]) -> "Applications":
     """Return the applications of a YAML file."""
     from diffray.cluster.serve.config_file import read_applications
 
@@ -97,13 +100,20 @@ def _configured(path: "Path", keys: list[str]) -> "tuple[Application, ...]":
     return read_applications(path)
 
 
-def _described(model: str, name: str | None, **options: Any) -> "tuple[Application, ...]":
-    """Return the application that the flags describe."""
+def _described(models: list[str], name: str | None, **options: Any) -> "Applications":
+    """Return the applications that the flags describe: each model with the same options."""
     from diffray.cluster.serve.config_file import applications
 
-    loading = {"model_id": name or model, "model_source": model}
+    if name is not None and len(models) > 1:
+        raise ValueError(
+            "--served-model-name names one model; to name several, describe them in a --config file"
+        )
     given = {key: value for key, value in options.items() if value}
-    return applications({"model_loading_config": loading} | given, "the flags")
+    described = [
+        {"model_loading_config": {"model_id": name or model, "model_source": model}} | given
+        for model in models
+    ]
+    return applications(described, "the flags")
 
 
 def _diffusion(given: flags.Diffusion) -> dict[str, Any]:
@@ -119,7 +129,7 @@ def _diffusion(given: flags.Diffusion) -> dict[str, Any]:
     return params.diffusion.model_dump(exclude_unset=True)
 
 
-def _print(applications: "tuple[Application, ...]") -> None:
+def _print(applications: "Applications") -> None:
     import yaml
 
     from diffray.cluster.serve.config_file import serve_config
@@ -127,12 +137,12 @@ def _print(applications: "tuple[Application, ...]") -> None:
     typer.echo(yaml.safe_dump(serve_config(applications), sort_keys=False), nl=False)
 
 
-def _check_models(applications: "tuple[Application, ...]") -> None:
+def _check_models(applications: "Applications") -> None:
     """Refuse a checkpoint that cannot be served, before a cluster is started for it."""
     from diffray.components.checkpoints.checkpoint import read_config, resolve
     from diffray.components.models.registry import check_prefix_caching, check_ranks
 
-    for each in applications:
+    for each in applications.models:
         engine = each.config.engine_kwargs
         found = read_config(resolve(each.config.model_source))
         check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)

@@ -7,11 +7,12 @@ import typer
 
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.cli.flag_records import flag, record
-from diffray.cluster.cli.flags import CHECKPOINT
+from diffray.cluster.cli.flags import CHECKPOINT, Ranks
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.deployment_options import PlacementGroup
 from diffray.cluster.serve.environment import API_KEY
+from diffray.components.checkpoints.demos import DEMOS
 
 Replicas = Annotated[
     str,
@@ -21,7 +22,14 @@ Replicas = Annotated[
         rich_help_panel="Replicas",
     ),
 ]
-Positional = Annotated[str | None, typer.Argument(help=CHECKPOINT)]
+Positional = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help=f"{CHECKPOINT} Several share one endpoint.",
+        metavar="MODEL",
+        autocompletion=lambda: [*DEMOS],
+    ),
+]
 
 
 @record("Model")
@@ -31,19 +39,14 @@ class Naming:
 
 
 @record("Layout", EngineConfig)
-class Layout:
-    tensor_parallel_size: int | None = flag(
-        None, "--tensor-parallel-size", "--tp", "--tp-size", "-tp"
-    )
-    expert_parallel: bool | None = flag(
-        None, "--enable-expert-parallel/--no-enable-expert-parallel", "--ep"
-    )
+class Layout(Ranks):
     max_model_len: int | None = flag(None, "--max-model-len", "--context-length")
     max_num_seqs: int | None = flag(None, "--max-num-seqs", "--max-running-requests")
     max_queued_requests: int | None = flag()
     scheduling_policy: str | None = flag()
     kv_cache_memory: str | None = flag(metavar="SIZE")
     steps_per_round: int | None = flag()
+    draft_overhead: int | None = flag()
     cpu_threads: int | None = flag()
 
 
@@ -54,11 +57,11 @@ class Placement:
 
 @record("Server", Server)
 class Listening:
-    address: str | None = flag(rich_help_panel="Replicas")
     host: str | None = flag()
     port: int | None = flag()
     haproxy: bool | None = flag()
     dashboard: bool | None = flag()
+    address: str | None = flag(rich_help_panel="Replicas")
 
 
 @record("Server", ApiSettings)
@@ -66,6 +69,7 @@ class Api:
     api_keys: list[str] | None = flag(None, "--api-key", envvar=API_KEY)
     cors_origins: list[str] | None = flag(None, "--allowed-origins")
     vllm_metric_names: bool | None = flag()
+    page: bool | None = flag()
 
 
 @record("Server")

@@ -20,7 +20,9 @@ class Driver:
         self.scheduler, self.steps, self.in_flight = scheduler, steps, in_flight
         self.flying = 0  # rounds without a reply
         self.rounds = self.tokens = 0
-        self.in_round = False  # in `run_here`; still set at the next round's start if interrupted
+        self.in_round = (
+            False  # in `WaitingEngine`; still set at the next round's start if interrupted
+        )
         self._fresh = True  # whether the engine had nothing to do
         self._round_tokens = list(NO_ROUNDS)
         self._reply: Reply | None = None  # the last

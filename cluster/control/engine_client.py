@@ -1,12 +1,13 @@
 """What the HTTP layer needs of an engine, wherever that engine runs."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from diffray.workers.messages import Update
 
 if TYPE_CHECKING:
+    from diffray.cluster.control.events import Event
     from diffray.workers.admission import (  # with torch, which the coordinator does without
         CheckedRequest,
         Limits,
@@ -87,3 +88,29 @@ class EngineClient(Protocol):
     async def check_health(self) -> None:
         """Raise EngineFailed if the engine cannot answer requests."""
         ...
+
+
+class WaitingClient(Protocol):
+    """An engine for a thread that waits for it: in this process or behind a coordinator."""
+
+    @property
+    def limits(self) -> "Limits": ...
+
+    @property
+    def open(self) -> Collection[int]:
+        """The uids of the requests that run or wait."""
+        ...
+
+    def submit(self, request: "CheckedRequest") -> None: ...
+
+    def cancel(self, uid: int) -> None: ...
+
+    def advance(self, steps: int | None = None) -> "list[Event]":
+        """Return what happened next; with `steps`, to each request after at most so many."""
+        ...
+
+    def release(self) -> None:
+        """Cancel what is open, and free what it holds."""
+        ...
+
+    def close(self) -> None: ...

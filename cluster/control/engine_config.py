@@ -1,15 +1,29 @@
-"""The options of one model's engine on a cluster: those of a rank, and those of all together."""
+"""The options of one model's engine: those of a rank, and those of all together.
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+Without torch: the coordinator reads them too.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from diffray.cluster.control.heartbeat import BEATS
-from diffray.workers.engine_options import EngineOptions
+from diffray.workers.engine_options import EngineKeywords, EngineOptions
 
 
-class EngineConfig(EngineOptions):
-    """Names follow vLLM's flags. Without torch: the coordinator reads it too."""
+class RanksOptions(EngineOptions):
+    """The options of a model that one or several ranks run."""
+
+    # What vLLM's and HF's users type.
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "gpu_memory_utilization": "write kv_cache_memory, such as '20GiB'",
+        "enforce_eager": "write cuda_graphs=False",
+        "trust_remote_code": "leave it out: no code of a checkpoint is run",
+        "torch_dtype": "write dtype",
+        "device_map": "write device, or tensor_parallel_size for several GPUs",
+        "seed": "write it in SamplingParams",
+    }
 
     tensor_parallel_size: int = Field(
         1, ge=1, description="The number of ranks to split a model over."
@@ -17,6 +31,29 @@ class EngineConfig(EngineOptions):
     expert_parallel: bool = Field(
         False, description="Give each rank whole experts instead of a slice of each."
     )
+    if TYPE_CHECKING:
+
+        def __init__(self, **given: Any) -> None: ...
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> Self:
+        if self.expert_parallel and self.tensor_parallel_size == 1:
+            raise ValueError("expert_parallel needs tensor_parallel_size of at least 2")
+        if self.cpu_threads is not None and self.device.startswith("cuda"):
+            raise ValueError(f"cpu_threads has no effect with device {self.device!r}; drop it")
+        return self
+
+
+class RanksKeywords(EngineKeywords, total=False):
+    """The same for type checkers and editors."""
+
+    tensor_parallel_size: int
+    expert_parallel: bool
+
+
+class EngineConfig(RanksOptions):
+    """Those of a server's engine; names follow vLLM's flags."""
+
     max_queued_requests: int = Field(
         256, ge=0, description="The most requests to queue, per replica; more are refused with 429."
     )
@@ -53,13 +90,12 @@ class EngineConfig(EngineOptions):
     def heartbeat_s(self) -> float:
         return self.heartbeat_timeout_s / BEATS
 
-    @model_validator(mode="after")
-    def _options_have_an_effect(self) -> Self:
-        if self.expert_parallel and self.tensor_parallel_size == 1:
-            raise ValueError("expert_parallel needs tensor_parallel_size of at least 2")
-        if self.cpu_threads is not None and self.device.startswith("cuda"):
-            raise ValueError(f"cpu_threads has no effect with device {self.device!r}; drop it")
-        return self
+    @property
+    def rank_bundle(self) -> dict[str, float]:
+        """What Ray reserves for each rank by default."""
+        if self.device == "cpu":
+            return {"CPU": float(self.cpu_threads or 1)}
+        return {"GPU": 1.0, "CPU": 1.0}
 
     def setup(self) -> dict[str, Any]:
         """Return the options of one rank, as plain values."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -33,13 +34,16 @@ class Failure:
 class Hub:
     """Accepts the ranks of one worker group, sends to all of them and receives from each.
 
-    Memory is bounded: a rank sends only heartbeats and replies to rounds in flight, and strangers
-    are disconnected after one small frame.
+    Memory is bounded: a rank sends only heartbeats, replies to rounds in flight, and lines for
+    `announce`, and strangers are disconnected after one small frame.
     """
 
-    def __init__(self, size: int, secret: bytes, timeout: float) -> None:
+    def __init__(
+        self, size: int, secret: bytes, timeout: float, announce: Callable[[str], None]
+    ) -> None:
         self.size, self.secret = size, secret
         self._timeout = timeout  # of the ranks' heartbeats
+        self._announce = announce
         # From the ranks; None: one has closed its connection.
         self.messages: asyncio.Queue[Reply | Failure | None] = asyncio.Queue()
         self.complete = asyncio.Event()  # every rank has connected
@@ -104,6 +108,9 @@ class Hub:
                 pulse.beat()
                 if isinstance(message, str):
                     self.messages.put_nowait(Failure(message, dead=False))
+                elif isinstance(message, list):
+                    for line in message:
+                        self._announce(line)
                 elif message is not None:
                     self.messages.put_nowait(message)
         except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
 from typing import Self, TypeVar
 
@@ -26,20 +27,56 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def run_here(engine: Engine, driver: Driver, steps: int | None = None) -> list[Event]:
-    """Run one round in the calling thread.
+class WaitingEngine:
+    """An engine of this process for a thread that waits: it runs the rounds itself."""
 
-    Ctrl-C may interrupt it anywhere: the next call then resumes what ran from what was reported.
-    """
-    if driver.in_round:
-        for sequence in [*engine.running, *engine.waiting]:
-            engine.cancel(sequence.uid)
-        driver.start_over()
-    driver.in_round = True
-    order = driver.next(steps)
-    events = [] if order is None else driver.take(engine.run(order, CheckedRequest.new_sequence))
-    driver.in_round = False
-    return events
+    def __init__(self, engine: Engine, steps_per_round: int) -> None:
+        self._engine, self.limits = engine, engine.limits
+        # All requests are one caller's, so none is interrupted for others (no time slices).
+        scheduler = Scheduler(
+            self.limits.max_num_seqs,
+            self.limits.num_pages,
+            sys.maxsize,
+            page_size=self.limits.page_size,
+        )
+        self.driver = Driver(scheduler, steps_per_round)
+
+    @property
+    def open(self) -> Collection[int]:
+        return self.driver.scheduler.open
+
+    def submit(self, request: CheckedRequest) -> None:
+        self.driver.scheduler.submit(request, request.footprint)
+
+    def cancel(self, uid: int) -> None:
+        self.driver.scheduler.cancel(uid)
+
+    def advance(self, steps: int | None = None) -> list[Event]:
+        """Run one round.
+
+        Ctrl-C may interrupt it anywhere: the next call then resumes what ran from what was
+        reported.
+        """
+        driver = self.driver
+        if driver.in_round:
+            for sequence in [*self._engine.running, *self._engine.waiting]:
+                self._engine.cancel(sequence.uid)
+            driver.start_over()
+        driver.in_round = True
+        order = driver.next(steps)
+        events = []
+        if order is not None:
+            events = driver.take(self._engine.run(order, CheckedRequest.new_sequence))
+        driver.in_round = False
+        return events
+
+    def release(self) -> None:
+        for uid in list(self.open):
+            self.cancel(uid)
+        self.advance()
+
+    def close(self) -> None:
+        """Nothing is left when the engine is."""
 
 
 class LocalEngine:

@@ -5,6 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Iterable
+from functools import partial
 from typing import Any
 
 import ray
@@ -13,7 +14,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from diffray.cluster.control.actors import DIED, actor_name, first_line, kill_here
+from diffray.cluster.control.actors import DIED, actor_name, announce, first_line, kill_here
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.hub import Failure, Hub
@@ -37,7 +38,8 @@ class WorkerGroup:
     def __init__(self, model: str, config: EngineConfig, group: PlacementGroup) -> None:
         self.model, self.config, self.group = model, config, group
         self.size = config.tensor_parallel_size
-        self.hub = Hub(self.size, secrets.token_bytes(32), _LOADING * config.heartbeat_timeout_s)
+        silence = _LOADING * config.heartbeat_timeout_s
+        self.hub = Hub(self.size, secrets.token_bytes(32), silence, partial(announce, model))
         self.facts: dict[str, Any] = {}  # rank 0's limits
         self.places: list[Place] = []
         self.workers: list[Any] = []

@@ -1,6 +1,7 @@
 """The Ray Serve application: `serve run diffray.cluster.app:build model_loading_config=...`.
 
-One deployment per model; each replica has a coordinator and ranks in a placement group.
+One deployment per model; each replica has a coordinator and ranks in a placement group. A door is
+one more application, which serves several of them at one endpoint.
 """
 
 from typing import Any
@@ -11,8 +12,11 @@ from ray import serve
 from ray.serve import Application
 
 from diffray.cluster.api.http_app import build_api
+from diffray.cluster.control.ranks import device_of_cluster
 from diffray.cluster.serve.app_config import AppConfig, app_config
-from diffray.cluster.serve.deployment import deployment_options
+from diffray.cluster.serve.deployment import REPLICA, deployment_options, door_options
+from diffray.cluster.serve.door import DoorReplica, current_door
+from diffray.cluster.serve.door_config import DoorConfig, door_config
 from diffray.cluster.serve.replica import Replica, current_service
 
 
@@ -30,6 +34,11 @@ def deployment(args: dict[str, Any]) -> Application:
     return _bound(Replica, config)
 
 
+def door(args: dict[str, Any]) -> Application:
+    """Return the door of models in other applications; `args` is what `DoorConfig` describes."""
+    return door_application(door_config(args))
+
+
 def application(config: AppConfig) -> Application:
     settings = config.api_settings()
 
@@ -39,10 +48,21 @@ def application(config: AppConfig) -> Application:
     return _bound(serve.ingress(api)(Replica), config)
 
 
+def door_application(config: DoorConfig) -> Application:
+    settings, first = config.api_settings(), next(iter(config.models))
+
+    def api() -> FastAPI:
+        return build_api(current_door, settings, request_ids=False, model=first)
+
+    plain: Any = serve.deployment(serve.ingress(api)(DoorReplica))
+    app: Application = plain.options(name="Door", **door_options(config)).bind(config)
+    return app
+
+
 def _bound(replica: type[Replica], config: AppConfig) -> Application:
     config = with_device(config)
     plain: Any = serve.deployment(replica)
-    app: Application = plain.options(name="Replica", **deployment_options(config)).bind(config)
+    app: Application = plain.options(name=REPLICA, **deployment_options(config)).bind(config)
     return app
 
 
@@ -51,9 +71,8 @@ def with_device(config: AppConfig) -> AppConfig:
     if config.engine_kwargs.device != "auto":
         return config
     if ray.is_initialized():
-        gpus = ray.cluster_resources().get("GPU", 0)
-    else:
-        from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+        return config.on(device_of_cluster())
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 
-        gpus = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
+    gpus = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
     return config.on("cuda" if gpus else "cpu")

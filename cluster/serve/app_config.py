@@ -63,8 +63,7 @@ class AppConfig(Config):
         engine, ranks = self.engine_kwargs, self.engine_kwargs.tensor_parallel_size
         if self.accelerator_type is not None and engine.device == "cpu":
             raise ValueError("accelerator_type needs GPUs, but engine_kwargs.device is 'cpu'")
-        if self.api.api_keys and self.api_key_env is not None:
-            raise ValueError("give api.api_keys or api_key_env, not both")
+        self.api.refuse_keys_beside(self.api_key_env)
         bundles = self.placement_group_config.bundles
         if bundles is not None and len(bundles) != ranks:
             raise ValueError(
@@ -89,16 +88,7 @@ class AppConfig(Config):
 
     def api_settings(self, environment: Mapping[str, str] = os.environ) -> ApiSettings:
         """Return the endpoint's settings, with the keys of the environment."""
-        if self.api_key_env is None:
-            return self.api
-        text = environment.get(self.api_key_env, "")
-        keys = tuple(key.strip() for key in text.split(",") if key.strip())
-        if not keys:
-            raise ValueError(f"api_key_env: the variable {self.api_key_env} holds no key; set it")
-        try:
-            return ApiSettings.model_validate(dict(self.api) | {"api_keys": keys})
-        except ValidationError as error:
-            raise ValueError(f"api_key_env ({self.api_key_env}): {explain(error)}") from None
+        return self.api.with_keys_of(self.api_key_env, environment)
 
 
 def app_config(given: object, where: str = "args") -> AppConfig:

@@ -1,4 +1,7 @@
-"""YAML files that describe one or more models, each an application with its own path."""
+"""YAML files that describe one or more models, each an application with its own path.
+
+Several models have a door besides: an application that passes requests on by `model`.
+"""
 
 import re
 from collections import Counter
@@ -10,8 +13,12 @@ from typing import Any
 import yaml
 
 from diffray.cluster.serve.app_config import AppConfig, app_config
+from diffray.cluster.serve.deployment import most_requests
+from diffray.cluster.serve.door_config import DoorConfig, door_config
 
 BUILDER = "diffray.cluster.app:build"
+DOOR_BUILDER = "diffray.cluster.app:door"
+_LONGEST_NAME = 100  # of a door's application, which is part of a log's file name
 _PATH = re.compile(r"/|(/(?!-)[A-Za-z0-9._~-]+)+")  # Serve reserves paths that start with /-
 
 
@@ -23,8 +30,45 @@ class Application:
     route_prefix: str
     config: AppConfig
 
+    @property
+    def title(self) -> str:
+        return self.config.model_id
 
-def read_applications(path: Path) -> tuple[Application, ...]:
+    @property
+    def grace_s(self) -> float:
+        return self.config.deployment_config.graceful_shutdown_timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class DoorApplication:
+    """The door of several models, as Serve runs it."""
+
+    name: str
+    route_prefix: str
+    config: DoorConfig
+
+    @property
+    def title(self) -> str:
+        return "the door"
+
+    @property
+    def grace_s(self) -> float:
+        return self.config.graceful_shutdown_timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class Applications:
+    """What one command serves: a model, or several and their door."""
+
+    models: tuple[Application, ...]
+    door: DoorApplication | None = None
+
+    @property
+    def all(self) -> tuple[Application | DoorApplication, ...]:
+        return self.models if self.door is None else (*self.models, self.door)
+
+
+def read_applications(path: Path) -> Applications:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -63,9 +107,9 @@ def parse_yaml(text: str, where: str) -> object:
         raise ValueError(f"{where}: {' '.join(str(error).split())}") from None
 
 
-def applications(given: object, where: str) -> tuple[Application, ...]:
+def applications(given: object, where: str) -> Applications:
     """Return the models of one mapping, of a list, or of a list under `llm_configs`."""
-    models = _models(given, where)
+    models, door = _models(given, where)
     found = []
     for number, model in enumerate(models, start=1):
         place = where if len(models) == 1 else f"{where}, model {number}"
@@ -74,38 +118,95 @@ def applications(given: object, where: str) -> tuple[Application, ...]:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.model_id).strip("-") or f"model-{number}"
         default = "/" if len(models) == 1 else f"/{name}"
         found.append(Application(name, default if prefix is None else prefix, config))
-    _refuse_duplicates(found, where)
-    return tuple(found)
+    if len(models) > 1:
+        made = Applications(tuple(found), _door(found, door, where))
+    elif door is None:
+        made = Applications(tuple(found))
+    else:
+        raise ValueError(f"{where}: a door is for several models, and this is one; leave it out")
+    _refuse_duplicates(made, where)
+    return made
 
 
-def serve_config(applications: tuple[Application, ...]) -> dict[str, Any]:
+def serve_config(applications: Applications) -> dict[str, Any]:
     """Return the configuration for `serve deploy`, with only the given options."""
-    return {
-        "applications": [
+    written = []
+    for each in applications.all:
+        builder = DOOR_BUILDER if each is applications.door else BUILDER
+        args = each.config.model_dump(mode="json", exclude_unset=True)
+        written.append(
             {
                 "name": each.name,
                 "route_prefix": each.route_prefix,
-                "import_path": BUILDER,
-                "args": each.config.model_dump(mode="json", exclude_unset=True),
+                "import_path": builder,
+                "args": args,
             }
-            for each in applications
-        ]
+        )
+    return {"applications": written}
+
+
+def _door(models: list[Application], given: object, where: str) -> DoorApplication:
+    """Return the door of some models; what is not given about it follows from them."""
+    place = f"{where}, door"
+    prefix, rest = _split_prefix({} if given is None else given, place)
+    if isinstance(rest, dict):
+        if "models" in rest:
+            raise ValueError(f"{place}: the door is for all models of the file; leave models out")
+        rest = _of_models([each.config for each in models], place, rest) | rest
+        rest["models"] = {each.config.model_id: each.name for each in models}
+    config = door_config(rest, place)
+    if any(map(_has_keys, (each.config for each in models))) and not _has_keys(config):
+        raise ValueError(
+            f"{place}: the models need API keys, so the door must, too; give it api_key_env"
+        )
+    # Another command's door of other models must not replace this one.
+    name = "-".join(("door", *(each.name for each in models)))[:_LONGEST_NAME]
+    return DoorApplication(name, "/" if prefix is None else prefix, config)
+
+
+def _has_keys(config: AppConfig | DoorConfig) -> bool:
+    return bool(config.api.api_keys) or config.api_key_env is not None
+
+
+def _of_models(configs: list[AppConfig], where: str, given: dict[Any, Any]) -> dict[str, Any]:
+    """Return the options of a door that its models decide."""
+    deployments = [each.deployment_config for each in configs]
+    found: dict[str, Any] = {
+        "num_replicas": 2 if max(each.most_replicas for each in deployments) > 1 else 1,
+        "max_ongoing_requests": sum(
+            most_requests(each) * each.deployment_config.most_replicas for each in configs
+        ),
+        "graceful_shutdown_timeout_s": max(
+            each.graceful_shutdown_timeout_s for each in deployments
+        ),
     }
+    if not given.keys() & {"api", "api_key_env"}:
+        first = configs[0]
+        if any((each.api, each.api_key_env) != (first.api, first.api_key_env) for each in configs):
+            raise ValueError(
+                f"{where}: the models differ in api or api_key_env; give those of the door"
+            )
+        for name in {"api", "api_key_env"} & first.model_fields_set:
+            found[name] = getattr(first, name)
+    return found
 
 
-def _models(given: object, where: str) -> list[object]:
+def _models(given: object, where: str) -> tuple[list[object], object]:
+    """Return the options of the models, and of their door if there are any."""
+    door = None
+    listed = given
     if isinstance(given, dict):
         if "applications" in given:
             raise ValueError(
                 f"{where}: this is Serve's own format; run it with `serve run`, or give the "
                 "options under args"
             )
-        if set(given) != {"llm_configs"}:
-            return [given]
-        given = given["llm_configs"]
-    if not isinstance(given, list) or not given:
+        if "llm_configs" not in given or not given.keys() <= {"llm_configs", "door"}:
+            return [given], None
+        listed, door = given["llm_configs"], given.get("door")
+    if not isinstance(listed, list) or not listed:
         raise ValueError(f"{where}: expected the options of a model, or a list of them")
-    return given
+    return listed, door
 
 
 def _split_prefix(model: object, where: str) -> tuple[str | None, object]:
@@ -121,12 +222,16 @@ def _split_prefix(model: object, where: str) -> tuple[str | None, object]:
     return prefix, {key: value for key, value in model.items() if key != "route_prefix"}
 
 
-def _refuse_duplicates(found: list[Application], where: str) -> None:
+def _refuse_duplicates(found: Applications, where: str) -> None:
     for what, names in (
-        ("the model_id", [each.config.model_id for each in found]),
-        ("the name", [each.name for each in found]),
-        ("the route_prefix", [each.route_prefix for each in found]),
+        ("the model_id", [each.config.model_id for each in found.models]),
+        ("the name", [each.name for each in found.all]),
+        ("the route_prefix", [each.route_prefix for each in found.all]),
     ):
         (name, count), *_ = Counter(names).most_common(1)
         if count > 1:
-            raise ValueError(f"{where}: {what} {name!r} is given twice; each model needs its own")
+            door = found.door
+            own = (
+                " (the door has it too)" if door and name in (door.name, door.route_prefix) else ""
+            )
+            raise ValueError(f"{where}: {what} {name!r}{own} is given twice; each needs its own")

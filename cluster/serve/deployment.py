@@ -4,7 +4,9 @@ from collections import Counter
 from typing import Any
 
 from diffray.cluster.serve.app_config import AppConfig
+from diffray.cluster.serve.door_config import DOOR_OPTIONS, DoorConfig
 
+REPLICA = "Replica"  # the name of each model's deployment within its application
 REPLICA_BUNDLE = {"CPU": 1.0}  # the replica and its coordinator
 REPLICA_CPUS = 0.5
 TOKENS_PER_SEQUENCE = 256  # target tokens of a replica, per sequence that it runs at once
@@ -21,8 +23,7 @@ def deployment_options(config: AppConfig) -> dict[str, Any]:
         "placement_group_bundles": placement_bundles(config),
         "placement_group_strategy": config.placement_group_config.strategy,
         # The engine's own queue refuses first, with OpenAI's error.
-        "max_ongoing_requests": given.max_ongoing_requests
-        or engine.max_num_seqs + engine.max_queued_requests + MARGIN,
+        "max_ongoing_requests": given.max_ongoing_requests or most_requests(config),
     }
     scaling = given.autoscaling_config
     if scaling is None:
@@ -37,13 +38,25 @@ def deployment_options(config: AppConfig) -> dict[str, Any]:
     return options | {"autoscaling_config": autoscaling}
 
 
+def most_requests(config: AppConfig) -> int:
+    """Return how many requests a replica takes at once."""
+    engine = config.engine_kwargs
+    return engine.max_num_seqs + engine.max_queued_requests + MARGIN
+
+
+def door_options(config: DoorConfig) -> dict[str, Any]:
+    """Return the `serve.deployment(...).options` of a door."""
+    return config.model_dump(include={*DOOR_OPTIONS}) | {
+        # As proxies do: a door must start wherever a model can, and beside all of them.
+        "ray_actor_options": {"num_cpus": 0},
+    }
+
+
 def placement_bundles(config: AppConfig) -> list[dict[str, float]]:
     """Return a replica's resources: bundle 0 for itself, then one bundle per rank."""
     group, engine = config.placement_group_config, config.engine_kwargs
-    default = {"GPU": 1.0, "CPU": 1.0}
-    if engine.device == "cpu":
-        default = {"CPU": float(engine.cpu_threads or 1)}
-    bundles = group.bundles or (group.bundle_per_worker or default,) * engine.tensor_parallel_size
+    each = group.bundle_per_worker or engine.rank_bundle
+    bundles = group.bundles or (each,) * engine.tensor_parallel_size
     return [dict(REPLICA_BUNDLE), *(_checked(bundle, config) for bundle in bundles)]
 
 

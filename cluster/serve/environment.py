@@ -2,9 +2,11 @@
 
 import ctypes
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from diffray.cluster.control.ray_settings import ALONE, set_defaults
+from diffray.cluster.control.ray_settings import SETTINGS as RAY
 from diffray.cluster.serve.address import is_alone
 from diffray.cluster.serve.haproxy import haproxy_settings
 from diffray.cluster.serve.ports import port_settings
@@ -12,25 +14,21 @@ from diffray.cluster.serve.ports import port_settings
 API_KEY = "DIFFRAY_API_KEY"  # the variable with keys, besides the command line
 ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, separated by spaces
 
-SETTINGS = {
-    "RAY_worker_niceness": "0",  # Ray's default is 15, which starves ranks next to other work
-    "RAY_AUTH_MODE": "token",  # so that no other user or machine can run code here
-    "RAY_USAGE_STATS_ENABLED": "0",
+SETTINGS = RAY | {
     # Serve kills a replica that fails its health checks instead of waiting for it.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Retries after a lost replica, 503 for paths that are not ready, misrouted requests.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
-    # A proxy is restarted after three failures: after 1.5 s instead of 30 s.
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
+    # A proxy is restarted after three failures: after 4.5 s instead of 30 s. Sooner, a busy
+    # machine's HAProxy would be restarted, with all its connections, because it reloads slowly.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1.5",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # on a busy machine it takes longer than 5
 }
-# A single machine: all of Ray's own ports are on 127.0.0.1.
-ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def prepare(address: str) -> None:
     """Set what the user has not set, to join a cluster; call it before ray is first imported."""
-    _set(SETTINGS | (ALONE if is_alone(address) else {}))
+    set_defaults(SETTINGS | (ALONE if is_alone(address) else {}))
 
 
 def prepare_server(routes: Collection[str], *, haproxy: Path | None) -> None:
@@ -38,14 +36,9 @@ def prepare_server(routes: Collection[str], *, haproxy: Path | None) -> None:
 
     `haproxy` is an empty folder for HAProxy's files, if it is used.
     """
-    _set(SETTINGS | ALONE | {ROUTES: " ".join(routes)} | port_settings())
+    set_defaults(SETTINGS | ALONE | {ROUTES: " ".join(routes)} | port_settings())
     if haproxy:
-        _set(haproxy_settings(haproxy, routes))
-
-
-def _set(settings: Mapping[str, str]) -> None:
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
+        set_defaults(haproxy_settings(haproxy, routes))
 
 
 def take_keys(typed: Iterable[str]) -> list[str]:

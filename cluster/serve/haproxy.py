@@ -35,6 +35,9 @@ def haproxy_settings(folder: Path, routes: Collection[str]) -> dict[str, str]:
         # Retry on another replica after a loss, while the request is still in the buffer.
         "RAY_SERVE_HAPROXY_RETRY_ON": RETRY_ON,
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 1024),
+        # A reload, at each change of replicas, replaces the process; longer answers would be cut.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+        "RAY_SERVE_PORT_QUARANTINE_S": "150",  # else as long; requests name their replica
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(command),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",

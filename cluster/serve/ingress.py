@@ -10,7 +10,6 @@
   shutdown. Clients do not retry after 404, so paths of models answer 503 instead.
 """
 
-import json
 import logging
 import os
 import re
@@ -20,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diffray.cluster.api.errors import ApiError, unavailable
-from diffray.cluster.api.http import refusal
+from diffray.cluster.api.http import event, refusal
 from diffray.cluster.serve.environment import ROUTES
 from diffray.cluster.serve.haproxy import SERVER_HEADER
 
@@ -79,14 +78,14 @@ class Ingress:
                 await self._app(scope, receive, send)
         elif is_misrouted:
             error = unavailable("The replica that was to answer is gone; try again.")
-            await refusal(error)(scope, receive, send)
+            await refusal(error, scope["path"])(scope, receive, send)
         elif scope["path"] == "/-/routes":  # would list the applications for everyone
-            await refusal(no_such_path())(scope, receive, send)
+            await refusal(no_such_path(), scope["path"])(scope, receive, send)
         else:
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, answer = _Request(receive), _Answer(send)
+        request, answer = _Request(receive), _Answer(send, scope["path"])
         for _ in range(TRIES):
             # Of a copy, because the proxy changes the path.
             await self._app(dict(scope), request.from_the_start(), answer.send)
@@ -102,7 +101,7 @@ class Ingress:
         elif not answer.complete and not request.gone:
             await answer.end()
         if error is not None:
-            await refusal(error)(scope, receive, send)
+            await refusal(error, scope["path"])(scope, receive, send)
 
     async def _is_unknown(self, path: str) -> bool:
         """Return whether no model has this path, even if Serve knows no routes at the moment."""
@@ -165,8 +164,8 @@ class _Request:
 class _Answer:
     """The messages to the client, without Serve's own 404."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, path: str) -> None:
+        self._send, self._path = send, path
         self.started = self.complete = self.is_serves_404 = False
         self._streams = False
         self._held: Message | None = None  # the start of a 404, until the body shows whose it is
@@ -198,5 +197,5 @@ class _Answer:
             error = unavailable(
                 "The replica was lost, so this answer is incomplete; send the request again."
             )
-            body = b"data: " + json.dumps(error.body).encode() + b"\n\n"
+            body = event(error.body_at(self._path))
             await self._send({"type": "http.response.body", "body": body, "more_body": False})

@@ -18,7 +18,7 @@ from diffray.cluster.control.actors import ANNOUNCED
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.app import with_device
 from diffray.cluster.serve.capacity import in_words
-from diffray.cluster.serve.config_file import Application
+from diffray.cluster.serve.config_file import Applications
 from diffray.cluster.serve.deployment import resources, threads_of_ranks
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.container import usable_cores
@@ -26,7 +26,7 @@ from diffray.components.container import usable_cores
 
 @contextlib.contextmanager
 def running_ray(
-    applications: tuple[Application, ...],
+    applications: Applications,
     server: Server,
     ending: Ending,
     say: Callable[[str], None],
@@ -53,9 +53,9 @@ def running_ray(
         ray.shutdown()
 
 
-def start_ray(applications: tuple[Application, ...], **options: Any) -> None:
+def start_ray(applications: Applications, **options: Any) -> None:
     """Start a Ray with enough CPUs for the maximum number of replicas, and share the cores."""
-    configs = [with_device(each.config) for each in applications]
+    configs = [with_device(each.config) for each in applications.models]
     cpus = sum(resources(each, each.deployment_config.most_replicas)["CPU"] for each in configs)
     # Passed to all processes of this Ray; otherwise Ray sets a rank's number of CPUs: one.
     if (threads := threads_of_ranks(configs, usable_cores())) is not None:
@@ -114,10 +114,10 @@ def dead_part_of_ray() -> str | None:
     return None
 
 
-def check_room(applications: tuple[Application, ...]) -> None:
+def check_room(applications: Applications) -> None:
     """Refuse what this machine cannot provide, because no other node joins its Ray."""
     needed = Counter[str]()
-    for each in applications:
+    for each in applications.models:
         needed += resources(with_device(each.config), each.config.deployment_config.first_replicas)
     have = ray.cluster_resources()
     for name, amount in needed.items():

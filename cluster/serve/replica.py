@@ -5,6 +5,11 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from diffray.cluster.api.defaults import read_generation_defaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error
@@ -14,8 +19,11 @@ from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
-from diffray.cluster.serve.replica_metrics import EXPORT_S, Exporter, Replicas
+from diffray.cluster.serve.replica_metrics import export
+from diffray.cluster.serve.replicas import About, Replicas
 from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.checkpoints.demos import description, examples
+from diffray.workers.output import Followed
 from diffray.workers.text import Tokenizer
 
 log = logging.getLogger("ray.serve")
@@ -42,7 +50,9 @@ class Replica:
         self.engine = await RemoteEngine.start(source, config.engine_kwargs)
         path = resolve(source)
         tokenizer = Tokenizer.load(path, self.engine.limits.mask_token_id)
-        replicas = Replicas()
+        context = serve.get_replica_context()
+        own = context.replica_id.unique_id
+        replicas = Replicas(DeploymentHandle(context.deployment, context.app_name))
         _service = Service(
             self.engine,
             tokenizer,
@@ -50,13 +60,15 @@ class Replica:
             diffusion=config.diffusion,
             defaults=config.generation_defaults.over(read_generation_defaults(path)),
             deadline=config.request_timeout_s,
-            replica=replicas.own,
-            others=replicas.snapshots,
+            replica=own,
+            others=partial(replicas.ask, "snapshot"),
             scheduling_policy=config.engine_kwargs.scheduling_policy,
+            description=description(source, config.model_id),
+            examples=examples(source),
         )
         _service.start()
-        self._exporting = asyncio.create_task(_export(_service))
-        log.info("%s is ready (replica %s, process %d)", config.model_id, replicas.own, os.getpid())
+        self._exporting = asyncio.create_task(export(_service.snapshot))
+        log.info("%s is ready (replica %s, process %d)", config.model_id, own, os.getpid())
 
     # For handles: bodies and answers are those of the HTTP endpoints, errors are ApiErrors.
 
@@ -84,9 +96,46 @@ class Replica:
                 async for chunk in chunks:
                     yield chunk
 
+    async def follow(self, *asked: Any) -> AsyncGenerator[Followed, None]:
+        """Yield what becomes of a request; for `AsyncDiffusionLLM`."""
+        with _api_errors():
+            async with aclosing(current_service().follow(*asked)) as found:
+                async for each in found:
+                    yield each
+
+    # For the door. It gets refusals as values, because Serve logs what is raised with a traceback.
+
+    async def ask(self, method: str, given: object) -> object:
+        """Return what a method of the service returns, or its ApiError."""
+        try:
+            with _api_errors():
+                return await getattr(current_service(), method)(given)
+        except ApiError as refusal:
+            return refusal
+
+    async def ask_stream(self, method: str, given: object) -> AsyncGenerator[object, None]:
+        """Yield what a method of the service yields, and perhaps its ApiError."""
+        try:
+            with _api_errors():
+                async with aclosing(getattr(current_service(), method)(given)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+        except ApiError as refusal:
+            yield refusal
+
+    # For all replicas at once.
+
     async def snapshot(self) -> Snapshot:
-        """Return this replica's metrics, for the replica that was scraped."""
+        """Return this replica's metrics, for the replica or the door that was scraped."""
         return await current_service().snapshot()
+
+    async def about(self) -> About:
+        service, failure = current_service(), ""
+        try:
+            await service.health()
+        except EngineFailed as error:
+            failure = str(error)
+        return About(await service.model(service.names[0]), await service.load(), failure)
 
     async def check_health(self) -> None:
         """Serve replaces a replica that raises here three times in a row."""
@@ -115,19 +164,9 @@ def _api_errors() -> Iterator[None]:
     except (ApiError, EngineFailed) as error:
         refusal = as_api_error(error)
         if _service is not None:
-            _service.metrics.count("request_refused", label=str(refusal.status))
+            _service.count_refusal(refusal)
         raise refusal from None
 
 
 def _streaming(body: object) -> object:
     return body | {"stream": True} if isinstance(body, dict) else body
-
-
-async def _export(service: Service) -> None:
-    exporter = Exporter()
-    while True:
-        try:
-            exporter.export((await service.snapshot()).families)
-        except Exception:
-            log.exception("the metrics could not be exported to Ray")
-        await asyncio.sleep(EXPORT_S)

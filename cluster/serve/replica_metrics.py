@@ -1,19 +1,16 @@
-"""The metrics of replicas beside their own /metrics: in Ray's exporter, and of all replicas."""
+"""The metrics of a replica in Ray's exporter, beside /metrics."""
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-from ray import serve
-from ray.serve.handle import DeploymentHandle
 from ray.util.metrics import Gauge
 
 from diffray.cluster.api.metrics import Families, Snapshot
 
 log = logging.getLogger("ray.serve")
 
-EXPORT_S = 5.0  # between exports; Ray drops a gauge that was not set for 20 s
-_ANSWER_S = 2.0  # for other replicas
+_EXPORT_S = 5.0  # between exports; Ray drops a gauge that was not set for 20 s
 
 
 class Exporter:
@@ -39,33 +36,12 @@ class Exporter:
                 gauge.set(sample.value, tags=sample.labels)
 
 
-class Replicas:
-    """All replicas of this process's deployment."""
-
-    def __init__(self) -> None:
-        context = serve.get_replica_context()
-        self.own = context.replica_id.unique_id
-        self._handle: Any = DeploymentHandle(context.deployment, context.app_name)
-
-    async def snapshots(self) -> list[Snapshot]:
-        """Return the metrics of the replicas that answer in time.
-
-        One that does not is left out, so its series have a gap: its last values may be lower than
-        those that another replica has shown since, and a counter must not decrease.
-        """
+async def export(snapshot: Callable[[], Awaitable[Snapshot]]) -> None:
+    """Export a process's metrics again and again."""
+    exporter = Exporter()
+    while True:
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                # The first call connects the handle and waits for Serve's controller.
-                response = await asyncio.to_thread(self._handle.broadcast, "snapshot")
-                # Serve's own gather returns nothing if one answer is missing.
-                sent = await response._fetch_replica_results_async()
-        except Exception as error:
-            log.warning("the other replicas' metrics are not known: %s", error)
-            return []
-        answers = [asyncio.ensure_future(each.get_async()) for each in sent]
-        if not answers:
-            return []
-        done, late = await asyncio.wait(answers, timeout=_ANSWER_S)
-        for each in late:
-            each.cancel()
-        return [each.result() for each in done if each.exception() is None]
+            exporter.export((await snapshot()).families)
+        except Exception:
+            log.exception("the metrics could not be exported to Ray")
+        await asyncio.sleep(_EXPORT_S)

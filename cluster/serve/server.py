@@ -1,6 +1,7 @@
 """`diffray serve`: applications on a new or a running Ray cluster, until Ctrl-C."""
 
 import contextlib
+import json
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
+from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.actors import first_line
 from diffray.cluster.serve.address import (
     EVERYWHERE,
@@ -24,13 +26,13 @@ from diffray.cluster.serve.address import (
     reachable_url,
     reserved,
 )
-from diffray.cluster.serve.app import application
+from diffray.cluster.serve.app import application, door_application
 from diffray.cluster.serve.capacity import Shortages, pending_reasons
-from diffray.cluster.serve.config_file import Application
+from diffray.cluster.serve.config_file import Application, Applications, DoorApplication
 from diffray.cluster.serve.ray_session import reports_printed, running_ray
 from diffray.cluster.serve.stand_in import standing_in
 from diffray.cluster.serve.supervisor import Ending
-from diffray.components.checkpoints.demos import DEMOS, TOY
+from diffray.components.checkpoints.demos import description, examples
 
 DEADLINE_S = 3600.0  # seconds for the models to load
 _POLL_S = 0.25
@@ -39,14 +41,13 @@ _QUIET_LOG = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
 def run_server(
-    applications: tuple[Application, ...],
+    applications: Applications,
     server: Server,
     ending: Ending,
     say: Callable[[str], None],
 ) -> None:
     """Serve until interrupted, then let running requests finish."""
-    graces = [each.config.deployment_config.graceful_shutdown_timeout_s for each in applications]
-    ending.limit_s = _END_S + max(graces)
+    ending.limit_s = _END_S + max(each.grace_s for each in applications.all)
     with (
         reserved(server),
         reports_printed(say),
@@ -59,8 +60,8 @@ def run_server(
                 with contextlib.suppress(Interrupted):
                     deploy(applications, say, ending.stopped)
                     url = reachable_url(_client().get_serve_details(), here())
-                    for each in applications:
-                        say(ready_line(each, server, url or f"port {server.port}"))
+                    url = url or f"port {server.port}"
+                    say(ready_lines(applications, server, url))
                     ending.stopped.wait()
                     say("Finishing running requests; a second Ctrl-C or SIGTERM ends them at once.")
             finally:
@@ -110,20 +111,15 @@ def here() -> str:
 
 
 def deploy(
-    applications: tuple[Application, ...], say: Callable[[str], None], stopped: threading.Event
+    applications: Applications, say: Callable[[str], None], stopped: threading.Event
 ) -> None:
     """Start the applications and wait until each answers; raise ValueError if one fails."""
     begin = time.monotonic()
     check_paths(applications, _client().get_serve_details()["applications"])
-    targets = [
-        serve.RunTarget(
-            target=application(each.config),
-            name=each.name,
-            route_prefix=each.route_prefix,
-            logging_config=_QUIET_LOG,
-        )
-        for each in applications
-    ]
+    configs = [each.config for each in applications.models]
+    targets = [_target(each, application(each.config)) for each in applications.models]
+    if applications.door is not None:
+        targets.append(_target(applications.door, door_application(applications.door.config)))
     try:
         serve.run_many(
             targets,
@@ -133,8 +129,8 @@ def deploy(
     except RayError as error:
         raise ValueError(f"Ray Serve refused the applications: {first_line(error)}") from None
     say(where_ray_is())
-    for each in applications:
-        say(f"Loading {each.config.model_id} from {each.config.model_source} ...")
+    loading = (f"{each.model_id} from {each.model_source}" for each in configs)
+    say(f"Loading {', '.join(loading)} ...")
     shortages = Shortages(say)
     while waiting := not_ready(applications):
         if stopped.is_set():
@@ -145,19 +141,25 @@ def deploy(
         time.sleep(_POLL_S)
 
 
-def check_paths(applications: tuple[Application, ...], others: Mapping[str, Any]) -> None:
+def _target(each: Application | DoorApplication, built: Any) -> serve.RunTarget:
+    return serve.RunTarget(
+        target=built, name=each.name, route_prefix=each.route_prefix, logging_config=_QUIET_LOG
+    )
+
+
+def check_paths(applications: Applications, others: Mapping[str, Any]) -> None:
     """Refuse a path that another application of this Serve has."""
     owners = {each["route_prefix"]: name for name, each in others.items()}
-    for each in applications:
+    for each in applications.all:
         owner = owners.get(each.route_prefix)
         if owner not in (None, each.name):
             raise ValueError(
-                f"the path {each.route_prefix} is used by application {owner!r}; give the model "
+                f"the path {each.route_prefix} is used by application {owner!r}; give {each.title} "
                 "another route_prefix in a --config file"
             )
 
 
-def remove(applications: tuple[Application, ...]) -> None:
+def remove(applications: Applications) -> None:
     """Remove the applications and wait until their replicas have finished running requests.
 
     Other applications may share this Serve, whose own call does not wait for a deployment's
@@ -165,7 +167,7 @@ def remove(applications: tuple[Application, ...]) -> None:
     """
     states = serve.status().applications
     idle = {}
-    for name in {each.name for each in applications} & states.keys():
+    for name in {each.name for each in applications.all} & states.keys():
         starting, running = (_replicas(states[name], kind) for kind in ("STARTING", "RUNNING"))
         idle[name] = min(starting, _living(name) - running)
         serve.delete(name, _blocking=False)
@@ -185,19 +187,19 @@ def _living(name: str) -> int:
     )
 
 
-def not_ready(applications: tuple[Application, ...]) -> list[str]:
+def not_ready(applications: Applications) -> list[str]:
     """Return the applications that are still starting; raise if one has failed."""
     states = serve.status().applications
     waiting = []
-    for each in applications:
+    for each in applications.all:
         state = states.get(each.name)
         if state is None or state.status == ApplicationStatus.DEPLOYING:
             message = "" if state is None else failure_of(state)
             if message:
-                raise ValueError(f"{each.config.model_id}: {message}")
+                raise ValueError(f"{each.title}: {message}")
             waiting.append(each.name)
         elif state.status != ApplicationStatus.RUNNING:
-            raise ValueError(f"{each.config.model_id}: {failure_of(state) or state.message}")
+            raise ValueError(f"{each.title}: {failure_of(state) or state.message}")
     return waiting
 
 
@@ -212,25 +214,63 @@ def failure_of(state: Any) -> str:
     return ""
 
 
+def ready_lines(applications: Applications, server: Server, url: str) -> str:
+    """Return where to find what is served: a model, or a line for each and all about their door."""
+    if applications.door is None:
+        return ready_line(applications.models[0], server, url)
+    own = [
+        f"{each.title} is ready at {url}{each.route_prefix.rstrip('/')}/v1"
+        for each in applications.models
+    ]
+    return "\n".join([*own, door_line(applications.door, applications.models, server, url)])
+
+
 def ready_line(each: Application, server: Server, url: str) -> str:
-    """Return the line with the model's URL and an example; `url` reaches the server."""
+    """Return the model's URL with an example, what to try, and its page; `url` reaches it."""
     url += each.route_prefix.rstrip("/")
+    settings, source = each.config.api_settings(), each.config.model_source
+    prompts = examples(source)
+    question = {"messages": [{"role": "user", "content": prompts[0]}]}
+    lines = [f"{each.title} is {_ready_at(url, server, settings, question)}"]
+    if said := description(source, each.title):
+        lines += [f"{said} Prompts to try:", *(f"  {prompt}" for prompt in prompts[:3])]
+    return "\n".join([*lines, *_pages(url, settings, each.title)])
+
+
+def door_line(
+    door: DoorApplication, models: tuple[Application, ...], server: Server, url: str
+) -> str:
+    """Return the same for all models at once, without what each of them knows."""
+    url += door.route_prefix.rstrip("/")
+    settings, first = door.config.api_settings(), models[0]
+    content = examples(first.config.model_source)[0]
+    question = {"model": first.title, "messages": [{"role": "user", "content": content}]}
+    names = ", ".join(each.title for each in models)
+    ready = f"All models ({names}) are {_ready_at(url, server, settings, question)}"
+    return "\n".join([ready, *_pages(url, settings, "each of them")])
+
+
+def _pages(url: str, settings: ApiSettings, whom: str) -> list[str]:
+    """Return lines with the addresses of the page and of the API's manual."""
+    lines = [f"Chat with {whom} and watch it at {url}/"] if settings.page else []
+    return lines + ([f"The manual of its API is at {url}/docs"] if settings.docs else [])
+
+
+def _ready_at(url: str, server: Server, settings: ApiSettings, question: Any) -> str:
     everywhere = f" (listening on {server.host})" if server.host in EVERYWHERE else ""
-    key = ' -H "Authorization: Bearer KEY"' if each.config.api_settings().api_keys else ""
+    key = ' -H "Authorization: Bearer KEY"' if settings.api_keys else ""
     return (
-        f"{each.config.model_id} is ready at {url}/v1{everywhere} ; "
-        f"try: curl {url}/v1/chat/completions{key} "
-        "-H 'Content-Type: application/json' "
-        f"""-d '{{"messages": [{{"role": "user", "content": "{EXAMPLE}"}}]}}'"""
-        + (f"\n{each.config.model_id} {TOY}." if each.config.model_source in DEMOS else "")
+        f"ready at {url}/v1{everywhere} ; try: curl {url}/v1/chat/completions{key} "
+        f"-H 'Content-Type: application/json' -d '{json.dumps(question)}'"
     )
 
 
 def where_ray_is() -> str:
     address = ray.get_runtime_context().gcs_address
     node: Any = _ray_worker._global_node  # Ray reports its dashboard nowhere else
-    dashboard = f"; dashboard at http://{node.webui_url}" if node and node.webui_url else ""
+    dashboard = ""
+    if node and node.webui_url:
+        dashboard = f"; dashboard at http://{node.webui_url}"
+    elif node and node.is_head():  # it was started here
+        dashboard = " (its dashboard is off; --dashboard starts it)"
     return f"Ray is at {address}; try: diffray status --address {address}{dashboard}"
-
-
-EXAMPLE = "Write a Python function that returns the sum of the even numbers in a list."

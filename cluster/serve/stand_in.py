@@ -74,7 +74,7 @@ def _start(folder: Path) -> subprocess.Popen[bytes] | None:
             command = shlex.join([str(folder / "haproxy"), "-dR", "-db", "-f", str(config)])
             note = shlex.quote(str(file.parent / STAND_IN))
             return subprocess.Popen(
-                ["sh", "-c", f"{command} & echo $! > {note}; read _; kill -9 $!"],
+                ["sh", "-c", f"{command} & echo $! > {note}; read _; kill -9 $!; wait"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

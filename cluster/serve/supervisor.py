@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
@@ -67,8 +68,7 @@ def supervised() -> Iterator["Ending"]:
     except BaseException:
         traceback.print_exc()
     finally:
-        _clean_up(folder)
-        os._exit(status)  # nothing after this may run twice, or prevent the process from ending
+        _exit(status, folder)
 
 
 class _Supervisor:
@@ -157,8 +157,7 @@ class Ending:
 
     def _end(self, reason: str) -> None:
         say(f"diffray: {reason}")
-        _clean_up(self.folder)
-        os._exit(1)
+        _exit(1, self.folder)
 
 
 def say(line: str) -> None:
@@ -177,6 +176,16 @@ def children() -> set[int]:
                 if int(fields[1]) == parent:
                     found.add(int(entry.name))
     return found
+
+
+def _exit(status: int, folder: Path) -> NoReturn:
+    """End the server process at once: nothing after this may run twice, or prevent its end."""
+    with suppress(OSError):  # Ray's threads print pages about each process that is killed
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+    _clean_up(folder)
+    os._exit(status)
 
 
 def _clean_up(folder: Path, others: Set[int] = frozenset()) -> None:

@@ -25,7 +25,7 @@ async def closed_within(reader: asyncio.StreamReader, seconds: float) -> bool:
 
 def test_a_stranger_says_little_and_is_sent_away() -> None:
     async def run() -> None:
-        hub = Hub(1, SECRET, 5.0)
+        hub = Hub(1, SECRET, 5.0, print)
         port = await hub.listen("127.0.0.1")
         for said in (HEADER.pack(1 << 20), encode(Hello(0, b"x" * 32)), encode(None)):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -40,7 +40,7 @@ def test_a_stranger_says_little_and_is_sent_away() -> None:
 
 def test_the_door_is_shut_once_all_ranks_are_there() -> None:
     async def run() -> None:
-        hub = Hub(2, SECRET, 5.0)
+        hub = Hub(2, SECRET, 5.0, print)
         port = await hub.listen("127.0.0.1")
         ranks = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for rank, (_, writer) in enumerate(ranks):
@@ -77,7 +77,7 @@ async def connected(hub: Hub, beats: dict[int, float]) -> list[Link]:
 
 def test_a_rank_without_heartbeats_hangs_and_one_that_only_works_long_does_not() -> None:
     async def run() -> float:
-        hub = Hub(2, SECRET, 0.6)
+        hub = Hub(2, SECRET, 0.6, print)
         links = await connected(hub, {0: 0.1, 1: 0})
         begin = time.monotonic()
         lost = await asyncio.wait_for(hub.messages.get(), 5)
@@ -93,9 +93,24 @@ def test_a_rank_without_heartbeats_hangs_and_one_that_only_works_long_does_not()
     assert asyncio.run(run()) > 1.8
 
 
+def test_a_rank_s_lines_are_announced_in_their_order() -> None:
+    async def run() -> list[str]:
+        lines: asyncio.Queue[str] = asyncio.Queue()
+        hub = Hub(1, SECRET, 6.0, lines.put_nowait)
+        (link,) = await connected(hub, {0: 0.1})
+        link.send(["one", "two"])
+        link.send(["three"])
+        found = [await asyncio.wait_for(lines.get(), 5) for _ in range(3)]
+        assert hub.messages.empty(), "what is announced is not a reply"
+        await hub.close()
+        return found
+
+    assert asyncio.run(run()) == ["one", "two", "three"]
+
+
 def test_ranks_that_load_may_be_silent_for_longer() -> None:
     async def run() -> None:
-        hub = Hub(1, SECRET, 6.0)
+        hub = Hub(1, SECRET, 6.0, print)
         (_link,) = await connected(hub, {0: 0})
         await asyncio.sleep(0.5)
         assert hub.messages.empty()

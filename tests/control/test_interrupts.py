@@ -68,10 +68,11 @@ def test_after_an_interrupt_anywhere_the_next_call_is_as_ever(llm: DiffusionLLM)
         with pytest.raises(KeyboardInterrupt), Interrupts(at):
             tokens(llm)
         assert tokens(llm) == expected, at
-        scheduler, slots = llm._driver.scheduler, llm.engine.slots
+        client: Any = llm.client
+        scheduler, slots = client.driver.scheduler, llm.engine.slots
         assert not (scheduler.open or scheduler.running or scheduler._waiting), at
         assert not (scheduler._flying or scheduler._preempting or scheduler._cancelled), at
-        assert not (llm._jobs or llm._events or llm._driver.flying), at
+        assert not (llm._jobs or llm._events or client.driver.flying), at
         assert llm.engine.idle and llm.engine.kv.num_free == pages and slots.num_free == 2, at
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from diffray.cluster.serve.address import Server, joined, reachable_url
 from diffray.cluster.serve.app_config import app_config
-from diffray.cluster.serve.config_file import Application
+from diffray.cluster.serve.config_file import Application, Applications, applications
+from diffray.components.checkpoints.demos import examples
 
 PROXIES = {"a": {"node_ip": "10.0.0.1"}, "b": {"node_ip": "10.0.0.2"}}
 
@@ -65,11 +66,54 @@ def test_the_ready_line_tells_who_can_reach_it() -> None:
         assert told in ready_line(application, Server(host=host), "http://127.0.0.1:8000")
 
 
+@pytest.mark.parametrize("has_page", [True, False])
+def test_the_ready_line_leads_to_the_page_if_there_is_one(has_page: bool) -> None:
+    from diffray.cluster.serve.server import ready_line
+
+    given = {"model_loading_config": {"model_id": "demo"}, "api": {"page": has_page}}
+    application = Application("demo", "/demo", app_config(given))
+    line = ready_line(application, Server(), "http://127.0.0.1:8000")
+    assert ("watch it at http://127.0.0.1:8000/demo/\n" in line) == has_page
+
+
+def test_the_ready_line_says_what_a_toy_knows_and_three_prompts_to_try() -> None:
+    from diffray.cluster.serve.server import ready_line
+
+    for source, told in (("demo", "mine is a toy that knows"), ("/some/model", None)):
+        loading = {"model_id": "mine", "model_source": source}
+        application = Application("mine", "/", app_config({"model_loading_config": loading}))
+        lines = ready_line(application, Server(), "http://127.0.0.1:8000").splitlines()
+        prompts = [line.strip() for line in lines if line.startswith("  ")]
+        assert prompts == (list(examples(source)) if told else [])
+        assert any(line.startswith(told or "mine is ready") for line in lines)
+        assert lines[-1] == "The manual of its API is at http://127.0.0.1:8000/docs"
+    assert len(examples("demo")) == 3
+
+
+def test_several_models_have_a_line_each_and_those_of_their_door() -> None:
+    from diffray.cluster.serve.server import ready_lines
+
+    given = [{"model_loading_config": {"model_id": name}} for name in ("demo", "demo-llada2")]
+    lines = ready_lines(applications(given, "test"), Server(), "http://h").splitlines()
+    assert lines[:2] == [
+        "demo is ready at http://h/demo/v1",
+        "demo-llada2 is ready at http://h/demo-llada2/v1",
+    ]
+    assert lines[2].startswith(
+        "All models (demo, demo-llada2) are ready at http://h/v1 ; try: curl"
+    )
+    assert lines[3:] == [
+        "Chat with each of them and watch it at http://h/",
+        "The manual of its API is at http://h/docs",
+    ]
+
+
 def test_a_path_of_another_application_is_refused() -> None:
     from diffray.cluster.serve.server import check_paths
 
     config = app_config({"model_loading_config": {"model_id": "demo"}})
     others = {"demo": {"route_prefix": "/a"}, "other": {"route_prefix": "/b"}}
-    check_paths((Application("demo", "/a", config), Application("new", "/c", config)), others)
-    with pytest.raises(ValueError, match="/b is used by application 'other'; give the model"):
-        check_paths((Application("demo", "/b", config),), others)
+    found = (Application("demo", "/a", config), Application("new", "/c", config))
+    check_paths(Applications(found), others)
+    with pytest.raises(ValueError, match="/b is used by application 'other'; give demo another"):
+        check_paths(Applications((Application("demo", "/b", config),)), others)

@@ -15,6 +15,7 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.app_config import AppConfig, app_config
 from diffray.cluster.serve.config_file import (
     Application,
+    Applications,
     applications,
     parse_yaml,
     read_applications,
@@ -48,7 +49,7 @@ def config(device: str = "cuda", **parts: Any) -> AppConfig:
 class TestFile:
     def test_all_parts_arrive(self, tmp_path: Path) -> None:
         (tmp_path / "a.yaml").write_text(FULL)
-        (app,) = read_applications(tmp_path / "a.yaml")
+        (app,) = read_applications(tmp_path / "a.yaml").models
         assert (app.name, app.route_prefix) == ("llada", "/")
         assert (app.config.model_id, app.config.model_source) == ("llada", "/models/llada")
         assert app.config.engine_kwargs.tensor_parallel_size == 4
@@ -62,10 +63,12 @@ class TestFile:
         given = [{"model_loading_config": {"model_id": name}} for name in ("a", "org/b")]
         for models in (given, {"llm_configs": given}):
             apps = applications(models, "x")
-            assert [app.route_prefix for app in apps] == ["/a", "/org-b"]
+            assert [app.route_prefix for app in apps.models] == ["/a", "/org-b"]
+            assert apps.door is not None and apps.door.route_prefix == "/"
+            assert apps.door.config.models == {"a": "a", "org/b": "org-b"}
 
     def test_path_can_be_chosen(self) -> None:
-        (app,) = applications(LOADING | {"route_prefix": "/v/llada"}, "x")
+        (app,) = applications(LOADING | {"route_prefix": "/v/llada"}, "x").models
         assert app.route_prefix == "/v/llada"
 
     def test_merge_keys_are_no_twins(self) -> None:
@@ -75,7 +78,7 @@ class TestFile:
     def test_written_for_serve_reads_back_the_same(self) -> None:
         apps = applications(parse_yaml(FULL, "x"), "x")
         (written,) = serve_config(apps)["applications"]
-        assert app_config(written["args"]) == apps[0].config
+        assert app_config(written["args"]) == apps.models[0].config
         assert written["import_path"] == "diffray.cluster.app:build"
 
     @pytest.mark.parametrize(
@@ -136,10 +139,11 @@ class TestFile:
 @pytest.mark.skipif(not DEPLOY.exists(), reason="the tests stand alone, without the source tree")
 def test_the_documents_files_can_be_read(tmp_path: Path) -> None:
     one, several, serves = re.findall(r"```yaml\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
-    (app,) = applications(parse_yaml(one, "one"), "one")
+    (app,) = applications(parse_yaml(one, "one"), "one").models
     assert set(AppConfig.model_fields) == app.config.model_fields_set  # it shows them all
-    paths = [app.route_prefix for app in applications(parse_yaml(several, "several"), "several")]
-    assert paths == ["/demo", "/other"]
+    found = applications(parse_yaml(several, "several"), "several")
+    assert [app.route_prefix for app in found.all] == ["/demo", "/other", "/"]
+    assert found.door is not None and found.door.config.num_replicas == 2
     given: Any = parse_yaml(serves, "serves")
     assert [app_config(app["args"]).model_id for app in given["applications"]] == ["demo"]
 
@@ -223,7 +227,7 @@ class TestArgs:
         for text in (repr(made), made.model_dump_json(), str(pickle.dumps(made))):
             assert "secret" not in text
         application = Application("a", "/", made)
-        assert "secret" not in yaml.safe_dump(serve_config((application,)))
+        assert "secret" not in yaml.safe_dump(serve_config(Applications((application,))))
 
     @pytest.mark.parametrize("key", ["top secret", "", "secret\u00e9", "secret\n", "s" * 513])
     def test_a_key_that_no_header_carries_is_refused_unquoted(self, key: str) -> None:

@@ -26,7 +26,9 @@ async def echo(receive: Receive) -> bytes:
     return body
 
 
-def sent_by(replicas: list[str], gone: bool = False) -> tuple[list[Message], int]:
+def sent_by(
+    replicas: list[str], gone: bool = False, path: str = "/model/v1"
+) -> tuple[list[Message], int]:
     """Return what a client gets from replicas that answer, break or are lost, and their number."""
     sent: list[Message] = []
     calls = iter(replicas)
@@ -35,7 +37,7 @@ def sent_by(replicas: list[str], gone: bool = False) -> tuple[list[Message], int
     async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal count
         count += 1
-        assert scope["path"] == "/model/v1"
+        assert scope["path"] == path
         scope["path"] = "/v1"
         what = next(calls)
         body = await echo(receive)
@@ -59,7 +61,7 @@ def sent_by(replicas: list[str], gone: bool = False) -> tuple[list[Message], int
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "path": "/model/v1", "headers": []}
+    scope = {"type": "http", "path": path, "headers": []}
     asyncio.run(Ingress(proxy)(scope, receive, send))
     return sent, count
 
@@ -84,6 +86,17 @@ def test_a_broken_stream_ends_with_an_error_that_says_to_retry() -> None:
     assert count == 1, "what has begun is not begun again"
     error = event(sent[-1])["error"]
     assert error["code"] == "engine_unavailable" and "send the request again" in error["message"]
+
+
+def test_errors_at_anthropics_paths_have_their_shape() -> None:
+    path = "/model/v1/messages"
+    sent, _ = sent_by(["breaks"], path=path)
+    name, data, *_ = sent[-1]["body"].decode().split("\n")
+    assert name == "event: error"
+    error = json.loads(data.removeprefix("data: "))
+    assert (error["type"], error["error"]["type"]) == ("error", "overloaded_error")
+    sent, _ = sent_by(["lost"] * 10, path=path)
+    assert json.loads(sent[1]["body"])["error"].keys() == {"type", "message"}
 
 
 def test_after_some_lost_replicas_the_client_gets_an_error() -> None:

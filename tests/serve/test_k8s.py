@@ -18,10 +18,12 @@ from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from diffray.cluster.serve.app_config import AppConfig, app_config
-from diffray.cluster.serve.config_file import BUILDER, parse_yaml
+from diffray.cluster.serve.config_file import BUILDER, DOOR_BUILDER, parse_yaml
 from diffray.cluster.serve.deployment import placement_bundles, resources
+from diffray.cluster.serve.deployment_options import Deployment
+from diffray.cluster.serve.door_config import DoorConfig, door_config
 from diffray.cluster.serve.environment import SETTINGS
-from diffray.cluster.serve.haproxy import CLIENT_S
+from diffray.cluster.serve.haproxy import haproxy_settings
 from tests.helpers.paths import ROOT
 
 MANIFESTS = sorted((ROOT / "k8s").glob("*.yaml"))
@@ -163,16 +165,18 @@ class TestRay:
     def test_version_is_the_installed_one(self, document: dict[str, Any]) -> None:
         assert cluster(document)["rayVersion"] == ray.__version__
 
-    def test_image_has_that_version_and_a_python_that_fits(self) -> None:
+    def test_image_has_that_version_and_a_python_that_fits(self, tmp_path: Path) -> None:
         text = (ROOT / "k8s/Dockerfile").read_text()
         assert locked()["ray"] == {ray.__version__}
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         (version,) = re.findall(r"^FROM python:([\d.]+)-slim", text, re.MULTILINE)
         assert f"Programming Language :: Python :: {version}" in project["classifiers"]
         assert re.search(r"^USER 1000$", text, re.MULTILINE)
-        assert f"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S={CLIENT_S} " in text
-        for name in (name for name in SETTINGS if name.startswith("RAY_SERVE_")):
-            assert f"{name}={SETTINGS[name]} " in text
+        ours = haproxy_settings(tmp_path, []) | SETTINGS
+        del ours["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"]  # for a quick Ctrl-C
+        for name, value in ours.items():
+            if name.startswith("RAY_SERVE_") and str(tmp_path) not in value:
+                assert f"{name}={value} " in text or f'{name}="{value}" ' in text, name
 
 
 class TestLock:
@@ -239,7 +243,13 @@ def serve_config(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def configs(document: dict[str, Any]) -> list[AppConfig]:
-    return [app_config(app["args"], app["name"]) for app in serve_config(document)["applications"]]
+    apps = serve_config(document)["applications"]
+    return [app_config(a["args"], a["name"]) for a in apps if a["import_path"] == BUILDER]
+
+
+def doors(document: dict[str, Any]) -> list[DoorConfig]:
+    apps = serve_config(document)["applications"]
+    return [door_config(a["args"], a["name"]) for a in apps if a["import_path"] == DOOR_BUILDER]
 
 
 class TestServe:
@@ -268,10 +278,17 @@ class TestServe:
     @SERVICES
     def test_applications_are_ours(self, document: dict[str, Any]) -> None:
         apps = serve_config(document)["applications"]
-        assert [app["import_path"] for app in apps] == [BUILDER] * len(apps)
+        assert {app["import_path"] for app in apps} <= {BUILDER, DOOR_BUILDER}
         assert len({app["route_prefix"] for app in apps}) == len(apps)
         known = {each["name"] for each in main_container(all_groups(document)[0])["env"]}
         assert {config.api_key_env for config in configs(document)} <= known
+        assert {door.api_key_env for door in doors(document)} <= known
+
+    @SERVICES
+    def test_several_models_have_a_door(self, document: dict[str, Any]) -> None:
+        apps = [a for a in serve_config(document)["applications"] if a["import_path"] == BUILDER]
+        models = {a["args"]["model_loading_config"]["model_id"]: a["name"] for a in apps}
+        assert [door.models for door in doors(document)] == [models] * (len(models) > 1)
 
     @SERVICES
     def test_builder_builds_them(
@@ -279,16 +296,15 @@ class TestServe:
     ) -> None:
         from ray.serve._private.build_app import build_app
 
-        from diffray.cluster.serve.app import build
+        from diffray.cluster.serve.app import build, door
 
         monkeypatch.setenv("DIFFRAY_API_KEYS", "key")
-        for app, config in zip(
-            serve_config(document)["applications"], configs(document), strict=True
-        ):
-            built = build_app(build(app["args"]), name=app["name"])
-            (deployment,) = built.deployments
-            found = deployment._replica_config.placement_group_bundles
-            assert found == placement_bundles(config)
+        found = iter(configs(document))
+        for app in serve_config(document)["applications"]:
+            builder = {BUILDER: build, DOOR_BUILDER: door}[app["import_path"]]
+            (deployment,) = build_app(builder(app["args"]), name=app["name"]).deployments
+            wanted = placement_bundles(next(found)) if builder is build else None
+            assert deployment._replica_config.placement_group_bundles == wanted
 
     @SERVICES
     def test_replicas_fit_the_pods(self, document: dict[str, Any]) -> None:
@@ -308,9 +324,9 @@ class TestServe:
 
     @SERVICES
     def test_pods_outlive_draining(self, document: dict[str, Any]) -> None:
-        longest = max(
-            config.deployment_config.graceful_shutdown_timeout_s for config in configs(document)
-        )
+        parts: list[Deployment | DoorConfig]
+        parts = [*(each.deployment_config for each in configs(document)), *doors(document)]
+        longest = max(each.graceful_shutdown_timeout_s for each in parts)
         for group in cluster(document)["workerGroupSpecs"]:
             container = main_container(group)
             environment = {each["name"]: each.get("value") for each in container["env"]}
@@ -319,17 +335,18 @@ class TestServe:
             assert longest < drains < pod["terminationGracePeriodSeconds"]
             assert "lifecycle" not in container, "what runs before SIGTERM delays the draining"
 
-    def test_the_three_ways_to_scale(self) -> None:
-        found = {name: configs(doc) for name, doc in documents() if doc["kind"] == "RayService"}
+    def test_the_four_ways_to_scale(self) -> None:
         shapes = {
-            name: (
-                config.engine_kwargs.tensor_parallel_size,
-                config.deployment_config.most_replicas,
-            )
-            for name, (config,) in found.items()
+            name: [
+                (each.engine_kwargs.tensor_parallel_size, each.deployment_config.most_replicas)
+                for each in configs(doc)
+            ]
+            for name, doc in documents()
+            if doc["kind"] == "RayService"
         }
         assert shapes == {
-            "rayservice.yaml": (1, 1),
-            "rayservice-tp4.yaml": (4, 1),
-            "rayservice-autoscaled.yaml": (1, 8),
+            "rayservice.yaml": [(1, 1)],
+            "rayservice-tp4.yaml": [(4, 1)],
+            "rayservice-autoscaled.yaml": [(1, 8)],
+            "rayservice-several.yaml": [(1, 3), (1, 1)],
         }

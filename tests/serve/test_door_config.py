@@ -1,0 +1,163 @@
+"""Several models get a door, whose options follow from theirs or are given."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from diffray.cluster.api.settings import ApiSettings, key_digest
+from diffray.cluster.cli.main import app
+from diffray.cluster.serve.config_file import (
+    Applications,
+    DoorApplication,
+    applications,
+    read_applications,
+    serve_config,
+)
+from diffray.cluster.serve.deployment import MARGIN, door_options
+from diffray.cluster.serve.door_config import door_config
+
+
+def model(name: str, **options: Any) -> dict[str, Any]:
+    return {"model_loading_config": {"model_id": name}} | options
+
+
+def described(*models: dict[str, Any], **door: Any) -> Applications:
+    given: dict[str, Any] = {"llm_configs": list(models)}
+    return applications(given | ({"door": door} if door else {}), "x")
+
+
+def door_of(*models: dict[str, Any], **door: Any) -> DoorApplication:
+    found = described(*models, **door).door
+    assert found is not None
+    return found
+
+
+def test_it_follows_from_the_models() -> None:
+    several = {"autoscaling_config": {"max_replicas": 3}, "graceful_shutdown_timeout_s": 7}
+    slots = {"max_num_seqs": 2, "max_queued_requests": 3}
+    api = {"cors_origins": ["https://chat.example.com"]}
+    shared = {"api": api, "api_key_env": "KEYS"}
+    door = door_of(
+        model("org/a", deployment_config=several, engine_kwargs=slots, **shared),
+        model("b", deployment_config={"graceful_shutdown_timeout_s": 5}, **shared),
+    )
+    assert (door.name, door.route_prefix) == ("door-org-a-b", "/")
+    config = door.config
+    assert config.models == {"org/a": "org-a", "b": "b"}
+    assert config.num_replicas == 2
+    assert config.max_ongoing_requests == 3 * (5 + MARGIN) + 16 + 256 + MARGIN
+    assert config.graceful_shutdown_timeout_s == 7
+    assert (config.api, config.api_key_env) == (ApiSettings.model_validate(api), "KEYS")
+    assert config.api_settings({"KEYS": "a"}).api_keys == (key_digest("a"),)
+    assert door_of(model("a"), model("b")).config.num_replicas == 1
+
+
+def test_what_is_given_wins() -> None:
+    door = door_of(
+        model("a", api={"api_keys": ["one"]}),
+        model("b", api_key_env="B"),
+        route_prefix="/all",
+        num_replicas=4,
+        api_key_env="KEYS",
+    )
+    assert door.route_prefix == "/all"
+    assert (door.config.num_replicas, door.config.api_key_env) == (4, "KEYS")
+    assert door.config.api == ApiSettings()
+
+
+def test_one_model_has_none() -> None:
+    assert described(model("a")).door is None
+
+
+@pytest.mark.parametrize(
+    ("models", "door", "words"),
+    [
+        ([model("a")], {"num_replicas": 2}, ("several models", "leave it out")),
+        ([model("a"), model("b", api_key_env="B")], {}, ("door", "differ", "api_key_env")),
+        (
+            [model("a", api_key_env="A"), model("b", api_key_env="A")],
+            {"api": {"docs": False}},
+            ("door", "must, too", "api_key_env"),
+        ),
+        (
+            [model("a"), model("b")],
+            {"api": {"api_keys": ["k"]}, "api_key_env": "A"},
+            ("door", "not both"),
+        ),
+        ([model("a"), model("b")], {"models": {"c": "d"}}, ("door", "leave models out")),
+        ([model("a"), model("b")], {"num_replica": 2}, ("door", "'num_replica'", "num_replicas")),
+        ([model("a"), model("b")], {"route_prefix": "all"}, ("door", "route_prefix", "'all'")),
+        ([model("a", route_prefix="/"), model("b")], {}, ("route_prefix '/'", "the door has it")),
+        ([model("a"), model("a")], {}, ("model_id 'a'", "twice")),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    models: list[dict[str, Any]], door: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        described(*models, **door)
+    said = str(caught.value)
+    assert said.startswith("x") and "\n" not in said
+    for word in words:
+        assert word in said
+
+
+def test_a_door_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(ValueError, match="x, door: expected a mapping"):
+        applications({"llm_configs": [model("a"), model("b")], "door": 3}, "x")
+
+
+def test_models_on_the_command_line_share_their_options(tmp_path: Path) -> None:
+    typed = ["serve", "demo", "demo-llada2", "--api-key", "a", "--replicas", "2"]
+    shown = CliRunner().invoke(app, [*typed, "--dtype", "float64", "--print-config"])
+    assert shown.exit_code == 0, shown.output
+    *models, door = yaml.safe_load(shown.stdout)["applications"]
+    assert [each["route_prefix"] for each in models] == ["/demo", "/demo-llada2"]
+    for each in models:
+        assert each["import_path"] == "diffray.cluster.app:build"
+        assert each["args"]["engine_kwargs"] == {"dtype": "float64"}
+        assert each["args"]["deployment_config"] == {"num_replicas": 2}
+    assert (door["import_path"], door["route_prefix"]) == ("diffray.cluster.app:door", "/")
+    config = door_config(door["args"])
+    assert config.models == {"demo": "demo", "demo-llada2": "demo-llada2"}
+    assert config.num_replicas == 2
+    assert config.api_settings({}).api_keys == (key_digest("a"),)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["demo", "demo"], ("model_id 'demo'", "twice")),
+        (["demo", "demo-llada2", "--served-model-name", "a"], ("--served-model-name", "--config")),
+        (["demo", "demo-llada2", "--model", "demo"], ("twice",)),
+        (["demo", "demo-llada2", "--config", "a.yaml"], ("MODEL has no effect with --config",)),
+    ],
+)
+def test_what_cannot_be_is_refused(typed: list[str], words: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, ["serve", *typed, "--print-config"])
+    assert shown.exit_code == 1 and shown.output.count("\n") == 1, shown.output
+    for word in words:
+        assert word in shown.output
+
+
+def test_written_for_serve_reads_back_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    models = [model("a", api={"api_keys": ["secret"]}), model("b", api={"api_keys": ["secret"]})]
+    file.write_text(yaml.safe_dump(models))
+    found = read_applications(file)
+    written = serve_config(found)
+    assert "secret" not in yaml.safe_dump(written)
+    assert found.door is not None
+    assert door_config(written["applications"][-1]["args"]) == found.door.config
+
+
+def test_serve_takes_its_options() -> None:
+    from ray import serve
+
+    config = door_of(model("a"), model("b"), num_replicas=3, max_ongoing_requests=9).config
+    plain: Any = serve.deployment(type("Nothing", (), {}))
+    made = plain.options(**door_options(config))
+    assert (made.num_replicas, made.max_ongoing_requests) == (3, 9)

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import diffray
 from diffray.cluster.cli.batch_backends import endpoint_answers, engine_answers
 from diffray.cluster.cli.batch_run import Answer, Progress, Reply, Summary, pause, run_batch
 from diffray.cluster.cli.endpoint import Endpoint
+from diffray.cluster.cli.main import app
 from diffray.cluster.control.engine_config import EngineConfig
 from tests.helpers.fake_endpoint import Answer as HttpAnswer
 from tests.helpers.fake_endpoint import Asked, fake_endpoint
@@ -252,8 +254,9 @@ class TestFiles:
         empty = write(tmp_path / "empty")
         with pytest.raises(ValueError, match="has no requests"):
             run_batch(empty, tmp_path / "out", nobody())
-        with pytest.raises(FileNotFoundError):
-            run_batch(tmp_path / "none", tmp_path / "out", nobody())
+        for missing in (tmp_path / "none", tmp_path):
+            with pytest.raises(ValueError, match=f"no such file: {missing}; give one with"):
+                run_batch(missing, tmp_path / "out", nobody())
         source = write(tmp_path / "in", request("a"))
         with pytest.raises(ValueError, match="is the input"):
             run_batch(source, source, nobody())
@@ -279,6 +282,30 @@ class TestFiles:
         assert sorted(names) == ["r0", "r1", "r2", "r3"]
         assert sorted(names.values()) == ["x", "y", "y", "y"]
         assert run_batch(source, target, nobody()).before == 4
+
+    def test_a_failed_request_ends_the_command_with_1_also_when_nothing_is_left(
+        self, tmp_path: Path
+    ) -> None:
+        def picky(asked: Asked) -> HttpAnswer:
+            if asked.body["say"] == 1:
+                return HttpAnswer(400, {"error": {"message": "no"}})
+            return echo(asked)
+
+        source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(3)))
+        target = tmp_path / "out"
+        with fake_endpoint(picky) as server:
+            command = ["batch", str(source), str(target), "--base-url", server.url]
+            for count in ("2 answered, 1 failed", "0 answered, 0 failed, 3 done before"):
+                result = CliRunner().invoke(app, command)
+                assert result.exit_code == 1
+                summary, error = result.stderr.splitlines()
+                assert count in summary
+                assert error.startswith(f"diffray: 1 of 3 requests failed; {target} says why")
+            assert len(read(target)) == 3
+            answered = [each for each in target.read_text().splitlines() if '"no"' not in each]
+            target.write_text("\n".join([*answered, ""]))
+            write(source, *(request(f"r{n}", say=0) for n in range(3)))
+            assert CliRunner().invoke(app, command).exit_code == 0
 
     def test_pauses_double_unless_told(self) -> None:
         assert [pause(n, None) for n in (0, 1, 5, 9)] == [1, 2, 32, 60]
@@ -372,6 +399,46 @@ class TestOwnEngine:
         assert summary.tokens == chat.completion_tokens + text.completion_tokens
         assert answers["other"]["status_code"] == 404
         assert "context length" in answers["long"]["body"]["error"]["message"]
+
+    def test_a_record_s_fields_are_decided_on_a_pinned_canvas(self, tmp_path: Path) -> None:
+        from diffray import DiffusionLLM
+
+        schema = {
+            "type": "object",
+            "properties": {
+                "job": {"enum": ["nurse", "driver", "pilot"]},
+                "age": {"type": "integer", "minimum": 18, "maximum": 99},
+            },
+        }
+        instruction = "Give job and age as JSON:"
+        records = ["Tom, 53, is a driver from Tokyo.", "Anna, 31, is a nurse from Rome."]
+        form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+        lines = [
+            request(
+                f"r{number}",
+                messages=[{"role": "user", "content": f"{instruction} {record}"}],
+                response_format=form,
+                logprobs=True,
+                temperature=0,
+                diffusion={"canvas": "pinned"},
+            )
+            for number, record in enumerate(records)
+        ]
+        source = write(tmp_path / "in", *lines)
+        config = EngineConfig(device="cpu", dtype="float64")
+        summary = run_batch(source, tmp_path / "out", engine_answers("demo", config))
+        assert (summary.answered, summary.failed) == (2, 0)
+        answers = read(tmp_path / "out")
+        with DiffusionLLM("demo", device="cpu", dtype="float64") as llm:
+            expected = llm.decide(records, {"json": schema}, instruction, use_tqdm=False)
+        for number, output in enumerate(expected):
+            body = answers[f"r{number}"]["response"]["body"]
+            (choice,), own = body["choices"], output.outputs[0]
+            assert choice["message"]["content"] == own.text
+            assert json.loads(own.text)["job"] == ["driver", "nurse"][number]
+            assert own.fields is not None and choice["fields"].keys() == own.fields.keys()
+            assert choice["fields"]["job"]["options"] == pytest.approx(own.fields["job"].options)
+            assert body["diffusion"]["forwards"] == output.forwards <= 3
 
     def test_one_process_has_one_rank(self, tmp_path: Path) -> None:
         source = write(tmp_path / "in", request("a"))

@@ -1,8 +1,10 @@
 """The terminal client says what the endpoint says, as it comes, and survives what goes wrong."""
 
 import io
+import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,14 +16,17 @@ from typing import Any
 import pytest
 
 import diffray
-from diffray.cluster.cli.chat import HELP, chat
+from diffray.cluster.cli.chat import chat
+from diffray.cluster.cli.chat_commands import HELP
 from diffray.cluster.cli.endpoint import Endpoint, Refused
+from diffray.cluster.cli.flags import CACHES, DECODERS, ITERATIONS, Diffusion
 from diffray.cluster.cli.flags import Answer as AnswerFlags
-from diffray.cluster.cli.flags import Diffusion
 from diffray.cluster.cli.request_options import DIFFUSION, request_options
-from diffray.components.checkpoints.demos import EXAMPLE
 from diffray.components.policy import DiffusionParams
 from tests.helpers.fake_endpoint import Answer, Asked, FakeEndpoint, Json, fake_endpoint
+from tests.helpers.screen import Screen as Cells
+
+TRIAL = [{"role": "user", "content": "Hello"}]  # of a new policy
 
 
 def chunk(text: str | None = None, finish: str | None = None) -> Json:
@@ -52,13 +57,16 @@ class Terminal(io.StringIO):
 
 
 def piped(
-    text: str, respond: Callable[[Asked], Answer] = answer, **options: Any
+    text: str,
+    respond: Callable[[Asked], Answer] = answer,
+    succeeds: bool = True,
+    **options: Any,
 ) -> tuple[str, FakeEndpoint]:
     """Chat without a terminal; return what was written, and the server."""
     out = io.StringIO()
     with fake_endpoint(respond) as server:
         endpoint = Endpoint.at(server.url, options.pop("api_key", None))
-        chat(endpoint, source=io.StringIO(text), out=out, **options)
+        assert chat(endpoint, source=io.StringIO(text), out=out, **options) == succeeds
     return out.getvalue(), server
 
 
@@ -66,6 +74,8 @@ def typed(
     monkeypatch: pytest.MonkeyPatch,
     *lines: str | BaseException,
     respond: Callable[[Asked], Answer] = answer,
+    out: io.StringIO | None = None,
+    **options: Any,
 ) -> tuple[str, FakeEndpoint]:
     """Chat as if at a terminal; return what was written, and the server."""
     left = list(lines)
@@ -78,9 +88,9 @@ def typed(
         return line
 
     monkeypatch.setattr("builtins.input", read)
-    out = Terminal()
+    out = out or Terminal()
     with fake_endpoint(respond) as server:
-        chat(Endpoint.at(server.url), source=Terminal(), out=out)
+        chat(Endpoint.at(server.url), source=Terminal(), out=out, **options)
     assert left == []
     return out.getvalue(), server
 
@@ -136,11 +146,30 @@ class TestPiped:
             (Answer(hang_up=True), "connection broke"),
         ],
     )
-    def test_refusals_are_one_sentence(self, refusal: Answer, words: str) -> None:
-        with pytest.raises(Refused) as caught:
-            piped("a", lambda asked: refusal, model="m")
-        assert words in str(caught.value)
-        assert "\n" not in str(caught.value)
+    def test_refusals_are_one_sentence(
+        self, refusal: Answer, words: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        piped("a", lambda asked: refusal, model="m", succeeds=False)
+        said = capsys.readouterr().err
+        assert words in said and said.startswith("diffray: ")
+        assert said.count("\n") == 1
+
+    def test_an_error_ends_only_its_line_and_counts_in_the_end(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def picky(asked: Asked) -> Answer:
+            text = asked.body["messages"][-1]["content"]
+            if text == "one":
+                return Answer(400, {"error": {"message": "bad thing"}})
+            return Answer(chunks=iter([chunk("half")])) if text == "two" else answer(asked)
+
+        out, server = piped("one\n/what\ntwo\nthree\n", picky, model="m", succeeds=False)
+        assert out == "half\nyou said three\n"
+        told = capsys.readouterr().err.splitlines()
+        for line, words in zip(told, ("bad thing", "no command /what", "broke off"), strict=True):
+            assert words in line
+        last = [turn["content"] for turn in server.asked[-1].body["messages"]]
+        assert last == ["two", "half", "three"]
 
     def test_models_must_be_there(self) -> None:
         with pytest.raises(Refused, match="lists no model"):
@@ -166,9 +195,130 @@ class TestPiped:
         out, _ = piped("a\n", model="m", options={"n": 1})
         assert out == "you said a\n"
 
-    def test_unknown_command(self) -> None:
-        with pytest.raises(Refused, match="/help"):
-            piped("/what", model="m")
+    def test_unknown_command(self, capsys: pytest.CaptureFixture[str]) -> None:
+        piped("/what\n/polic", model="m", succeeds=False)
+        first, second = capsys.readouterr().err.splitlines()
+        assert "/help" in first and "did you mean '/policy'" in second
+
+    def test_help_names_every_command(self) -> None:
+        for name in "retry policy seed system save clear help exit".split():
+            assert f"\n/{name} " in f"\n{HELP}"
+        assert max(map(len, HELP.splitlines())) <= 80
+        for kind in (*DECODERS, *CACHES, *ITERATIONS):
+            assert re.search(rf"\b{kind}\b", HELP)
+
+    def test_policy_and_seed_hold_from_now_on(self) -> None:
+        out, server = piped(
+            "one\n/policy decoder=credit decoder.threshold=0.8 cache=none\n/seed 7\ntwo\n"
+            "/policy decoder.alpha=1 block_length=16\n/policy\nthree\n/policy decoder=fixed\n"
+            "/seed\nfour\n/policy default\n/policy\nfive",
+            model="m",
+            options={"diffusion": {"decoder": {"kind": "edit"}}, "temperature": 1},
+        )
+        told = [asked.body for asked in server.asked if asked.body["messages"] != TRIAL]
+        tried = [asked.body for asked in server.asked if asked.body["messages"] == TRIAL]
+        assert [each["diffusion"] for each in tried] == [
+            told[1]["diffusion"],
+            told[2]["diffusion"],
+            told[3]["diffusion"],
+        ]
+        assert [body.get("seed") for body in told] == [None, 7, 7, None, None]
+        credit = {"kind": "credit", "threshold": 0.8}
+        none, fixed = {"kind": "none"}, {"kind": "fixed"}
+        assert [body.get("diffusion") for body in told] == [
+            {"decoder": {"kind": "edit"}},
+            {"decoder": credit, "cache": none},
+            {"decoder": credit | {"alpha": 1}, "cache": none, "block_length": 16},
+            {"decoder": fixed, "cache": none, "block_length": 16},
+            None,
+        ]
+        shown = [line for line in out.splitlines() if not line.startswith("you said")]
+        assert shown == [
+            "decoder=credit decoder.threshold=0.8 decoder.alpha=1 cache=none block_length=16",
+            "the server's default policy",
+        ]
+
+    def test_a_policy_that_the_server_refuses_is_refused_at_once(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def picky(asked: Asked) -> Answer:
+            if asked.body.get("diffusion") == {"decoder": {"kind": "credi"}}:
+                return Answer(400, {"error": {"message": "no kind 'credi'"}})
+            return answer(asked)
+
+        lines = "/policy cache=none\n/policy default\n/policy decoder=credi\n/policy\none"
+        out, server = piped(lines, picky, model="m", succeeds=False)
+        assert capsys.readouterr().err == "diffray: the server answers 400: no kind 'credi'\n"
+        assert out == "the server's default policy\nyou said one\n"
+        assert "diffusion" not in server.asked[-1].body
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("/policy credit", "expected NAME=VALUE"),
+            ("/policy temperature=1", "'temperature' is no part of a policy; its parts are block_"),
+            ("/policy decoder.threshold=1", "decoder.threshold needs a kind: decoder=KIND decoder"),
+            ("/policy decoder=a decoder=b", "twice"),
+            ("/seed x", "a seed is a whole number (given: 'x')"),
+            ("/retry", "nothing was asked yet"),
+            ("/save", "needs the name of a file"),
+            ("/save x.json", "nothing was said yet"),
+        ],
+    )
+    def test_mistakes_in_commands(
+        self, line: str, words: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        piped(line, model="m", succeeds=False)
+        assert words in capsys.readouterr().err
+
+    def test_retry_asks_a_message_that_was_refused(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        refusals = [Answer(400, {"error": {"message": "bad seed"}})]
+
+        def picky(asked: Asked) -> Answer:
+            text = asked.body["messages"][-1]["content"]
+            return refusals.pop() if text == "two" and refusals else answer(asked)
+
+        out, server = piped("one\ntwo\n/retry\n", picky, model="m", succeeds=False)
+        assert out == "you said one\nyou said two\n"
+        assert "bad seed" in capsys.readouterr().err
+        said = [turn["content"] for turn in server.asked[-1].body["messages"]]
+        assert said == ["one", "you said one", "two"]
+
+    def test_retry_asks_again_what_was_asked_last(self) -> None:
+        out, server = piped("one\ntwo\n/retry\nthree", model="m")
+        assert out == "you said one\nyou said two\nyou said two\nyou said three\n"
+        _, second, again, third = (asked.body["messages"] for asked in server.asked)
+        assert second == again
+        assert [turn["content"] for turn in third][::2] == ["one", "two", "three"]
+
+    def test_a_retry_that_fails_leaves_the_answer_that_was_there(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def picky(asked: Asked) -> Answer:
+            if asked.body.get("seed"):
+                return Answer(400, {"error": {"message": "no seeds"}})
+            return answer(asked)
+
+        _, server = typed(monkeypatch, "one", "/seed 1", "/retry", "/seed", "two", respond=picky)
+        said = [turn["content"] for turn in server.asked[-1].body["messages"]]
+        assert said == ["one", "you said one", "two"]
+
+    def test_what_is_saved_can_be_sent(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "talk.json"
+        options = {"seed": 3}
+        out, _ = piped(f"one\n/save {file}\n", model="m", options=options, system="Be brief.")
+        assert out == "you said one\n"
+        saved = json.loads(file.read_text())
+        assert (saved["model"], saved["seed"]) == ("m", 3)
+        assert [turn["role"] for turn in saved["messages"]] == ["system", "user"]
+        piped(f"one\n/save {file}\n/save {tmp_path}/a/b\n", model="m", succeeds=False)
+        first, second = capsys.readouterr().err.splitlines()
+        assert "exists already; give another name" in first
+        assert "cannot be written: No such file" in second
 
 
 class TestTerminal:
@@ -178,14 +328,25 @@ class TestTerminal:
         assert greeting.startswith(f"first at {server.url}")
         assert rest == ["you said one", "", "you said two", ""]
 
-    def test_greeting_says_what_a_demo_model_is_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def demo(asked: Asked) -> Answer:
-            assert asked.path == "/v1/models"
-            return Answer(body={"data": [{"id": "demo"}]})
+    def test_greeting_says_what_a_model_is_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        about = {"id": "demo", "description": "demo is a toy.", "examples": ["Sort\x1b 3 1.", "b"]}
+        listed = Answer(body={"data": [{"id": "other"}, about]})
+        out, _ = typed(monkeypatch, respond=lambda asked: listed, model="demo")
+        assert out.splitlines()[1:] == ["demo is a toy.", "Try:", "  Sort  3 1.", "  b", ""]
 
-        _, toy, example = typed(monkeypatch, respond=demo)[0].strip().splitlines()
-        assert "demo is a toy that knows three kinds of questions" in toy
-        assert example.strip() == EXAMPLE
+    def test_a_model_that_is_not_listed_is_asked_all_the_same(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def closed(asked: Asked) -> Answer:
+            return answer(asked) if asked.body else Answer(403, {"error": {"message": "no"}})
+
+        out, server = typed(monkeypatch, "one", respond=closed, model="mine")
+        assert "you said one" in out and server.asked[-1].body["model"] == "mine"
+
+    def test_answers_wrap_at_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "30")
+        out, _ = typed(monkeypatch, "some words that do not fit on one row")
+        assert out.splitlines()[1:3] == ["you said some words that do ", "not fit on one row"]
 
     def test_a_refusal_ends_only_its_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def picky(asked: Asked) -> Answer:
@@ -200,6 +361,16 @@ class TestTerminal:
         assert out.endswith("you said two\n")
         assert server.asked[-1].body["messages"] == [{"role": "user", "content": "two"}]
 
+    def test_commands_say_what_they_have_done(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        out, _ = typed(monkeypatch, "/seed 7", "/seed", "/system Shout.", "/system", "/clear")
+        assert out.splitlines()[1:-1] == [
+            "the seed is 7",
+            "each answer has another seed",
+            "the system message is set",
+            "the system message is removed",
+            "the conversation is forgotten",
+        ]
+
     def test_cut_answers_are_marked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def cut(asked: Asked) -> Answer:
             return Answer(chunks=said("a", finish="length")) if asked.body else answer(asked)
@@ -207,9 +378,74 @@ class TestTerminal:
         out, _ = typed(monkeypatch, "one", respond=cut)
         assert "a\n(max_tokens ended the answer)\n" in out
 
+    def test_empty_answers_are_called_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def silent(asked: Asked) -> Answer:
+            return Answer(chunks=said()) if asked.body else answer(asked)
+
+        out, _ = typed(monkeypatch, "one", respond=silent)
+        assert out.splitlines()[-2:] == ["(empty answer)", ""]
+
     def test_answers_cannot_move_the_cursor(self, monkeypatch: pytest.MonkeyPatch) -> None:
         out, _ = typed(monkeypatch, "a\x1b[2J\tb\x9bc")
-        assert out.splitlines()[1] == "you said a [2J\tb c"
+        assert out.splitlines()[1] == "you said a [2J    b c"
+
+
+def steps(*canvases: list[str | None]) -> Iterator[Json | str]:
+    """Stream as a diffray server does with include_canvas."""
+    for number, tokens in enumerate(canvases):
+        about = {"forwards": number + 1, "tokens": tokens}
+        yield {"choices": [], "usage": None, "diffusion": about}
+    yield chunk("".join(token or "" for token in canvases[-1]))
+    yield chunk(finish="stop")
+    effort = {"forwards": 2, "tokens_per_forward": 1.5}
+    yield {"choices": [], "usage": {"completion_tokens": 3}, "diffusion": effort}
+    yield "[DONE]"
+
+
+def diffray_server(asked: Asked) -> Answer:
+    if asked.path == "/v1/models":
+        return Answer(body={"data": [{"id": "demo", "owned_by": "diffray"}]})
+    if "stream_options" not in asked.body:
+        return answer(asked)
+    return Answer(chunks=steps(["Hel", None, None], ["Hel", "lo", " you"]))
+
+
+class TestSteps:
+    @pytest.fixture(autouse=True)
+    def terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "80")
+
+    def test_every_step_of_a_diffray_server_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        screen = Cells()
+        _, server = typed(monkeypatch, "one", respond=diffray_server, out=screen, pace=1000)
+        (asked,) = (each for each in server.asked if each.body)
+        watch = {"include_canvas": True, "include_usage": True}
+        assert asked.body["stream_options"] == watch
+        states = [screen.text_of(state[1:]).split("\n")[0] for state in screen.states]
+        mask = "\N{LIGHT SHADE}"
+        order = [mask * 9, "Hel" + mask * 6, "Hello you"]
+        assert [states.index(each) for each in order] == sorted(map(states.index, order))
+        assert screen.text.split("\n")[1:3] == [
+            "Hello you",
+            "(3 tokens, 2 forwards, 1.50 tokens per forward)",
+        ]
+        assert not screen.is_hidden
+
+    @pytest.mark.parametrize("why", ["other server", "dumb terminal", "no watch"])
+    def test_otherwise_no_canvas_is_asked_for(
+        self, monkeypatch: pytest.MonkeyPatch, why: str
+    ) -> None:
+        respond = answer if why == "other server" else diffray_server
+        if why == "dumb terminal":
+            monkeypatch.setenv("TERM", "dumb")
+        screen = Cells()
+        _, server = typed(
+            monkeypatch, "one", respond=respond, out=screen, watch=why != "no watch", pace=1000
+        )
+        (asked,) = (each for each in server.asked if each.body)
+        assert "stream_options" not in asked.body
+        assert all("\N{LIGHT SHADE}" not in screen.text_of(state) for state in screen.states)
 
 
 PROGRAM = """
@@ -283,12 +519,15 @@ class Screen:
 class TestOptions:
     def test_names_reach_into_parts(self) -> None:
         answer = AnswerFlags(temperature=0, stop=[])
-        settings = ["decoder.threshold=0.8", "top_p=1", "user=me"]
+        settings = ["decoder.threshold=0.8", "cache=none", "top_p=1", "user=me"]
         diffusion = Diffusion(decoder="credit", settings=settings)
         assert request_options(answer, diffusion, max_tokens=9) == {
             "temperature": 0,
             "max_tokens": 9,
-            "diffusion": {"decoder": {"kind": "credit", "threshold": 0.8}},
+            "diffusion": {
+                "decoder": {"kind": "credit", "threshold": 0.8},
+                "cache": {"kind": "none"},
+            },
             "top_p": 1,
             "user": "me",
         }

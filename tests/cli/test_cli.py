@@ -1,18 +1,20 @@
 """The command line says what Python says, and answers mistakes with one sentence."""
 
-import io
 import json
 import os
+import pty
 import re
+import shutil
 import subprocess
 import sys
-from contextlib import nullcontext
+import termios
+import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
-from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
@@ -21,20 +23,22 @@ from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.batch_run import Summary
 from diffray.cluster.cli.flags import Diffusion, Sampling
 from diffray.cluster.cli.main import app
-from diffray.cluster.cli.print_answer import MASK, Measured, animate, frame
+from diffray.cluster.cli.playback import Playback
+from diffray.cluster.cli.print_answer import Measured, play
 from diffray.cluster.cli.request_options import sampling_params
+from diffray.cluster.cli.rows import printable
 from diffray.cluster.serve.app_config import app_config
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
-from diffray.workers.text import Tokenizer
 from tests.helpers.paths import GOLDEN
+from tests.helpers.screen import Screen
 from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
 PACKAGE = Path(diffray.__file__).parent
-COMMANDS = ("serve", "chat", "generate", "batch", "status", "info", "convert")
+COMMANDS = "serve chat generate batch status doctor info convert bench completion".split()
 BENCHMARKS = ("latency", "throughput", "serve")
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+MASK = "\N{LIGHT SHADE}"
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +85,12 @@ def run_diffray(*arguments: str, then: str = "pass") -> subprocess.CompletedProc
 
 class TestHelp:
     def test_commands_are_listed_by_use(self) -> None:
-        said = diffray_says("--help").stdout.partition("Commands:")[2]
-        listed = re.findall(r"^  (\w+)", said, re.MULTILINE)
-        assert listed == "serve chat generate batch status info convert bench".split()
+        said = diffray_says("-h").stdout.partition("Serve and ask:")[2]
+        listed = re.findall(r"^  (\w+) ", said.partition("Options:")[0], re.MULTILINE)
+        assert listed == COMMANDS
         said += diffray_says("bench", "--help").stdout.partition("Commands:")[2]
         assert "..." not in said, "a description is cut"
+        assert "-completion" not in said, "a command does it"
 
     @pytest.mark.parametrize("command", [*COMMANDS, *(f"bench {name}" for name in BENCHMARKS)])
     def test_help_cuts_nothing_and_explains_everything(self, command: str) -> None:
@@ -95,6 +100,7 @@ class TestHelp:
         options, examples = said.split("Examples:\n")
         words = re.split(r"[\s,]+", options)
         assert all(line.strip().startswith(f"diffray {command}") for line in examples.splitlines())
+        assert "list[" not in options and "Options:" in options
         found: Any = get_command(app)
         for name in command.split():
             found = found.commands[name]
@@ -107,6 +113,16 @@ class TestHelp:
         for union in (AnyDecoder, AnyCache, AnyIteration):
             for part in get_args(get_args(union)[0]):
                 assert re.search(rf"\b{part.model_fields['kind'].default}\b", said)
+
+    def test_what_is_used_most_stands_first(self) -> None:
+        orders = {
+            "serve": "Arguments Model Server Replicas Diffusion Layout Engine Options".split(),
+            "chat": "Server Output Request Diffusion Options".split(),
+            "generate": "Arguments Model Output Request Diffusion Engine Options".split(),
+        }
+        for command, order in orders.items():
+            said = diffray_says(command, "--help").stdout
+            assert re.findall(r"^(\w+):$", said, re.MULTILINE) == order
 
     def test_help_imports_nothing_heavy(self) -> None:
         heavy = "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
@@ -122,6 +138,69 @@ class TestHelp:
             result = diffray_says(*arguments)
             assert result.exit_code == 2
             assert meant in result.output
+
+
+def completed(line: str) -> list[str]:
+    """Return what a shell would offer at the end of a line."""
+    words = line.split(" ")
+    asked = {
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+        "_DIFFRAY_COMPLETE": "complete_bash",
+    }
+    result = CliRunner(env=asked).invoke(app, [], prog_name="diffray")
+    return result.stdout.split()
+
+
+class TestCompletion:
+    def test_commands_options_and_kinds(self) -> None:
+        assert completed("diffray ge") == ["generate"]
+        assert completed("diffray --") == ["--version", "--help"]
+        assert completed("diffray bench ") == list(BENCHMARKS)
+        assert completed("diffray chat --pa") == ["--pace"]
+        assert completed("diffray serve de") == ["demo", "demo-llada2"]
+        assert completed("diffray completion ") == ["bash", "zsh", "fish"]
+        for name, union in (
+            ("decoder", AnyDecoder),
+            ("cache", AnyCache),
+            ("iteration", AnyIteration),
+        ):
+            kinds = {part.model_fields["kind"].default for part in get_args(get_args(union)[0])}
+            assert set(completed(f"diffray generate --{name} ")) == kinds
+
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_a_shell_can_read_the_script(self, shell: str) -> None:
+        script = diffray_says("completion", shell).stdout
+        assert "diffray" in script and "_DIFFRAY_COMPLETE=complete_" + shell in script
+        if found := shutil.which(shell):
+            check = [found, "--no-execute" if shell == "fish" else "-n"]
+            subprocess.run(check, input=script, text=True, check=True)
+
+    @pytest.mark.slow
+    def test_bash_completes_with_it(self, tmp_path: Path) -> None:
+        program = tmp_path / "diffray"
+        program.write_text(
+            f'#!/bin/sh\nexec {sys.executable} -c \'import sys; sys.argv[0] = "diffray"\n'
+            'from diffray.cluster.cli.main import app\napp()\' "$@"\n'
+        )
+        program.chmod(0o755)
+        said = subprocess.run(
+            [
+                "bash",
+                "-c",
+                'eval "$(diffray completion bash)"; COMP_WORDS=(diffray generate --wa); '
+                'COMP_CWORD=2; _diffray_completion diffray; echo "${COMPREPLY[@]}"',
+            ],
+            env={
+                **os.environ,
+                "PATH": f"{tmp_path}:{os.environ['PATH']}",
+                "PYTHONPATH": str(PACKAGE.parent),
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert said.stdout == "--watch\n"
 
 
 class TestGenerate:
@@ -225,7 +304,7 @@ class TestComplaints:
             ("--set n=2", ("n is 2",)),
             ("--set logprobs=true", ("prints no logprobs", "in Python", "API")),
             ("--set logprobs=5", ("logprobs", "top_logprobs=N")),
-            ("--set decoder=credit", ('write {"kind": "credit"}',)),
+            ("--set decoder=credi", ("no kind 'credi', did you mean 'credit'?",)),
             ("--temperature -1", ("temperature", "-1")),
             ("--max-tokens 100000", ("max_tokens", "100000")),
             ("--dtype float3", ("float3", "float32")),
@@ -268,41 +347,112 @@ class TestComplaints:
 
 
 class TestWatch:
-    def test_leaves_the_text_and_counts_forwards(self, llm: DiffusionLLM) -> None:
-        params = SamplingParams(max_tokens=24, stop=("word47",))
-        console = Console(file=io.StringIO(), force_terminal=True, width=70)
-        measured = animate(llm, "Hello", params, console, frame_seconds=0)
+    @pytest.fixture(autouse=True)
+    def terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+    def watched(self, llm: DiffusionLLM, params: SamplingParams) -> tuple[Screen, Measured]:
+        screen = Screen()
+        with Playback(screen, pace=1000) as shown:
+            measured = play(llm, "Hello", params, shown)
+        return screen, measured
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {},
+            {"stop": ["word457"]},
+            {"stop": ["word457"], "include_stop_str_in_output": True},
+            {"diffusion": {"block_length": 4}},
+            {"diffusion": {"decoder": {"kind": "edit"}}},
+        ],
+    )
+    def test_leaves_the_text_and_counts_forwards(
+        self, llm: DiffusionLLM, more: dict[str, Any]
+    ) -> None:
+        params = SamplingParams(max_tokens=24, **more)
+        screen, measured = self.watched(llm, params)
         (output,) = llm.generate("Hello", params)
-        assert isinstance(console.file, io.StringIO)
-        drawn = ANSI.sub("", console.file.getvalue())
-        assert MASK * 3 in drawn
-        assert drawn.endswith(output.outputs[0].text + "\n")
+        assert any(MASK * 3 in screen.text_of(state) for state in screen.states)
+        assert same(screen, output.outputs[0].text)
         assert (measured.tokens, measured.forwards) == (output.completion_tokens, output.forwards)
 
-    def test_ends_before_the_end_token(self, llm: DiffusionLLM) -> None:
+    @pytest.mark.parametrize("keep", [False, True])
+    def test_ends_before_the_end_token_unless_it_is_kept(
+        self, llm: DiffusionLLM, keep: bool
+    ) -> None:
         (whole,) = llm.generate("Hello", SamplingParams(max_tokens=24))
-        params = SamplingParams(max_tokens=24, stop_token_ids=(whole.outputs[0].token_ids[9],))
-        console = Console(file=io.StringIO(), force_terminal=True)
-        animate(llm, "Hello", params, console, frame_seconds=0)
-        (output,) = llm.generate("Hello", params)
-        assert isinstance(console.file, io.StringIO)
-        last = ANSI.sub("", console.file.getvalue()).splitlines()[-1]
-        assert last.strip("\r") == output.outputs[0].text.splitlines()[-1]
-
-    def test_frame_tells_masks_from_new_and_known_tokens(self, llm: DiffusionLLM) -> None:
-        tokenizer: Tokenizer = llm.tokenizer  # type: ignore[assignment]  # it has one
-        ids: list[int | None] = list(tokenizer.encode("abcd"))
-        text = frame(
-            tokenizer, [ids[0], None, None], [ids[0], ids[1], None, ids[3], 511, 0], {511}, 2
+        end = whole.outputs[0].token_ids[9]
+        params = SamplingParams(
+            max_tokens=24, stop_token_ids=(end,), include_stop_str_in_output=keep
         )
-        head, body = text.plain.split("\n")
-        assert head == "step 2, 1 masked of 4"
-        assert body == f"ab{MASK}d"
-        assert text.style == ""
-        styles = {text.plain[span.start : span.end]: str(span.style) for span in text.spans}
-        assert styles[MASK] == "dim"
-        assert styles["b"] == styles["d"] == "bold green"
-        assert "a" not in styles
+        screen, _ = self.watched(llm, params)
+        (output,) = llm.generate("Hello", params)
+        assert same(screen, output.outputs[0].text)
+
+    def test_a_pace_needs_steps_to_show(self) -> None:
+        assert "--pace has no effect without --watch; drop it" in complaint(
+            "generate", "--pace", "2"
+        )
+        assert "--pace has no effect with --no-watch; drop it" in complaint(
+            "chat", "--no-watch", "--pace", "2"
+        )
+
+    @pytest.mark.slow
+    def test_in_a_terminal_of_80_columns(self, tiny: str) -> None:
+        """The command itself, in a pseudo terminal: masks, then the text alone."""
+        said = in_terminal(
+            "generate",
+            "Hello",
+            "--model",
+            tiny,
+            "--max-tokens",
+            "40",
+            "--watch",
+            "--pace",
+            "1000",
+            "--dtype",
+            "float32",
+        )
+        screen = Screen()
+        screen.write(said.replace("\r\n", "\n"))
+        expected = diffray_says(
+            "generate", "Hello", "--model", tiny, "--max-tokens", "40", "--dtype", "float32"
+        ).stdout
+        assert MASK in said
+        assert same(screen, expected)
+        assert max(len(row) for row in screen.rows) < 80 and not screen.is_hidden
+
+
+def same(screen: Screen, text: str) -> bool:
+    """Return whether a terminal shows a text, in whatever rows."""
+    return "".join(screen.text.split()) == "".join(printable(text).split())
+
+
+def in_terminal(*arguments: str) -> str:
+    """Run the command in a pseudo terminal of 80 columns; return what it writes there."""
+    code = "import sys; sys.argv[0] = 'diffray'\nfrom diffray.cluster.cli.main import app\napp()"
+    main, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "TERM": "xterm"}
+    for name in ("COLUMNS", "LINES"):
+        env.pop(name, None)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=env,
+    )
+    os.close(terminal)
+    said = b""
+    with suppress(OSError):  # what Linux raises at the end
+        while part := os.read(main, 65536):
+            said += part
+    os.close(main)
+    assert process.wait(60) == 0, said
+    return said.decode()
 
 
 class TestInfoAndConvert:

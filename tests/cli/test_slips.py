@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.random_checkpoint import Shape, config_of
 from diffray.cluster.cli.bench.datasets import read_rows
 from diffray.cluster.cli.bench.sweep import counts
+from diffray.cluster.cli.main import app
 from diffray.components.backend import choose_device
 
 
@@ -32,3 +34,38 @@ def test_groups_of_random_experts_have_the_two_that_judge_them(experts: int) -> 
     config = config_of("llada2_moe", Shape(experts=experts))
     assert experts % config["n_group"] == 0
     assert experts // config["n_group"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("serve --gpu-memory-utilization 0.9", "--gpu-memory-utilization; --kv-cache-memory SIZE"),
+        ("serve --gpu_memory_utilization=0.9", "--kv-cache-memory SIZE"),
+        ("serve --dp 2", "--replicas N"),
+        ("serve --pipeline-parallel-size 2", "--tensor-parallel-size N"),
+        ("serve --trust-remote-code", "no code of a checkpoint is run"),
+        ("generate --enforce-eager", "--no-cuda-graphs"),
+    ],
+)
+def test_flags_of_other_servers_get_a_hint(typed: str, words: str) -> None:
+    result = CliRunner().invoke(app, typed.split())
+    assert result.exit_code == 2
+    assert f"No such option: {typed.split()[1].partition('=')[0]}; " in result.stderr
+    assert words in result.stderr
+
+
+def test_a_hint_names_only_flags_that_the_command_has() -> None:
+    result = CliRunner().invoke(app, ["generate", "--gpu-memory-utilization", "1"])
+    assert "kv-cache-memory" not in result.stderr and "No such option" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--max-model-len 4096 --max-num-seqs 8 --tensor-parallel-size 2 --dtype half",
+        "--enable-prefix-caching --served-model-name mine --api-key key",
+    ],
+)
+def test_flags_of_vllm_that_are_here_too(flags: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *flags.split(), "--print-config"])
+    assert result.exit_code == 0, result.stderr

@@ -1,7 +1,7 @@
 """Tries what a server does with bad input: `python -m tests.fuzz --requests 10000`.
 
 A quarter of the requests is made up by schemathesis from the OpenAPI document, the others by the
-cases of this folder. Every answer is judged: no status of 500 or more, refusals in OpenAI's shape
+cases of this folder. Every answer is judged: no status of 500 or more, refusals in the API's shape
 with one sentence, strict JSON, nothing slower than --slowest; afterwards no page is held and the
 server is healthy. The run of a seed is always the same; --only repeats one of its cases. --url
 tries a server that is running already, as behind Ray Serve, whose proxy refuses in its own words.

@@ -14,10 +14,21 @@ FIELDS: Final = {path: sorted(body.model_fields) for path, body in BODIES.items(
 NEEDED: Final = {
     "/v1/chat/completions": ("messages", "max_tokens"),
     "/v1/completions": ("prompt", "max_tokens"),
+    "/v1/responses": ("input", "max_output_tokens"),
+    "/v1/messages": ("messages", "max_tokens"),
+    "/v1/messages/count_tokens": ("messages",),
     "/tokenize": ("prompt",),
     "/detokenize": ("tokens",),
 }
-FOREIGN: Final = ("tools", "min_p", "response_format", "best_of", "audio", "other", "guided_json")
+FOREIGN: Final = (
+    "tools",
+    "length_penalty",
+    "response_format",
+    "best_of",
+    "audio",
+    "other",
+    "guided_json",
+)
 REPORTS: Final = (
     *("/health", "/version", "/load", "/metrics", "/docs", "/openapi.json", "/v1/models"),
     *("/v1/models/", "/v1/models/%00%ff", "/v1/models/demo", "//health", "/../etc", "/nothing"),
@@ -60,7 +71,7 @@ def body_of(path: str, rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.1:
         names.append(rng.choice(FOREIGN))
     body = {name: value_of(name, rng) for name in names}
-    if path.startswith("/v1") and rng.random() < 0.3:
+    if "stream" in FIELDS[path] and rng.random() < 0.3:
         body["stream"] = True
     if rng.random() < 0.05:
         body.pop(rng.choice(names), None)

@@ -8,7 +8,10 @@ from typing import Any
 
 import httpx2
 
+from diffray.cluster.api.errors import bug
+
 LONGEST_MESSAGE = 700
+LAST = ("response.completed", "response.incomplete", "message_stop")  # of streams with types
 
 
 class Broken(AssertionError):
@@ -42,25 +45,33 @@ def _judge_refusal(answer: httpx2.Response, content: bytes) -> None:
         raise Broken(f"a refusal of type {answer.headers.get('content-type')!r}")
     body = _strict(content)
     error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
+    anthropics = "/v1/messages" in answer.request.url.path
+    fields = {"message", "type"} if anthropics else {"message", "type", "param", "code"}
+    if not isinstance(error, dict) or set(error) != fields:
         raise Broken(f"a refusal of another shape: {content[:300]!r}")
     message = error["message"]
     if not isinstance(message, str) or not 8 <= len(message) <= LONGEST_MESSAGE:
         raise Broken(f"a message of {len(str(message))} characters: {str(message)[:100]!r}")
     if "Traceback" in message or "\n" in message.strip():
         raise Broken(f"a message that is no sentence: {message[:300]!r}")
-    if error["param"] is not None and len(error["param"]) > 300:
+    if len(error.get("param") or "") > 300:
         raise Broken("a param that is no name")
 
 
 def _judge_stream(content: bytes) -> None:
-    *events, last = [line for line in content.decode().split("\n\n") if line]
-    if last != "data: [DONE]":
-        raise Broken(f"a stream that ends with {last[:100]!r}")
-    for event in events:
-        found = _strict(event.removeprefix("data: ").encode())
-        if "error" in found and found["error"]["code"] == "internal_error":
+    events = [event for event in content.decode().split("\n\n") if event]
+    kind, is_done = "", events[-1:] == ["data: [DONE]"]
+    for event in events[:-1] if is_done else events:
+        name, _, data = event.rpartition("\n")
+        found = _strict(data.removeprefix("data: ").encode())
+        kind = found.get("type", "")
+        if name != (f"event: {kind}" if kind else ""):
+            raise Broken(f"an event of the type {kind} that is called {name[:100]!r}")
+        error = found.get("error") or found.get("response", {}).get("error")
+        if error and error["message"] == bug().message:
             raise Broken(f"a stream that broke: {event[:300]!r}")
+    if not is_done and kind not in LAST:
+        raise Broken(f"a stream that ends with {events[-1:]!r:.200}")
 
 
 def _strict(content: bytes) -> Any:

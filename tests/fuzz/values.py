@@ -99,6 +99,8 @@ def diffusion(rng: random.Random) -> dict[str, Any]:
     for name in ("decoder", "cache", "iteration"):
         if rng.random() < 0.4:
             made[name] = part(rng)
+    if rng.random() < 0.2:
+        made["speculation"] = {"kind": "verify", "drafts": rng.choice((1, 4, 16, 0, 17, "x"))}
     return made
 
 
@@ -129,17 +131,27 @@ def prompt(rng: random.Random) -> Any:
 LIKELY: dict[str, Callable[[random.Random], Any]] = {
     "messages": messages,
     "prompt": prompt,
+    "input": lambda rng: text(rng) if rng.random() < 0.5 else messages(rng),
+    "system": text,
+    "instructions": text,
     "tokens": ids,
     "max_tokens": lambda rng: rng.randint(1, 12),
+    "max_output_tokens": lambda rng: rng.randint(1, 12),
     "max_completion_tokens": lambda rng: rng.randint(1, 12),
     "min_tokens": lambda rng: rng.randint(0, 12),
     "n": lambda rng: rng.randint(1, 3),
     "temperature": lambda rng: rng.choice((0, -0.0, 0.7, 1, 100)),
     "top_p": lambda rng: rng.choice((1, 0.9, 1e-9, -0.0)),
+    "min_p": lambda rng: rng.choice((0, 0.1, 1, 1e-320, -0.0)),
+    "presence_penalty": lambda rng: rng.choice((0, 2, -2, 1e-320, -0.0)),
+    "frequency_penalty": lambda rng: rng.choice((0, 2, -2, 0.5, -0.0)),
+    "repetition_penalty": lambda rng: rng.choice((1, 0.01, 100, 1.1, 0)),
+    "no_repeat_ngram_size": lambda rng: rng.choice((0, 1, 2, 10**9)),
     "top_k": lambda rng: rng.choice((-1, 0, 1, 5, 10**6)),
     "seed": lambda rng: rng.choice((0, 1, -1, 2**63 - 1, -(2**63))),
     "priority": lambda rng: rng.choice((0, 1, -1, 2**31 - 1, -(2**31))),
     "stop": lambda rng: rng.choice((text(rng), [text(rng), "e"], ["e"])),
+    "stop_sequences": lambda rng: [text(rng), "e"],
     "stop_token_ids": ids,
     "allowed_token_ids": ids,
     "logit_bias": lambda rng: {str(i): rng.choice((1, -1.5, 100, -100, -0.0)) for i in ids(rng, 4)},

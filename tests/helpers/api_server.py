@@ -8,6 +8,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import ASGIApp
 
 from diffray.cluster.api.http_app import build_api
 from diffray.cluster.api.service import Service
@@ -31,9 +34,12 @@ class Served:
 
 
 @contextmanager
-def serve(service: Service, settings: ApiSettings | None = None) -> Iterator[str]:
+def serve(service: Service, settings: ApiSettings | None = None, prefix: str = "") -> Iterator[str]:
     """Run uvicorn in a thread on a port of its own; yields the base URL."""
-    config = uvicorn.Config(build_api(lambda: service, settings), log_level="error", lifespan="off")
+    app: ASGIApp = build_api(lambda: service, settings)
+    if prefix:
+        app = Starlette(routes=[Mount(prefix, app)])
+    config = uvicorn.Config(app, log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -42,7 +48,7 @@ def serve(service: Service, settings: ApiSettings | None = None) -> Iterator[str
         assert thread.is_alive(), "uvicorn did not start"
         time.sleep(0.005)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}{prefix}"
     finally:
         server.should_exit = True
         thread.join(timeout=10)

@@ -29,8 +29,10 @@ from diffray.cluster.serve.deployment_options import (
     ModelLoading,
     PlacementGroup,
 )
+from diffray.cluster.serve.door_config import DoorConfig
 from diffray.components.params import SamplingParams
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration, DiffusionParams
+from diffray.components.speculation import Verify
 from diffray.workers.engine_options import EngineOptions
 from tests.helpers.paths import ROOT
 
@@ -68,7 +70,7 @@ def _engine() -> Iterator[str]:
     yield "`DiffusionLLM` also takes `diffusion`, the default [diffusion parameters](#diffusion) of"
     yield "all requests.\n"
     yield "### On a cluster\n"
-    yield "`diffray serve` and `engine_kwargs` have these as well.\n"
+    yield "`diffray serve` and `engine_kwargs` have these as well, `DiffusionLLM` the first two.\n"
     yield from _table(own, flags)
 
 
@@ -97,6 +99,11 @@ def _deployment() -> Iterator[str]:
         yield f"### {name}\n"
         yield f"{_first_line(kind)}\n"
         yield from _table(kind.model_fields, _flags(Placement) if kind is PlacementGroup else {})
+    yield "### door\n"
+    yield f"{_first_line(DoorConfig)}"
+    yield "In a file it stands beside `llm_configs`; for Ray's own commands it is the `args` of"
+    yield "`diffray.cluster.app:door`.\n"
+    yield from _table(DoorConfig.model_fields, {})
 
 
 def _requests() -> Iterator[str]:
@@ -110,8 +117,10 @@ def _requests() -> Iterator[str]:
     yield "Below `diffusion` in a request, in `DiffusionLLM(diffusion=...)` and in YAML.\n"
     kinds = {name: f"`--{name} KIND`" for name in ("iteration", "decoder", "cache")}
     yield from _table(DiffusionParams.model_fields, request | kinds)
-    for name, union in (("decoder", AnyDecoder), ("cache", AnyCache), ("iteration", AnyIteration)):
-        for kind in get_args(get_args(union)[0]):
+    unions = {"decoder": AnyDecoder, "cache": AnyCache, "iteration": AnyIteration}
+    parts = {name: get_args(get_args(union)[0]) for name, union in unions.items()}
+    for name, several in (parts | {"speculation": (Verify,)}).items():
+        for kind in several:
             said = kind.model_fields["kind"].default
             yield f"#### {name}: {said}\n"
             yield f"{_first_line(kind)}\n"

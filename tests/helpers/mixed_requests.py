@@ -12,7 +12,7 @@ CAUSAL = ToyModel(block_causal=True)
 SHIFTED = ToyModel(logit_shift=1)
 DECODERS = [
     *("threshold", "fixed", "hierarchy", "credit", "factor", "edit", "schedule", "origin"),
-    *("budget_threshold", "entropy_bound"),
+    *("budget_threshold", "entropy_bound", "sequential"),
 ]
 SHIFTED_CAUSAL = ToyModel(block_causal=True, logit_shift=1)
 
@@ -50,6 +50,30 @@ MIXED_CAUSAL: list[dict[str, object]] = [
     {"decoder": {"kind": "fixed", "steps": 17}, "cache": {"kind": "none"}, "block_length": 8},
     {"decoder": {"kind": "factor"}, "cfg_scale": 0.7},
     {"decoder": {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.2}, "block_length": 12},
+    {"decoder": {"kind": "sequential", "steps_per_block": 3}, "block_length": 4},
+    {
+        "decoder": {"kind": "threshold", "threshold": 0.3},
+        "iteration": {"kind": "sub_blocks", "sub_block_length": 4},
+        "block_length": 16,
+    },
+    {
+        "decoder": {"kind": "edit", "preset": "quality", "steps_per_block": 9},
+        "iteration": {"kind": "sub_blocks", "sub_block_length": 5},
+        "cache": {"kind": "none"},
+        "block_length": 12,
+    },
+]
+SUB_BLOCK: list[dict[str, object]] = [
+    *MIXED_CAUSAL[:3],
+    *(
+        {
+            "decoder": {"kind": kind},
+            "iteration": {"kind": "sub_blocks", "sub_block_length": length},
+            "cache": {"kind": "sub_block"},
+            "block_length": 16,
+        }
+        for kind, length in (("threshold", 4), ("credit", 6), ("edit", 8), ("hierarchy", 5))
+    ),
 ]
 
 

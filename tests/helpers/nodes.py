@@ -10,20 +10,20 @@ import httpx2
 from ray import serve
 from ray._private.state import actors
 
-from diffray.cluster.serve.config_file import Application, applications
+from diffray.cluster.serve.config_file import Applications, applications
 from diffray.cluster.serve.server import deploy
 
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 
 
-def application(name: str, **options: Any) -> tuple[Application, ...]:
+def application(name: str, **options: Any) -> Applications:
     engine = {"device": "cpu", "cpu_threads": 1} | options.pop("engine_kwargs", {})
     loading = {"model_id": name, "model_source": "demo"}
     given = {"model_loading_config": loading, "engine_kwargs": engine, "route_prefix": f"/{name}"}
     return applications(given | options, name)
 
 
-def start(wanted: tuple[Application, ...]) -> float:
+def start(wanted: Applications) -> float:
     """Deploy, and return the seconds that it took."""
     begin = time.monotonic()
     deploy(wanted, print, threading.Event())

@@ -77,7 +77,7 @@ def stack(
             )
             norms, out = ("self_attn.q_norm", "self_attn.k_norm"), "self_attn.o_proj"
         q, k, v = (t.unflatten(-1, (-1, size)) for t in (q, k, v))
-        if fused or c.get("qk_layernorm"):
+        if f"{name}.{norms[0]}.weight" in w:
             q = norm(q, w[f"{name}.{norms[0]}.weight"], eps)
             k = norm(k, w[f"{name}.{norms[1]}.weight"], eps)
         read = attention(rope(q, theta, rotated), rope(k, theta, rotated), v, block)
@@ -111,12 +111,12 @@ def llada(w: Weights, c: dict[str, Any], ids: Tensor) -> Tensor:
     )
 
 
-def dream(w: Weights, c: dict[str, Any], ids: Tensor) -> Tensor:
+def dream(w: Weights, c: dict[str, Any], ids: Tensor, block: int = 0) -> Tensor:
     def mlp(name: str, layer: int, x: Tensor) -> Tensor:
         return gated(x, w, *(f"{name}.mlp.{p}_proj.weight" for p in ("gate", "up", "down")))
 
     x = w["model.embed_tokens.weight"][ids]
-    hidden = stack(w, c, x, "model.layers", c["num_hidden_layers"], mlp, 0)
+    hidden = stack(w, c, x, "model.layers", c["num_hidden_layers"], mlp, block)
     head = "model.embed_tokens" if c.get("tie_word_embeddings") else "lm_head"
     return hidden @ w[f"{head}.weight"].T
 
@@ -139,6 +139,23 @@ def llada_moe(w: Weights, c: dict[str, Any], ids: Tensor) -> Tensor:
 
     x = w["model.embed_tokens.weight"][ids]
     hidden = stack(w, c, x, "model.layers", c["num_hidden_layers"], mlp, 0)
+    head = "model.embed_tokens" if c.get("tie_word_embeddings") else "lm_head"
+    return hidden @ w[f"{head}.weight"].T
+
+
+def sdar(w: Weights, c: dict[str, Any], ids: Tensor, block: int) -> Tensor:
+    def mlp(name: str, layer: int, x: Tensor) -> Tensor:
+        if "num_experts" not in c:
+            return gated(x, w, *(f"{name}.mlp.{p}_proj.weight" for p in ("gate", "up", "down")))
+        scores, out = (x @ w[f"{name}.mlp.gate.weight"].T).softmax(-1), torch.zeros_like(x)
+        for t in range(len(x)):
+            chosen = scores[t].argsort(descending=True)[: c["num_experts_per_tok"]].tolist()
+            for e in chosen:
+                out[t] += scores[t, e] / scores[t, chosen].sum() * expert(w, name, e, x[t])
+        return out
+
+    x = w["model.embed_tokens.weight"][ids]
+    hidden = stack(w, c, x, "model.layers", c["num_hidden_layers"], mlp, block)
     head = "model.embed_tokens" if c.get("tie_word_embeddings") else "lm_head"
     return hidden @ w[f"{head}.weight"].T
 

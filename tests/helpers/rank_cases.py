@@ -3,6 +3,7 @@
 The functions are importable by name, because processes that are started anew must find them.
 """
 
+import random
 from collections.abc import Sequence as Items
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from diffray.kernels.checksum import checksum
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_engine
+from tests.helpers.random_canvases import random_canvas
 from tests.helpers.tiny_checkpoints import full_forward
 
 BIDIRECTIONAL: list[dict[str, Any]] = [
@@ -37,9 +39,14 @@ BIDIRECTIONAL: list[dict[str, Any]] = [
     {"decoder": {"kind": "edit", "threshold": 0.1, "edit_threshold": 0.2}},
     {"decoder": {"kind": "schedule", "steps": 5}, "iteration": {"kind": "first_token"}},
     {"decoder": {"kind": "entropy_bound", "gamma": 2.0}},
+    {"decoder": {"kind": "sequential"}},
 ]
 BLOCK_CAUSAL: list[dict[str, Any]] = [
-    {"decoder": {"kind": "threshold", "threshold": 0.2}, "cache": {"kind": "exact"}},
+    {
+        "decoder": {"kind": "threshold", "threshold": 0.2},
+        "iteration": {"kind": "sub_blocks", "sub_block_length": 4},
+        "cache": {"kind": "sub_block"},
+    },
     {"decoder": {"kind": "credit", "threshold": 0.2}},
     {
         "decoder": {"kind": "hierarchy", "threshold": 0.3, "low_threshold": 0.05},
@@ -50,8 +57,9 @@ BLOCK_CAUSAL: list[dict[str, Any]] = [
     {"decoder": {"kind": "edit", "threshold": 0.1, "edit_threshold": 0.2}},
     {"decoder": {"kind": "schedule", "steps": 5, "order": "margin"}},
     {"decoder": {"kind": "entropy_bound", "gamma": 2.0}},
+    {"decoder": {"kind": "sequential", "steps_per_block": 3}, "block_length": 4},
 ]
-PROMPTS = [5, 9, 13, 16, 21, 26, 8, 11]
+PROMPTS = [5, 9, 13, 16, 21, 26, 8, 11, 7]
 # Greedy and seeded, filtered and not.
 SAMPLING: list[dict[str, Any]] = [
     {"max_tokens": 9},
@@ -59,9 +67,10 @@ SAMPLING: list[dict[str, Any]] = [
     {"max_tokens": 8, "temperature": 1.2},
     {"max_tokens": 4, "temperature": 0.9, "top_k": 9, "top_p": 0.8},
     {"max_tokens": 7, "temperature": 0.7, "min_tokens": 4},
-    {"max_tokens": 6},
-    {"max_tokens": 9, "top_p": 0.7},
-    {"max_tokens": 8, "temperature": 0.5, "top_k": 20},
+    {"max_tokens": 6, "presence_penalty": 0.8, "repetition_penalty": 1.5},
+    {"max_tokens": 9, "top_p": 0.7, "frequency_penalty": 1.0},
+    {"max_tokens": 8, "temperature": 0.5, "top_k": 20, "min_p": 0.2},
+    {"max_tokens": 9, "temperature": 0.6},
 ]
 
 
@@ -118,6 +127,41 @@ def run_case(mesh: Mesh, case: Case) -> Found:
                 found = replace(found, cached=found.cached + update.cached_tokens)
         canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
         found = replace(found, agreed=found.agreed and bool(mesh.all_equal(canvases)))
+    return found
+
+
+class Pinned(NamedTuple):
+    """What one rank has to say of pinned canvases."""
+
+    tokens: dict[int, list[int]]  # by request
+    fields: dict[int, dict[str, tuple[float, dict[str, float]]]]
+    agreed: bool
+
+
+def run_pinned(mesh: Mesh, model: str) -> Pinned:
+    """Fill random canvases, greedily and not, with guidance and without."""
+    setup = EngineOptions(
+        dtype="float64", device="cpu", max_num_seqs=8, max_model_len=256, page_size=8
+    )
+    engine, _ = build_engine(model, setup, mesh)
+    size, mask_id = engine.model.spec.vocab_size, engine.slots.mask_token_id
+    for uid in range(8):
+        canvas = random_canvas(random.Random(uid), size, mask_id, engine.eos_token_ids[0])
+        params = SamplingParams(
+            max_tokens=200,
+            seed=uid,
+            temperature=uid % 2,
+            logprobs=True,
+            diffusion={"canvas": "pinned", "cfg_scale": (0, 0.7)[uid % 3 == 2]},
+        )
+        prompt = tuple(range(20, 40 + uid))
+        engine.add(Request(uid, prompt, params, grammar=canvas.to_bytes()))
+    found = Pinned({}, {}, True)
+    while not engine.idle:
+        for update in engine.step():
+            found.tokens[update.uid], found.fields[update.uid] = update.ids, update.fields
+        canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
+        found = found._replace(agreed=found.agreed and bool(mesh.all_equal(canvases)))
     return found
 
 

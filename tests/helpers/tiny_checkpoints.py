@@ -54,6 +54,32 @@ DREAM: dict[str, Any] = {
     "mask_token_id": 62,
     "eos_token_id": 63,
 }
+# As published, but for the sizes: it does not name the mask token.
+FAST_DLLM_V2: dict[str, Any] = {
+    "architectures": ["Fast_dLLM_QwenForCausalLM"],
+    "model_type": "Fast_dLLM_Qwen",
+    "attention_dropout": 0.0,
+    "bd_size": 4,
+    "bos_token_id": 61,
+    "eos_token_id": 63,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "initializer_range": 0.02,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "max_window_layers": 2,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 64,
+}
 LLADA_MOE: dict[str, Any] = {
     "architectures": ["LLaDAMoEModelLM"],
     "model_type": "llada",
@@ -97,6 +123,34 @@ LLADA2_MOE: dict[str, Any] = {
     "moe_router_enable_expert_bias": True,
     "norm_topk_prob": True,
     "score_function": "sigmoid",
+}
+SDAR: dict[str, Any] = {
+    "architectures": ["SDARForCausalLM"],
+    "model_type": "sdar",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "attention_bias": False,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "block_size": 4,
+    "mask_token_id": 62,
+    "eos_token_id": 63,
+}
+SDAR_MOE: dict[str, Any] = SDAR | {
+    "architectures": ["SDARMoeForCausalLM"],
+    "model_type": "sdar_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
 }
 
 IDS = [5, 9, 33, 62, 62, 1, 17, 62, 40, 2, 62, 62]

@@ -6,6 +6,7 @@ Letters: T packed tokens, R rows of the head, V vocabulary, H hidden size, D hea
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -179,7 +180,10 @@ def drain(engine: Engine, steps: int = 1, limit: int = 5000) -> dict[int, list[i
 
 
 def generate(
-    model: ToyModel | ScriptedModel, prompt: tuple[int, ...], steps: int = 1, **params: object
+    model: ToyModel | ScriptedModel,
+    prompt: tuple[int, ...],
+    steps: int = 1,
+    **params: Any,
 ) -> list[int]:
     """Return the tokens of one request on an engine of its own."""
     return run(toy_engine(model), [Request(0, prompt, SamplingParams(**params))], steps)[0]

@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli import main as cli
-from diffray.cluster.serve import server as serve
 from diffray.components.checkpoints import checkpoint
-from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, demo_path
+from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, FUNCTION, demo_path, examples
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import ARCHITECTURES
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
@@ -69,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("decoder", ["threshold", "credit"])
 @pytest.mark.parametrize("name", DEMOS)
 def test_demo_models_answer_what_the_documents_ask(name: str, decoder: str) -> None:
-    asked = {EXAMPLE, serve.EXAMPLE}
+    asked = set(examples(name))
     for document in (README, *DOCS, *ROOT.glob("*/**/README.md")):
         for found in PROMPT.findall(document.read_text()):
             asked.add("".join(found))
@@ -132,11 +131,11 @@ def test_documented_commands_run(
     assert len(commands) >= 5
     for command in commands:
         _, *arguments = shlex.split(command.partition(" <")[0], comments=True)
-        result = CliRunner().invoke(cli.app, arguments, input=f"{serve.EXAMPLE}\n")
+        result = CliRunner().invoke(cli.app, arguments, input=f"{FUNCTION}\n")
         assert result.exit_code == 0, f"{command}\n{result.output}"
         if arguments[0] == "generate":
             prompt = next((text for text in arguments if text in ANSWERS), None)
-            read = serve.EXAMPLE if "-" in arguments else EXAMPLE
+            read = FUNCTION if "-" in arguments else EXAMPLE
             assert result.stdout == ANSWERS[prompt or read] + "\n", command
 
 
@@ -148,6 +147,7 @@ def test_usage_names_every_kind_and_family() -> None:
         for kind in get_args(get_args(union)[0])
     }
     assert kinds | set(ARCHITECTURES) <= said
+    assert set(ARCHITECTURES) <= set(re.findall(r"`(\w+)`", (ROOT / "docs/models.md").read_text()))
 
 
 def test_example_decoder_works(model: str) -> None:

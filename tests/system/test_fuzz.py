@@ -25,7 +25,7 @@ def served(
 
 
 def test_cases_are_answered_or_refused(served: Served) -> None:
-    findings = probe(served.url, range(250), seed=11, slowest=SLOWEST)
+    findings = probe(served.url, range(450), seed=11, slowest=SLOWEST)
     assert findings.faults == []
     statuses = {outcome for _, outcome in findings.answers}
     assert {"200", "200 stream", "400", "404", "413", "415"} <= statuses

@@ -244,7 +244,7 @@ def plan(args: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 class TestProgram:
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_one_bad_case_hides_nothing(self, tmp_path: Path) -> None:
         out = tmp_path / "report.json"
         out.write_text("of an earlier run")
@@ -270,7 +270,7 @@ class TestProgram:
         assert {"commit", "sources", "diffray", "torch", "triton"} <= report["facts"].keys()
         assert not Path(rows["fine"]["folder"]).exists()  # its own, and gone
 
-    @pytest.mark.slow
+    @pytest.mark.long
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_what_is_ended_has_reported_what_it_has(
         self, number: signal.Signals, tmp_path: Path
@@ -291,7 +291,7 @@ class TestProgram:
 
 
 class TestCheckEngine:
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_golden_tokens_are_right(
         self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:

@@ -111,7 +111,7 @@ def test_a_handle_answers_as_the_endpoint_does(url: str, served: str, text: str)
 @pytest.mark.long
 @pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
 def test_an_ingress_of_ones_own_asks_a_model_behind_it(url: str) -> None:
-    (source,) = re.findall(r"```python\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
+    source, _ = re.findall(r"```python\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(source, space)
     serve.run(space["application"], name="boxes", route_prefix="/boxes")

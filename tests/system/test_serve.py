@@ -188,6 +188,15 @@ def test_the_npm_client_streams(
     assert told["refused"] == ["NotFoundError", 404, "model_not_found"]
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_each_model_has_its_page(served: ServeProcess, model: str) -> None:
+    assert f"{model} is ready at {served.url}/{model}/v1\n" in served.said
+    answer = httpx2.get(f"{served.url}/{model}", follow_redirects=True)
+    assert str(answer.url) == f"{served.url}/{model}/" and "page/app.js" in answer.text
+    script = httpx2.get(f"{served.url}/{model}/page/app.js")
+    assert script.status_code == 200 and "'self'" in script.headers["content-security-policy"]
+
+
 def test_refusals_have_openai_s_classes(served: ServeProcess) -> None:
     asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES}
     with (

@@ -21,6 +21,7 @@ from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.config_file import applications
 from diffray.cluster.serve.ray_session import running_ray
 from diffray.cluster.serve.supervisor import Ending
+from diffray.components.checkpoints.demos import examples
 from tests.helpers.serve_process import ServeProcess, free_port, serve_process
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,16 @@ pytestmark = pytest.mark.slow
 GONE_S = 15.0  # after which nothing may be left
 BUSY = 4  # times slower than alone, on a machine that does other things too
 STREAMS = 4
-READY = ["Starting Ray", "Loading demo", "demo is ready at", "Ray is at", "demo is a toy"]
+READY = [
+    "Starting Ray",
+    "Loading demo",
+    "demo is ready at",
+    "Ray is at",
+    "demo is a toy",
+    *examples("demo"),
+    "Chat with demo",
+    "The manual of its API",
+]
 LONG = {
     "model": "demo",
     "messages": [{"role": "user", "content": "What is 12 plus 30?"}],

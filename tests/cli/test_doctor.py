@@ -1,0 +1,241 @@
+"""`diffray doctor` names what it found, and one sentence for each thing to fix."""
+
+import json
+import resource
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from diffray.cluster.cli import machine_checks
+from diffray.cluster.cli.doctor import as_table, as_values
+from diffray.cluster.cli.machine_checks import (
+    Check,
+    compiler,
+    cpu,
+    gpu,
+    memory,
+    open_files,
+    weights,
+)
+from diffray.cluster.cli.main import app
+from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.checkpoints.info import describe
+from diffray.kernels.trial import Outcome
+from diffray.kernels.variants import Shape
+from diffray.workers.bring_up.findings import Findings, GraphsOutcome
+from tests.helpers.paths import GOLDEN
+
+CPU = torch.device("cpu")
+FINE = Check("Ray", "starts")
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["doctor", *words])
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray takes seconds to start."""
+    monkeypatch.setattr(machine_checks, "ray", lambda: FINE)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_it_says_what_it_is_waiting_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "free"))
+    shown: list[str] = []
+    monkeypatch.setattr(
+        "typer.echo", lambda text, err=False: shown.append(f"{'!' * err}{text.split('  ')[0]}")
+    )
+    run("demo", "--device", "cpu")
+    assert shown[0] == "!Checking this machine, which takes up to a minute ..."
+    assert shown.index("!Starting Ray, as a server does ...") == shown.index("Ray") - 1
+    assert shown.index("CPU") == 1
+
+
+NAMES = ["CPU", "GPU", "memory", "shared memory", "open files", "Ray", "ports"]
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_it_lists_what_it_found_and_what_to_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "taken", "end others"))
+    status, message, _ = run("demo", "--device", "cpu")
+    lines = message.splitlines()
+    assert [line[:14].strip() for line in lines[: len(NAMES)]] == NAMES
+    assert status == 1 and lines[len(NAMES) :] == ["", "To fix: end others."]
+    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "free"))
+    status, message, _ = run("demo", "--device", "cpu", "--no-bring-up")
+    assert status == 0 and message.splitlines()[-1] == "Nothing to fix."
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "taken", "end others"))
+    status, message, _ = run("--json", "--device", "cpu")
+    found = json.loads(message)
+    assert status == 1
+    assert [check["name"] for check in found["checks"]] == NAMES
+    assert found["checks"][-1] == {"name": "ports", "found": "taken", "fix": "end others"}
+    assert found["kernels"] == [] and found["graphs"] is None
+
+
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_kernels_that_cannot_be_used_must_be_fixed(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "free"))
+    failed = Findings(failed="every variant is refused")
+    monkeypatch.setattr("diffray.workers.bring_up.start.bring_up", lambda *_, **__: failed)
+    status, message, _ = run("demo", "--device", "cpu", *options)
+    fix = "Triton's kernels cannot be used (every variant is refused); --kernels torch does not"
+    assert status == 1 and fix in message and "Nothing to fix" not in message
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_model_that_is_not_there_is_one_sentence() -> None:
+    status, _, message = run("./no-such-model", "--device", "cpu")
+    assert status == 1
+    waits, said = message.splitlines()
+    assert waits.startswith("Checking this machine")
+    assert said.startswith("diffray: there is no folder './no-such-model'")
+
+
+@pytest.mark.slow
+def test_ray_is_started_and_ended() -> None:
+    found = machine_checks.ray()
+    assert found.fix == "" and " starts; requests go through " in found.found
+
+
+@pytest.mark.parametrize(
+    ("done", "message"),
+    [
+        (
+            subprocess.CompletedProcess([], 1, "", "first\nno space left."),
+            "Ray could not be started (no space left); see /tmp/ray",
+        ),
+        (subprocess.TimeoutExpired([], 1), "Ray did not start within"),
+    ],
+)
+def test_a_ray_that_does_not_start_must_be_fixed(
+    done: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: Any, **__: Any) -> Any:
+        if isinstance(done, Exception):
+            raise done
+        return done
+
+    monkeypatch.setattr(subprocess, "run", start)
+    assert machine_checks.ray().fix.startswith(message)
+
+
+def test_the_cpu_s_features_and_the_dtype_they_favour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": True})
+    assert cpu().found.endswith("cores, amx_bf16, avx2; dtype auto is bfloat16")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert cpu().found.endswith("cores, avx2; dtype auto is float32")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(
+    ("driver", "cuda", "fix"),
+    [
+        (None, None, ""),
+        ("570.1", None, "torch is built for CPUs only; install a CUDA build"),
+        (
+            "570.1",
+            "13.0",
+            "torch sees no GPU; unset CUDA_VISIBLE_DEVICES, or install a driver for CUDA 13.0",
+        ),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_must_be_fixed(
+    driver: str | None, cuda: str | None, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "driver_version", lambda: driver)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert gpu().fix.startswith(fix) and bool(gpu().fix) is bool(fix)
+
+
+def test_triton_needs_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", "")
+    assert compiler().fix == "Triton's kernels need a C compiler; install gcc"
+    (tmp_path / "gcc").write_text("#!/bin/sh\n")
+    (tmp_path / "gcc").chmod(0o700)
+    assert compiler() == Check("compiler", str(tmp_path / "gcc"))
+
+
+def test_a_model_larger_than_the_memory_must_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory(2 << 20, CPU, 1).fix == ""
+    monkeypatch.setattr(machine_checks, "available_memory", lambda: 1 << 20)
+    found = memory(2 << 20, CPU, 2)
+    assert found.found == "1 MiB free; the weights take 2 MiB"
+    assert found.fix.startswith("the model does not fit; choose a smaller dtype")
+
+
+def test_quantized_experts_take_a_byte_each() -> None:
+    dense, sparse = (describe(str(GOLDEN / name)) for name in ("llada", "llada_moe"))
+    plain, small = (weights(sparse, torch.bfloat16, quantized=choice) for choice in (False, True))
+    model = load_model(sparse.path, dtype="bfloat16", progress=False)
+    routed = [w.numel() for name, w in model.named_parameters() if name.endswith(("_EFH", "_EHI"))]
+    assert plain - small == sum(routed) > 0
+    assert weights(dense, torch.bfloat16, quantized=True) == dense.bytes_in_memory["bfloat16"]
+
+
+def test_little_shared_memory_must_be_fixed(tmp_path: Path) -> None:
+    found = machine_checks.shared_memory(tmp_path / "missing")
+    assert "start the container with --shm-size=2g" in found.fix
+    assert machine_checks.shared_memory(tmp_path).found.endswith(f" free in {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("limits", "fine"),
+    [
+        ((1024, 1024), False),
+        ((1024, 20000), True),  # Ray raises it
+        ((1024, resource.RLIM_INFINITY), True),
+    ],
+)
+def test_few_open_files_must_be_fixed(
+    limits: tuple[int, int], fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    assert (open_files().fix == "") is fine
+
+
+SHAPE = Shape((64, "torch.bfloat16"), (512,))
+FOUND = Findings(
+    outcomes=(
+        Outcome("rms_norm", SHAPE, "triton", "", 0.001, 9e-6, 4e-6, True),
+        Outcome("rms_norm", SHAPE, "torch", "", 0.0, 12e-6, 8e-6),
+        Outcome("rms_norm", SHAPE, "other", "wrong: error 1.0e+00, at most 5.0e-02 allowed"),
+    ),
+    graphs=GraphsOutcome("", 2e-3, 1e-3),
+    seconds=41.26,
+)
+
+
+def test_the_table_compares_what_is_used_with_torch() -> None:
+    assert as_table(FOUND) == [
+        "",
+        "  size  used    us   torch us",
+        "rms_norm",
+        "  512   triton  4.0  8.0",
+    ]
+    assert as_table(Findings()) == []
+
+
+def test_the_findings_are_json() -> None:
+    found = json.loads(json.dumps(as_values(FOUND)))
+    assert found["kernels"][0] == {
+        "kernel": "rms_norm", "facts": [64, "torch.bfloat16"], "sizes": [512], "used": "triton",
+        "us": 4.0, "launched_us": 9.0, "torch_us": 8.0, "error": 0.001, "tried": 3, "refused": 1,
+    }  # fmt: skip
+    assert found["graphs"] == {"refused": "", "launched_s": 2e-3, "replayed_s": 1e-3}
+    assert len(found["refused"]) == 1 and "rms_norm 'other' is refused" in found["refused"][0]
+    assert found["seconds"] == 41.3

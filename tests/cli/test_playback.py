@@ -1,0 +1,272 @@
+"""What a person sees of an answer: text in its place at once, word by word, never moved."""
+
+import io
+import time
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import pytest
+
+from diffray.cluster.cli import playback
+from diffray.cluster.cli.playback import Playback
+from diffray.cluster.cli.rows import owners, rows, wrapped
+from tests.helpers.screen import Cell, Screen
+
+MASK = "\N{LIGHT SHADE}"
+WORDS = [
+    "The",
+    " quick",
+    " brown",
+    " f",
+    "ox",
+    " jumps",
+    ".\n\n",
+    "    in",
+    "dented",
+    " \u5b57\u5b57",
+]
+WORDS += [" cafe\u0301", "\tand", " a", "-very-" * 20, " end", ".", "<|end|>"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    return sized(monkeypatch, 80, 24)
+
+
+def sized(monkeypatch: pytest.MonkeyPatch, columns: int, lines: int) -> Screen:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", str(lines))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return Screen(columns, lines)
+
+
+def played(
+    screen: Screen, tokens: Sequence[str], *, block: int = 8, each: int = 2, seed: int = 0
+) -> str:
+    """Denoise the tokens in random order, block by block; return their text."""
+    random = Random(seed)
+    canvas: list[str | None] = [None] * len(tokens)
+    told = ""
+    with Playback(screen, pace=1000) as shown:
+        for start in range(0, len(tokens), block):
+            order = list(range(start, min(start + block, len(tokens))))
+            random.shuffle(order)
+            for at in range(0, len(order), each):
+                for position in order[at : at + each]:
+                    canvas[position] = tokens[position]
+                shown.step(list(canvas))
+                known = canvas.index(None) if None in canvas else len(canvas)
+                text = "".join(tokens[:known]).removesuffix("<|end|>")
+                shown.say(text[len(told) :])
+                told = text
+        shown.finish()
+    return told
+
+
+def seen(screen: Screen) -> Iterator[list[list[Cell]]]:
+    """Yield every state without the note below the text, which alone may change and vanish."""
+    for state in screen.states:
+        notes = [row for row in state if row and row[0].style == "2" and row[0].text == "s"]
+        assert len(notes) <= 1
+        yield [[] if row in notes else row for row in state]
+
+
+@pytest.mark.parametrize("columns", [80, 40, 20, 7])
+@pytest.mark.parametrize("lines", [24, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_that_is_shown_ever_moves_or_vanishes(
+    monkeypatch: pytest.MonkeyPatch, columns: int, lines: int, seed: int
+) -> None:
+    screen = sized(monkeypatch, columns, lines)
+    played(screen, WORDS * 3, block=16 if lines == 24 else 60, seed=seed)
+    before: list[list[Cell]] = []
+    for state in seen(screen):
+        for number, row in enumerate(before):
+            for column, cell in enumerate(row):
+                if cell.text.strip() and MASK not in cell.text:
+                    assert state[number][column].text == cell.text
+        before = state
+    assert not screen.is_hidden
+
+
+@pytest.mark.parametrize("columns", [80, 33, 11])
+@pytest.mark.parametrize("each", [1, 3, 100])
+def test_what_is_left_is_the_text_alone(
+    monkeypatch: pytest.MonkeyPatch, columns: int, each: int
+) -> None:
+    screen = sized(monkeypatch, columns, 24)
+    text = played(screen, WORDS, each=each)
+    assert "".join(screen.text.split()) == "".join(text.split())
+    assert {cell.style for row in screen.rows for cell in row} <= {""}
+    expected = [line.rstrip() for line in wrapped(text)] if columns > 20 else None
+    assert expected is None or screen.text.rstrip("\n").split("\n") == expected
+
+
+def test_newest_tokens_are_coloured_and_masks_stand_where_tokens_will(screen: Screen) -> None:
+    with Playback(screen, pace=1000) as shown:
+        shown.step(["two", None, " words"])
+        shown.step(["two", " more", " words"])
+        shown.say("two more words ")
+        shown.finish()
+        first, second, third = (state[0] for state in seen(screen))
+        assert "".join(cell.text for cell in first) == MASK * 14 + " "
+        assert [cell.style for cell in second[:14]] == ["1;32"] * 3 + ["2"] * 5 + ["1;32"] * 6
+        assert [cell.style for cell in third[:14]] == [""] * 3 + ["1;32"] * 5 + [""] * 6
+    assert screen.text == "two more words\n"
+    assert {cell.style for row in screen.rows for cell in row} == {""}
+
+
+def test_without_colours_the_newest_are_bold(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = sized(monkeypatch, 80, 24)
+    monkeypatch.setenv("NO_COLOR", "1")
+    played(screen, WORDS)
+    styles = {cell.style for state in screen.states for row in state for cell in row}
+    assert styles == {"", "1", "2"}
+
+
+def test_a_step_waits_for_its_place(screen: Screen) -> None:
+    """No place is certain behind a mask, so nothing is shown."""
+    with Playback(screen, pace=1000) as shown:
+        shown.step([None, " world", None])
+        shown.step(["Hello", " world", None])
+        shown.say("Hello world")
+        assert screen.states == []
+        shown.step(["Hello", " world", None])
+        assert screen.text.startswith("Hello")
+        assert "world" not in screen.text  # the word may go on
+        shown.step(["Hello", " world", "ly"])
+        shown.say("ly")
+        shown.finish()
+    assert screen.text == "Hello worldly\n"
+
+
+def test_tokens_that_are_replaced_keep_their_places(screen: Screen) -> None:
+    with Playback(screen, pace=1000) as shown:
+        shown.step(["wrong", None])
+        shown.step(["right", "er "])
+        shown.say("righter ")
+        shown.finish()
+    texts = ["".join(cell.text for cell in state[0]).rstrip() for state in seen(screen)]
+    assert texts[:3] == [MASK * 8, "wrong" + MASK * 3, "righter"]
+
+
+def test_characters_of_several_tokens_appear_whole(screen: Screen) -> None:
+    part = "\N{REPLACEMENT CHARACTER}"
+    with Playback(screen, pace=1000) as shown:
+        shown.step(["a", part, None, " b"])
+        shown.step(["a", part, part, " b"])
+        shown.say("a\u5b57 b")
+        shown.finish()
+    assert all(part not in screen.text_of(state) for state in screen.states)
+    assert screen.text == "a\u5b57 b\n"
+
+
+def test_a_long_wait_is_explained_and_leaves_no_trace(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Playback(screen, pace=1000) as shown:
+        shown.step([None, "b", None])
+        assert screen.text == ""
+        now = 9.0
+        shown.step([None, "b", "c"])
+        assert screen.text == "\nstep 2, 1 masked"
+        shown.step(["a", "b", "c"])
+        shown.say("abc")
+        shown.finish()
+    assert screen.text.rstrip() == "abc"
+
+
+def test_an_interruption_shows_what_was_said_and_the_cursor(screen: Screen) -> None:
+    with pytest.raises(KeyboardInterrupt), Playback(screen, pace=1000) as shown:
+        shown.step(["some", " words"])
+        shown.say("some words")
+        raise KeyboardInterrupt
+    assert screen.text == "some words\n"
+    assert not screen.is_hidden
+
+
+def test_without_steps_words_come_as_they_are_said_and_the_cursor_stays() -> None:
+    out = io.StringIO()
+    with Playback(out, pace=1000) as shown:
+        shown.say("some wo")
+        assert out.getvalue() == "some "
+        shown.say("rds " + "x " * 60)
+        shown.finish()
+    assert "\x1b" not in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+
+
+def test_pauses_are_those_of_the_pace(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = 0.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        slept.append(round(seconds, 6))
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Playback(screen, pace=4) as shown:
+        for known in range(1, 5):
+            shown.step(["a"] * known + [None] * (4 - known))
+        shown.say("aaaa ")
+        shown.finish()
+    assert slept[1:] == [0.25] * 5
+    with pytest.raises(ValueError, match=r"--pace must be at least 1 step per second \(given: 0\)"):
+        Playback(screen, pace=0)
+
+
+def test_a_terminal_without_the_sign_has_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with Playback(out, pace=1000) as shown:
+        shown.step([None, "b"])
+        shown.step(["a", "b"])
+        shown.say("ab")
+        shown.finish()
+    out.seek(0)
+    assert "#" in out.read()
+
+
+def test_a_terminal_that_cannot_move_the_cursor_gets_no_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for term, can in (("xterm", True), ("dumb", False), (None, False)):
+        if term is None:
+            monkeypatch.delenv("TERM")
+        else:
+            monkeypatch.setenv("TERM", term)
+        assert playback.can_play(Screen()) == can
+        assert not playback.can_play(io.StringIO())
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "column", "expected"),
+    [
+        ("one two three", 8, 0, ["one two ", "three"]),
+        ("one two", 20, 18, ["", "one two"]),
+        ("a\n  b c", 4, 0, ["a", "  b ", "c"]),
+        ("abcdefgh", 3, 0, ["abc", "def", "gh"]),
+        ("ab      cd", 4, 0, ["ab      ", "cd"]),
+        ("\u5b57\u5b57\u5b57", 5, 0, ["\u5b57\u5b57", "\u5b57"]),
+        ("\n", 5, 3, ["", ""]),
+        ("", 5, 0, [""]),
+    ],
+)
+def test_rows_break_at_words(text: str, width: int, column: int, expected: list[str]) -> None:
+    assert [text[start:stop] for start, stop in rows(text, width, column)] == expected
+
+
+def test_each_sign_has_the_token_that_it_comes_from() -> None:
+    part = "\N{REPLACEMENT CHARACTER}"
+    assert owners(["ab", " c"], "ab c") == [0, 0, 1, 1]
+    assert owners(["a", part, part, "b"], "a\u5b57b") == [0, 3, 3]
+    assert owners(["a", "<|end|>", "b"], "ab") == [0, 2]
+    assert owners(["a", None], "abc") == [0, 2, 2]

@@ -1,0 +1,58 @@
+"""Make the pictures of the page in docs/: `python -m tests.helpers.page_pictures`."""
+
+from contextlib import closing
+from typing import Final
+
+from diffray.cluster.api.service import Service
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.local import load_local
+from diffray.components.checkpoints.demos import EXAMPLE, examples
+from tests.helpers.api_server import serve
+from tests.helpers.browser import Browser, chromium
+from tests.helpers.paths import ROOT
+
+_PLAYED: Final = "document.querySelector('[name=play]').textContent === 'Play'"
+
+
+def ask(tab: Browser, url: str, *, compare: bool = False) -> None:
+    """Open the page anew and have the example answered in many forwards."""
+    tab.open(f"{url}/")
+    tab.wait("document.querySelectorAll('.field').length")
+    tab.choose("[name=pace]", "0")
+    if compare:
+        tab.click("#compare")
+    else:
+        tab.choose("[data-field=decoder] select", "fixed")
+        tab.choose("[data-field=steps] input", "32")
+    tab.click("[name=prompt]")
+    tab.type(EXAMPLE)
+    tab.press("Enter")
+    tab.wait(_PLAYED)
+    tab.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
+
+
+def part_way(tab: Browser, share: float) -> None:
+    end = int(tab.evaluate("document.querySelector('[name=position]').max"))
+    tab.choose("[name=position]", str(round(share * end)))
+
+
+def main() -> None:
+    engine, tokenizer = load_local("demo", EngineConfig())
+    service = Service(engine, tokenizer, ["demo"], examples=examples("demo"))
+    with engine, closing(service), serve(service) as url, chromium() as tab:
+        for name, dark in (("page", False), ("page-dark", True)):
+            tab.show_as(1280, 720, dark=dark)
+            ask(tab, url)
+            part_way(tab, 0.75)
+            tab.screenshot(ROOT / f"docs/{name}.png")
+        tab.show_as(1280, 860)
+        ask(tab, url, compare=True)
+        part_way(tab, 0.7)
+        tab.screenshot(ROOT / "docs/page-two.png")
+        tab.show_as(390, 844, phone=True)
+        ask(tab, url)
+        tab.screenshot(ROOT / "docs/page-phone.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What two ranks do in tests/workers/test_bring_up.py: rank 0 alone knows which variants are right.
+
+The function is importable by name, because processes that are started anew must find it.
+"""
+
+from pathlib import Path
+
+from diffray import SamplingParams
+from diffray.components.mesh import Mesh
+from diffray.kernels.trial import Outcome
+from diffray.kernels.triton import table
+from diffray.kernels.variants import Shape
+from diffray.workers.bring_up.findings import Findings
+from diffray.workers.bring_up.start import from_rank_0
+from diffray.workers.engine_options import EngineOptions
+from diffray.workers.messages import Request
+from diffray.workers.setup import build_rank
+from tests.helpers import stand_in_kernels
+from tests.helpers.toy import run
+
+SHAPE = Shape((32, "torch.float32"), (8,))
+FOUND = Findings(
+    outcomes=(
+        Outcome("rms_norm", SHAPE, "right", launched_s=1e-6),
+        Outcome("rms_norm", SHAPE, "wrong", refused="wrong"),
+        Outcome("add_norm", SHAPE, "torch", launched_s=1e-6),
+    )
+)
+
+
+def tokens_with_rank_0s_choices(mesh: Mesh, folder: Path) -> tuple[Findings, list[int], list[int]]:
+    """Return the findings, and the tokens with the chosen stand-ins and with torch's kernels."""
+
+    def find() -> Findings:
+        assert mesh.rank == 0, "only rank 0 tries"
+        return FOUND
+
+    def tokens(kernels: str, findings: Findings) -> list[int]:
+        setup = EngineOptions(
+            dtype="float32", device="cpu", mask_token_id=62, eos_token_id=63, kernels=kernels
+        )
+        engine = build_rank(str(folder), setup, mesh, findings)
+        params = SamplingParams(max_tokens=16, ignore_eos=True)
+        return run(engine, [Request(0, (5, 6, 7), params)])[0]
+
+    table.KERNELS = stand_in_kernels.KERNELS  # type: ignore[assignment,misc]  # in this process alone
+    found = from_rank_0(mesh, find)
+    return found, tokens("triton", found), tokens("torch", Findings())

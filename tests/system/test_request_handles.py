@@ -1,0 +1,140 @@
+"""AsyncDiffusionLLM against a running Ray application, and on ranks of its own."""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ray import serve
+
+from diffray import AsyncDiffusionLLM, DiffusionLLM, SamplingParams
+from diffray.cluster.api.errors import ApiError
+from diffray.cluster.api.request_handle import Phase, RequestCancelled
+from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
+from diffray.cluster.serve.server import remove
+from tests.helpers.local_ray import local_cluster
+from tests.helpers.nodes import application, start
+from tests.helpers.paths import ROOT
+from tests.helpers.serve_process import free_port
+
+pytestmark = pytest.mark.slow
+
+DEPLOY = ROOT / "docs/deploy.md"
+MESSAGES = [
+    {"role": "user", "content": "Tom buys 3 pens for 4 dollars each. How much does he pay?"}
+]
+ENGINE = {"dtype": "float64", "max_num_seqs": 2}
+LONG = SamplingParams(
+    max_tokens=256,
+    ignore_eos=True,
+    diffusion={"block_length": 16, "decoder": {"kind": "fixed", "steps": 16}},
+)
+
+
+@pytest.fixture(scope="module")
+def application_name() -> Iterator[str]:
+    with local_cluster([{"num_cpus": 6}]):
+        port = free_port()
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        try:
+            wanted = application("handled", engine_kwargs=ENGINE)
+            start(wanted)
+            yield "handled"
+            remove(wanted)
+        finally:
+            serve.shutdown()
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[DiffusionLLM]:
+    with DiffusionLLM("demo", dtype="float64") as llm:
+        yield llm
+
+
+def test_an_application_answers_as_a_model_of_this_process(
+    application_name: str, plain: DiffusionLLM
+) -> None:
+    params = SamplingParams(max_tokens=64, n=2, temperature=0.8, seed=2, logprobs=True)
+
+    async def run() -> None:
+        llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
+        handle = await llm.submit(MESSAGES, params)
+        text = ["", ""]
+        async for delta in handle:
+            text[delta.index] += delta.text
+        (expected,) = plain.chat(MESSAGES, params)
+        assert await handle.result() == expected
+        assert text == [choice.text for choice in expected.outputs]
+        assert handle.status.phase == Phase.FINISHED
+        ids = expected.prompt_token_ids
+        assert (await (await llm.submit(ids, params)).result()).outputs == expected.outputs
+        with pytest.raises(ApiError, match="bidirectional") as error:
+            await llm.submit("Tom", diffusion={"cache": {"kind": "exact"}})
+        assert error.value.status == 400
+        await llm.close()
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+async def ongoing(name: str) -> float:
+    """Return how many tokens the application's requests may still generate."""
+    stats = await serve.get_app_handle(name).record_autoscaling_stats.remote()
+    return float(stats[ONGOING_TOKENS])
+
+
+def test_blocks_are_followed_and_cancelled_requests_free_their_place(
+    application_name: str,
+) -> None:
+    async def run() -> None:
+        llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
+        handles = [await llm.submit("Tom", LONG) for _ in range(3)]
+        seen = set()
+        async for _ in handles[0]:
+            seen.add(handles[0].status.block)
+        assert len(seen) > 4 and max(seen) == 16 == handles[0].status.num_blocks
+        again = [await llm.submit("Tom", LONG) for _ in range(12)]
+        while not await ongoing(application_name):
+            await asyncio.sleep(0.01)
+        for handle in (*handles, *again):
+            await handle.cancel()
+        with pytest.raises(RequestCancelled):
+            await again[0].result()
+        assert {each.status.phase for each in again} == {Phase.CANCELLED}
+        # Two at a time, they would have taken six times as long as the first.
+        begin = time.monotonic()
+        while await ongoing(application_name):
+            assert time.monotonic() < begin + handles[0].stats().seconds, "they go on"
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+@pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
+def test_the_documented_deployment_composes_a_model(application_name: str) -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for source in re.findall(r"```python\n(.*?)```", DEPLOY.read_text(), re.DOTALL):
+        exec(source, space)
+    app: Any = serve.run(space["shortest"], name="shortest", route_prefix=None)
+    try:
+        question = MESSAGES[0]["content"]
+        answers = app.answers.remote(question).result(timeout_s=120)
+        assert len(answers) == 3 and all(answers)
+        assert app.shortest.remote(question).result(timeout_s=120) == min(answers, key=len)
+    finally:
+        serve.delete("shortest")
+
+
+def test_ranks_of_ones_own(application_name: str, plain: DiffusionLLM) -> None:
+    del application_name  # its Ray is used
+
+    async def run() -> None:
+        asking = AsyncDiffusionLLM("demo", dtype="float64", tensor_parallel_size=2)
+        async with asking as llm:
+            handles = [await llm.submit(MESSAGES, max_tokens=64) for _ in range(3)]
+            outputs = [await handle.result() for handle in handles]
+        (expected,) = plain.chat(MESSAGES, max_tokens=64)
+        assert outputs == [expected] * 3
+
+    asyncio.run(asyncio.wait_for(run(), 120))

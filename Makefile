@@ -1,4 +1,4 @@
-# One environment: `make test` in minutes is what continuous integration runs; `make test-long` runs the tests that it leaves out.
+# One environment: `make test` in minutes, and `make test-long`, what it leaves out; continuous integration runs both.
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0

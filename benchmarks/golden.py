@@ -2,9 +2,9 @@
 
     python -m benchmarks.golden FOLDER...
 
-A folder holds a checkpoint and `golden.json`, as those in `tests/golden` do. Every case is
-generated in float64 and in float32; it is exact if its tokens are the original's in both, in no
-more forwards.
+A folder holds a checkpoint and `golden.json`, as those in `tests/golden` do; or `golden.json` alone
+names the folder beside it that has the `checkpoint`. Every case is generated in float64 and in
+float32; it is exact if its tokens are the original's in both, in no more forwards.
 """
 
 import argparse
@@ -24,10 +24,13 @@ MASK, EOS = 510, 511
 DTYPES = "float64", "float32"
 FAMILIES = {
     "dream": "dream",
+    "fast_dllm_v2": "fast_dllm_v2",
     "llada": "llada",
     "llada_moe": "llada_moe",
     "llada_moe_fused": "llada_moe",  # the same weights in another layout
     "llada2_moe": "llada2_moe",
+    "sdar": "sdar",
+    "sdar_moe": "sdar_moe",
 }
 # The parts of the cases that have other names here.
 _KINDS: dict[str, dict[str, dict[str, Any]]] = {
@@ -35,14 +38,21 @@ _KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "maskgit": {"kind": "schedule", "order": "probability"},
         "margin": {"kind": "schedule", "order": "margin"},
         "entropy": {"kind": "schedule", "order": "entropy"},
+        "static": {"kind": "threshold", "threshold": 1},
+        "dynamic": {"kind": "threshold"},
     },
-    "cache": {"block": {"kind": "exact"}},
+    "cache": {"block": {"kind": "exact"}, "block+sub": {"kind": "sub_block"}},
     "iteration": {"whole": {"kind": "blockwise"}},
 }
 _NUMBERS = {
-    "decoder": "threshold low_threshold alpha gamma decay steps eps steps_per_block factor".split(),
+    "decoder": (
+        "threshold low_threshold alpha gamma decay steps eps steps_per_block factor "
+        "edit_threshold max_post_edit_steps".split()
+    ),
     "cache": "before after warmup".split(),
-    "iteration": "cont_weight cont_weight_init cont_weight_growth threshold_decay".split(),
+    "iteration": (
+        "cont_weight cont_weight_init cont_weight_growth threshold_decay sub_block_length".split()
+    ),
 }
 
 Case = dict[str, Any]
@@ -61,16 +71,33 @@ def cases_of(family: str) -> list[Case]:
 
 def diffusion_of(case: Case) -> dict[str, object]:
     """Return a golden case as diffusion parameters."""
+    case = renamed(case)
     kinds = {"iteration": "blockwise"} | case
-    if case.get("first") == "prefill":
-        kinds["iteration"] = "first_token"
     parts = {
         part: _KINDS[part].get(kinds[part], {"kind": kinds[part]})
-        | {name: case[name] for name in _NUMBERS[part] if name in case}
+        | {name: kinds[name] for name in _NUMBERS[part] if name in kinds}
         for part in ("iteration", "decoder", "cache")
     }
     whole = ("block_length", "cfg_scale", "zero_confidence_token_ids")
     return {name: case[name] for name in whole if name in case} | parts
+
+
+def renamed(case: Case) -> Case:
+    """Return a case in which what an original does always is said."""
+    if case.get("first") == "prefill":
+        return case | {"iteration": "first_token"}
+    if "small_block_length" in case:  # the best, and what is strictly above the threshold
+        parts = {"iteration": "sub_blocks", "sub_block_length": case["small_block_length"]}
+        return case | parts | {"steps_per_block": case["block_length"]}
+    if "denoising_steps" in case:
+        steps = {"steps_per_block": case["denoising_steps"]}
+        if case["decoder"] != "edit":
+            return case | steps
+        if case["edit_threshold"] is None:
+            plain = {name: value for name, value in case.items() if "edit_" not in name}
+            return plain | steps | {"decoder": "threshold"}
+        return case | steps | {"max_post_edit_steps": case["max_post_edit_steps"] + 1}
+    return case
 
 
 def params_of(case: Case) -> SamplingParams:
@@ -114,10 +141,11 @@ def run(folder: Path) -> tuple[int, int]:
     from diffray import DiffusionLLM  # the GPU programs import this module, and lack Ray
 
     found = json.loads((folder / "golden.json").read_text())
+    checkpoint = folder.parent / found.get("checkpoint", folder.name)
     cases, different = found["cases"], set()
     for dtype in DTYPES:
         ids = {"mask_token_id": found["mask_id"], "eos_token_id": found["eos_id"]}
-        with DiffusionLLM(str(folder), dtype=dtype, max_num_seqs=64, **ids) as llm:
+        with DiffusionLLM(str(checkpoint), dtype=dtype, max_num_seqs=64, **ids) as llm:
             for number, what in sorted(differences(llm, cases).items()):
                 different.add(number)
                 print(f"{folder} {dtype}, case {number}: {what}: {described(cases[number])}")

@@ -2,6 +2,7 @@
 
     python -m benchmarks.host_time
     python -m benchmarks.host_time --rows 1 32 --cache exact
+    python -m benchmarks.host_time --block 4 --steps-per-block 2
 
 The model is a toy, and its forward is not counted: what is left is the engine's own work, the same
 for a model of any size. A round has three parts. *Before* the forward it admits, plans and lays out
@@ -36,7 +37,12 @@ Method = Callable[..., Any]
 
 
 def host_seconds(
-    rows: int, cache: str, recorded: bool, max_tokens: int
+    rows: int,
+    cache: str,
+    recorded: bool,
+    max_tokens: int,
+    block: int = BLOCK,
+    steps_per_block: int | None = None,
 ) -> tuple[int, dict[str, float]]:
     """Run so many requests at once, twice; return the second run's rounds and seconds by part."""
     shape = TOY["toy-grouped" if cache == "exact" else "toy-dense"]
@@ -45,13 +51,13 @@ def host_seconds(
     model = random_model(shape, length, rows * length, torch.device("cpu"), TORCH, "float32")
     engine = random_engine(model, max_num_seqs=rows)
     if recorded:
-        buckets = buckets_for(rows, BLOCK)
+        buckets = buckets_for(rows, block)
         engine.graphs = Graphs(model, engine.kv, engine.slots, buckets, lambda work: work)
     for run in range(2):
         # Blocks end at different steps, as they do under a threshold.
-        steps = [max_tokens // BLOCK * (5 + row % 4) for row in range(rows)]
+        steps = [max_tokens // block * (steps_per_block or 5 + row % 4) for row in range(rows)]
         requests = [
-            scripted(run * rows + row, shape, prompt, max_tokens, steps[row], BLOCK, cache)
+            scripted(run * rows + row, shape, prompt, max_tokens, steps[row], block, cache)
             for row in range(rows)
         ]
         with watched() as seconds:
@@ -97,12 +103,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--cache", choices=("exact", "dual", "vicinity", "none"), default="exact")
     parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--block", type=int, default=BLOCK, help="positions of a block")
+    parser.add_argument("--steps-per-block", type=int, help="default: 5 to 8")
     parser.add_argument("--recorded", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     print("rows rounds" + "".join(f"{part:>9}" for part in (*PARTS, "idle")) + " ms")
     for rows in args.rows:
-        rounds, seconds = host_seconds(rows, args.cache, args.recorded, args.max_tokens)
+        pace = args.block, args.steps_per_block
+        rounds, seconds = host_seconds(rows, args.cache, args.recorded, args.max_tokens, *pace)
         ms = [seconds[part] / rounds * 1e3 for part in PARTS]
         print(f"{rows:4} {rounds:6}" + "".join(f"{x:9.3f}" for x in (*ms, ms[0] + ms[2])))
 

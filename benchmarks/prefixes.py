@@ -45,7 +45,7 @@ def conversation(llm: DiffusionLLM, args: argparse.Namespace, seed: int) -> Rows
     return found
 
 
-def rows(llm: DiffusionLLM, prompts: Rows, args: argparse.Namespace, **sampling: float) -> Rows:
+def rows(llm: DiffusionLLM, prompts: Rows, args: argparse.Namespace, **sampling: Any) -> Rows:
     params = SamplingParams(max_tokens=args.answer, ignore_eos=True, seed=1, **sampling)
     found = llm.generate(list(prompts), params, use_tqdm=False)
     return [choice.token_ids for row in found for choice in row.outputs]

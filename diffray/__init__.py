@@ -9,13 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from diffray.cluster.api.async_llm import AsyncDiffusionLLM
     from diffray.cluster.control.llm import DiffusionLLM
     from diffray.components.params import SamplingParams
     from diffray.workers.output import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 
-__all__ = ["CompletionOutput", "DiffusionLLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "AsyncDiffusionLLM",
+    "CompletionOutput",
+    "DiffusionLLM",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 # How often OpenMP's threads look for work before they sleep. GNU's default is 300,000 times,
 # milliseconds for which a thread holds a core that the one it waits for may need: beside other
@@ -25,6 +33,7 @@ if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = "10000"
 
 _HOMES = {
+    "AsyncDiffusionLLM": "diffray.cluster.api.async_llm",
     "CompletionOutput": "diffray.workers.output",
     "DiffusionLLM": "diffray.cluster.control.llm",
     "RequestOutput": "diffray.workers.output",

@@ -1,0 +1,82 @@
+"""What speculation saves: the same requests without and with it, in forwards and in time.
+
+    python -m benchmarks.speculation demo demo-llada2
+    python -m benchmarks.speculation --threads 1 --cpu-time --block-lengths 4 32 -- /tmp/llada-100m
+
+Answers of a demo model are to its examples; another checkpoint continues random ids. The ratio
+is of the time; the tokens of both are compared.
+"""
+
+import argparse
+from collections.abc import Callable
+from itertools import cycle, islice, product
+from typing import Any
+
+from benchmarks import paired
+from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.cli.bench.datasets import random_ids
+from diffray.components.checkpoints.demos import DEMOS, examples
+
+TOKENS = 64
+DECODERS: dict[str, dict[str, Any]] = {
+    "fixed, one position a step": {"kind": "fixed", "steps": TOKENS},
+    "fixed, two": {"kind": "fixed", "steps": TOKENS // 2},
+    "threshold 0.9": {"kind": "threshold", "threshold": 0.9},
+}
+
+
+def main() -> None:
+    parser = paired.parser(__doc__, turns=3)
+    parser.add_argument("checkpoints", nargs="+")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1])
+    parser.add_argument("--block-lengths", type=int, nargs="+", default=[32])
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--drafts", type=int, default=4)
+    parser.add_argument("--draft-overhead", type=int)
+    args = parser.parse_args()
+    clock = paired.clock_of(args)
+    print(clock.label)
+    names = "checkpoint", "batch", "block", "decoder", "forwards", "with drafts", "fewer"
+    print(paired.head(*names, "speedup", "equal"))
+    for checkpoint, batch in product(args.checkpoints, args.batches):
+        with DiffusionLLM(
+            checkpoint, dtype="float32", max_num_seqs=batch, draft_overhead=args.draft_overhead
+        ) as llm:
+            prompts: Any = random_ids(llm, batch, 32, args.seed)
+            if checkpoint in DEMOS:
+                prompts = list(islice(cycle(examples(checkpoint)), batch))
+            for length, name in product(args.block_lengths, DECODERS):
+                policy = {"decoder": DECODERS[name], "block_length": length}
+                found = compare(llm, prompts, policy, args, clock)
+                print(paired.row(checkpoint, batch, length, name, *found), flush=True)
+
+
+def compare(
+    llm: DiffusionLLM,
+    prompts: Any,
+    policy: dict[str, Any],
+    args: argparse.Namespace,
+    clock: paired.Clock,
+) -> tuple[object, ...]:
+    """Return the last cells of a row: forwards, their ratio, the speedup, equal answers."""
+
+    def contender(diffusion: dict[str, Any]) -> Callable[[int], paired.Turn]:
+        params = SamplingParams(
+            max_tokens=TOKENS,
+            temperature=args.temperature,
+            seed=args.seed,
+            ignore_eos=True,
+            diffusion=diffusion,
+        )
+        return clock.timed(lambda _: paired.generate(llm, prompts, [params] * len(prompts)))
+
+    verify = {"speculation": {"kind": "verify", "drafts": args.drafts}}
+    contenders = {"plain": contender(policy), "drafts": contender(policy | verify)}
+    plain, drafts = paired.take_turns(contenders, args.repeats).values()
+    before, after = (sum(turns[-1].forwards) for turns in (plain, drafts))
+    fewer = f"{before / after:.2f}"
+    return before, after, fewer, paired.speedup(drafts, plain), paired.equal_answers(drafts, plain)
+
+
+if __name__ == "__main__":
+    main()

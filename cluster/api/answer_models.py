@@ -146,7 +146,13 @@ class Nested(Answered):
     depth: int = Field(description="How deep its rules were allowed to be nested.")
 
 
-class Choice(Answered):
+class MayNest(Answered):
+    structured_outputs: Nested | None = Field(
+        None, description="At the end, where a context-free grammar nests its rules without end."
+    )
+
+
+class Choice(MayNest):
     """One of the `n` answers to one prompt."""
 
     index: int = Field(description="Its number, over all prompts.")
@@ -161,9 +167,6 @@ class Choice(Answered):
     trajectory: Trajectory | None = Field(None, description="With return_trajectory.")
     fields: dict[str, PinnedField] | None = Field(
         None, description="With logprobs and a pinned canvas: each field by its path."
-    )
-    structured_outputs: Nested | None = Field(
-        None, description="At the end, where a context-free grammar nests its rules without end."
     )
 
 

@@ -22,7 +22,7 @@ class Messages(Dialect):
         self.chat = shared_fields(given) | self.body.for_chat()
 
     def result(self) -> Json:
-        made = {
+        return {
             "id": f"msg_{self.id}",
             "type": "message",
             "role": "assistant",
@@ -30,15 +30,14 @@ class Messages(Dialect):
             "content": [_block(item, _input(item)) for item in self.items],
             **self._reason(),
             "usage": self._usage(),
+            **self.about,
         }
-        return made | ({"diffusion": self.totals} if self.totals else {})
 
     def failed(self, error: ApiError) -> Json:
         return error.body_at(PATH)
 
     def last_events(self) -> Iterator[Json]:
-        about: Json = {"diffusion": self.totals} if self.totals else {}
-        yield self._event("message_delta", delta=self._reason(), usage=self._usage(), **about)
+        yield self._event("message_delta", delta=self._reason(), usage=self._usage(), **self.about)
         yield self._event("message_stop")
 
     def _event(self, kind: str, **content: Any) -> Json:

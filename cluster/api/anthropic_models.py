@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, RootModel
 
-from diffray.cluster.api.answer_models import Answered, AnthropicRefusal, Effort
+from diffray.cluster.api.answer_models import Answered, AnthropicRefusal, Effort, MayNest
 from diffray.cluster.api.anthropic_body import TextBlock, ToolUse
 
 
@@ -33,7 +33,7 @@ class Ending(Answered):
 Made = Annotated[TextBlock | ToolUse, Discriminator("type")]
 
 
-class MessagesAnswer(Ending):
+class MessagesAnswer(Ending, MayNest):
     """A whole answer; in a stream its beginning."""
 
     id: str = Field(description="The answer's id, which ends in the request's request_id.")
@@ -83,7 +83,7 @@ class BlockStop(Answered):
     index: int = Field(description="The number of the block.")
 
 
-class MessageEnd(Answered):
+class MessageEnd(MayNest):
     type: Literal["message_delta"]
     delta: Ending = Field(description="Why the answer ended.")
     usage: MessagesUsage = Field(description="What was counted.")

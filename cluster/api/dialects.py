@@ -42,7 +42,7 @@ class Dialect(ABC):
         self.items: list[Item] = []
         self.id, self.model, self.created = "", "", 0
         self.usage: Json = {}
-        self.totals: Json = {}  # of the denoising
+        self.about: Json = {}  # fields that the API does not have: what a chat's answer has too
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -73,7 +73,7 @@ class Dialect(ABC):
         if "canvas" in about:
             yield self._event("diffusion.canvas", **about)
         elif about:
-            self.totals = about
+            self.about["diffusion"] = about
         for choice in chunk["choices"]:
             yield from self._choice(choice)
 
@@ -111,6 +111,8 @@ class Dialect(ABC):
                 yield from self._grow(arguments, [])
         if choice["finish_reason"] is not None:
             self.finish_reason, self.stop_reason = choice["finish_reason"], choice["stop_reason"]
+            if "structured_outputs" in choice:
+                self.about["structured_outputs"] = choice["structured_outputs"]
             if not self.items:  # an empty text is an answer too
                 yield from self._open(Item(0))
             yield from self._closed(self.items[-1])

@@ -141,7 +141,8 @@ class Responses(Dialect):
             "truncation": "disabled",
             "usage": self._usage() if self.usage else None,
             "user": body.user,
-        } | ({"diffusion": self.totals} if self.totals else {})
+            **self.about,
+        }
 
     def _usage(self) -> Json:
         given = self.usage

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, RootModel
 
-from diffray.cluster.api.answer_models import Answered, Effort, LikelyToken, View
+from diffray.cluster.api.answer_models import Answered, Effort, LikelyToken, MayNest, View
 from diffray.cluster.api.responses_body import FunctionTool, TextFormat, ToolChoice
 
 State = Literal["in_progress", "completed", "incomplete"]
@@ -75,7 +75,7 @@ class ResponseText(Answered):
     verbosity: Literal["medium"]
 
 
-class Response(Answered):
+class Response(MayNest):
     """A whole answer; in a stream the answer so far."""
 
     id: str = Field(description="The answer's id, which ends in the request's request_id.")

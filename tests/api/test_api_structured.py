@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from diffray import DiffusionLLM
+from diffray.cluster.api.anthropic import Messages
+from diffray.cluster.api.dialects import answer_stream, answer_whole
 from diffray.cluster.api.errors import ApiError
+from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.local import LocalEngine
 from diffray.components.grammar.structured import StructuredOutputs
@@ -106,6 +109,29 @@ def test_a_nested_grammar_is_labelled(service: Service) -> None:
         (choice,) = (await service.chat(CHAT | exact))["choices"]
         assert re.fullmatch("a*b", choice["message"]["content"])
         assert "structured_outputs" not in choice
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("dialect", "asked", "ending"),
+    [
+        (Responses, {"input": "Nest.", "max_output_tokens": 60}, "response.completed"),
+        (Messages, CHAT, "message_delta"),
+    ],
+)
+def test_the_label_stands_in_every_api(
+    service: Service, dialect: type[Responses | Messages], asked: dict[str, Any], ending: str
+) -> None:
+    body = asked | {"structured_outputs": {"grammar": NESTED}}
+
+    async def ask() -> None:
+        whole = await answer_whole(service, dialect(body))
+        assert whole["structured_outputs"]["depth"] > 2
+        made = dialect(body | {"stream": True})
+        events = [event async for event in answer_stream(service, made)]
+        last = next(event for event in events if event["type"] == ending)
+        assert last.get("response", last)["structured_outputs"] == whole["structured_outputs"]
 
     asyncio.run(ask())
 

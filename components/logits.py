@@ -161,7 +161,7 @@ class Logits:
                     top_p_Q < 1, -1
                 ),
             )
-        if left_out < torch.inf:
+        if left_out < torch.inf and scores is not tempered:
             scores = torch.where(scores == -torch.inf, tempered - left_out, scores)
         return Logits(scores, self.start, self.mesh)
 
@@ -172,7 +172,7 @@ class Logits:
     def noisy(self, key: tuple[Tensor, Tensor, Tensor]) -> "Logits":
         """Return the logits with Gumbel noise; the best of them is a draw."""
         drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
-        return Logits(self.values_RV + drawn.to(self.values_RV), self.start, self.mesh)
+        return Logits(drawn.to(self.values_RV).add_(self.values_RV), self.start, self.mesh)
 
     def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the columns of some ids on this rank, and which of them it really holds."""

@@ -99,5 +99,5 @@ def of_classes(value_RV: Tensor, class_V: Tensor, count: int, *, drawn: bool) ->
 
 def _log_sum(value: Tensor, index: Tensor, best: Tensor) -> Tensor:
     peak = best.nan_to_num(neginf=0.0)
-    parts = (value - peak.gather(-1, index)).exp()
+    parts = peak.gather(-1, index).neg_().add_(value).exp_()
     return torch.zeros_like(best).scatter_add(-1, index, parts).log() + peak

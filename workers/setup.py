@@ -112,11 +112,9 @@ def engine_of(
 
     def pool(num_pages: int) -> KVPool:
         return KVPool(
-            num_layers=spec.num_layers,
+            shapes=spec.kv_shapes,
             num_pages=num_pages,
             page_size=setup.page_size,
-            num_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
             dtype=loaded.dtype,
             device=loaded.device,
             kernels=loaded.kernels,
@@ -134,7 +132,7 @@ def engine_of(
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
     kv, graphs = pool(pages), None
     row = spec.hidden_size * loaded.dtype.itemsize
-    rows = int((kv.keys_LSGD.nbytes + kv.values_LSGD.nbytes) * _SHARE_FOR_SOFT / 2 / row)
+    rows = int(kv.nbytes * _SHARE_FOR_SOFT / 2 / row)
     slots.soft.most_rows = max(rows, length)
     if record is not None:
         graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
@@ -161,8 +159,7 @@ def _num_pages(
     `reserved` bytes are for recordings that are still to be made.
     """
     spec = model.spec
-    elements = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
-    per_position = elements * model.dtype.itemsize
+    per_position = spec.kv_elements * model.dtype.itemsize
     memory = setup.kv_cache_memory
     if memory is None:
         memory = int(max(free_memory(model.device) - reserved, 0) * _SHARE_FOR_KV)

@@ -85,9 +85,9 @@ class DiffusionLLM:
             return f"DiffusionLLM({self.model!r}), shut down"
         if self._engine is None:
             return f"DiffusionLLM({self.model!r}, tensor_parallel_size={self._ranks})"
-        keys = self._engine.kv.keys_LSGD  # stored as the model computes
-        dtype = str(keys.dtype).removeprefix("torch.")
-        return f"DiffusionLLM({self.model!r}, dtype={dtype!r}, device={str(keys.device)!r})"
+        kv = self._engine.kv  # of the model's dtype
+        dtype = str(kv.dtype).removeprefix("torch.")
+        return f"DiffusionLLM({self.model!r}, dtype={dtype!r}, device={str(kv.device)!r})"
 
     def __enter__(self) -> Self:
         return self

@@ -143,11 +143,9 @@ def toy_engine(
 ) -> Engine:
     spec = model.spec
     kv = KVPool(
-        num_layers=spec.num_layers,
+        shapes=spec.kv_shapes,
         num_pages=num_pages,
         page_size=page_size,
-        num_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         dtype=torch.float64,
         device=CPU,
     )

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.mix_rule import by_rule
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from tests.helpers.paths import GOLDEN
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MASK, EOS = 510, 511
 DTYPES = "float64", "float32"
 FAMILIES = {
+    "diffusion_gemma": "diffusion_gemma",
     "dream": "dream",
     "fast_dllm_v2": "fast_dllm_v2",
     "llada": "llada",
@@ -41,8 +43,12 @@ _KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "static": {"kind": "threshold", "threshold": 1},
         "dynamic": {"kind": "threshold"},
     },
-    "cache": {"block": {"kind": "exact"}, "block+sub": {"kind": "sub_block"}},
-    "iteration": {"whole": {"kind": "blockwise"}},
+    "cache": {
+        "block": {"kind": "exact"},
+        "block+sub": {"kind": "sub_block"},
+        "encoder": {"kind": "exact"},
+    },
+    "iteration": {"whole": {"kind": "blockwise"}, "canvas": {"kind": "renoise"}},
 }
 _NUMBERS = {
     "decoder": (
@@ -51,7 +57,8 @@ _NUMBERS = {
     ),
     "cache": "before after warmup".split(),
     "iteration": (
-        "cont_weight cont_weight_init cont_weight_growth threshold_decay sub_block_length".split()
+        "cont_weight cont_weight_init cont_weight_growth threshold_decay sub_block_length "
+        "max_steps t_min t_max stability confidence".split()
     ),
 }
 
@@ -89,6 +96,10 @@ def renamed(case: Case) -> Case:
     if "small_block_length" in case:  # the best, and what is strictly above the threshold
         parts = {"iteration": "sub_blocks", "sub_block_length": case["small_block_length"]}
         return case | parts | {"steps_per_block": case["block_length"]}
+    if case.get("iteration") == "canvas":
+        names = {"gamma": "entropy_bound", "max_steps": "max_denoising_steps"}
+        names |= {name: f"{name}_threshold" for name in ("stability", "confidence")}
+        return case | {name: case[theirs] for name, theirs in names.items()}
     if "denoising_steps" in case:
         steps = {"steps_per_block": case["denoising_steps"]}
         if case["decoder"] != "edit":
@@ -105,7 +116,8 @@ def params_of(case: Case) -> SamplingParams:
     return SamplingParams(
         max_tokens=case["gen_length"],
         ignore_eos=True,
-        stop_token_ids=case.get("stop_ids", ()),
+        stop_token_ids=case.get("stop_ids", case.get("eos_ids", ())),
+        temperature=float(case.get("sampler") == "inverse_cdf"),
         bad_token_ids=case.get("bad_token_ids", ()),
         top_p=case.get("top_p", 1.0),
         top_k=case.get("top_k", 0),
@@ -120,13 +132,14 @@ def differences(llm: "DiffusionLLM", cases: list[Case]) -> dict[int, str]:
         try:
             wanted = params_of(case)
             llm.engine.check(Request(0, tuple(case["prompt"]), wanted))
-            params[number] = wanted
+            params[number] = wanted.model_copy(update={"seed": number})
         except (KeyError, ValueError) as error:
             found[number] = f"cannot be requested: {error}"
     prompts = [cases[number]["prompt"] for number in params]
-    outputs = llm.generate(prompts, list(params.values()), use_tqdm=False)
+    with by_rule(dict(enumerate(cases))):
+        outputs = llm.generate(prompts, list(params.values()), use_tqdm=False)
     for number, output in zip(params, outputs, strict=True):
-        expected, most = cases[number]["tokens"], cases[number].get("forwards")
+        expected, most = written(cases[number]), cases[number].get("forwards")
         if (tokens := output.outputs[0].token_ids) != expected:
             pairs = enumerate(zip(tokens, expected, strict=False))
             first = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(expected)))
@@ -134,6 +147,13 @@ def differences(llm: "DiffusionLLM", cases: list[Case]) -> dict[int, str]:
         elif most is not None and output.forwards > most:
             found[number] = f"{output.forwards} forwards instead of {most}"
     return found
+
+
+def written(case: Case) -> list[int]:
+    """Return the tokens up to the first end token; DiffusionGemma's padding comes after it."""
+    tokens: list[int] = case["tokens"]
+    ends = [at for at, token in enumerate(tokens) if token in case.get("eos_ids", ())]
+    return tokens[: ends[0] + 1] if ends else tokens
 
 
 def run(folder: Path) -> tuple[int, int]:

@@ -102,9 +102,7 @@ def window_attention(
             k = k_SGD.index_select(0, slots).unflatten(0, windows).transpose(1, 2)
             v = v_SGD.index_select(0, slots).unflatten(0, windows).transpose(1, 2)
         mask = None if group.mask_BQK is None else group.mask_BQK.unsqueeze(1)
-        read = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=scale, enable_gqa=shared
-        )
+        read = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=shared)
         out_THD[group.start : stop] = read.transpose(1, 2).flatten(0, 1)
     return out_THD
 

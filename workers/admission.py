@@ -13,6 +13,7 @@ from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.components.pins import Pins
 from diffray.components.policy import Policy
+from diffray.components.renoising import check_request as check_renoising
 from diffray.components.sequence import Sequence
 from diffray.components.speculation import check_request as check_speculation
 from diffray.kernels.noise import derived_seed
@@ -36,7 +37,7 @@ class Limits:
         return Footprint(
             pages=self.pages(sequence, sequence.kv_stop),
             most=self.pages(sequence, sequence.length),
-            block=sequence.policy.block_length if self._may_share(sequence) else 0,
+            block=sequence.causal_block if self._may_share(sequence) else 0,
         )
 
     def _may_share(self, sequence: Sequence) -> bool:
@@ -138,6 +139,8 @@ def check(request: Request, limits: Limits) -> Sequence:
     _check_order(sequence)
     if sequence.policy.speculation is not None:
         check_speculation(sequence)
+    if sequence.policy.iteration.renoises:
+        check_renoising(sequence)
     if request.grammar:
         _check_grammar(sequence)
     if sequence.length > limits.context:
@@ -172,6 +175,7 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         policy=Policy.resolve(params.diffusion, spec, 0 if canvas is None else len(canvas.cells)),
         block_causal=spec.block_causal,
         logit_shift=spec.logit_shift,
+        encodes=spec.encodes,
         end_ids=end_ids,
         suffix=request.suffix,
         watch=request.watch,

@@ -77,5 +77,5 @@ def _window(span: Span, slots: Slots) -> Window:
     canvas = span.copy or span.sequence
     assert canvas.pages_P is not None
     cell = canvas.slot * slots.length
-    block = span.sequence.causal_block
+    block = span.sequence.causal_at(span.start)
     return Window(span.start, span.stop, span.kv_stop, block, canvas.pages_P, cell)

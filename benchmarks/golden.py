@@ -116,7 +116,7 @@ def params_of(case: Case) -> SamplingParams:
     return SamplingParams(
         max_tokens=case["gen_length"],
         ignore_eos=True,
-        stop_token_ids=case.get("stop_ids", case.get("eos_ids", ())),
+        stop_token_ids=case.get("stop_ids") or case.get("eos_ids", ()),
         temperature=float(case.get("sampler") == "inverse_cdf"),
         bad_token_ids=case.get("bad_token_ids", ()),
         top_p=case.get("top_p", 1.0),

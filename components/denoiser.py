@@ -121,28 +121,10 @@ class Layer(nn.Module):
         return parts | self.mlp.parts(prefix, names)
 
 
-class AnyLayer(Protocol):
-    """What the stack does with a layer; `Layer` is the usual one."""
-
-    attention_norm: Any
-    attention: Any
-
-    @property
-    def routed(self) -> bool:
-        """Whether it has experts."""
-        ...
-
-    def __call__(self, *args: Any) -> tuple[Tensor, Tensor]: ...
-
-    def pack(self) -> None: ...
-
-    def parts(self, prefix: str, own: Names, names: Collection[str]) -> Parts: ...
-
-
 class OwnStack(NamedTuple):
-    """The layers of a family that has others, what gives them their angles, and the last norm."""
+    """What a family has instead of `Layer`, `Rotary` and `Norm`; it is called alike."""
 
-    layers: Iterable[AnyLayer]
+    layers: Iterable[Any]
     rotary: Any
     norm: Any
 
@@ -175,7 +157,7 @@ class Denoiser(nn.Module):
         self.dims, self.names, self.kernels = dims, names, kernels
         self.embedding = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
         self.rotary, self.norm = own.rotary, own.norm
-        self.stack = list(own.layers)
+        self.stack: list[Any] = list(own.layers)
         self.layers = nn.ModuleList(self.stack)  # the same layers, registered
         self.output = self.embedding
         if not dims.tied:

@@ -17,6 +17,7 @@ from diffray.components.dims import Dims
 from diffray.components.layers import GatedMLP, Parts, whole, wide
 from diffray.components.mesh import Mesh
 from diffray.components.sandwich import SandwichLayer, WideNorm
+from diffray.components.vision import Vision
 from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
 from diffray.kernels.norm import rms_norm_wide
@@ -48,7 +49,8 @@ class TwoPass(Denoiser):
         layers: list[SandwichLayer],
         own: OwnStack,
         names: Names,
-        encoder: str,  # the checkpoint's prefix of the scales that final tokens have
+        encoder: str,  # the checkpoint's prefix of what only the encoder has
+        vision: Vision,
         conditioning: tuple[str, SelfConditioning],
         cap: float,
         mesh: Mesh,
@@ -70,7 +72,7 @@ class TwoPass(Denoiser):
             kernels=kernels,
             own=own,
         )
-        self.encoder, self.cap = encoder, cap
+        self.encoder, self.cap, self.vision = encoder, cap, vision
         self.prefix, self.conditioning = conditioning
         self.scaled = layers
         shapes = tuple((each.attention.num_keys, each.attention.heads.size) for each in layers)
@@ -107,10 +109,13 @@ class TwoPass(Denoiser):
 
     def parts(self, names: Collection[str]) -> Parts:
         scales = {
-            f"{self.encoder}.{number}.layer_scalar": whole(layer.final_scale_1)
+            f"{self.encoder}.language_model.layers.{number}.layer_scalar": whole(
+                layer.final_scale_1
+            )
             for number, layer in enumerate(self.scaled)
         }
-        return super().parts(names) | scales | self.conditioning.parts(self.prefix)
+        own = self.conditioning.parts(self.prefix) | self.vision.parts(self.encoder)
+        return super().parts(names) | scales | own
 
     def _scale(self, x_TH: Tensor) -> Tensor:
         # Rounded as the embedding is: so the original keeps it.

@@ -24,6 +24,7 @@ from diffray.components.sandwich import (
     WideNorm,
 )
 from diffray.components.two_pass import SelfConditioning, TwoPass
+from diffray.components.vision import Eye, Vision
 from diffray.kernels.choose import TORCH, Kernels
 
 FAMILY: Final = "DiffusionGemma"
@@ -34,7 +35,7 @@ NAMES: Final = QWEN3._replace(
 )
 CONDITIONING: Final = "model.decoder.self_conditioning"
 CONDITIONING_NAMES: Final = GatedNames("gate_proj.weight", "up_proj.weight", "down_proj.weight")
-ENCODER: Final = "model.encoder.language_model.layers"
+ENCODER: Final = "model.encoder"
 NEAR, FAR = "sliding_attention", "full_attention"
 _GELU = partial(gelu, approximate="tanh")
 
@@ -115,6 +116,7 @@ def build_diffusion_gemma(
         OwnStack(layers, Rotations(heads.values()), WideNorm(hidden, eps, dtype)),
         NAMES,
         ENCODER,
+        Vision(Eye.read(whole.inner("vision_config")), hidden, dtype),
         (CONDITIONING, SelfConditioning(dense(CONDITIONING_NAMES), hidden, eps, dtype)),
         fields.number("final_logit_softcapping", 30.0),
         mesh,

@@ -101,6 +101,9 @@ class ToyModel(WritesLogits):
     def head(self, hidden_RH: Tensor) -> Tensor:
         return hidden_RH @ self.head_VH.T
 
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
+        return x_TH + soft_TH * masked_T1
+
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV @ self.table_VH
 
@@ -128,6 +131,9 @@ class ScriptedModel(WritesLogits):
             for token, logit in self.script(position).items():
                 logits_RV[row, token] = logit
         return logits_RV
+
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
+        return x_TH + soft_TH * masked_T1
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV.new_zeros(len(weights_RV), 1)

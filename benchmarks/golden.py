@@ -13,7 +13,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from benchmarks.mix_rule import by_rule
+from diffray.components.image import Image
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from tests.helpers.paths import GOLDEN
@@ -125,19 +128,34 @@ def params_of(case: Case) -> SamplingParams:
     )
 
 
-def differences(llm: "DiffusionLLM", cases: list[Case]) -> dict[int, str]:
+def image_of(shown: dict[str, Any]) -> Image:
+    """Return a golden image."""
+    columns = 1 + max(across for across, _ in shown["image_position_ids"])
+    pixels = torch.tensor(shown["pixel_values"]).numpy().tobytes()
+    return Image(shown["mm_token_type_ids"].index(1), columns, pixels)
+
+
+def differences(
+    llm: "DiffusionLLM", cases: list[Case], images: tuple[Image, ...] = ()
+) -> dict[int, str]:
     """Return for each case that is not exact what is different; all run in one batch."""
+    shown = {number: images if "image" in case else () for number, case in enumerate(cases)}
     params, found = {}, {}
     for number, case in enumerate(cases):
         try:
             wanted = params_of(case)
-            llm.engine.check(Request(0, tuple(case["prompt"]), wanted))
+            llm.engine.check(Request(0, tuple(case["prompt"]), wanted, images=shown[number]))
             params[number] = wanted.model_copy(update={"seed": number})
         except (KeyError, ValueError) as error:
             found[number] = f"cannot be requested: {error}"
     prompts = [cases[number]["prompt"] for number in params]
     with by_rule(dict(enumerate(cases))):
-        outputs = llm.generate(prompts, list(params.values()), use_tqdm=False)
+        outputs = llm.generate(
+            prompts,
+            list(params.values()),
+            images=[shown[number] for number in params],
+            use_tqdm=False,
+        )
     for number, output in zip(params, outputs, strict=True):
         expected, most = written(cases[number]), cases[number].get("forwards")
         if (tokens := output.outputs[0].token_ids) != expected:
@@ -163,10 +181,11 @@ def run(folder: Path) -> tuple[int, int]:
     found = json.loads((folder / "golden.json").read_text())
     checkpoint = folder.parent / found.get("checkpoint", folder.name)
     cases, different = found["cases"], set()
+    images = (image_of(found["image"]),) if "image" in found else ()
     for dtype in DTYPES:
         ids = {"mask_token_id": found["mask_id"], "eos_token_id": found["eos_id"]}
         with DiffusionLLM(str(checkpoint), dtype=dtype, max_num_seqs=64, **ids) as llm:
-            for number, what in sorted(differences(llm, cases).items()):
+            for number, what in sorted(differences(llm, cases, images).items()):
                 different.add(number)
                 print(f"{folder} {dtype}, case {number}: {what}: {described(cases[number])}")
     return len(cases) - len(different), len(cases)

@@ -22,7 +22,9 @@ class Window:
     """Positions [start, stop) of one sequence, to run now.
 
     If `block` is 0, every query sees the keys [0, kv_stop); otherwise attention is block-causal,
-    and a query sees the keys up to the end of its own block of that length, at most kv_stop.
+    and a query sees the keys up to the end of its own block of that length, at most kv_stop. In
+    layers that see near keys only, queries count back from the start of their block, or window; if
+    `block` is -1, as in an image, each from itself.
     """
 
     start: int
@@ -147,6 +149,7 @@ def begins_of(at_BQ: Tensor, block_B: Tensor, start_B: Tensor, reach: int) -> Te
     """Return the first key that queries at these positions see where they see `reach` back."""
     block_B1 = block_B.unsqueeze(1)
     own_BQ = torch.where(block_B1 > 0, at_BQ // block_B1.clamp(min=1) * block_B1, start_B[:, None])
+    own_BQ = torch.where(block_B1 < 0, at_BQ, own_BQ)
     return (own_BQ - (reach - 1)).clamp(min=0)
 
 

@@ -194,6 +194,9 @@ class Denoiser(nn.Module):
     def embed(self, ids_T: Tensor) -> Tensor:
         return self.embedding.embed(ids_T)
 
+    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
+        raise AssertionError("a model without sight is given no images")
+
     def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
         return x_TH + soft_TH * masked_T1
 

@@ -164,7 +164,8 @@ class Prefixes:
         return stop - stop % self._unit(sequence)
 
     def _key(self, sequence: "Sequence", start: int) -> Key:
-        ids = sequence.tokens(start, start + self._unit(sequence))
+        tokens = sequence.tokens(start, start + self._unit(sequence))
+        ids = sequence.images.key(tokens, start)
         return ids if start else (sequence.cache_salt, sequence.causal_block, *ids)
 
     @staticmethod

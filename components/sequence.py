@@ -22,6 +22,7 @@ from torch import Tensor
 from diffray.components.copies import Copy
 from diffray.components.decoder import Memory
 from diffray.components.grammar.automaton import Automaton
+from diffray.components.images import Images
 from diffray.components.iterations import Renoise
 from diffray.components.pins import Pins, Stretch
 from diffray.components.row_transform import RowTransform
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from diffray.components.policy import Policy
     from diffray.components.prefixes import Node
 
+NO_IMAGES = Images()
 _SHORT = 32  # a shorter block may take as many post-steps as one of this length
 
 
@@ -53,6 +55,7 @@ class Sequence:
     cache_salt: str = ""  # K/V are shared only within the same salt
     automaton: Automaton | None = None  # that the answer follows
     pins: Pins | None = None  # what is given of the answer
+    images: Images = NO_IMAGES  # in the prompt
 
     # Its canvas, all of it ...
     seed: int = field(init=False)  # 0 without one: engines draw no seeds
@@ -180,7 +183,12 @@ class Sequence:
         return self.policy.iteration.temperature(step, asked)
 
     def causal_at(self, start: int) -> int:
-        """Return the block length by which a window from here on attends; 0: both ways."""
+        """Return the block length by which a window from here on attends; 0: both ways.
+
+        -1 is the same within an image, whose positions count how far they see each for itself.
+        """
+        if self.images.at(start) is not None:
+            return -1
         return 0 if self.encodes and start >= self.start else self.causal_block
 
     @property

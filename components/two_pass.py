@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from diffray.components.denoiser import Denoiser, Names, OwnStack
 from diffray.components.dims import Dims
+from diffray.components.images import Sight
 from diffray.components.layers import GatedMLP, Parts, whole, wide
 from diffray.components.mesh import Mesh
 from diffray.components.sandwich import SandwichLayer, WideNorm
@@ -51,6 +52,7 @@ class TwoPass(Denoiser):
         names: Names,
         encoder: str,  # the checkpoint's prefix of what only the encoder has
         vision: Vision,
+        sight: Sight,
         conditioning: tuple[str, SelfConditioning],
         cap: float,
         mesh: Mesh,
@@ -76,10 +78,14 @@ class TwoPass(Denoiser):
         self.prefix, self.conditioning = conditioning
         self.scaled = layers
         shapes = tuple((each.attention.num_keys, each.attention.heads.size) for each in layers)
-        self.spec = replace(self.spec, encodes=True, own_shapes=shapes)
+        self.spec = replace(self.spec, encodes=True, own_shapes=shapes, sight=sight)
 
     def embed(self, ids_T: Tensor) -> Tensor:
         return self._scale(self.embedding.embed(ids_T))
+
+    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
+        soft_SH: Tensor = self.vision(pixels_PC, columns)
+        return soft_SH
 
     def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
         return torch.where(masked_T1, self.conditioning(x_TH, soft_TH), x_TH)

@@ -1,4 +1,4 @@
-"""Gemma 4's picture encoder: from a picture's patches to embeddings that stand in a prompt.
+"""Gemma 4's image encoder: from an image's patches to embeddings that stand in a prompt.
 
 Every rank has all of it. Letters: P patches, S soft tokens, C numbers of a patch, D the tower's
 hidden size, N heads, H hidden size of the text's model.
@@ -45,7 +45,7 @@ class Eye(NamedTuple):
 
     @staticmethod
     def read(fields: Fields) -> "Eye":
-        """Read the picture's part of config.json; refuse what would need other arithmetic."""
+        """Read the image's part of config.json; refuse what would need other arithmetic."""
         fields.only("hidden_activation", "gelu_pytorch_tanh")
         fields.only("attention_bias", False)
         fields.only("use_clipped_linears", False)
@@ -132,7 +132,7 @@ class Vision(nn.Module):
         self.out_HD = empty(hidden, eye.hidden, dtype=dtype)
 
     def forward(self, pixels_PC: Tensor, columns: int) -> Tensor:
-        """Return a picture's soft tokens [S, H]; its patches, in [0, 1], are rows of `columns`."""
+        """Return an image's soft tokens [S, H]; its patches, in [0, 1], are rows of `columns`."""
         eye, patches = self.eye, torch.arange(len(pixels_PC), device=pixels_PC.device)
         across_P, down_P = patches % columns, patches // columns
         x_PD = linear((2 * (pixels_PC - 0.5)).to(self.input_DC), self.input_DC)

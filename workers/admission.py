@@ -9,6 +9,7 @@ from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.grammar.bad_words import avoiding, restricted
 from diffray.components.grammar.canvas import Canvas
+from diffray.components.images import images_of
 from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.components.pins import Pins
@@ -82,7 +83,8 @@ class CheckedRequest:
     @property
     def content(self) -> int:
         params = self.request.params.model_dump_json(exclude={"seed"})
-        return hash((self.prompt, self.request.suffix, params, self.request.grammar))
+        parts = self.request.suffix, self.request.images, self.request.grammar
+        return hash((self.prompt, params, *parts))
 
     def new_sequence(self) -> Sequence:
         """Return a new sequence, so that the request may run more than once."""
@@ -182,6 +184,7 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         cache_salt=request.cache_salt,
         automaton=_automaton(request, limits, end_ids),
         pins=None if canvas is None else Pins(canvas),
+        images=images_of(request.prompt, request.images, spec.sight),
     )
 
 

@@ -25,7 +25,7 @@ from diffray.kernels.confidence import Confidence
 from diffray.workers.batch_state import BatchState
 from diffray.workers.drafting import Drafting
 from diffray.workers.graphs import Graphs
-from diffray.workers.layout import Layout, Span
+from diffray.workers.layout import Layout, Span, spans_of
 from diffray.workers.outcome import Outcome
 from diffray.workers.request_rows import HeadPlan, Softened, plan_head
 from diffray.workers.slots import Slots
@@ -117,11 +117,22 @@ class BatchPlan:
         x_TH, masked_T1 = self.model.embed(ids_T), None
         if self.soft or self.model.spec.encodes:
             masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
+        for at, span in layout.seen:
+            x_TH[at : at + span.stop - span.start] = self._look(span).to(x_TH)
         if self.soft and masked_T1 is not None:
             x_TH = self.model.soften(x_TH, slots.soft.read(layout.batch.cells_T, x_TH), masked_T1)
         read_R = self._plan_head().read_T if self.sequences else None
         batch = replace(layout.batch, read_R=read_R, masked_T1=masked_T1)
         return self.model.forward(x_TH, batch, self.kv)
+
+    def _look(self, span: Span) -> Tensor:
+        """Return the soft tokens of an image that stand in a window."""
+        seen, sight = span.sequence.images.at(span.start), self.model.spec.sight
+        assert seen is not None and sight is not None
+        pixels_P = torch.frombuffer(bytearray(seen.image.pixels), dtype=torch.float32)
+        pixels_PC = send(pixels_P.view(-1, sight.patch), self.device)
+        soft_SH = self.model.look(pixels_PC, seen.image.columns)
+        return soft_SH[span.start - seen.start : span.stop - seen.start]
 
     def _place(self, step: int, chunks: Items[Chunk]) -> None:
         """Find this step's windows a place; in most steps they stand as in the one before."""
@@ -129,7 +140,7 @@ class BatchPlan:
         for s in self.sequences:
             start, stop = s.policy.cache.window(s, s.step + step)
             if s.encodes and start < s.start:  # layers store all K/V before they read any
-                encoded.append(Span(s, start, s.start, s.start))
+                encoded += spans_of(s, start, s.start)
                 start = s.start
             windows.append(Span(s, start, stop, s.kv_stop))
         drafts: list[Span] = []
@@ -138,7 +149,7 @@ class BatchPlan:
             own.sequence.chance.run = len(found)
             drafts += found
         windows += drafts + encoded
-        windows += [Span(*chunk, chunk.stop) for chunk in chunks]
+        windows += [span for chunk in chunks for span in spans_of(*chunk)]
         windows += [w._replace(copy=w.sequence.twin) for w in windows if w.sequence.twin]
         if self._windows != windows:
             self._windows = windows

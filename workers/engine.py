@@ -312,7 +312,8 @@ class Engine:
         block = sequence.policy.block_length
         length = max(self.chunk // block, 1) * block
         start = sequence.clean_end
-        return Chunk(sequence, start, min(start + length, sequence.start))
+        stop = sequence.images.not_inside(min(start + length, sequence.start))
+        return Chunk(sequence, start, stop)
 
     # After a round.
 

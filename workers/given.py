@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from diffray.components.grammar.compile import Grammars, vocabulary_of
+from diffray.components.image import Image
 from diffray.workers.admission import Limits
 from diffray.workers.prompts import Prompt, as_messages, as_one, is_conversation
 from diffray.workers.text import Messages, Tokenizer
@@ -16,6 +17,7 @@ class Given(NamedTuple):
     text: str | None
     prompt: tuple[int, ...]
     suffix: tuple[int, ...] = ()
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

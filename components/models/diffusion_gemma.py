@@ -10,6 +10,7 @@ from torch.nn.functional import gelu
 from diffray.components.denoiser import OwnStack
 from diffray.components.dims import Dims
 from diffray.components.experts import Experts
+from diffray.components.images import Sight
 from diffray.components.layers import GatedMLP, GatedNames
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, Fields
@@ -94,6 +95,7 @@ def build_diffusion_gemma(
     hidden, eps = dims.hidden, dims.norm_eps
     width, own_width = fields.count("intermediate_size"), fields.count("moe_intermediate_size")
     experts, chosen = fields.experts("top_k_experts")
+    eye = Eye.read(whole.inner("vision_config"))
 
     def dense(names: GatedNames) -> GatedMLP:
         return GatedMLP(hidden, width, names, mesh, dtype, _GELU)
@@ -116,7 +118,14 @@ def build_diffusion_gemma(
         OwnStack(layers, Rotations(heads.values()), WideNorm(hidden, eps, dtype)),
         NAMES,
         ENCODER,
-        Vision(Eye.read(whole.inner("vision_config")), hidden, dtype),
+        Vision(eye, hidden, dtype),
+        Sight(
+            token_id=whole.count("image_token_id", 258880),
+            patch=3 * eye.patch**2,
+            pool=eye.pool,
+            most=heads[NEAR].reach or dims.max_positions,
+            places=eye.places,
+        ),
         (CONDITIONING, SelfConditioning(dense(CONDITIONING_NAMES), hidden, eps, dtype)),
         fields.number("final_logit_softcapping", 30.0),
         mesh,

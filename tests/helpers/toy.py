@@ -101,6 +101,9 @@ class ToyModel(WritesLogits):
     def head(self, hidden_RH: Tensor) -> Tensor:
         return hidden_RH @ self.head_VH.T
 
+    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
+        raise AssertionError("a toy is given no images")
+
     def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
         return x_TH + soft_TH * masked_T1
 
@@ -131,6 +134,9 @@ class ScriptedModel(WritesLogits):
             for token, logit in self.script(position).items():
                 logits_RV[row, token] = logit
         return logits_RV
+
+    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
+        raise AssertionError("a toy is given no images")
 
     def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
         return x_TH + soft_TH * masked_T1

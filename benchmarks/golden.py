@@ -128,11 +128,13 @@ def params_of(case: Case) -> SamplingParams:
     )
 
 
-def image_of(shown: dict[str, Any]) -> Image:
-    """Return a golden image."""
+def images_of(found: dict[str, Any]) -> tuple[Image, ...]:
+    """Return a golden.json's image, if it has one."""
+    if (shown := found.get("image")) is None:
+        return ()
     columns = 1 + max(across for across, _ in shown["image_position_ids"])
     pixels = torch.tensor(shown["pixel_values"]).numpy().tobytes()
-    return Image(shown["mm_token_type_ids"].index(1), columns, pixels)
+    return (Image(shown["mm_token_type_ids"].index(1), columns, pixels),)
 
 
 def differences(
@@ -181,11 +183,10 @@ def run(folder: Path) -> tuple[int, int]:
     found = json.loads((folder / "golden.json").read_text())
     checkpoint = folder.parent / found.get("checkpoint", folder.name)
     cases, different = found["cases"], set()
-    images = (image_of(found["image"]),) if "image" in found else ()
     for dtype in DTYPES:
         ids = {"mask_token_id": found["mask_id"], "eos_token_id": found["eos_id"]}
         with DiffusionLLM(str(checkpoint), dtype=dtype, max_num_seqs=64, **ids) as llm:
-            for number, what in sorted(differences(llm, cases, images).items()):
+            for number, what in sorted(differences(llm, cases, images_of(found)).items()):
                 different.add(number)
                 print(f"{folder} {dtype}, case {number}: {what}: {described(cases[number])}")
     return len(cases) - len(different), len(cases)

@@ -1,5 +1,6 @@
 """What is given of a text: prompts and conversations become the token ids around the gap."""
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -40,6 +41,16 @@ class Reader:
     def prompt(self, prompt: str | tuple[int, ...], suffix: str | tuple[int, ...] = ()) -> Given:
         text = prompt if isinstance(prompt, str) else None
         return Given(text, self._encode(prompt, True), self._encode(suffix, False))
+
+    def prompts(
+        self, prompts: Items[str | tuple[int, ...]], images: Items[Items[Image]] | None
+    ) -> list[Given]:
+        """Return several prompts, and the images of each if there are any."""
+        shown = [()] * len(prompts) if images is None else images
+        if len(shown) != len(prompts):
+            raise ValueError(f"images of {len(shown)} prompts, and there are {len(prompts)}")
+        pairs = zip(prompts, shown, strict=True)
+        return [self.prompt(each)._replace(images=tuple(own)) for each, own in pairs]
 
     def conversation(self, messages: object) -> Given:
         return Given(None, tuple(self.tokenizer.encode_chat(as_messages(messages))))

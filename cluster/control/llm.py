@@ -147,14 +147,7 @@ class DiffusionLLM:
         """
         several = as_list(prompts)
         params = as_params("generate", sampling_params, options, len(several))
-        shown = [()] * len(several) if images is None else images
-        if len(shown) != len(several):
-            raise ValueError(
-                f"images of {len(shown)} prompts for {len(several)}; give each its own"
-            )
-        pairs = zip(several, shown, strict=True)
-        given = [self._reader.prompt(each)._replace(images=tuple(own)) for each, own in pairs]
-        return self._run(given, params, use_tqdm)
+        return self._run(self._reader.prompts(several, images), params, use_tqdm)
 
     def infill(
         self,
@@ -301,13 +294,7 @@ class DiffusionLLM:
         if params.structured_outputs is not None:
             grammar = self._grammars.compile(params.structured_outputs, params.diffusion.slots)
         request = Request(
-            0,
-            given.prompt,
-            params,
-            suffix=given.suffix,
-            watch=watch,
-            images=given.images,
-            grammar=grammar,
+            0, given.prompt, params, given.suffix, watch, images=given.images, grammar=grammar
         )
         return check_choices(request, self.limits, partial(next, self._uids))
 

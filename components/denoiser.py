@@ -184,6 +184,12 @@ class Denoiser(nn.Module):
         return any(layer.routed for layer in self.stack)
 
     @property
+    def experts(self) -> tuple[int, int]:
+        """How many experts a sparse layer has, and how many of them a token goes to; or zeros."""
+        mlps = (layer.mlp for layer in self.stack if layer.routed)
+        return next(((mlp.experts.experts.rows, mlp.router.chosen) for mlp in mlps), (0, 0))
+
+    @property
     def device(self) -> torch.device:
         return self.embedding.weight_VH.device
 

@@ -174,10 +174,10 @@ class Policy:
         cache = params.cache or (Exact() if causal else Dual())
         own = pinned if pinned and not causal else spec.block_length
         length = params.block_length or own
-        _check_attention(iteration, cache, causal=causal)
-        check_parts(iteration, decoder, encodes=spec.encodes)
-        _check_together(iteration, decoder, cache, length)
         plain = "block_diffusion" if causal else "blockwise"
+        check_parts(iteration, decoder, plain, encodes=spec.encodes)
+        _check_attention(iteration, cache, causal=causal)
+        _check_together(iteration, decoder, cache, length)
         if iteration.soft and params.cfg_scale > 0:
             raise InvalidField(
                 f"cfg_scale does not go with iteration {iteration.kind!r}; "
@@ -286,6 +286,11 @@ def _check_together(
 
 def _check_pinned(iteration: Iteration, decoder: Decoder, plain: str) -> None:
     """Refuse what a canvas whose unused positions go away cannot be denoised with."""
+    if iteration.renoises:
+        raise InvalidField(
+            f"canvas 'pinned' does not go with iteration {iteration.kind!r}; leave it out",
+            "diffusion.canvas",
+        )
     if iteration.soft or iteration.first_alone:
         raise InvalidField(
             f"canvas 'pinned' goes with iteration {plain!r} alone; use that",

@@ -10,12 +10,15 @@ if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
 
 
-def check_parts(iteration: "Iteration", decoder: "Decoder", *, encodes: bool) -> None:
-    """Refuse an iteration that a model was not made for, and decoders that know masks alone."""
+def check_parts(iteration: "Iteration", decoder: "Decoder", plain: str, *, encodes: bool) -> None:
+    """Refuse an iteration that a model was not made for, and decoders that know masks alone.
+
+    Models that denoise masks have a plain one.
+    """
     if iteration.renoises != encodes:
         raise InvalidField(
             f"iteration {iteration.kind!r} does not fit this model: it denoises "
-            + ("canvases of noise; use 'renoise'" if encodes else "masks; use 'block_diffusion'"),
+            + ("canvases of noise; use 'renoise'" if encodes else f"masks; use {plain!r}"),
             "diffusion.iteration",
         )
     if iteration.renoises and decoder.kind != "entropy_bound":

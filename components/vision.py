@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, gelu, scaled_dot_product_attention
 
+from diffray.components.backend import send
 from diffray.components.layers import ColumnLinear, GatedMLP, GatedNames, Parts, cut, empty, whole
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Fields
@@ -138,7 +139,7 @@ class Vision(nn.Module):
         x_PD = linear((2 * (pixels_PC - 0.5)).to(self.input_DC), self.input_DC)
         x_PD = x_PD + embedding(across_P, self.places_2ND[0])
         x_PD = x_PD + embedding(down_P, self.places_2ND[1])
-        turns = rope_frequencies(eye.head_dim // 2, eye.theta, 1.0).to(x_PD.device)
+        turns = send(rope_frequencies(eye.head_dim // 2, eye.theta, 1.0), x_PD.device)
         angles = [rope_angles(across_P, turns), rope_angles(down_P, turns)]
         for layer in self.layers:
             x_PD = layer(x_PD, angles)

@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -35,18 +36,31 @@ def loaded(dtype: str = "float64", mesh: Mesh | None = None) -> TwoPass:
 
 @torch.inference_mode()
 def denoised(
-    model: TwoPass, prompt: list[int], canvas: list[int], soft_LH: Tensor | None = None
+    model: TwoPass,
+    prompt: list[int],
+    canvas: list[int],
+    soft_LH: Tensor | None = None,
+    image: tuple[int, Tensor] | None = None,
 ) -> Tensor:
-    """Return this rank's logits of a canvas, in the forward that encodes its prompt."""
+    """Return this rank's logits of a canvas, in the forward that encodes its prompt.
+
+    An image is its first position and its soft tokens.
+    """
     n, stop = len(prompt), len(prompt) + len(canvas)
     dtype = model.dtype
     kv = KVPool(shapes=model.spec.kv_shapes, num_pages=8, page_size=16, dtype=dtype, device=CPU)
     pages_P = torch.tensor(kv.allocate(kv.pages_for(stop)))
-    windows = [Window(0, n, n, 1, pages_P), Window(n, stop, stop, 0, pages_P)]
-    order = sorted(range(2), key=lambda number: windows[number].shape)
-    batch = Batch.pack([windows[number] for number in order], CPU, 16)
+    ends = [0, n] if image is None else [0, image[0], image[0] + len(image[1]), n]
+    pieces = enumerate(pairwise(ends))
+    windows = [Window(a, b, b, (1, -1)[number % 2], pages_P) for number, (a, b) in pieces]
+    windows.append(Window(n, stop, stop, 0, pages_P))
+    batch = Batch.pack(sorted(windows, key=lambda window: window.shape), CPU, 16)
     masked_T1 = (batch.positions_T >= n).unsqueeze(1)
     x_TH = model.embed(torch.tensor([*prompt, *canvas])[batch.positions_T])
+    if image is not None:
+        place_T = batch.positions_T - image[0]
+        shown_T = (place_T >= 0) & (place_T < len(image[1]))
+        x_TH[shown_T] = image[1][place_T[shown_T]]
     soft_TH = torch.zeros_like(x_TH)
     if soft_LH is not None:
         soft_TH[masked_T1.squeeze(1)] = soft_LH.to(x_TH)
@@ -77,6 +91,39 @@ def test_soft_tokens_of_an_image_equal_the_original(dtype: str) -> None:
         soft_SH = loaded(dtype).look(torch.tensor(image["pixel_values"]), 6)
     expected = torch.tensor(image["soft_tokens"]).to(soft_SH)
     torch.testing.assert_close(soft_SH, expected, atol=1e-5, rtol=0)
+
+
+def test_an_image_beyond_the_windows_reach_is_seen_as_by_the_original() -> None:
+    """Its tokens see each other, and near keys of the text each as far as any other token."""
+    original = pytest.importorskip("transformers.models.diffusion_gemma").modeling_diffusion_gemma
+    theirs = original.DiffusionGemmaForBlockDiffusion.from_pretrained(
+        FOLDER, dtype=torch.float64, experts_implementation="eager"
+    ).eval()
+    image, before = golden("diffusion_gemma")["image"], [3 + 7 * at for at in range(46)]
+    prompt = [*before, 508, 508, 508, 508, 507, 9, 10, 11]
+    canvas, n = [5 + 11 * at for at in range(16)], len(prompt)
+    types = torch.tensor([[int(token == 508) for token in prompt]])
+    with torch.inference_mode():
+        masks = theirs.model.encoder.create_masks_for_generate(
+            config=theirs.config,
+            inputs_embeds=torch.empty(1, n, 0),
+            attention_mask=torch.ones(1, n, dtype=torch.bool),
+            past_key_values=None,
+            position_ids=torch.arange(n).unsqueeze(0),
+            mm_token_type_ids=types,
+        )
+        expected = theirs(
+            input_ids=torch.tensor([prompt]),
+            pixel_values=torch.tensor([image["pixel_values"]], dtype=torch.float64),
+            image_position_ids=torch.tensor([image["image_position_ids"]]),
+            mm_token_type_ids=types,
+            decoder_input_ids=torch.tensor([canvas]),
+            attention_mask=masks,
+        ).logits[0]
+        model = loaded()
+        soft_SH = model.look(torch.tensor(image["pixel_values"]), 6)
+    found = denoised(model, prompt, canvas, image=(46, soft_SH))
+    torch.testing.assert_close(found, expected.double(), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True])

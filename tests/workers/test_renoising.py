@@ -1,5 +1,6 @@
 """Canvases of noise: a request finds the same tokens however it is run, and what it refuses."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -101,11 +102,28 @@ def test_prefixes_are_shared_by_whole_pages_whatever_the_canvas() -> None:
     assert len(requests()[1].prompt) == 29
 
 
+def test_a_chunk_or_a_shared_prefix_may_end_at_an_image() -> None:
+    """Pages and chunks of 4 would cut the image, which is at 3 to 7: a chunk passes over it."""
+    made, request = engine(page_size=4, chunk=4), requests()[5]
+    short = request.params.model_copy(
+        update={"diffusion": request.params.diffusion.model_copy(update={"block_length": 2})}
+    )
+    first = run(made, [Request(5, request.prompt, short, images=request.images)])[5]
+    plain = run(
+        engine(enable_prefix_caching=False),
+        [Request(5, request.prompt, short, images=request.images)],
+    )[5]
+    assert first == plain
+    # Of other texts after the image its first token alone is in the shared page.
+    other = Request(6, (*request.prompt[:7], 9, 9), short, images=request.images)
+    assert run(made, [other]) == run(engine(enable_prefix_caching=False), [other])
+
+
 def test_another_image_is_another_prefix() -> None:
     made, request = engine(), requests()[5]
     run(made, [request])
     (image,) = request.images
-    other = type(image)(image.start, image.columns, bytes(len(image.pixels)))
+    other = replace(image, pixels=bytes(len(image.pixels)))
     changed = Request(7, request.prompt, request.params, images=(other,))
     assert run(made, [changed])[7] != alone()[5]
     assert run(made, [request])[5] == alone()[5]
@@ -188,7 +206,9 @@ def test_two_ranks_find_what_one_finds() -> None:
         ({"diffusion": {"speculation": {"kind": "verify"}}}, "speculation"),
         ({"diffusion": {"iteration": {"kind": "block_diffusion"}}}, "use 'renoise'"),
         ({"diffusion": {"iteration": {"kind": "soft"}}}, "use 'renoise'"),
+        ({"diffusion": {"iteration": {"kind": "blockwise"}}}, "use 'renoise'"),
         ({"diffusion": {"decoder": {"kind": "threshold"}}}, "use 'entropy_bound'"),
+        ({"diffusion": {"canvas": "pinned"}}, "'pinned' needs structured outputs"),
         ({"diffusion": {"cache": {"kind": "dual"}}}, "use 'exact' or 'none'"),
         ({"diffusion": {"cache": {"kind": "sub_block"}}}, "use 'exact'"),
     ],
@@ -225,12 +245,10 @@ def test_renoise_is_refused_by_models_with_masks() -> None:
 )
 def test_an_image_that_does_not_fit_is_refused(change: dict[str, Any], said: str) -> None:
     (image,) = images_of(golden("diffusion_gemma"))
-    told = {"start": image.start, "columns": image.columns, "pixels": image.pixels} | change
+    wrong = replace(image, **change)
     request = requests()[5]
     with pytest.raises(ValueError, match=said):
-        cpu_engine().check(
-            Request(0, request.prompt, request.params, images=(type(image)(**told),))
-        )
+        cpu_engine().check(Request(0, request.prompt, request.params, images=(wrong,)))
 
 
 def test_an_images_token_needs_an_image() -> None:

@@ -42,17 +42,15 @@ class WholeCanvas:
 
     def __init__(self, llm: DiffusionLLM) -> None:
         self.model, pool = llm.engine.model, llm.engine.kv
-        self.device = pool.keys_LSGD.device
+        self.device = pool.device
         spec = self.model.spec
         if spec.block_causal:
             raise ValueError("LLaDA's sampler is for models whose attention is bidirectional")
         self._kv = KVPool(
-            num_layers=spec.num_layers,
+            shapes=spec.kv_shapes,
             num_pages=2,
             page_size=spec.max_positions,
-            num_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            dtype=pool.keys_LSGD.dtype,
+            dtype=pool.dtype,
             device=self.device,
         )
         self._pages_P = torch.tensor(self._kv.allocate(1))

@@ -13,6 +13,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from benchmarks.mix_rule import by_rule
+from diffray.components.image import Image
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from tests.helpers.paths import GOLDEN
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 MASK, EOS = 510, 511
 DTYPES = "float64", "float32"
 FAMILIES = {
+    "diffusion_gemma": "diffusion_gemma",
     "dream": "dream",
     "fast_dllm_v2": "fast_dllm_v2",
     "llada": "llada",
@@ -41,8 +46,12 @@ _KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "static": {"kind": "threshold", "threshold": 1},
         "dynamic": {"kind": "threshold"},
     },
-    "cache": {"block": {"kind": "exact"}, "block+sub": {"kind": "sub_block"}},
-    "iteration": {"whole": {"kind": "blockwise"}},
+    "cache": {
+        "block": {"kind": "exact"},
+        "block+sub": {"kind": "sub_block"},
+        "encoder": {"kind": "exact"},
+    },
+    "iteration": {"whole": {"kind": "blockwise"}, "canvas": {"kind": "renoise"}},
 }
 _NUMBERS = {
     "decoder": (
@@ -51,7 +60,8 @@ _NUMBERS = {
     ),
     "cache": "before after warmup".split(),
     "iteration": (
-        "cont_weight cont_weight_init cont_weight_growth threshold_decay sub_block_length".split()
+        "cont_weight cont_weight_init cont_weight_growth threshold_decay sub_block_length "
+        "max_steps t_min t_max stability confidence".split()
     ),
 }
 
@@ -89,6 +99,10 @@ def renamed(case: Case) -> Case:
     if "small_block_length" in case:  # the best, and what is strictly above the threshold
         parts = {"iteration": "sub_blocks", "sub_block_length": case["small_block_length"]}
         return case | parts | {"steps_per_block": case["block_length"]}
+    if case.get("iteration") == "canvas":
+        names = {"gamma": "entropy_bound", "max_steps": "max_denoising_steps"}
+        names |= {name: f"{name}_threshold" for name in ("stability", "confidence")}
+        return case | {name: case[theirs] for name, theirs in names.items()}
     if "denoising_steps" in case:
         steps = {"steps_per_block": case["denoising_steps"]}
         if case["decoder"] != "edit":
@@ -105,7 +119,8 @@ def params_of(case: Case) -> SamplingParams:
     return SamplingParams(
         max_tokens=case["gen_length"],
         ignore_eos=True,
-        stop_token_ids=case.get("stop_ids", ()),
+        stop_token_ids=case.get("stop_ids") or case.get("eos_ids", ()),
+        temperature=float(case.get("sampler") == "inverse_cdf"),
         bad_token_ids=case.get("bad_token_ids", ()),
         top_p=case.get("top_p", 1.0),
         top_k=case.get("top_k", 0),
@@ -113,20 +128,38 @@ def params_of(case: Case) -> SamplingParams:
     )
 
 
-def differences(llm: "DiffusionLLM", cases: list[Case]) -> dict[int, str]:
+def images_of(found: dict[str, Any]) -> tuple[Image, ...]:
+    """Return a golden.json's image, if it has one."""
+    if (shown := found.get("image")) is None:
+        return ()
+    columns = 1 + max(across for across, _ in shown["image_position_ids"])
+    pixels = torch.tensor(shown["pixel_values"]).numpy().tobytes()
+    return (Image(shown["mm_token_type_ids"].index(1), columns, pixels),)
+
+
+def differences(
+    llm: "DiffusionLLM", cases: list[Case], images: tuple[Image, ...] = ()
+) -> dict[int, str]:
     """Return for each case that is not exact what is different; all run in one batch."""
+    shown = {number: images if "image" in case else () for number, case in enumerate(cases)}
     params, found = {}, {}
     for number, case in enumerate(cases):
         try:
             wanted = params_of(case)
-            llm.engine.check(Request(0, tuple(case["prompt"]), wanted))
-            params[number] = wanted
+            llm.engine.check(Request(0, tuple(case["prompt"]), wanted, images=shown[number]))
+            params[number] = wanted.model_copy(update={"seed": number})
         except (KeyError, ValueError) as error:
             found[number] = f"cannot be requested: {error}"
     prompts = [cases[number]["prompt"] for number in params]
-    outputs = llm.generate(prompts, list(params.values()), use_tqdm=False)
+    with by_rule(dict(enumerate(cases))):
+        outputs = llm.generate(
+            prompts,
+            list(params.values()),
+            images=[shown[number] for number in params],
+            use_tqdm=False,
+        )
     for number, output in zip(params, outputs, strict=True):
-        expected, most = cases[number]["tokens"], cases[number].get("forwards")
+        expected, most = written(cases[number]), cases[number].get("forwards")
         if (tokens := output.outputs[0].token_ids) != expected:
             pairs = enumerate(zip(tokens, expected, strict=False))
             first = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(expected)))
@@ -134,6 +167,13 @@ def differences(llm: "DiffusionLLM", cases: list[Case]) -> dict[int, str]:
         elif most is not None and output.forwards > most:
             found[number] = f"{output.forwards} forwards instead of {most}"
     return found
+
+
+def written(case: Case) -> list[int]:
+    """Return the tokens up to the first end token; DiffusionGemma's padding comes after it."""
+    tokens: list[int] = case["tokens"]
+    ends = [at for at, token in enumerate(tokens) if token in case.get("eos_ids", ())]
+    return tokens[: ends[0] + 1] if ends else tokens
 
 
 def run(folder: Path) -> tuple[int, int]:
@@ -146,7 +186,7 @@ def run(folder: Path) -> tuple[int, int]:
     for dtype in DTYPES:
         ids = {"mask_token_id": found["mask_id"], "eos_token_id": found["eos_id"]}
         with DiffusionLLM(str(checkpoint), dtype=dtype, max_num_seqs=64, **ids) as llm:
-            for number, what in sorted(differences(llm, cases).items()):
+            for number, what in sorted(differences(llm, cases, images_of(found)).items()):
                 different.add(number)
                 print(f"{folder} {dtype}, case {number}: {what}: {described(cases[number])}")
     return len(cases) - len(different), len(cases)

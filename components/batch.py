@@ -22,7 +22,9 @@ class Window:
     """Positions [start, stop) of one sequence, to run now.
 
     If `block` is 0, every query sees the keys [0, kv_stop); otherwise attention is block-causal,
-    and a query sees the keys up to the end of its own block of that length, at most kv_stop.
+    and a query sees the keys up to the end of its own block of that length, at most kv_stop. In
+    layers that see near keys only, queries count back from the start of their block, or window; if
+    `block` is -1, as in an image, each from itself.
     """
 
     start: int
@@ -55,6 +57,7 @@ class Batch:
     cells_T: Tensor  # each token's cell on the canvases
     windows: Windows
     read_R: Tensor | None = None  # the tokens whose hidden states are used; None: all of them
+    masked_T1: Tensor | None = None  # which tokens are masks, for models that run these otherwise
 
     @staticmethod
     def pack(windows: Items[Window], device: torch.device, page_size: int) -> "Batch":
@@ -75,6 +78,7 @@ class PackedWindows:
         self._lengths_W = self._stop_W - self._start_W
         self._first_W = self._lengths_W.cumsum(0) - self._lengths_W
         self._pages_WP = pad_sequence([window.pages_P for window in windows], batch_first=True)
+        self._near: dict[int, tuple[Group, ...]] = {}
 
     @property
     def places_3T(self) -> Tensor:
@@ -87,18 +91,31 @@ class PackedWindows:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
+        return self._groups(None)
+
+    def near(self, reach: int) -> tuple[Group, ...]:
+        if reach not in self._near:
+            self._near[reach] = self._groups(reach)
+        return self._near[reach]
+
+    def _groups(self, reach: int | None) -> tuple[Group, ...]:
         groups, start, first = [], 0, 0
         for (queries, keys), run in groupby(self._windows, key=lambda w: w.shape):
             same = list(run)
             rows = slice(first, first + len(same))
             keys_BK = mask_BQK = None
+            at_BQ = self._start_W[rows].unsqueeze(1) + torch.arange(queries)
+            begin_BQ, begin = None, 0  # of the keys
+            if reach is not None:
+                begin_BQ = begins_of(at_BQ, self._block_W[rows], self._start_W[rows], reach)
+                begin = int(begin_BQ.min())
             if queries < keys:
-                keys_BK = slots_of(self._pages_WP[rows], keys, self._page_size)
+                keys_BK = slots_of(self._pages_WP[rows], keys, self._page_size)[:, begin:]
                 keys_BK = send(keys_BK, self._device)
-            if any(w.causal for w in same):
-                at_BQ = self._start_W[rows].unsqueeze(1) + torch.arange(queries)
+            if any(w.causal for w in same) or (begin_BQ is not None and bool(begin_BQ.any())):
                 ends_BQ = ends_of(at_BQ, self._block_W[rows], self._kv_stop_W[rows])
-                mask_BQK = send(torch.arange(keys) < ends_BQ.unsqueeze(-1), self._device)
+                seen_BQK = seen_keys(torch.arange(begin, keys), begin_BQ, ends_BQ)
+                mask_BQK = send(seen_BQK, self._device)
             groups.append(Group(start, len(same), queries, keys_BK, mask_BQK))
             start, first = start + len(same) * queries, rows.stop
         return tuple(groups)
@@ -126,6 +143,20 @@ def ends_of(at_BQ: Tensor, block_B: Tensor, kv_stop_B: Tensor) -> Tensor:
     block_B1, kv_stop_B1 = block_B.unsqueeze(1), kv_stop_B.unsqueeze(1)
     own_BQ = torch.minimum((at_BQ // block_B1.clamp(min=1) + 1) * block_B1, kv_stop_B1)
     return torch.where(block_B1 > 0, own_BQ, kv_stop_B1)
+
+
+def begins_of(at_BQ: Tensor, block_B: Tensor, start_B: Tensor, reach: int) -> Tensor:
+    """Return the first key that queries at these positions see where they see `reach` back."""
+    block_B1 = block_B.unsqueeze(1)
+    own_BQ = torch.where(block_B1 > 0, at_BQ // block_B1.clamp(min=1) * block_B1, start_B[:, None])
+    own_BQ = torch.where(block_B1 < 0, at_BQ, own_BQ)
+    return (own_BQ - (reach - 1)).clamp(min=0)
+
+
+def seen_keys(keys_K: Tensor, begin_BQ: Tensor | None, ends_BQ: Tensor) -> Tensor:
+    """Return which of the keys at these positions each query sees [B, Q, K]."""
+    seen_BQK = keys_K < ends_BQ.unsqueeze(-1)
+    return seen_BQK if begin_BQ is None else seen_BQK & (keys_K >= begin_BQ.unsqueeze(-1))
 
 
 def _together(parts: Items[Tensor], device: torch.device) -> list[Tensor]:

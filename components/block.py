@@ -80,6 +80,13 @@ class Measures(NamedTuple):
     entropy_BL: Tensor  # in nats
 
 
+class Best(NamedTuple):
+    """The most probable tokens, where others may have been drawn."""
+
+    ids_BL: Tensor
+    logprob_BL: Tensor
+
+
 class Likely(NamedTuple):
     """The most probable tokens of positions that draw, best first; drafts are drawn among them."""
 
@@ -103,6 +110,7 @@ class Proposal:
     logprob_BL: Tensor
     top: Top | None = None  # where a request asks for it; decoders see none
     measures: Measures | None = None  # where a decoder asks for them
+    best: Best | None = None  # where canvases are noise, which end as these
     options_EK: Tensor | None = None  # log-probabilities in choices, as `Options` asks for them
     likely: Likely | None = None  # where drafts of rows that draw are to be made
 

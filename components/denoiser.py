@@ -75,6 +75,10 @@ class Layer(nn.Module):
         self.mlp_norm = Norm(dims.hidden, dims.norm_eps, dtype, kernels)
         self.mlp = mlp
 
+    @property
+    def routed(self) -> bool:
+        return self.mlp.routed
+
     def forward(
         self,
         residual_TH: Tensor,
@@ -117,6 +121,14 @@ class Layer(nn.Module):
         return parts | self.mlp.parts(prefix, names)
 
 
+class OwnStack(NamedTuple):
+    """What a family has instead of `Layer`, `Rotary` and `Norm`; it is called alike."""
+
+    layers: Iterable[Any]
+    rotary: Any
+    norm: Any
+
+
 class Denoiser(nn.Module):
     """A model as the rest of the house sees it: built on meta, then allocated and loaded."""
 
@@ -133,16 +145,20 @@ class Denoiser(nn.Module):
         logit_shift: int = 0,
         decoder: Mapping[str, Any] | None = None,
         kernels: Kernels = TORCH,
+        own: OwnStack | None = None,
     ) -> None:
         super().__init__()
+        if own is None:
+            own = OwnStack(
+                [Layer(at, dims, mlp, mesh, dtype, kernels) for at, mlp in enumerate(mlps)],
+                Rotary(dims.max_positions, dims.rotated, dims.rope_theta),
+                Norm(dims.hidden, dims.norm_eps, dtype, kernels),
+            )
         self.dims, self.names, self.kernels = dims, names, kernels
         self.embedding = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
-        self.rotary = Rotary(dims.max_positions, dims.rotated, dims.rope_theta)
-        self.stack = [
-            Layer(index, dims, mlp, mesh, dtype, kernels) for index, mlp in enumerate(mlps)
-        ]
+        self.rotary, self.norm = own.rotary, own.norm
+        self.stack: list[Any] = list(own.layers)
         self.layers = nn.ModuleList(self.stack)  # the same layers, registered
-        self.norm = Norm(dims.hidden, dims.norm_eps, dtype, kernels)
         self.output = self.embedding
         if not dims.tied:
             self.output = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
@@ -165,18 +181,30 @@ class Denoiser(nn.Module):
     @property
     def routed(self) -> bool:
         """Whether there are experts to deal out over ranks."""
-        return any(layer.mlp.routed for layer in self.stack)
+        return any(layer.routed for layer in self.stack)
+
+    @property
+    def experts(self) -> tuple[int, int]:
+        """How many experts a sparse layer has, and how many of them a token goes to; or zeros."""
+        mlps = (layer.mlp for layer in self.stack if layer.routed)
+        return next(((mlp.experts.experts.rows, mlp.router.chosen) for mlp in mlps), (0, 0))
 
     @property
     def device(self) -> torch.device:
-        return self.norm.weight.device
+        return self.embedding.weight_VH.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
+        return self.embedding.weight_VH.dtype
 
     def embed(self, ids_T: Tensor) -> Tensor:
         return self.embedding.embed(ids_T)
+
+    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
+        raise AssertionError("a model without sight is given no images")
+
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
+        return x_TH + soft_TH * masked_T1
 
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
         angles = self.rotary(batch.positions_T)
@@ -187,9 +215,9 @@ class Denoiser(nn.Module):
             residual_TH, normed_TH = layer(residual_TH, normed_TH, angles, batch, kv, following)
         # No layer comes after the last, so it need only find what is read.
         steps = angles, batch, kv, self.norm, batch.read_R
-        _, hidden_RH = last(residual_TH, normed_TH, *steps)
+        hidden_RH: Tensor = last(residual_TH, normed_TH, *steps)[1]
         if batch.read_R is None:
-            return hidden_RH  # type: ignore[no-any-return]
+            return hidden_RH
         return torch.empty_like(x_TH).index_copy_(0, batch.read_R, hidden_RH)
 
     def head(self, hidden_RH: Tensor) -> Tensor:
@@ -202,12 +230,14 @@ class Denoiser(nn.Module):
         draw: Draw | None,
         known_RK: Tensor | None = None,
     ) -> Confidence:
-        table, device = self.output, hidden_RH.device
-        gather_RK = torch.full((len(hidden_RH), 1), mask_token_id, device=device)
-        if known_RK is not None:
-            gather_RK = torch.cat([gather_RK, known_RK], dim=1)
-        head = table.weight_VH, table.rows.start
+        head = self.output.weight_VH, self.output.rows.start
+        gather_RK = self.gathered(hidden_RH, mask_token_id, known_RK)
         return self.kernels.confidence(hidden_RH, *head, mask_token_id, gather_RK, draw)
+
+    def gathered(self, hidden_RH: Tensor, mask_token_id: int, known_RK: Tensor | None) -> Tensor:
+        """Return the ids whose logits are looked up in each row: the mask's, and the known ones."""
+        mask_R1 = torch.full((len(hidden_RH), 1), mask_token_id, device=hidden_RH.device)
+        return mask_R1 if known_RK is None else torch.cat([mask_R1, known_RK], dim=1)
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return self.embedding.mix(weights_RV)
@@ -224,10 +254,10 @@ class Denoiser(nn.Module):
 
     def keep_one_layer(self) -> None:
         """Drop all layers but one, with experts if there are any, while there is no storage."""
-        layer = next((each for each in self.stack if each.mlp.routed), self.stack[0])
+        layer = next((each for each in self.stack if each.routed), self.stack[0])
         layer.attention.layer = 0
         self.stack, self.layers = [layer], nn.ModuleList([layer])
-        self.spec = replace(self.spec, num_layers=1)
+        self.spec = replace(self.spec, num_layers=1, own_shapes=())
 
     def pack(self) -> None:
         """Lay the loaded matrices out in the order in which this device reads them fastest."""

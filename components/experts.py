@@ -5,15 +5,18 @@ rows, then up rows), K experts of a token.
 """
 
 from collections.abc import Collection
+from functools import partial
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from diffray.components.layers import GatedMLP, Norm, Part, Parts, Piece, cut, empty
 from diffray.components.mesh import Mesh
 from diffray.kernels.choose import Kernels
-from diffray.kernels.quantized import quantize_rows
+from diffray.kernels.experts import Activation, experts_forward
+from diffray.kernels.quantized import quantize_rows, quantized_experts_forward
 from diffray.kernels.router import Routing
 
 
@@ -76,10 +79,16 @@ class Experts(nn.Module):
         mesh: Mesh,
         dtype: torch.dtype,
         kernels: Kernels,
+        activation: Activation = silu,
     ) -> None:
         super().__init__()
         alone = Mesh()
         self.hidden, self.kernels = hidden, kernels
+        if activation is not silu:  # the only one that other kernels have
+            self.kernels = kernels._replace(
+                experts_forward=partial(experts_forward, activation=activation),
+                quantized_experts_forward=partial(quantized_experts_forward, activation=activation),
+            )
         self.experts = cut(mesh if mesh.expert_parallel else alone, num_experts, "the experts")
         self.width = cut(
             alone if mesh.expert_parallel else mesh, intermediate, "the experts' intermediate size"
@@ -134,8 +143,8 @@ class Experts(nn.Module):
             return self._merged_parts(prefix)
         return self.single_parts(prefix)
 
-    def fused_parts(self, prefix: str) -> Parts:
-        """w1: gate and up rows of all experts; w2: their down matrices."""
+    def fused_parts(self, prefix: str, gate_up: str = "w1", down: str = "w2") -> Parts:
+        """One tensor has the gate and up rows of all experts, another their down matrices."""
         gate_EIH, up_EIH = self.w13_EFH.chunk(2, dim=1)
         total, width = self.experts.rows, self.width.rows
         chosen = slice(self.experts.start, self.experts.stop)
@@ -144,8 +153,8 @@ class Experts(nn.Module):
         w1 = (Piece(gate_EIH, (chosen, gate_rows)), Piece(up_EIH, (chosen, up_rows)))
         w2 = (Piece(self.w2_EHI, (chosen, slice(None), gate_rows)),)
         return {
-            f"{prefix}.w1": Part((total, 2 * width, self.hidden), w1),
-            f"{prefix}.w2": Part((total, self.hidden, width), w2),
+            f"{prefix}.{gate_up}": Part((total, 2 * width, self.hidden), w1),
+            f"{prefix}.{down}": Part((total, self.hidden, width), w2),
         }
 
     def _merged_parts(self, prefix: str) -> Parts:

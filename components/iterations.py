@@ -18,6 +18,7 @@ class Iteration(PolicyPart):
     block_causal: ClassVar[bool] = True  # valid for block-causal attention
     soft: ClassVar[bool] = False  # masked positions carry soft embeddings
     first_alone: ClassVar[bool] = False  # a block's first step decides its first position alone
+    renoises: ClassVar[bool] = False  # masks show noise, and a block's tokens are final together
 
     kind: str  # subclasses have one value
     early_stop: bool = Field(True, description="End the generation at its first end token.")
@@ -33,6 +34,10 @@ class Iteration(PolicyPart):
     def floor(self, step: int) -> float:
         """Return the lowest threshold that a decoder may use at this step."""
         return 0.0
+
+    def temperature(self, step: int, asked: float) -> float:
+        """Return the temperature of a block's step, of the one that the request asks for."""
+        return asked
 
 
 class Blockwise(Iteration):
@@ -113,3 +118,38 @@ class Soft(Iteration):
 
     def floor(self, step: int) -> float:
         return max(0.0, 1 - self.threshold_decay * step)
+
+
+class Renoise(Iteration):
+    """Denoise a canvas of noise, as DiffusionGemma does: no token is final before all of them are.
+
+    The positions that the decoder accepts show the tokens drawn there, all others fresh random
+    tokens; the next step decides anew about all of them, and its inputs carry what this one expects
+    at each position. The canvas ends as the most probable tokens, once these no longer change and
+    the model is sure of them.
+    """
+
+    bidirectional: ClassVar[bool] = False
+    soft: ClassVar[bool] = True
+    renoises: ClassVar[bool] = True
+
+    kind: Literal["renoise"] = "renoise"
+    max_steps: int = Field(48, ge=1, le=4096, description="The most steps of a canvas.")
+    t_min: float = Field(
+        0.4, ge=0.01, le=100, description="The temperature that the last step comes close to."
+    )
+    t_max: float = Field(0.8, ge=0.01, le=100, description="The first step's temperature.")
+    stability: int = Field(
+        1, ge=0, description="End once the best tokens are those of so many steps before."
+    )
+    confidence: float = Field(
+        0.005, ge=0, description="... and the mean entropy, in nats, is below this."
+    )
+
+    def weight(self, step: int) -> float:
+        return 1.0
+
+    def temperature(self, step: int, asked: float) -> float:
+        """Return the schedule's, multiplied by the request's."""
+        left = (self.max_steps - step) / self.max_steps
+        return (self.t_min + (self.t_max - self.t_min) * left) * asked

@@ -5,6 +5,7 @@ D head size.
 """
 
 from collections.abc import Sequence as Items
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from diffray.components.backend import send, zeros
 from diffray.components.batch import Batch
 from diffray.components.prefixes import Prefixes
-from diffray.kernels.attention import KVLayer, QKRotary
+from diffray.kernels.attention import KVLayer, QKRotary, attend_ready
 from diffray.kernels.choose import TORCH, Kernels
 
 
@@ -25,27 +26,43 @@ class KVPool:
     def __init__(
         self,
         *,
-        num_layers: int,
+        shapes: Items[tuple[int, int]],
         num_pages: int,
         page_size: int,
-        num_heads: int,
-        head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
         kernels: Kernels = TORCH,
         share_prefixes: bool = True,
     ) -> None:
-        shape = (num_layers, num_pages * page_size, num_heads, head_dim)
+        """`shapes` are each layer's key heads and their size; layers of one shape lie together."""
         self.kernels = kernels
         self.page_size = page_size
         self.num_pages = num_pages
-        self.keys_LSGD = zeros(shape, dtype, device)
-        self.values_LSGD = zeros(shape, dtype, device)
-        self.layers = [
-            KVLayer(*pair) for pair in zip(self.keys_LSGD, self.values_LSGD, strict=True)
-        ]
+        self.dtype, self.device = dtype, device
+        self.stores = {
+            shape: _zeros((shapes.count(shape), num_pages * page_size, *shape), dtype, device)
+            for shape in dict.fromkeys(shapes)
+        }
+        left = {shape: zip(*store, strict=True) for shape, store in self.stores.items()}
+        self.layers = [KVLayer(*next(left[shape])) for shape in shapes]
         self.prefixes = Prefixes(page_size, enabled=share_prefixes)
         self._free = list(range(num_pages - 1, 0, -1))
+
+    @property
+    def keys_LSGD(self) -> Tensor:
+        """The keys of all layers, which must have one shape."""
+        ((keys_LSGD, _),) = self.stores.values()
+        return keys_LSGD
+
+    @property
+    def values_LSGD(self) -> Tensor:
+        """The values of all layers, which must have one shape."""
+        ((_, values_LSGD),) = self.stores.values()
+        return values_LSGD
+
+    @property
+    def nbytes(self) -> int:
+        return sum(kept.nbytes for store in self.stores.values() for kept in store)
 
     @property
     def num_free(self) -> int:
@@ -68,8 +85,8 @@ class KVPool:
 
     def copy(self, pages: Items[int], onto: Items[int]) -> None:
         """Copy the contents of pages onto others, in place."""
-        moved_2P = send(torch.tensor([pages, onto]), self.keys_LSGD.device)
-        for kept_LSGD in (self.keys_LSGD, self.values_LSGD):
+        moved_2P = send(torch.tensor([pages, onto]), self.device)
+        for kept_LSGD in chain(*self.stores.values()):
             paged_LPSGD = kept_LSGD.unflatten(1, (self.num_pages, self.page_size))
             paged_LPSGD.index_copy_(1, moved_2P[1], paged_LPSGD.index_select(1, moved_2P[0]))
 
@@ -80,3 +97,26 @@ class KVPool:
         """
         kv = self.layers[layer]
         return self.kernels.attend(heads_TND, rotary, kv, batch.slots_T, batch.windows)
+
+    def attend_near(
+        self,
+        layer: int,
+        heads: tuple[Tensor, Tensor, Tensor],
+        batch: Batch,
+        *,
+        reach: int | None,
+        scale: float,
+    ) -> Tensor:
+        """Do the same with ready queries, keys and values; with a reach, queries see no farther.
+
+        Torch computes it, whatever the kernels are.
+        """
+        windows = batch.windows
+        groups = windows.groups if reach is None else windows.near(reach)
+        return attend_ready(*heads, self.layers[layer], batch.slots_T, groups, scale)
+
+
+def _zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    return zeros(shape, dtype, device), zeros(shape, dtype, device)

@@ -13,6 +13,7 @@ from torch.nn.functional import embedding, silu
 
 from diffray.components.mesh import Mesh
 from diffray.kernels.choose import Kernels
+from diffray.kernels.experts import Activation
 from diffray.kernels.linear import linear, pack
 from diffray.kernels.rope import rope_tables
 
@@ -180,14 +181,21 @@ class GatedNames(NamedTuple):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), sharded along the intermediate size."""
+    """down(silu(gate(x)) * up(x)), sharded along the intermediate size; silu or another."""
 
     routed: ClassVar[bool] = False
 
     def __init__(
-        self, hidden: int, width: int, names: GatedNames, mesh: Mesh, dtype: torch.dtype
+        self,
+        hidden: int,
+        width: int,
+        names: GatedNames,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        activation: Activation = silu,
     ) -> None:
         super().__init__()
+        self.activation = activation
         share = cut(mesh, width, "the intermediate size")
         self.names = names
         self.gate_up = ColumnLinear(hidden, (share, share), dtype)
@@ -203,7 +211,7 @@ class GatedMLP(nn.Module):
     def partial(self, x_TH: Tensor) -> Tensor:
         """Return this rank's summand."""
         gate_TI, up_TI = self.gate_up(x_TH).chunk(2, dim=-1)
-        return self.down.partial(silu(gate_TI).mul_(up_TI))
+        return self.down.partial(self.activation(gate_TI).mul_(up_TI))
 
     def pack(self) -> None:
         self.gate_up.pack()

@@ -93,7 +93,9 @@ class Logits:
         return self.mesh.all_reduce(torch.where(here, found, 0.0))
 
     def column(self, token_id: int) -> Tensor:
-        """Return one token's logit in every row."""
+        """Return one token's logit in every row; -inf of an id below 0, which is no token's."""
+        if token_id < 0:
+            return torch.full_like(self.values_RV[:, 0], -torch.inf)
         column = token_id - self.start
         if 0 <= column < self.values_RV.shape[1]:
             return self.mesh.all_reduce(self.values_RV[:, column].clone())

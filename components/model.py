@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from diffray.components.batch import Batch
+from diffray.components.images import Sight
 from diffray.components.kv_pool import KVPool
 from diffray.kernels.confidence import Confidence, Draw
 
@@ -29,8 +30,21 @@ class ModelSpec:
     block_length: int = 32  # of requests that name none; block-causal models are trained with one
     logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
     family: str = ""  # its name for people
+    encodes: bool = False  # a causal pass of its own, an encoder's, stores the K/V of what is final
+    sight: Sight | None = None  # the images that it takes
+    own_shapes: tuple[tuple[int, int], ...] = ()  # of each layer's keys, where they differ
     # Of requests that name none: what the model's authors recommend.
     decoder: Mapping[str, Any] = field(default_factory=lambda: {"kind": "threshold"})
+
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The key heads of each layer on this rank, and their size."""
+        return self.own_shapes or ((self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def kv_elements(self) -> int:
+        """How many numbers a position's K/V are, in all layers."""
+        return 2 * sum(heads * size for heads, size in self.kv_shapes)
 
 
 class Model(Protocol):
@@ -41,6 +55,14 @@ class Model(Protocol):
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Return the input embeddings [T, H]."""
+        ...
+
+    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
+        """Return the soft tokens [S, H] of an image, if it takes any."""
+        ...
+
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
+        """Return the embeddings with what is expected at masked positions."""
         ...
 
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:

@@ -35,14 +35,16 @@ from diffray.components.iterations import (
     Blockwise,
     FirstToken,
     Iteration,
+    Renoise,
     Soft,
     SubBlocks,
 )
 from diffray.components.model import ModelSpec
+from diffray.components.renoising import check_parts
 from diffray.components.speculation import Verify, check_policy
 
 AnyIteration = Annotated[
-    Blockwise | FirstToken | BlockDiffusion | SubBlocks | Soft,
+    Blockwise | FirstToken | BlockDiffusion | SubBlocks | Soft | Renoise,
     Field(discriminator="kind"),
     OrKind(),
 ]
@@ -95,7 +97,8 @@ class DiffusionParams(PolicyPart):
     iteration: AnyIteration | None = Field(
         None,
         description="How blocks are denoised; default: block_diffusion for block-causal models "
-        "(sub_blocks for Fast-dLLM v2, if the decoder has a threshold), else blockwise.",
+        "(sub_blocks for Fast-dLLM v2, if the decoder has a threshold, and renoise for "
+        "DiffusionGemma), else blockwise.",
     )
     decoder: AnyDecoder | None = Field(
         None,
@@ -171,12 +174,15 @@ class Policy:
         cache = params.cache or (Exact() if causal else Dual())
         own = pinned if pinned and not causal else spec.block_length
         length = params.block_length or own
+        plain = "block_diffusion" if causal else "blockwise"
+        check_parts(iteration, decoder, plain, encodes=spec.encodes)
         _check_attention(iteration, cache, causal=causal)
         _check_together(iteration, decoder, cache, length)
-        plain = "block_diffusion" if causal else "blockwise"
         if iteration.soft and params.cfg_scale > 0:
             raise InvalidField(
-                f"cfg_scale does not go with iteration 'soft'; use {plain!r}", "diffusion.cfg_scale"
+                f"cfg_scale does not go with iteration {iteration.kind!r}; "
+                + ("leave it out" if iteration.renoises else f"use {plain!r}"),
+                "diffusion.cfg_scale",
             )
         if params.canvas == "pinned":
             _check_pinned(iteration, decoder, plain)
@@ -204,6 +210,9 @@ def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
     def fitting(union: Any) -> list[str]:
         parts: tuple[type[Iteration | CachePolicy], ...] = get_args(get_args(union)[0])
         fits = [each.block_causal if spec.block_causal else each.bidirectional for each in parts]
+        if union is AnyIteration:
+            own = [each.renoises == spec.encodes for each in get_args(get_args(union)[0])]
+            fits = [fit and is_own for fit, is_own in zip(fits, own, strict=True)]
         return [each.model_fields["kind"].default for each in compress(parts, fits)]
 
     return {
@@ -216,6 +225,8 @@ def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
 def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpec) -> AnyIteration:
     if not spec.block_causal:
         return Blockwise()
+    if spec.encodes:
+        return Renoise()
     fits = decoder.has_threshold and params.canvas == "free"
     wanted = spec.logit_shift or (params.cache is not None and params.cache.follows_masks)
     return SubBlocks() if wanted and fits else BlockDiffusion()
@@ -258,7 +269,8 @@ def _check_together(
             "block is long",
             "diffusion.block_length",
         )
-    if (iteration.soft or iteration.sub_block()) and not decoder.has_threshold:
+    floored = iteration.soft and not iteration.renoises
+    if (floored or iteration.sub_block()) and not decoder.has_threshold:
         raise InvalidField(
             f"iteration {iteration.kind!r} takes a decoder with a threshold, and "
             f"{decoder.kind!r} has none; use 'threshold', 'hierarchy', 'credit' or 'edit'",
@@ -274,6 +286,11 @@ def _check_together(
 
 def _check_pinned(iteration: Iteration, decoder: Decoder, plain: str) -> None:
     """Refuse what a canvas whose unused positions go away cannot be denoised with."""
+    if iteration.renoises:
+        raise InvalidField(
+            f"canvas 'pinned' does not go with iteration {iteration.kind!r}; leave it out",
+            "diffusion.canvas",
+        )
     if iteration.soft or iteration.first_alone:
         raise InvalidField(
             f"canvas 'pinned' goes with iteration {plain!r} alone; use that",

@@ -158,14 +158,15 @@ class Prefixes:
         return self.enabled and sequence.policy.cache.keeps_prefix and not sequence.guided
 
     def _unit(self, sequence: "Sequence") -> int:
-        return lcm(sequence.policy.block_length, self.page_size)
+        return lcm(sequence.causal_block or 1, self.page_size)
 
     def _whole(self, sequence: "Sequence", stop: int) -> int:
         return stop - stop % self._unit(sequence)
 
     def _key(self, sequence: "Sequence", start: int) -> Key:
-        ids = sequence.tokens(start, start + self._unit(sequence))
-        return ids if start else (sequence.cache_salt, sequence.policy.block_length, *ids)
+        tokens = sequence.tokens(start, start + self._unit(sequence))
+        ids = sequence.images.key(tokens, start)
+        return ids if start else (sequence.cache_salt, sequence.causal_block, *ids)
 
     @staticmethod
     def _cut(node: Node) -> list[int]:

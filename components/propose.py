@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.components.block import Block, Likely, Measures, Proposal, Top
+from diffray.components.block import Best, Block, Likely, Measures, Proposal, Top
 from diffray.components.decoder_groups import DecoderGroup, reward
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.paths import LEFT_OUT, Entry, fill
@@ -81,6 +81,7 @@ class Rows:
     structured: tuple[Structured, ...] = ()
     options: Options | None = None
     redraws: bool = False  # whether drafts are made of rows that draw
+    keeps_best: bool = False  # whether the most probable tokens are wanted, whatever is drawn
 
     @property
     def plain(self) -> bool:
@@ -123,7 +124,11 @@ def propose(
     if rows.options is not None:
         rows_E, ids_EK = rows.options
         options_EK = logits.some(rows_E).gather(ids_EK) - lse_R[rows_E].unsqueeze(1)
-    chosen_R, likely = best_R, None
+    chosen_R, likely, best = best_R, None, None
+    if rows.keeps_best:
+        zero_BL = lse_R.new_zeros(block.ids_BL.shape)
+        logprob_BL = _spread(best_R - lse_R, rows.cells_R, zero_BL)
+        best = Best(_spread(ids_R, rows.cells_R, block.ids_BL), logprob_BL)
     if rows.draws is not None:
         key = _key(rows.cells_R[rows.draws.rows_Q], block)
         tempered = logits.filtered(*rows.draws)
@@ -146,7 +151,7 @@ def propose(
         own_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
         confidence_R = (own_R - others_R).exp().nan_to_num(0.0)  # where no others are allowed
     proposal = _proposal(ids_R, logprob_R, confidence_R, rather_masked_R, rows.cells_R, block, top)
-    proposal = replace(proposal, options_EK=options_EK, likely=likely)
+    proposal = replace(proposal, options_EK=options_EK, likely=likely, best=best)
     if measured is None or rows.measured is None:
         return proposal
     rows_Q = rows.measured.rows_Q

@@ -5,9 +5,11 @@
     |--- K/V from final tokens ---|                clean_end <= start (block-causal models)
 
 Blocks are cut from `anchor`: the end of the prompt for bidirectional models, 0 for block-causal
-ones, whose first block may begin inside the prompt. The last block of a bidirectional model is cut
-short at prompt + max_tokens, where a given suffix follows; a block-causal canvas has none, and is
-rounded up to whole blocks. A pinned canvas (`Pins`) has masks in its slots only, and shrinks.
+ones, whose first block may begin inside the prompt. If what is final is encoded (a causal pass of
+its own stores its K/V), blocks begin after the prompt too. The last block of a bidirectional model
+is cut short at prompt + max_tokens, where a given suffix follows; a block-causal canvas has none,
+and is rounded up to whole blocks. A pinned canvas (`Pins`) has masks in its slots only, and
+shrinks.
 """
 
 from collections.abc import Sequence as Items
@@ -20,6 +22,8 @@ from torch import Tensor
 from diffray.components.copies import Copy
 from diffray.components.decoder import Memory
 from diffray.components.grammar.automaton import Automaton
+from diffray.components.images import Images
+from diffray.components.iterations import Renoise
 from diffray.components.pins import Pins, Stretch
 from diffray.components.row_transform import RowTransform
 from diffray.components.speculation import Chance
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from diffray.components.policy import Policy
     from diffray.components.prefixes import Node
 
+NO_IMAGES = Images()
 _SHORT = 32  # a shorter block may take as many post-steps as one of this length
 
 
@@ -44,11 +49,13 @@ class Sequence:
     block_causal: bool
     end_ids: frozenset[int]  # end tokens; empty if ignored
     logit_shift: int = 0
+    encodes: bool = False  # a causal pass of its own stores the K/V of what is final
     suffix: tuple[int, ...] = ()
     watch: bool = False  # whether updates contain the canvas
     cache_salt: str = ""  # K/V are shared only within the same salt
     automaton: Automaton | None = None  # that the answer follows
     pins: Pins | None = None  # what is given of the answer
+    images: Images = NO_IMAGES  # in the prompt
 
     # Its canvas, all of it ...
     seed: int = field(init=False)  # 0 without one: engines draw no seeds
@@ -59,7 +66,7 @@ class Sequence:
     length: int = field(init=False)
     first_block: int = field(init=False)
     num_blocks: int = field(init=False)  # blocks of the generation
-    causal_block: int = field(init=False)  # the block length if block-causal, else 0
+    causal_block: int = field(init=False)  # by which what is final attends; 0: both ways
     guided: bool = field(init=False)
     transforms: tuple[RowTransform, ...] = field(init=False)  # of its rows' logits, in order
     # ... and the current block.
@@ -92,6 +99,7 @@ class Sequence:
     pages_P: Tensor | None = None  # the same as a tensor
     nodes: "list[Node]" = field(default_factory=list)  # its first pages, which others may share
     twin: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
+    best: Copy | None = None  # of one that shows noise: the most probable tokens so far
     drafts: list[Copy] = field(default_factory=list)  # canvases one, two ... steps ahead
     chance: Chance = field(default_factory=Chance)  # that a draft is right
     memory: Memory | None = None  # of the decoder, in the current block
@@ -102,10 +110,10 @@ class Sequence:
         block = self.policy.block_length
         self.seed = self.params.seed or 0
         self.prompt_len = len(self.prompt)
-        self.anchor = 0 if self.block_causal else self.prompt_len
+        self.anchor = 0 if self.block_causal and not self.encodes else self.prompt_len
         self.first_block = (self.prompt_len - self.anchor) // block
         self._end_canvas()
-        self.causal_block = block if self.block_causal else 0
+        self.causal_block = (1 if self.encodes else block) if self.block_causal else 0
         cfg_scale = self.policy.cfg_scale
         self.guided = cfg_scale > 0
         self.transforms = transforms_of(self.params, cfg_scale, self.end_ids, self.prompt_len)
@@ -162,6 +170,33 @@ class Sequence:
         return min(self.policy.decoder.settle_steps(), max(self.stop - self.start, _SHORT))
 
     @property
+    def most_steps(self) -> int:
+        """How many steps the current block may take."""
+        iteration = self.policy.iteration
+        if isinstance(iteration, Renoise):
+            return iteration.max_steps
+        return self.stop - self.start + self.most_post_steps + len(self.stretches)
+
+    def temperature(self, step: int) -> float:
+        """Return the temperature of the distributions at a step of the block; greedy, that is 1."""
+        asked = self.params.temperature if self.params.draws else 1.0
+        return self.policy.iteration.temperature(step, asked)
+
+    def causal_at(self, start: int) -> int:
+        """Return the block length by which a window from here on attends; 0: both ways.
+
+        -1 is the same within an image, whose positions count how far they see each for itself.
+        """
+        if self.images.at(start) is not None:
+            return -1
+        return 0 if self.encodes and start >= self.start else self.causal_block
+
+    @property
+    def soft_span(self) -> tuple[int, int]:
+        """The positions that soft inputs are kept for: all, or the block where they begin anew."""
+        return (self.start, self.stop) if self.policy.iteration.renoises else (0, self.length)
+
+    @property
     def steps_ahead(self) -> int:
         """A cautious estimate of the steps that the current block still needs, at least 1.
 
@@ -172,6 +207,8 @@ class Sequence:
             return 1
         # What a step takes is known after it, or decides the next one's window.
         if self.policy.speculation is not None or self.policy.cache.follows_masks:
+            return 1
+        if self.policy.iteration.renoises:  # each step has its own temperature
             return 1
         masks = int(self.masked.sum())
         here = self.stop - max(self.start, self.prompt_len) - masks
@@ -212,7 +249,8 @@ class Sequence:
     @property
     def restarts(self) -> bool:
         """Whether it starts over after an interruption."""
-        return self.policy.iteration.soft or self.pins is not None
+        iteration = self.policy.iteration
+        return (iteration.soft and not iteration.renoises) or self.pins is not None
 
     def measured(self, ids: list[int], masked: Tensor) -> bool:
         """Take the positions of the block's slots that were found unused out of the canvas.

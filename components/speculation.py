@@ -57,7 +57,7 @@ def check_policy(policy: "Policy") -> None:
     decoder = policy.decoder
     unknown = decoder.edits or decoder.remembers or decoder.measures
     for name, given, what in (
-        ("iteration", policy.iteration.soft, "iteration 'soft' does"),
+        ("iteration", policy.iteration.soft, f"iteration {policy.iteration.kind!r} does"),
         ("decoder", unknown, f"decoder {decoder.kind!r} does"),
         ("cache", policy.cache.follows_masks, f"cache {policy.cache.kind!r} does"),
         ("cfg_scale", policy.cfg_scale > 0, "cfg_scale does"),

@@ -58,6 +58,21 @@ def _rotate_and_store(
     return q_THD, k_TGD, v_TGD
 
 
+def attend_ready(
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    kv: KVLayer,
+    slots_T: Tensor,
+    groups: tuple[Group, ...],
+    scale: float,
+) -> Tensor:
+    """Do the same with heads that are normed and rotated, and a scale of the caller's."""
+    kv.keys_SGD.index_copy_(0, slots_T, k_TGD)
+    kv.values_SGD.index_copy_(0, slots_T, v_TGD)
+    return window_attention(q_THD, k_TGD, v_TGD, *kv, groups, scale)
+
+
 def window_attention(
     q_THD: Tensor,
     k_TGD: Tensor,
@@ -65,8 +80,12 @@ def window_attention(
     k_SGD: Tensor,
     v_SGD: Tensor,
     groups: tuple[Group, ...],
+    scale: float | None = None,
 ) -> Tensor:
-    """Return what each query reads from the keys of its own sequence; the pool is only read."""
+    """Return what each query reads from the keys of its own sequence; the pool is only read.
+
+    Without a scale it is that of the head size.
+    """
     num_tokens, num_heads, head_dim = q_THD.shape
     shared = num_heads > k_TGD.shape[1]
     out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
@@ -83,7 +102,7 @@ def window_attention(
             k = k_SGD.index_select(0, slots).unflatten(0, windows).transpose(1, 2)
             v = v_SGD.index_select(0, slots).unflatten(0, windows).transpose(1, 2)
         mask = None if group.mask_BQK is None else group.mask_BQK.unsqueeze(1)
-        read = scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared)
+        read = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=shared)
         out_THD[group.start : stop] = read.transpose(1, 2).flatten(0, 1)
     return out_THD
 

@@ -4,6 +4,7 @@ Letters: T packed tokens, H hidden size, E experts here, I expert intermediate s
 rows, then up rows), K experts of a token, S token-expert pairs (T * K), P pairs of one expert.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -13,6 +14,8 @@ from torch.nn.functional import grouped_mm, silu
 from diffray.kernels.linear import LITTLE, linear
 from diffray.kernels.router import Pairs
 
+Activation = Callable[[Tensor], Tensor]
+
 
 def experts_forward(
     x_TH: Tensor,
@@ -21,6 +24,7 @@ def experts_forward(
     ids_TK: Tensor,
     weights_TK: Tensor,
     _pairs: Pairs | None = None,
+    activation: Activation = silu,
 ) -> Tensor:
     """Return each token's weighted sum over its experts [T, H].
 
@@ -36,7 +40,7 @@ def experts_forward(
 
     x_SH = x_TH.index_select(0, order_S // num_chosen)
     run = _grouped if _suits_grouped(x_SH, w13_EFH, w2_EHI) else _one_by_one
-    out_SH = run(x_SH, w13_EFH, w2_EHI, ends_E)
+    out_SH = run(x_SH, w13_EFH, w2_EHI, ends_E, activation)
 
     # Back to token order; summed along K, so the result is independent of the rest of the batch.
     places_S = torch.arange(len(order_S), device=order_S.device)
@@ -54,15 +58,19 @@ def _suits_grouped(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor) -> bool:
     return x_SH.is_cuda or x_SH.shape[0] * w13_EFH[0].numel() < LITTLE * w13_EFH.shape[0]
 
 
-def _grouped(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor) -> Tensor:
+def _grouped(
+    x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor, activation: Activation
+) -> Tensor:
     """Return the experts' outputs; zero for rows without an expert."""
     gate_SI, up_SI = grouped_mm(x_SH, w13_EFH.transpose(1, 2), offs=ends_E).chunk(2, dim=-1)
-    out_SH = grouped_mm(silu(gate_SI).mul_(up_SI), w2_EHI.transpose(1, 2), offs=ends_E)
+    out_SH = grouped_mm(activation(gate_SI).mul_(up_SI), w2_EHI.transpose(1, 2), offs=ends_E)
     rows_S = torch.arange(x_SH.shape[0], device=ends_E.device)
     return out_SH.masked_fill_((rows_S >= ends_E[-1]).unsqueeze(1), 0)
 
 
-def _one_by_one(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor) -> Tensor:
+def _one_by_one(
+    x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor, activation: Activation
+) -> Tensor:
     """The same with one matmul per expert; reading `ends_E` would make the host wait for a GPU."""
     ends = ends_E.tolist()
     counts = [stop - start for start, stop in pairwise([0, *ends, x_SH.shape[0]])]
@@ -70,5 +78,5 @@ def _one_by_one(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor) -
     for x_PH, w13_FH, w2_HI in zip(x_SH.split(counts), w13_EFH, w2_EHI, strict=False):
         if x_PH.shape[0]:
             gate_PI, up_PI = linear(x_PH, w13_FH).chunk(2, dim=-1)
-            parts.append(linear(silu(gate_PI).mul_(up_PI), w2_HI))
+            parts.append(linear(activation(gate_PI).mul_(up_PI), w2_HI))
     return torch.cat([*parts, x_SH.new_zeros(counts[-1], x_SH.shape[1])])

@@ -43,6 +43,11 @@ def uniform(seed_R: Tensor, position_R: Tensor, step_R: Tensor) -> Tensor:
     return _open_unit(mix(key(seed_R, position_R, step_R) ^ _GOLDEN))
 
 
+def token_ids(seed_R: Tensor, position_R: Tensor, step_R: Tensor, vocab_size: int) -> Tensor:
+    """Return one uniform token id per row."""
+    return (mix(key(seed_R, position_R, step_R) ^ _GOLDEN) * vocab_size) >> 32
+
+
 def gumbel(seed_R: Tensor, position_R: Tensor, step_R: Tensor, ids_RV: Tensor) -> Tensor:
     """Return standard Gumbel noise for each (row, token id); `ids_RV` may have one row for all."""
     key_R1, id_RV = key(seed_R, position_R, step_R).unsqueeze(-1), mix(ids_RV * _GOLDEN + 1)

@@ -17,6 +17,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.rms_norm(narrow, x.shape[-1:], None, eps).to(x.dtype) * weight
 
 
+def rms_norm_wide(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Normalise and scale in float32, then cast: Gemma's definition, for float64 weights too."""
+    scale = None if weight is None else weight.float()
+    return torch.rms_norm(x.float(), x.shape[-1:], scale, eps).to(x.dtype)
+
+
 def add_norm(
     x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,9 @@ output rows, K experts of a token.
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
-from diffray.kernels.experts import experts_forward
+from diffray.kernels.experts import Activation, experts_forward
 from diffray.kernels.norm import add_norm
 from diffray.kernels.router import Pairs
 
@@ -35,13 +36,14 @@ def quantized_experts_forward(
     ids_TK: Tensor,
     weights_TK: Tensor,
     _pairs: Pairs | None = None,
+    activation: Activation = silu,
 ) -> Tensor:
     """Return `experts_forward` for weights of which those with scales are quantized."""
     w13, w2 = (
         w if scale is None else (w.float() * scale.unsqueeze(2)).to(x_TH.dtype)
         for w, scale in ((w13_EFH, scale13_EF), (w2_EHI, scale2_EH))
     )
-    return experts_forward(x_TH, w13, w2, ids_TK, weights_TK)
+    return experts_forward(x_TH, w13, w2, ids_TK, weights_TK, activation=activation)
 
 
 def experts_add_norm(

@@ -18,6 +18,20 @@ def rope_tables(
     return cos_PR, torch.cat([-sin_PR, sin_PR], dim=1)
 
 
+def rope_frequencies(size: int, theta: float, share: float) -> Tensor:
+    """Return the frequencies of a head's pairs in float32; only a first share of them turns."""
+    pairs = torch.arange(0, size, 2, dtype=torch.float32)
+    frequencies = 1.0 / theta ** (pairs / size)
+    return frequencies.masked_fill(pairs >= 2 * int(share * size // 2), 0.0)
+
+
+def rope_angles(positions_T: Tensor, frequencies_P: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [T, 1, R] of some positions, as `rope_tables` has them for all."""
+    angles_T1P = positions_T.to(frequencies_P).view(-1, 1, 1) * frequencies_P
+    cos_T1P, sin_T1P = angles_T1P.cos(), angles_T1P.sin()
+    return torch.cat([cos_T1P, cos_T1P], -1), torch.cat([-sin_T1P, sin_T1P], -1)
+
+
 def rotate(x_TND: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
     """Rotate the first R dimensions of each head, in the tables' dtype; the rest passes through."""
     rotated = cos_T1R.shape[-1]

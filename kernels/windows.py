@@ -44,5 +44,13 @@ class Windows(Protocol):
     @property
     def groups(self) -> tuple[Group, ...]: ...
 
+    def near(self, reach: int) -> tuple[Group, ...]:
+        """Return the groups of a layer in which a query sees no more than `reach` keys back.
+
+        They are counted from the start of its block, or of its window if that is no block-causal
+        one: so all queries of a block see equally far.
+        """
+        ...
+
     @property
     def paged(self) -> PagedWindows: ...

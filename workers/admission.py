@@ -9,10 +9,12 @@ from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.grammar.bad_words import avoiding, restricted
 from diffray.components.grammar.canvas import Canvas
+from diffray.components.images import images_of
 from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.components.pins import Pins
 from diffray.components.policy import Policy
+from diffray.components.renoising import check_request as check_renoising
 from diffray.components.sequence import Sequence
 from diffray.components.speculation import check_request as check_speculation
 from diffray.kernels.noise import derived_seed
@@ -36,7 +38,7 @@ class Limits:
         return Footprint(
             pages=self.pages(sequence, sequence.kv_stop),
             most=self.pages(sequence, sequence.length),
-            block=sequence.policy.block_length if self._may_share(sequence) else 0,
+            block=sequence.causal_block if self._may_share(sequence) else 0,
         )
 
     def _may_share(self, sequence: Sequence) -> bool:
@@ -81,7 +83,8 @@ class CheckedRequest:
     @property
     def content(self) -> int:
         params = self.request.params.model_dump_json(exclude={"seed"})
-        return hash((self.prompt, self.request.suffix, params, self.request.grammar))
+        parts = self.request.suffix, self.request.images, self.request.grammar
+        return hash((self.prompt, params, *parts))
 
     def new_sequence(self) -> Sequence:
         """Return a new sequence, so that the request may run more than once."""
@@ -138,6 +141,8 @@ def check(request: Request, limits: Limits) -> Sequence:
     _check_order(sequence)
     if sequence.policy.speculation is not None:
         check_speculation(sequence)
+    if sequence.policy.iteration.renoises:
+        check_renoising(sequence)
     if request.grammar:
         _check_grammar(sequence)
     if sequence.length > limits.context:
@@ -172,12 +177,14 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         policy=Policy.resolve(params.diffusion, spec, 0 if canvas is None else len(canvas.cells)),
         block_causal=spec.block_causal,
         logit_shift=spec.logit_shift,
+        encodes=spec.encodes,
         end_ids=end_ids,
         suffix=request.suffix,
         watch=request.watch,
         cache_salt=request.cache_salt,
         automaton=_automaton(request, limits, end_ids),
         pins=None if canvas is None else Pins(canvas),
+        images=images_of(request.prompt, request.images, spec.sight),
     )
 
 

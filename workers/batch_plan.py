@@ -25,7 +25,7 @@ from diffray.kernels.confidence import Confidence
 from diffray.workers.batch_state import BatchState
 from diffray.workers.drafting import Drafting
 from diffray.workers.graphs import Graphs
-from diffray.workers.layout import Layout, Span
+from diffray.workers.layout import Layout, Span, spans_of
 from diffray.workers.outcome import Outcome
 from diffray.workers.request_rows import HeadPlan, Softened, plan_head
 from diffray.workers.slots import Slots
@@ -66,6 +66,9 @@ class BatchPlan:
         self.soft = any(s.policy.iteration.soft for s in sequences)
         # Soft embeddings are added to what a recording would look up by itself.
         self.graphs = None if self.soft else graphs
+        for s in sequences:
+            if s.policy.iteration.renoises and s.step == 0:
+                slots.soft.enter(s.slot, *s.soft_span)
         self._windows: list[Span] = []
         self._head: HeadPlan | None = None
         self._running: list[int] = []  # the rows whose windows run
@@ -111,25 +114,42 @@ class BatchPlan:
             return layout.recorded.forward()
         slots = self.slots
         ids_T = slots.ids_SN.view(-1).index_select(0, layout.batch.cells_T)
-        x_TH = self.model.embed(ids_T)
-        if self.soft:
+        x_TH, masked_T1 = self.model.embed(ids_T), None
+        if self.soft or self.model.spec.encodes:
             masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
-            x_TH = x_TH + slots.soft.read(layout.batch.cells_T, x_TH) * masked_T1
+        for at, span in layout.seen:
+            x_TH[at : at + span.stop - span.start] = self._look(span).to(x_TH)
+        if self.soft and masked_T1 is not None:
+            x_TH = self.model.soften(x_TH, slots.soft.read(layout.batch.cells_T, x_TH), masked_T1)
         read_R = self._plan_head().read_T if self.sequences else None
-        return self.model.forward(x_TH, replace(layout.batch, read_R=read_R), self.kv)
+        batch = replace(layout.batch, read_R=read_R, masked_T1=masked_T1)
+        return self.model.forward(x_TH, batch, self.kv)
+
+    def _look(self, span: Span) -> Tensor:
+        """Return the soft tokens of an image that stand in a window."""
+        seen, sight = span.sequence.images.at(span.start), self.model.spec.sight
+        assert seen is not None and sight is not None
+        pixels_P = torch.frombuffer(bytearray(seen.image.pixels), dtype=torch.float32)
+        pixels_PC = send(pixels_P.view(-1, sight.patch), self.device)
+        soft_SH = self.model.look(pixels_PC, seen.image.columns)
+        return soft_SH[span.start - seen.start : span.stop - seen.start]
 
     def _place(self, step: int, chunks: Items[Chunk]) -> None:
         """Find this step's windows a place; in most steps they stand as in the one before."""
-        windows = [
-            Span(s, *s.policy.cache.window(s, s.step + step), s.kv_stop) for s in self.sequences
-        ]
+        windows, encoded = [], []
+        for s in self.sequences:
+            start, stop = s.policy.cache.window(s, s.step + step)
+            if s.encodes and start < s.start:  # layers store all K/V before they read any
+                encoded += spans_of(s, start, s.start)
+                start = s.start
+            windows.append(Span(s, start, stop, s.kv_stop))
         drafts: list[Span] = []
         for own in windows:
             found = self.drafting.spans(own, own.sequence.step + step)
             own.sequence.chance.run = len(found)
             drafts += found
-        windows += drafts
-        windows += [Span(*chunk, chunk.stop) for chunk in chunks]
+        windows += drafts + encoded
+        windows += [span for chunk in chunks for span in spans_of(*chunk)]
         windows += [w._replace(copy=w.sequence.twin) for w in windows if w.sequence.twin]
         if self._windows != windows:
             self._windows = windows
@@ -198,21 +218,31 @@ class BatchPlan:
         weights = [
             s.policy.iteration.weight(s.steps_before + s.step + step) for s in self.sequences
         ]
-        parts = self._expectations(hidden_TH, logits, soft)
-        expected_EH = torch.cat(list(parts))
+        # Of those that draws are from only where the original's are.
+        warmths = [
+            s.temperature(s.step + step) if s.policy.iteration.renoises else 1.0
+            for s in self.sequences
+        ]
         cells_E, row_E = soft.cells_E, soft.sequences_E
+        warm_E = send(torch.tensor(warmths), self.device)[row_E]
+        parts = self._expectations(hidden_TH, logits, soft, warm_E)
+        expected_EH = torch.cat(list(parts))
         weight_B = send(torch.tensor(weights, dtype=expected_EH.dtype), self.device)
         active_E1 = ~done_B[row_E].unsqueeze(1)
         self.slots.soft.write(cells_E, active_E1, expected_EH * weight_B[row_E].unsqueeze(1))
 
-    def _expectations(self, hidden_TH: Tensor, logits: Logits, soft: Softened) -> Iterator[Tensor]:
+    def _expectations(
+        self, hidden_TH: Tensor, logits: Logits, soft: Softened, warm_E: Tensor
+    ) -> Iterator[Tensor]:
         """Yield what the model expects, of some rows at a time: there may be a canvas of them."""
-        for rows in soft.rows_I.split(_SOFT_ROWS):
-            yield self._expectation(logits.values_RV.index_select(0, rows))
-        for tokens in soft.tokens_O.split(_SOFT_ROWS):
-            yield self._expectation(self.model.head(hidden_TH.index_select(0, tokens)))
+        warm_I, warm_O = warm_E.split([len(soft.rows_I), len(soft.tokens_O)])
+        for rows, warm in zip(soft.rows_I.split(_SOFT_ROWS), warm_I.split(_SOFT_ROWS), strict=True):
+            yield self._expectation(logits.values_RV.index_select(0, rows), warm)
+        for at, warm in zip(soft.tokens_O.split(_SOFT_ROWS), warm_O.split(_SOFT_ROWS), strict=True):
+            yield self._expectation(self.model.head(hidden_TH.index_select(0, at)), warm)
 
-    def _expectation(self, values_EV: Tensor) -> Tensor:
+    def _expectation(self, values_EV: Tensor, warm_E: Tensor) -> Tensor:
+        values_EV = values_EV / warm_E.unsqueeze(1).to(values_EV)
         logits = Logits(values_EV, self.model.spec.vocab_start, self.mesh)
         logits.values_RV.sub_(logits.logsumexp().unsqueeze(1)).exp_()
         return self.model.expected_embedding(logits.values_RV)

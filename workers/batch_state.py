@@ -17,6 +17,7 @@ from diffray.components.decoder import Decoder, Memory
 from diffray.components.decoder_groups import DecoderGroup
 from diffray.components.sequence import Sequence
 from diffray.workers.outcome import Outcome, copy_outcomes
+from diffray.workers.renoised_rows import RenoisedRows
 from diffray.workers.slots import Slots
 from diffray.workers.top_tokens import TopTokens
 from diffray.workers.verification import links_of, make_drafts, rows_of, take_over
@@ -81,6 +82,9 @@ class BatchState:
             places_L = torch.arange(self.length, device=self.device)
             self.sub_BL = places_L // size_B.unsqueeze(1)
         self.top_tokens = TopTokens(sequences, self.length, self.device)
+        self.renoised: RenoisedRows | None = None
+        if any(s.policy.iteration.renoises for s in sequences):
+            self.renoised = RenoisedRows(sequences, slots, self.positions_BL)
 
     @property
     def remembering(self) -> bool:
@@ -134,6 +138,8 @@ class BatchState:
         accepted_BL, masked_BL = self.choose(proposal, block), self.masked_BL
         if any(self._measures):
             accepted_BL = self._measure(proposal, accepted_BL)
+        if self.renoised is not None:
+            proposal, accepted_BL = self.renoised.settle(self, proposal, block, accepted_BL)
         self.ids_BL = torch.where(accepted_BL, proposal.ids_BL, self.ids_BL)
         self.masked_BL = self.masked_BL & ~accepted_BL
         self.steps_BL = torch.where(accepted_BL, block.step_B.unsqueeze(1), self.steps_BL)
@@ -181,6 +187,8 @@ class BatchState:
         self._put(self.slots.steps_SN, self.steps_BL)
         self._put(self.slots.logprobs_SN, self.logprobs_BL)
         self.top_tokens.keep()
+        if self.renoised is not None:
+            self.renoised.keep()
         for group in self.groups:
             if group.memory is None:
                 continue

@@ -230,7 +230,7 @@ class Engine:
             found = self.kv.prefixes.find(sequence)
             if not self._room(self._pages(sequence, sequence.kv_stop) - num_held(found)):
                 return
-            if sequence.policy.iteration.soft and not self.slots.soft.has_room(sequence.length):
+            if not self.slots.has_soft_room(sequence):
                 return
             self.waiting.popleft()
             self.slots.admit(sequence)
@@ -312,7 +312,8 @@ class Engine:
         block = sequence.policy.block_length
         length = max(self.chunk // block, 1) * block
         start = sequence.clean_end
-        return Chunk(sequence, start, min(start + length, sequence.start))
+        stop = sequence.images.not_inside(min(start + length, sequence.start))
+        return Chunk(sequence, start, stop)
 
     # After a round.
 
@@ -323,8 +324,7 @@ class Engine:
         sequence.post_steps = outcome.post_steps
         if sequence.clean_end < sequence.start:  # the block's first step stored the missing K/V
             self.kv.prefixes.keep(sequence, sequence.start)
-        cap = sequence.stop - sequence.start + sequence.most_post_steps + len(sequence.stretches)
-        assert sequence.step <= cap, "a block took more steps than it has positions"
+        assert sequence.step <= sequence.most_steps, "a block took more steps than it may"
         sequence.masked_L = outcome.masked
         if sequence.measures:
             outcome = self._measured(sequence, outcome)

@@ -1,10 +1,12 @@
 """What is given of a text: prompts and conversations become the token ids around the gap."""
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from diffray.components.grammar.compile import Grammars, vocabulary_of
+from diffray.components.image import Image
 from diffray.workers.admission import Limits
 from diffray.workers.prompts import Prompt, as_messages, as_one, is_conversation
 from diffray.workers.text import Messages, Tokenizer
@@ -16,6 +18,7 @@ class Given(NamedTuple):
     text: str | None
     prompt: tuple[int, ...]
     suffix: tuple[int, ...] = ()
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,16 @@ class Reader:
     def prompt(self, prompt: str | tuple[int, ...], suffix: str | tuple[int, ...] = ()) -> Given:
         text = prompt if isinstance(prompt, str) else None
         return Given(text, self._encode(prompt, True), self._encode(suffix, False))
+
+    def prompts(
+        self, prompts: Items[str | tuple[int, ...]], images: Items[Items[Image]] | None
+    ) -> list[Given]:
+        """Return several prompts, and the images of each if there are any."""
+        shown = [()] * len(prompts) if images is None else images
+        if len(shown) != len(prompts):
+            raise ValueError(f"images of {len(shown)} prompts, and there are {len(prompts)}")
+        pairs = zip(prompts, shown, strict=True)
+        return [self.prompt(each)._replace(images=tuple(own)) for each, own in pairs]
 
     def conversation(self, messages: object) -> Given:
         return Given(None, tuple(self.tokenizer.encode_chat(as_messages(messages))))

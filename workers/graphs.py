@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from diffray.components.backend import Record, peak_memory, send
-from diffray.components.batch import Batch, Window, ends_of, slots_of
+from diffray.components.batch import Batch, Window, begins_of, ends_of, seen_keys, slots_of
 from diffray.components.kv_pool import KVPool
 from diffray.components.model import Model
 from diffray.kernels.confidence import Confidence
@@ -71,12 +71,20 @@ class StaticWindows:
 
         Computed on the device, so that it is part of the recording.
         """
+        return self._group(None)
+
+    def near(self, reach: int) -> tuple[Group, ...]:
+        return self._group(reach)
+
+    def _group(self, reach: int | None) -> tuple[Group, ...]:
         _, start_W, stop_W, block_W, pages_WP, size, length = self.paged
         keys_BK = slots_of(pages_WP, pages_WP.shape[1] * size, size)
         at_BQ = start_W.unsqueeze(1) + torch.arange(length, device=pages_WP.device)
         ends_BQ = ends_of(at_BQ, block_W, stop_W)
+        begin_BQ = None if reach is None else begins_of(at_BQ, block_W, start_W, reach)
         keys_K = torch.arange(keys_BK.shape[1], device=pages_WP.device)
-        return (Group(0, len(stop_W), length, keys_BK, keys_K < ends_BQ.unsqueeze(-1)),)
+        seen_BQK = seen_keys(keys_K, begin_BQ, ends_BQ)
+        return (Group(0, len(stop_W), length, keys_BK, seen_BQK),)
 
 
 class Recorded:

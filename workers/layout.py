@@ -20,6 +20,11 @@ class Span(NamedTuple):
     copy: Copy | None = None
 
 
+def spans_of(sequence: Sequence, start: int, stop: int) -> list[Span]:
+    """Return the windows that store the K/V of what is final in [start, stop)."""
+    return [Span(sequence, *piece, piece[1]) for piece in sequence.images.pieces(start, stop)]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A packed batch, and where each window is in it."""
@@ -68,6 +73,12 @@ class Layout:
         packed = Batch.pack([window for window, _ in parts], slots.device, page_size)
         return Layout(windows=windows, batch=packed, offsets=tuple(offsets))
 
+    @property
+    def seen(self) -> list[tuple[int, Span]]:
+        """The windows of images, and the packed tokens at which they start."""
+        found = zip(self.offsets, self.windows, strict=True)
+        return [each for each in found if each[1].sequence.images.at(each[1].start)]
+
     def offset_of(self, span: Span) -> int:
         """Return the packed token at which a window starts."""
         return self.offsets[self.windows.index(span)]
@@ -77,5 +88,5 @@ def _window(span: Span, slots: Slots) -> Window:
     canvas = span.copy or span.sequence
     assert canvas.pages_P is not None
     cell = canvas.slot * slots.length
-    block = span.sequence.causal_block
+    block = span.sequence.causal_at(span.start)
     return Window(span.start, span.stop, span.kv_stop, block, canvas.pages_P, cell)

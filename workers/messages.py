@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from diffray.components.image import Image
+
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
 
@@ -59,6 +61,7 @@ class Request:
     watch: bool = False
     resume: Resume | None = None
     cache_salt: str = ""
+    images: tuple[Image, ...] = ()  # whose soft tokens stand in the prompt
     grammar: bytes = b""  # an `Automaton` or a `Canvas` that the answer follows; empty: none
 
     def to_wire(self) -> "WireRequest":
@@ -70,6 +73,7 @@ class Request:
             watch=self.watch,
             resume=self.resume,
             cache_salt=self.cache_salt,
+            images=self.images,
             grammar=self.grammar,
         )
 
@@ -85,6 +89,7 @@ class WireRequest:
     watch: bool = False
     resume: Resume | None = None
     cache_salt: str = ""
+    images: tuple[Image, ...] = ()
     grammar: bytes = b""
 
     @property
@@ -100,7 +105,7 @@ class WireRequest:
     @property
     def content(self) -> int:
         params = {name: value for name, value in self.params.items() if name != "seed"}
-        return hash((self.prompt, self.suffix, repr(params), self.grammar))
+        return hash((self.prompt, self.suffix, self.images, repr(params), self.grammar))
 
     def resumed(self, resume: Resume | None) -> Self:
         return replace(self, resume=resume)
@@ -116,6 +121,7 @@ class WireRequest:
             watch=self.watch,
             resume=self.resume,
             cache_salt=self.cache_salt,
+            images=self.images,
             grammar=self.grammar,
         )
 

@@ -145,7 +145,7 @@ class _Collector:
         self.twins: list[Tensor] = []
         self.ranked: list[slice] = []
         self.num_ranked = 0
-        self.redraws = False
+        self.redraws = self.keeps_best = False
         self.soft: list[tuple[Tensor, int]] = []  # rows, and the number of their sequence
         self.soft_tokens: list[Tensor] = []  # that stand at the positions that the rows are about
 
@@ -155,7 +155,8 @@ class _Collector:
         """Add the rows of a sequence's block, with its options."""
         params, policy = sequence.params, sequence.policy
         filters = max(params.top_k, 0), params.top_p, params.min_p
-        draw = Draw(_rows(span), params.temperature, *filters) if params.draws else None
+        temperature = sequence.temperature(sequence.step)
+        draw = Draw(_rows(span), temperature, *filters) if params.draws else None
         own = _rows(span), offset_R[span], draw
         if sequence.automaton is not None:
             part = StructuredPart.of_answer(number, sequence, self.length, *own)
@@ -166,8 +167,8 @@ class _Collector:
             self.draws.append(draw)
             self.redraws |= bool(sequence.drafts)
         if policy.decoder.measures:
-            temperature = params.temperature if params.draws else 1.0
             self.measured.append(Draw(_rows(span), temperature, *filters))
+        self.keeps_best |= policy.iteration.renoises
         if params.top_logprobs:
             self.ranked.append(span)
             self.num_ranked = max(self.num_ranked, params.top_logprobs)
@@ -254,6 +255,7 @@ class _Collector:
             num_ranked=self.num_ranked,
             options=self._options(device) if self.choices else None,
             redraws=self.redraws,
+            keeps_best=self.keeps_best,
         )
         read_T = torch.cat([tokens_R, joined(self.twins, device)]) if self.twins else tokens_R
         return HeadPlan(tokens_R, read_T, rows, soft, tuple(self.choices))

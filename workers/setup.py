@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence as Items
 
+import torch
+
 from diffray.components.backend import (
     choose_device,
     choose_dtype,
@@ -15,12 +17,12 @@ from diffray.components.backend import (
 )
 from diffray.components.caches.vicinity import Vicinity
 from diffray.components.checkpoints.checkpoint import load_model, read_config, resolve
-from diffray.components.checkpoints.special_tokens import special_ids
+from diffray.components.checkpoints.special_tokens import NO_MASK, special_ids
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
-from diffray.components.models.registry import check_prefix_caching
-from diffray.kernels.choose import TORCH, choose_kernels
+from diffray.components.models.registry import build_model, check_prefix_caching, kernels_for
+from diffray.kernels.choose import TORCH
 from diffray.workers.bring_up.findings import Findings
 from diffray.workers.bring_up.start import bring_up
 from diffray.workers.engine import Engine
@@ -58,7 +60,11 @@ def build_rank(
     path = resolve(model)
     config = read_config(path)
     mask_token_id, eos_token_ids = special_ids(
-        path, config, mask_token_id=setup.mask_token_id, eos_token_id=setup.eos_token_id
+        path,
+        config,
+        mask_token_id=setup.mask_token_id,
+        eos_token_id=setup.eos_token_id,
+        masked=not build_model(config, Mesh(), torch.float32).spec.encodes,
     )
     device = mesh.device or choose_device(setup.device)
     if setup.device not in ("auto", str(device), device.type):
@@ -70,7 +76,8 @@ def build_rank(
     if setup.enable_prefix_caching:
         check_prefix_caching(config)
     choices = findings.choices
-    kernels = choose_kernels(setup.kernels, device, choose_dtype(setup.dtype, device), choices)
+    dtype = choose_dtype(setup.dtype, device)
+    kernels = kernels_for(config, setup.kernels, device, dtype, choices)
     choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
     loaded = load_model(
         path,
@@ -86,7 +93,7 @@ def build_rank(
         loaded.pack()
     spec = loaded.spec
     for name, token_id in (("mask", mask_token_id), *(("eos", e) for e in eos_token_ids)):
-        if not 0 <= token_id < spec.vocab_size:
+        if token_id != NO_MASK and not 0 <= token_id < spec.vocab_size:
             raise ValueError(
                 f"{name} token id {token_id} is not in the vocabulary (0 to {spec.vocab_size - 1})"
             )
@@ -108,15 +115,15 @@ def engine_of(
         raise ValueError(
             f"max_model_len ({length}) exceeds what the model was made for ({spec.max_positions})"
         )
-    slots = Slots(setup.max_num_seqs, length, mask_token_id, loaded.device)
+    slots = Slots(
+        setup.max_num_seqs, length, mask_token_id, loaded.device, vocab_size=spec.vocab_size
+    )
 
     def pool(num_pages: int) -> KVPool:
         return KVPool(
-            num_layers=spec.num_layers,
+            shapes=spec.kv_shapes,
             num_pages=num_pages,
             page_size=setup.page_size,
-            num_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
             dtype=loaded.dtype,
             device=loaded.device,
             kernels=loaded.kernels,
@@ -134,7 +141,7 @@ def engine_of(
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
     kv, graphs = pool(pages), None
     row = spec.hidden_size * loaded.dtype.itemsize
-    rows = int((kv.keys_LSGD.nbytes + kv.values_LSGD.nbytes) * _SHARE_FOR_SOFT / 2 / row)
+    rows = int(kv.nbytes * _SHARE_FOR_SOFT / 2 / row)
     slots.soft.most_rows = max(rows, length)
     if record is not None:
         graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
@@ -161,8 +168,7 @@ def _num_pages(
     `reserved` bytes are for recordings that are still to be made.
     """
     spec = model.spec
-    elements = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
-    per_position = elements * model.dtype.itemsize
+    per_position = spec.kv_elements * model.dtype.itemsize
     memory = setup.kv_cache_memory
     if memory is None:
         memory = int(max(free_memory(model.device) - reserved, 0) * _SHARE_FOR_KV)

@@ -14,6 +14,7 @@ import torch
 from diffray.components.backend import send
 from diffray.components.copies import Copy
 from diffray.components.sequence import Sequence
+from diffray.kernels import noise
 from diffray.kernels.checksum import checksum
 from diffray.workers.soft import SoftInputs
 
@@ -28,12 +29,18 @@ class Slots:
     """Token ids, mask flags, and when and how surely each token became final."""
 
     def __init__(
-        self, num_slots: int, length: int, mask_token_id: int, device: torch.device
+        self,
+        num_slots: int,
+        length: int,
+        mask_token_id: int,  # below 0: none, where masks show noise
+        device: torch.device,
+        vocab_size: int = 0,  # of the noise
     ) -> None:
-        # Canvases of sequences, of their twins, of drafts; the last row takes what padding writes.
+        # Canvases of sequences, of their twins or best tokens, of drafts; the last row takes what
+        # padding writes.
         shape = (2 * num_slots + MOST_DRAFTS + 1, length)
         self.num_slots = num_slots
-        self.mask_token_id = mask_token_id
+        self.mask_token_id, self.vocab_size = mask_token_id, vocab_size
         self.length = length
         self.device = device
         self.ids_SN = torch.zeros(shape, dtype=torch.long, device=device)
@@ -59,10 +66,17 @@ class Slots:
         sequence.slot = self._free.pop()
         if sequence.guided:
             sequence.twin = self.lend_copy()
+        if sequence.policy.iteration.renoises:
+            sequence.best = self.lend_copy()
         self.layout = None  # in it the sequence may have the slot and pages of another time
         self.write(sequence)
         if sequence.policy.iteration.soft:
-            self.soft.enter(sequence.slot, sequence.length)
+            self.soft.enter(sequence.slot, *sequence.soft_span)
+
+    def has_soft_room(self, sequence: Sequence) -> bool:
+        """Whether there is memory for the soft inputs that the sequence has, if any."""
+        start, stop = sequence.soft_span
+        return not sequence.policy.iteration.soft or self.soft.has_room(stop - start)
 
     def lend_copy(self) -> Copy:
         """Return a copy, on whose canvas nothing is written yet."""
@@ -75,6 +89,12 @@ class Slots:
         """Write a canvas as it is given: prompt, final tokens, masks, what is pinned, suffix."""
         canvas = sequence.given(0, sequence.length)
         self._write(sequence.slot, canvas)
+        if sequence.best is not None:  # the noise of all its canvases
+            first = max(sequence.start, sequence.prompt_len)
+            shown = _first_noise(sequence.seed, first, sequence.length, self.vocab_size)
+            self.ids_SN[sequence.slot, first : sequence.length] = send(
+                torch.tensor(shown), self.device
+            )
         if sequence.twin is not None:
             first, last = sequence.prompt_len, sequence.blocks_stop
             after = [None] * (sequence.length - last)
@@ -97,9 +117,20 @@ class Slots:
         if sequence.twin is not None:
             self.take_back(sequence.twin)
             sequence.twin = None
+        if sequence.best is not None:
+            self.take_back(sequence.best)
+            sequence.best = None
 
     def checksum(self, sequences: Items[Sequence]) -> int:
         """Return a checksum of these canvases; waits for the device."""
         slots = send(torch.tensor([s.slot for s in sequences], dtype=torch.long), self.device)
         longest = max((s.length for s in sequences), default=0)
         return int(checksum(self.ids_SN[slots, :longest], self.masked_SN[slots, :longest]))
+
+
+def _first_noise(seed: int, start: int, stop: int, vocab_size: int) -> list[int]:
+    """Return what these positions show before any step."""
+    positions = torch.arange(start, stop)
+    seeds, before = torch.full_like(positions, seed), torch.full_like(positions, -1)
+    found: list[int] = noise.token_ids(seeds, positions, before, vocab_size).tolist()
+    return found

@@ -19,7 +19,8 @@ class Tokenizer:
 
     def __init__(self, fast: "PreTrainedTokenizerFast", mask_token_id: int) -> None:
         self.fast = fast
-        self._mask = str(fast.convert_ids_to_tokens(mask_token_id) or "")
+        mask = fast.convert_ids_to_tokens(mask_token_id) if mask_token_id >= 0 else None
+        self._mask = str(mask or "")
         # Split in two, the spelling no longer encodes to the special token.
         self._spelled = [*self._plain(self._mask[:1], False), *self._plain(self._mask[1:], False)]
 

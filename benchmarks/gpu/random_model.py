@@ -66,7 +66,7 @@ def counted_experts(model: Denoiser) -> Iterator[dict[str, float]]:
         ids_TK = chosen[0]
         seen.setdefault(len(ids_TK), []).append(ids_TK.flatten().bincount())
 
-    routers = [layer.mlp.router for layer in model.stack if layer.mlp.routed]  # type: ignore[attr-defined]
+    routers = [layer.mlp.router for layer in model.stack if layer.mlp.routed]
     hooks = [router.register_forward_hook(note) for router in routers]
     found: dict[str, float] = {}
     try:

@@ -46,11 +46,9 @@ def make_step(
     batch, num_pages = last_windows(shape, work, device)
     spec = model.spec
     kv = KVPool(
-        num_layers=spec.num_layers,
+        shapes=spec.kv_shapes,
         num_pages=num_pages,
         page_size=PAGE_SIZE,
-        num_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         dtype=model.dtype,
         device=device,
         kernels=kernels,

@@ -20,7 +20,7 @@ DECODERS = (
     *("budget_threshold", "entropy_bound", "sequential"),
 )
 CACHES = ("none", "prefix", "dual", "vicinity", "exact", "sub_block")
-ITERATIONS = ("blockwise", "first_token", "block_diffusion", "sub_blocks", "soft")
+ITERATIONS = ("blockwise", "first_token", "block_diffusion", "sub_blocks", "soft", "renoise")
 
 
 def _one_of(what: str, kinds: tuple[str, ...]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from diffray.components.checkpoints.checkpoint import resolve
 from diffray.components.grammar.canvas import LONGEST
 from diffray.components.grammar.compile import Grammars
 from diffray.components.grammar.structured import StructuredOutputs
+from diffray.components.image import Image
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.admission import CheckedRequest, Limits, check_choices
@@ -85,9 +86,9 @@ class DiffusionLLM:
             return f"DiffusionLLM({self.model!r}), shut down"
         if self._engine is None:
             return f"DiffusionLLM({self.model!r}, tensor_parallel_size={self._ranks})"
-        keys = self._engine.kv.keys_LSGD  # stored as the model computes
-        dtype = str(keys.dtype).removeprefix("torch.")
-        return f"DiffusionLLM({self.model!r}, dtype={dtype!r}, device={str(keys.device)!r})"
+        kv = self._engine.kv  # of the model's dtype
+        dtype = str(kv.dtype).removeprefix("torch.")
+        return f"DiffusionLLM({self.model!r}, dtype={dtype!r}, device={str(kv.device)!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -134,17 +135,19 @@ class DiffusionLLM:
         prompts: Prompt | Items[Prompt],
         sampling_params: Params = None,
         *,
+        images: Items[Items[Image]] | None = None,
         use_tqdm: bool = True,
         **options: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """Answer one prompt or many, in their order.
 
         A prompt is a text, a list or tensor of token ids, or what a tokenizer returns.
-        `sampling_params` is one for all or one for each; or give its fields as keywords.
+        `sampling_params` is one for all or one for each; or give its fields as keywords. `images`
+        are those of each prompt, for models that take some.
         """
         several = as_list(prompts)
         params = as_params("generate", sampling_params, options, len(several))
-        return self._run([self._reader.prompt(prompt) for prompt in several], params, use_tqdm)
+        return self._run(self._reader.prompts(several, images), params, use_tqdm)
 
     def infill(
         self,
@@ -268,7 +271,7 @@ class DiffusionLLM:
         with progress, self._running(checked) as jobs:
             outputs = [
                 RequestOutput(text, list(prompt), [jobs[each.uid].choice for each in requests])
-                for (text, prompt, _), requests in zip(given, checked, strict=True)
+                for (text, prompt, *_), requests in zip(given, checked, strict=True)
             ]
             while jobs:
                 self._advance()
@@ -291,7 +294,7 @@ class DiffusionLLM:
         if params.structured_outputs is not None:
             grammar = self._grammars.compile(params.structured_outputs, params.diffusion.slots)
         request = Request(
-            0, given.prompt, params, suffix=given.suffix, watch=watch, grammar=grammar
+            0, given.prompt, params, given.suffix, watch, images=given.images, grammar=grammar
         )
         return check_choices(request, self.limits, partial(next, self._uids))
 

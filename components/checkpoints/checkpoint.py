@@ -26,8 +26,7 @@ from diffray.components.denoiser import Denoiser
 from diffray.components.layers import Part, Parts, Piece
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, shown
-from diffray.components.models.registry import build_model
-from diffray.kernels.choose import choose_kernels
+from diffray.components.models.registry import build_model, kernels_for
 from diffray.kernels.variants import UNTRIED, Choices
 
 # Buffers that some checkpoints contain and that are computed here.
@@ -53,7 +52,7 @@ def load_model(
     quantized = choose_quantization(quantization, place)
     path = resolve(path_or_hub_id)
     config = read_config(path)
-    chosen = choose_kernels(kernels, place, number, choices)
+    chosen = kernels_for(config, kernels, place, number, choices)
     model = build_model(config, mesh or Mesh(), number, chosen)
     if quantized is not None and not model.routed:
         raise ValueError(

@@ -13,11 +13,10 @@ from diffray.components.checkpoints.special_tokens import find_ids
 from diffray.components.checkpoints.weights import open_weights
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
-from diffray.components.models.fields import Fields
 from diffray.components.models.registry import choose_build, rank_counts
 from diffray.components.policy import DiffusionParams, Policy
 
-_ROUTED = re.compile(r"\.mlp\.(experts\.|w[12]$)")
+_ROUTED = re.compile(r"\.(?:mlp\.(experts\.|w[12]$)|experts\.(?:gate_up|down)_proj$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +61,9 @@ def describe(path_or_hub_id: str | Path) -> Info:
     sizes = {name: math.prod(parts[name].shape) for name in names}
     total = sum(sizes.values())
     routed = sum(size for name, size in sizes.items() if _ROUTED.search(name))
-    experts, chosen = Fields(config, model.dims.family).experts() if routed else (0, 0)
+    experts, chosen = model.experts
     dims = model.dims
-    elements = 2 * dims.layers * dims.kv_heads * dims.head_dim
+    elements = model.spec.kv_elements
     masks = find_ids(path, config, "mask")
     return Info(
         path=path,
@@ -100,7 +99,7 @@ def _layout(names: set[str]) -> str:
     found = [match.group(1) for name in names if (match := _ROUTED.search(name))]
     if not found:
         return "dense"
-    if "experts." not in found:
+    if "experts." not in found:  # w1 and w2, or DiffusionGemma's
         return "fused experts"
     is_merged = any(name.endswith(".mlp.experts.gate_proj") for name in names)
     return "merged experts" if is_merged else "single experts"

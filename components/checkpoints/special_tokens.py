@@ -9,6 +9,7 @@ from diffray.components.checkpoints.weights import CheckpointError, read_json
 from diffray.components.models.fields import Config, shown
 
 Kind = Literal["mask", "eos"]
+NO_MASK: Final = -1  # the mask token of models that have none
 
 # Most published configs do not name the mask; the tokenizers do: LLaDA2's, LLaDA-MoE's, Fast-dLLM
 # v2's and, the last two, SDAR's.
@@ -24,9 +25,16 @@ def special_ids(
     *,
     mask_token_id: int | None = None,
     eos_token_id: int | Items[int] | None = None,
+    masked: bool = True,
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the mask id and the end ids; given values take precedence over the files."""
-    masks = _as_ids(mask_token_id, "mask_token_id") or find_ids(path, config, "mask")
+    """Return the mask id and the end ids; given values take precedence over the files.
+
+    Models that are not `masked` have no mask.
+    """
+    masks = _as_ids(mask_token_id, "mask_token_id")
+    if masks and not masked:
+        raise CheckpointError(f"mask_token_id is {masks[0]}, but this model has none; leave it out")
+    masks = masks or (find_ids(path, config, "mask") if masked else (NO_MASK,))
     ends = _as_ids(eos_token_id, "eos_token_id") or find_ids(path, config, "eos")
     for kind, found in (("mask", masks), ("eos", ends)):
         if not found:
@@ -49,7 +57,8 @@ def find_ids(path: Path, config: Config, kind: Kind) -> tuple[int, ...]:
     may name the token that ends a chat model's answers.
     """
     key = f"{kind}_token_id"
-    configs = config, _read(path, "generation_config.json")
+    text = config.get("text_config")
+    configs = config, text if isinstance(text, dict) else {}, _read(path, "generation_config.json")
     named = [ids for source in configs if (ids := _as_ids(source.get(key), key))]
     if named:
         return named[0] if kind == "mask" else tuple(dict.fromkeys(chain(*named)))

@@ -103,12 +103,26 @@ class Fields:
             )
         return own or hidden // heads
 
-    def experts(self) -> tuple[int, int]:
+    def inner(self, key: str, default: object = REQUIRED) -> "Fields":
+        """Return the fields of an object inside the config."""
+        value = self._value(key, default)
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return Fields(value, f"{self.family} {key}")
+
+    def names(self, key: str, default: list[str]) -> list[str]:
+        """Return a list of names."""
+        value = self._value(key, default)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(key, value, "a list of names")
+        return value
+
+    def experts(self, chosen_key: str = "num_experts_per_tok") -> tuple[int, int]:
         """Return how many experts there are and how many of them a token goes to."""
-        experts, chosen = self.count("num_experts"), self.count("num_experts_per_tok")
+        experts, chosen = self.count("num_experts"), self.count(chosen_key)
         if chosen > experts:
             raise ValueError(
-                f"config.json of a {self.family} model: 'num_experts_per_tok' ({chosen}) is more "
+                f"config.json of a {self.family} model: {chosen_key!r} ({chosen}) is more "
                 f"than 'num_experts' ({experts})"
             )
         layers = self.config.get("num_hidden_layers")

@@ -8,6 +8,7 @@ import torch
 
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh, UnevenError
+from diffray.components.models.diffusion_gemma import build_diffusion_gemma
 from diffray.components.models.dream import build_dream
 from diffray.components.models.fast_dllm_v2 import build_fast_dllm_v2
 from diffray.components.models.fields import Config
@@ -15,7 +16,8 @@ from diffray.components.models.llada import build_llada
 from diffray.components.models.llada2_moe import build_llada2_moe
 from diffray.components.models.llada_moe import build_llada_moe
 from diffray.components.models.sdar import build_sdar, build_sdar_moe
-from diffray.kernels.choose import TORCH, Kernels
+from diffray.kernels.choose import TORCH, Kernels, choose_kernels
+from diffray.kernels.variants import UNTRIED, Choices
 
 
 class Build(Protocol):
@@ -27,6 +29,7 @@ class Build(Protocol):
 
 
 ARCHITECTURES: dict[str, Build] = {
+    "DiffusionGemmaForBlockDiffusion": build_diffusion_gemma,
     "DreamModel": build_dream,
     "Fast_dLLM_QwenForCausalLM": build_fast_dllm_v2,
     "LLaDAModelLM": build_llada,
@@ -38,6 +41,7 @@ ARCHITECTURES: dict[str, Build] = {
 }
 MODEL_TYPES: Final = {
     "Dream": "DreamModel",
+    "diffusion_gemma": "DiffusionGemmaForBlockDiffusion",
     "Fast_dLLM_Qwen": "Fast_dLLM_QwenForCausalLM",
     "llada": "LLaDAModelLM",
     "llada2_moe": "LLaDA2MoeModelLM",
@@ -45,6 +49,7 @@ MODEL_TYPES: Final = {
     "sdar": "SDARForCausalLM",
     "sdar_moe": "SDARMoeForCausalLM",
 }
+TORCH_ALONE: Final = (build_diffusion_gemma,)
 _ENDING: Final = re.compile("(For[A-Z].*|Model(LM)?)$")
 
 
@@ -62,6 +67,24 @@ def build_model(
     if mesh.expert_parallel and not model.routed:
         raise ValueError("the model has no experts to deal out; leave expert_parallel out")
     return model
+
+
+def kernels_for(
+    config: Config,
+    wish: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    choices: Choices = UNTRIED,
+) -> Kernels:
+    """Return the kernels for a model on this device; refuse those that it has not."""
+    if choose_build(config) not in TORCH_ALONE:
+        return choose_kernels(wish, device, dtype, choices)
+    if wish == "triton":
+        raise ValueError(
+            "kernels is 'triton', and this model runs on torch's functions alone: Triton's know no "
+            "sliding windows; leave kernels at 'auto'"
+        )
+    return choose_kernels("torch" if wish == "auto" else wish, device, dtype)
 
 
 def check_ranks(config: Config, size: int, *, expert_parallel: bool) -> None:

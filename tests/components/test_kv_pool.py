@@ -12,11 +12,9 @@ MIB = 1 << 20
 def pool(num_pages: int) -> KVPool:
     """Return pages of 1 MiB."""
     return KVPool(
-        num_layers=2,
+        shapes=[(2, 128)] * 2,
         num_pages=num_pages,
         page_size=256,
-        num_heads=2,
-        head_dim=128,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )

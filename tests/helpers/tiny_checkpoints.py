@@ -200,11 +200,9 @@ def join_experts(weights: dict[str, Tensor], num_experts: int, merged: bool) -> 
 def kv_pool(model: Model, dtype: torch.dtype, length: int) -> KVPool:
     spec = model.spec
     return KVPool(
-        num_layers=spec.num_layers,
+        shapes=spec.kv_shapes,
         num_pages=-(-length // 16) + 1,
         page_size=16,
-        num_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         dtype=dtype,
         device=CPU,
     )

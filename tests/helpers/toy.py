@@ -101,6 +101,12 @@ class ToyModel(WritesLogits):
     def head(self, hidden_RH: Tensor) -> Tensor:
         return hidden_RH @ self.head_VH.T
 
+    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
+        raise AssertionError("a toy is given no images")
+
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
+        return x_TH + soft_TH * masked_T1
+
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV @ self.table_VH
 
@@ -129,6 +135,12 @@ class ScriptedModel(WritesLogits):
                 logits_RV[row, token] = logit
         return logits_RV
 
+    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
+        raise AssertionError("a toy is given no images")
+
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
+        return x_TH + soft_TH * masked_T1
+
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV.new_zeros(len(weights_RV), 1)
 
@@ -143,11 +155,9 @@ def toy_engine(
 ) -> Engine:
     spec = model.spec
     kv = KVPool(
-        num_layers=spec.num_layers,
+        shapes=spec.kv_shapes,
         num_pages=num_pages,
         page_size=page_size,
-        num_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         dtype=torch.float64,
         device=CPU,
     )

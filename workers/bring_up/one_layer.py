@@ -89,11 +89,9 @@ class OneLayer:
         self.steps = steps_of(spec)
         pages = max(step.windows * -(-step.context // sizes.page_size) for step in self.steps)
         self.kv = KVPool(
-            num_layers=1,
+            shapes=spec.kv_shapes,
             num_pages=pages + 1,
             page_size=sizes.page_size,
-            num_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
             dtype=self.model.dtype,
             device=device,
             kernels=kernels,

@@ -22,8 +22,8 @@ from diffray.components.backend import (
 )
 from diffray.components.checkpoints.checkpoint import read_config, resolve
 from diffray.components.mesh import Mesh
+from diffray.components.models.registry import kernels_for
 from diffray.kernels import variants
-from diffray.kernels.choose import choose_kernels
 from diffray.workers.bring_up.findings import Findings, FindingsFile
 from diffray.workers.bring_up.one_layer import Sizes, shapes_of
 from diffray.workers.bring_up.trial_process import TrialPlan
@@ -58,13 +58,14 @@ def from_rank_0(mesh: Mesh, find: Callable[[], Findings]) -> Findings:
 def _bring_up(model: str, setup: EngineOptions, mesh: Mesh, again: bool, say: Say) -> Findings:
     device = mesh.device or choose_device(setup.device)
     dtype = choose_dtype(setup.dtype, device)
-    kernels = choose_kernels(setup.kernels, device, dtype)
+    config = read_config(resolve(model))
+    kernels = kernels_for(config, setup.kernels, device, dtype)
     choose_quantization(setup.quantization, device)
     record = choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
     if device.type != "cuda" or kernels.name != "triton":
         return Findings()
     sizes = Sizes(
-        config=read_config(resolve(model)),
+        config=config,
         dtype=str(dtype).removeprefix("torch."),
         quantization=setup.quantization,
         page_size=setup.page_size,

@@ -97,12 +97,14 @@ def read_rows(name: str, path: Path | None, count: int) -> list[Row]:
 def random_ids(
     llm: "DiffusionLLM", count: int, length: int, seed: int, prefix_len: int = 0
 ) -> list[list[int]]:
-    """Return prompts of ids drawn from the vocabulary, without end tokens and the mask.
+    """Return prompts of ids drawn from the vocabulary, without end tokens, the mask and images.
 
     All start with the same `prefix_len` ids, before `length` of their own.
     """
     limits = llm.engine.limits
     barred = {*limits.eos_token_ids, limits.mask_token_id}
+    if limits.spec.sight is not None:
+        barred.add(limits.spec.sight.token_id)
     allowed = [id for id in range(limits.spec.vocab_size) if id not in barred]
     draws = random.Random(seed)
     prefix = draws.choices(allowed, k=prefix_len)

@@ -155,7 +155,7 @@ def facts_of(
     return {
         "model": model,
         "device": f"{kind}, {torch.get_num_threads()} threads",
-        "dtype": str(engine.kv.keys_LSGD.dtype).removeprefix("torch."),
+        "dtype": str(engine.kv.dtype).removeprefix("torch."),
         "prefix caching": "on" if shared else "off",
         "torch": torch.__version__,
         "block length": str(policy.block_length),

@@ -66,7 +66,7 @@ def reads_of(engine: Engine) -> Iterator[Reads]:
     embedding = 0 if model.output is model.embedding else _bytes(model.embedding)
     always = _bytes(model) - sum(_bytes(layer.experts) for layer in layers) - embedding
     spec = model.spec
-    position = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * model.dtype.itemsize
+    position = spec.kv_elements * model.dtype.itemsize
     run_step = BatchPlan.denoise
 
     def count(experts: Experts, _router: object, _args: object, chosen: Routing) -> None:

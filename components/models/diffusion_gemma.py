@@ -1,0 +1,148 @@
+"""DiffusionGemma: Gemma 4's sparse text stack, as a causal encoder and a denoiser of canvases."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+import torch
+from torch.nn.functional import gelu
+
+from diffray.components.denoiser import OwnStack
+from diffray.components.dims import Dims
+from diffray.components.experts import Experts
+from diffray.components.images import Sight
+from diffray.components.layers import GatedMLP, GatedNames
+from diffray.components.mesh import Mesh
+from diffray.components.models.fields import Config, Fields
+from diffray.components.models.qwen import MLP_NAMES, QWEN3
+from diffray.components.sandwich import (
+    Heads,
+    NearAttention,
+    Rotations,
+    SandwichLayer,
+    SandwichMLP,
+    ScaledRouter,
+    WideNorm,
+)
+from diffray.components.two_pass import SelfConditioning, TwoPass
+from diffray.components.vision import Eye, Vision
+from diffray.kernels.choose import TORCH, Kernels
+
+FAMILY: Final = "DiffusionGemma"
+NAMES: Final = QWEN3._replace(
+    embedding="model.decoder.embed_tokens.weight",
+    last_norm="model.decoder.norm.weight",
+    layer="model.decoder.layers",
+)
+CONDITIONING: Final = "model.decoder.self_conditioning"
+CONDITIONING_NAMES: Final = GatedNames("gate_proj.weight", "up_proj.weight", "down_proj.weight")
+ENCODER: Final = "model.encoder"
+NEAR, FAR = "sliding_attention", "full_attention"
+_GELU = partial(gelu, approximate="tanh")
+
+
+def read_dims(fields: Fields) -> Dims:
+    """Read the text's part of config.json; refuse what would need other arithmetic."""
+    fields.only("hidden_activation", "gelu_pytorch_tanh")
+    fields.only("attention_bias", False)
+    fields.only("tie_word_embeddings", True)
+    fields.only("per_layer_config")
+    fields.must_be("use_bidirectional_attention", "vision")
+    head_dim = fields.count("head_dim", 256)
+    return Dims(
+        family=FAMILY,
+        layers=fields.count("num_hidden_layers"),
+        hidden=fields.count("hidden_size"),
+        heads=fields.count("num_attention_heads"),
+        kv_heads=fields.count("num_key_value_heads"),
+        head_dim=head_dim,
+        head_norm=True,
+        rotated=head_dim,
+        rope_theta=1.0,  # layers have their own
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        vocab=fields.count("vocab_size"),
+        max_positions=fields.count("max_position_embeddings", 131072),
+        tied=True,
+    )
+
+
+def read_heads(fields: Fields, dims: Dims) -> Mapping[str, Heads]:
+    """Return the heads of layers that see near keys and of those that see all."""
+    rope = fields.inner("rope_parameters", {})
+    near, far = (rope.inner(kind, {}) for kind in (NEAR, FAR))
+    near.only("rope_type", "default")
+    near.only("partial_rotary_factor", 1)
+    far.only("rope_type", "proportional")
+    far_keys = fields.count("num_global_key_value_heads", dims.kv_heads)
+    reach, far_size = fields.count("sliding_window", 512), fields.count("global_head_dim", 512)
+    near_theta, far_theta = near.number("rope_theta", 1e4), far.number("rope_theta", 1e6)
+    share = far.number("partial_rotary_factor", 0.25)
+    return {
+        NEAR: Heads(dims.heads, dims.kv_heads, dims.head_dim, reach, True, near_theta, 1.0),
+        FAR: Heads(dims.heads, far_keys, far_size, None, False, far_theta, share),
+    }
+
+
+def build_diffusion_gemma(
+    config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
+) -> TwoPass:
+    """Return the model, without storage."""
+    whole = Fields(config, FAMILY)
+    whole.only("tie_word_embeddings", True)
+    fields = whole.inner("text_config")
+    dims = read_dims(fields)
+    heads = read_heads(fields, dims)
+    hidden, eps = dims.hidden, dims.norm_eps
+    width, own_width = fields.count("intermediate_size"), fields.count("moe_intermediate_size")
+    experts, chosen = fields.experts("top_k_experts")
+    eye = Eye.read(whole.inner("vision_config"))
+
+    def dense(names: GatedNames) -> GatedMLP:
+        return GatedMLP(hidden, width, names, mesh, dtype, _GELU)
+
+    def sandwich(number: int, kind: str) -> SandwichLayer:
+        mlp = SandwichMLP(
+            dense(MLP_NAMES),
+            ScaledRouter(experts, chosen, hidden, eps, dtype, kernels),
+            Experts(experts, hidden, own_width, mesh, dtype, kernels, _GELU),
+            eps,
+            dtype,
+        )
+        attention = NearAttention(number, heads[kind], hidden, eps, mesh, dtype)
+        return SandwichLayer(attention, mlp, dtype)
+
+    layers = [sandwich(number, kind) for number, kind in enumerate(_kinds(fields, dims.layers))]
+    return TwoPass(
+        dims,
+        layers,
+        OwnStack(layers, Rotations(heads.values()), WideNorm(hidden, eps, dtype)),
+        NAMES,
+        ENCODER,
+        Vision(eye, hidden, dtype),
+        Sight(
+            token_id=whole.count("image_token_id", 258880),
+            patch=3 * eye.patch**2,
+            pool=eye.pool,
+            most=heads[NEAR].reach or dims.max_positions,
+            places=eye.places,
+        ),
+        (CONDITIONING, SelfConditioning(dense(CONDITIONING_NAMES), hidden, eps, dtype)),
+        fields.number("final_logit_softcapping", 30.0),
+        mesh,
+        dtype,
+        block_length=whole.count("canvas_length", 256),
+        decoder={"kind": "entropy_bound"},
+        kernels=kernels,
+    )
+
+
+def _kinds(fields: Fields, layers: int) -> list[str]:
+    """Return how far each layer sees; by default five near ones come before one that sees all."""
+    usual = [NEAR if (number + 1) % 6 else FAR for number in range(layers)]
+    kinds = fields.names("layer_types", usual)
+    if len(kinds) != layers or not set(kinds) <= {NEAR, FAR}:
+        raise ValueError(
+            f"config.json of a {FAMILY} model: 'layer_types' must be {NEAR} or {FAR} for each of "
+            f"the {layers} layers"
+        )
+    return [*kinds[:-1], FAR]

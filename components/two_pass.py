@@ -1,0 +1,128 @@
+"""A stack that runs twice: over masks as a denoiser, and over what is final as an encoder.
+
+Both passes have the same weights but for a scale of each layer. The denoiser's inputs carry what
+it expected a step before (self-conditioning), the encoder's do not; its logits are soft-capped.
+
+Letters: T packed tokens, R rows of the head, H hidden size, V this rank's vocabulary, K ids.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from diffray.components.denoiser import Denoiser, Names, OwnStack
+from diffray.components.dims import Dims
+from diffray.components.images import Sight
+from diffray.components.layers import GatedMLP, Parts, whole, wide
+from diffray.components.mesh import Mesh
+from diffray.components.sandwich import SandwichLayer, WideNorm
+from diffray.components.vision import Vision
+from diffray.kernels.choose import Kernels
+from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
+from diffray.kernels.norm import rms_norm_wide
+
+
+class SelfConditioning(nn.Module):
+    """Adds an MLP of the expected embedding to a mask's own, and norms the sum."""
+
+    def __init__(self, mlp: GatedMLP, hidden: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.mlp, self.eps = mlp, eps
+        self.norm = WideNorm(hidden, eps, dtype)
+
+    def forward(self, x_TH: Tensor, soft_TH: Tensor) -> Tensor:
+        signal_TH: Tensor = self.mlp(self.norm.of(soft_TH))
+        return rms_norm_wide(x_TH + signal_TH, None, self.eps)
+
+    def parts(self, prefix: str) -> Parts:
+        norm = {f"{prefix}.pre_norm.weight": self.norm.part()}
+        return norm | self.mlp.parts(prefix, ())
+
+
+class TwoPass(Denoiser):
+    """A model whose masks and final tokens run differently, perhaps in the same forward."""
+
+    def __init__(
+        self,
+        dims: Dims,
+        layers: list[SandwichLayer],
+        own: OwnStack,
+        names: Names,
+        encoder: str,  # the checkpoint's prefix of what only the encoder has
+        vision: Vision,
+        sight: Sight,
+        conditioning: tuple[str, SelfConditioning],
+        cap: float,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        *,
+        block_length: int,
+        decoder: dict[str, object],
+        kernels: Kernels,
+    ) -> None:
+        super().__init__(
+            dims,
+            (),
+            names,
+            mesh,
+            dtype,
+            block_causal=True,
+            block_length=block_length,
+            decoder=decoder,
+            kernels=kernels,
+            own=own,
+        )
+        self.encoder, self.cap, self.vision = encoder, cap, vision
+        self.prefix, self.conditioning = conditioning
+        self.scaled = layers
+        shapes = tuple((each.attention.num_keys, each.attention.heads.size) for each in layers)
+        self.spec = replace(self.spec, encodes=True, own_shapes=shapes, sight=sight)
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        return self._scale(self.embedding.embed(ids_T))
+
+    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
+        soft_SH: Tensor = self.vision(pixels_PC, columns)
+        return soft_SH
+
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
+        return torch.where(masked_T1, self.conditioning(x_TH, soft_TH), x_TH)
+
+    def expected_embedding(self, weights_RV: Tensor) -> Tensor:
+        return self._scale(self.embedding.mix(weights_RV))
+
+    def head(self, hidden_RH: Tensor) -> Tensor:
+        logits_RV = self.output.logits(hidden_RH)
+        logits_RV = logits_RV.to(wide(logits_RV.dtype))
+        return torch.tanh(logits_RV / self.cap) * self.cap
+
+    def confidence(
+        self,
+        hidden_RH: Tensor,
+        mask_token_id: int,
+        draw: Draw | None,
+        known_RK: Tensor | None = None,
+    ) -> Confidence:
+        gather_RK = self.gathered(hidden_RH, mask_token_id, known_RK)
+        start = self.output.rows.start
+        return confidence_of_logits(self.head(hidden_RH), start, mask_token_id, gather_RK, draw)
+
+    def pack(self) -> None:
+        super().pack()
+        self.conditioning.mlp.pack()
+
+    def parts(self, names: Collection[str]) -> Parts:
+        scales = {
+            f"{self.encoder}.language_model.layers.{number}.layer_scalar": whole(
+                layer.final_scale_1
+            )
+            for number, layer in enumerate(self.scaled)
+        }
+        own = self.conditioning.parts(self.prefix) | self.vision.parts(self.encoder)
+        return super().parts(names) | scales | own
+
+    def _scale(self, x_TH: Tensor) -> Tensor:
+        # Rounded as the embedding is: so the original keeps it.
+        return x_TH * torch.tensor(self.dims.hidden**0.5, dtype=x_TH.dtype).item()

@@ -1,0 +1,203 @@
+"""DiffusionGemma against the original's logits, and what its config.json may say."""
+
+import json
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.golden import golden
+from diffray.components.batch import Batch, Window
+from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.kv_pool import KVPool
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import build_model, kernels_for
+from diffray.components.two_pass import TwoPass
+from tests.helpers.paths import GOLDEN
+from tests.helpers.threads import over_ranks
+
+FOLDER = GOLDEN / "diffusion_gemma"
+CPU = torch.device("cpu")
+
+
+def config() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / "config.json").read_text())
+    return found
+
+
+def loaded(dtype: str = "float64", mesh: Mesh | None = None) -> TwoPass:
+    model = load_model(FOLDER, dtype=dtype, device="cpu", mesh=mesh)
+    assert isinstance(model, TwoPass)
+    return model
+
+
+@torch.inference_mode()
+def denoised(
+    model: TwoPass,
+    prompt: list[int],
+    canvas: list[int],
+    soft_LH: Tensor | None = None,
+    image: tuple[int, Tensor] | None = None,
+) -> Tensor:
+    """Return this rank's logits of a canvas, in the forward that encodes its prompt.
+
+    An image is its first position and its soft tokens.
+    """
+    n, stop = len(prompt), len(prompt) + len(canvas)
+    dtype = model.dtype
+    kv = KVPool(shapes=model.spec.kv_shapes, num_pages=8, page_size=16, dtype=dtype, device=CPU)
+    pages_P = torch.tensor(kv.allocate(kv.pages_for(stop)))
+    ends = [0, n] if image is None else [0, image[0], image[0] + len(image[1]), n]
+    pieces = enumerate(pairwise(ends))
+    windows = [Window(a, b, b, (1, -1)[number % 2], pages_P) for number, (a, b) in pieces]
+    windows.append(Window(n, stop, stop, 0, pages_P))
+    batch = Batch.pack(sorted(windows, key=lambda window: window.shape), CPU, 16)
+    masked_T1 = (batch.positions_T >= n).unsqueeze(1)
+    x_TH = model.embed(torch.tensor([*prompt, *canvas])[batch.positions_T])
+    if image is not None:
+        place_T = batch.positions_T - image[0]
+        shown_T = (place_T >= 0) & (place_T < len(image[1]))
+        x_TH[shown_T] = image[1][place_T[shown_T]]
+    soft_TH = torch.zeros_like(x_TH)
+    if soft_LH is not None:
+        soft_TH[masked_T1.squeeze(1)] = soft_LH.to(x_TH)
+    x_TH = model.soften(x_TH, soft_TH, masked_T1)
+    batch = Batch(
+        batch.positions_T, batch.slots_T, batch.cells_T, batch.windows, masked_T1=masked_T1
+    )
+    return model.head(model.forward(x_TH, batch, kv)[masked_T1.squeeze(1)])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_logits_equal_the_original(dtype: str) -> None:
+    """The second canvas is conditioned on the first one's logits, divided by 0.7."""
+    model, before = loaded(dtype), torch.zeros(0)
+    for number, case in enumerate(golden("diffusion_gemma")["full_forward"]):
+        soft_LH = None
+        if number == 1:
+            soft_LH = model.expected_embedding((before / 0.7).softmax(-1))
+        before = denoised(model, case["prompt"], case["canvas"], soft_LH)
+        expected = torch.tensor(case["logits"]).to(before)
+        torch.testing.assert_close(before[case["positions"]], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_soft_tokens_of_an_image_equal_the_original(dtype: str) -> None:
+    image = golden("diffusion_gemma")["image"]
+    with torch.inference_mode():
+        soft_SH = loaded(dtype).look(torch.tensor(image["pixel_values"]), 6)
+    expected = torch.tensor(image["soft_tokens"]).to(soft_SH)
+    torch.testing.assert_close(soft_SH, expected, atol=1e-5, rtol=0)
+
+
+def test_an_image_beyond_the_windows_reach_is_seen_as_by_the_original() -> None:
+    """Its tokens see each other, and near keys of the text each as far as any other token."""
+    original = pytest.importorskip("transformers.models.diffusion_gemma").modeling_diffusion_gemma
+    theirs = original.DiffusionGemmaForBlockDiffusion.from_pretrained(
+        FOLDER, dtype=torch.float64, experts_implementation="eager"
+    ).eval()
+    image, before = golden("diffusion_gemma")["image"], [3 + 7 * at for at in range(46)]
+    prompt = [*before, 508, 508, 508, 508, 507, 9, 10, 11]
+    canvas, n = [5 + 11 * at for at in range(16)], len(prompt)
+    types = torch.tensor([[int(token == 508) for token in prompt]])
+    with torch.inference_mode():
+        masks = theirs.model.encoder.create_masks_for_generate(
+            config=theirs.config,
+            inputs_embeds=torch.empty(1, n, 0),
+            attention_mask=torch.ones(1, n, dtype=torch.bool),
+            past_key_values=None,
+            position_ids=torch.arange(n).unsqueeze(0),
+            mm_token_type_ids=types,
+        )
+        expected = theirs(
+            input_ids=torch.tensor([prompt]),
+            pixel_values=torch.tensor([image["pixel_values"]], dtype=torch.float64),
+            image_position_ids=torch.tensor([image["image_position_ids"]]),
+            mm_token_type_ids=types,
+            decoder_input_ids=torch.tensor([canvas]),
+            attention_mask=masks,
+        ).logits[0]
+        model = loaded()
+        soft_SH = model.look(torch.tensor(image["pixel_values"]), 6)
+    found = denoised(model, prompt, canvas, image=(46, soft_SH))
+    torch.testing.assert_close(found, expected.double(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_ranks_together_equal_one(expert_parallel: bool) -> None:
+    """The full layers' one key head is on both ranks, and self-conditioning is summed."""
+    case = golden("diffusion_gemma")["full_forward"][0]
+    weights_LV = torch.linspace(0, 1, 512, dtype=torch.float64).repeat(16, 1)
+
+    def work(mesh: Mesh) -> list[Tensor]:
+        model = loaded(mesh=mesh)
+        start = model.spec.vocab_start
+        own_LV = weights_LV[:, start : start + 512 // mesh.size]
+        with torch.inference_mode():
+            soft_LH = model.expected_embedding(own_LV)
+        return [denoised(model, case["prompt"], case["canvas"], soft_LH)]
+
+    (whole,) = work(Mesh())
+    ranks, _ = over_ranks(2, expert_parallel, work)
+    torch.testing.assert_close(torch.cat([rank[0] for rank in ranks], dim=1), whole)
+
+
+def published() -> dict[str, Any]:
+    """Return the sizes of 26B-A4B, as far as they are known."""
+    found = config()
+    found["text_config"] |= {
+        "vocab_size": 262144, "hidden_size": 2816, "intermediate_size": 2112,
+        "num_hidden_layers": 30, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": 2,
+        "sliding_window": 1024, "num_experts": 128, "top_k_experts": 8,
+        "moe_intermediate_size": 704, "layer_types": None,
+    }  # fmt: skip
+    found["vision_config"] |= {
+        "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 72, "patch_size": 16,
+        "position_embedding_size": 10240,
+    }  # fmt: skip
+    return found
+
+
+def test_a_published_config_has_its_size() -> None:
+    """25.2 B, of which the tower has a few hundred millions; five layers of six see near keys."""
+    model = build_model(published(), Mesh(), torch.bfloat16)
+    parts = model.parts(set())
+    numels = {name: torch.Size(part.shape).numel() for name, part in parts.items()}
+    text = sum(n for name, n in numels.items() if "vision" not in name and name != "lm_head.weight")
+    assert 24.9e9 < text < 25.3e9
+    assert model.spec.kv_shapes == ((8, 256),) * 5 * 1 + ((2, 512),) + model.spec.kv_shapes[6:]
+    assert model.spec.kv_shapes.count((2, 512)) == 5
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "said"),
+    [
+        ("text_config", {"hidden_activation": "silu"}, "gelu_pytorch_tanh"),
+        ("text_config", {"attention_bias": True}, "attention_bias"),
+        ("text_config", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("text_config", {"layer_types": ["sliding_attention"]}, "each of the 4 layers"),
+        ("text_config", {"layer_types": ["a", "b", "c", "d"]}, "layer_types"),
+        ("text_config", {"num_hidden_layers": None}, "lacks the key 'num_hidden_layers'"),
+        ("text_config", {"top_k_experts": 7}, "top_k_experts"),
+        ("text_config", {"per_layer_config": {}}, "per_layer_config"),
+        ("text_config", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "yarn"),
+        ("vision_config", {"use_clipped_linears": True}, "use_clipped_linears"),
+        ("vision_config", {"rope_parameters": {"rope_type": "default"}}, "rope_type"),
+    ],
+)
+def test_what_is_not_implemented_is_refused(part: str, changes: dict[str, Any], said: str) -> None:
+    changed = deepcopy(config())
+    changed[part] |= changes
+    with pytest.raises(ValueError, match=said):
+        build_model(changed, Mesh(), torch.float32)
+
+
+def test_it_runs_on_torchs_functions_alone() -> None:
+    assert kernels_for(config(), "auto", CPU, torch.float32).name == "torch"
+    with pytest.raises(ValueError, match="sliding windows"):
+        kernels_for(config(), "triton", CPU, torch.float32)

@@ -1,0 +1,262 @@
+"""Canvases of noise: a request finds the same tokens however it is run, and what it refuses."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from benchmarks.golden import golden, images_of
+from diffray import DiffusionLLM, SamplingParams
+from diffray.components.mesh import Mesh
+from diffray.kernels.checksum import checksum
+from diffray.workers.engine import Engine
+from diffray.workers.engine_options import EngineOptions
+from diffray.workers.messages import Request, Resume, Update
+from diffray.workers.setup import build_engine
+from tests.helpers.paths import GOLDEN
+from tests.helpers.ranks import on_ranks
+
+FOLDER = str(GOLDEN / "diffusion_gemma")
+QUICK = {"kind": "renoise", "max_steps": 6}
+SURE = {"kind": "renoise", "max_steps": 12, "confidence": 1.5, "stability": 0}
+
+
+def engine(mesh: Mesh | None = None, **options: Any) -> Engine:
+    setup = EngineOptions(
+        **{"dtype": "float64", "device": "cpu", "max_num_seqs": 8, "page_size": 8} | options
+    )
+    return build_engine(FOLDER, setup, mesh)[0]
+
+
+def requests() -> list[Request]:
+    """Return ragged requests with a common beginning; one has an image, the others none."""
+    shown = golden("diffusion_gemma")["image"]["prompt"]
+    images = images_of(golden("diffusion_gemma"))
+    begin = [3 + (7 * at) % 400 for at in range(20)]
+    found = []
+    for uid in range(6):
+        prompt = [*shown, *begin] if uid == 5 else [*begin, *range(20, 25 + 4 * uid)]
+        params = SamplingParams(
+            max_tokens=11 + 3 * uid,
+            seed=uid,
+            temperature=uid % 2,
+            ignore_eos=True,
+            min_tokens=2 if uid == 2 else 0,
+            logit_bias={30: 2.0} if uid == 3 else {},
+            diffusion={
+                "block_length": (8, 12, 16)[uid % 3],
+                "iteration": QUICK if uid % 2 else SURE,
+                "cache": {"kind": "none" if uid == 4 else "exact"},
+            },
+        )
+        found.append(Request(uid, tuple(prompt), params, images=images if uid == 5 else ()))
+    return found
+
+
+def run(made: Engine, asked: list[Request], steps: int = 1) -> dict[int, list[int]]:
+    for request in asked:
+        made.add(request)
+    found: dict[int, list[int]] = {request.uid: [] for request in asked}
+    while not made.idle:
+        for update in made.step(steps):
+            found[update.uid] += update.ids
+    assert made.kv.num_free == made.kv.num_pages - 1
+    assert made.slots.soft.num_rows == 0
+    return found
+
+
+@cache
+def alone() -> dict[int, list[int]]:
+    made = engine(enable_prefix_caching=False)
+    found: dict[int, list[int]] = {}
+    for request in requests():
+        found |= run(made, [request])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shared", "options", "steps"),
+    [
+        (False, {}, 1),
+        (True, {}, 3),
+        (True, {"chunk": 8}, 1),
+        (True, {"kv_cache_memory": 220_000}, 1),
+    ],
+)
+def test_batched_equals_alone(shared: bool, options: dict[str, Any], steps: int) -> None:
+    """Prefixes are shared or not, prompts are stored in chunks, and memory is short."""
+    made = engine(enable_prefix_caching=shared, **options)
+    assert run(made, requests(), steps) == alone()
+    assert run(made, requests()) == alone()  # what is left of the prefixes is right
+    if "kv_cache_memory" in options:
+        assert made.preemptions > 0
+
+
+def test_prefixes_are_shared_by_whole_pages_whatever_the_canvas() -> None:
+    made = engine()
+    run(made, requests())
+    made.add(requests()[1])
+    cached = [update.cached_tokens for _ in range(30) for update in made.step()]
+    assert max(cached) == 24  # three pages of 8 of a prompt of 29
+    assert len(requests()[1].prompt) == 29
+
+
+def test_a_chunk_or_a_shared_prefix_may_end_at_an_image() -> None:
+    """Pages and chunks of 4 would cut the image, which is at 3 to 7: a chunk passes over it."""
+    made, request = engine(page_size=4, chunk=4), requests()[5]
+    short = request.params.model_copy(
+        update={"diffusion": request.params.diffusion.model_copy(update={"block_length": 2})}
+    )
+    first = run(made, [Request(5, request.prompt, short, images=request.images)])[5]
+    plain = run(
+        engine(enable_prefix_caching=False),
+        [Request(5, request.prompt, short, images=request.images)],
+    )[5]
+    assert first == plain
+    # Of other texts after the image its first token alone is in the shared page.
+    other = Request(6, (*request.prompt[:7], 9, 9), short, images=request.images)
+    assert run(made, [other]) == run(engine(enable_prefix_caching=False), [other])
+
+
+def test_another_image_is_another_prefix() -> None:
+    made, request = engine(), requests()[5]
+    run(made, [request])
+    (image,) = request.images
+    other = replace(image, pixels=bytes(len(image.pixels)))
+    changed = Request(7, request.prompt, request.params, images=(other,))
+    assert run(made, [changed])[7] != alone()[5]
+    assert run(made, [request])[5] == alone()[5]
+
+
+def test_tokens_are_reported_a_canvas_at_a_time() -> None:
+    made = engine()
+    made.add(requests()[4])  # 23 tokens in canvases of 12
+    lengths = []
+    while not made.idle:
+        lengths += [len(update.ids) for update in made.step() if update.ids]
+    assert lengths == [12, 11]
+
+
+@pytest.mark.parametrize("uid", [0, 3, 5])
+def test_preempted_and_resumed_equal_uninterrupted(uid: int) -> None:
+    made, request = engine(), requests()[uid]
+    made.add(request)
+    updates: list[Update] = []
+    for step in range(200):
+        updates += made.step()
+        if step % 5 == 3:
+            made.preempt(uid)
+        if any(update.ids for update in updates):
+            break
+    made.cancel(uid)
+    assert made.idle and made.slots.soft.num_rows == 0
+    resume = Resume.after(updates)
+    again = Request(uid, request.prompt, request.params, resume=resume, images=request.images)
+    assert [*resume.ids, *run(engine(), [again])[uid]] == alone()[uid]
+
+
+def test_an_end_token_ends_the_text_after_its_canvas() -> None:
+    tokens = alone()[3]
+    end = tokens[5]
+    request = requests()[3]
+    params = request.params.model_copy(update={"stop_token_ids": (end,)})
+    found = run(engine(), [Request(3, request.prompt, params)])[3]
+    assert found == tokens[: tokens.index(end) + 1]
+
+
+def test_seeds_differ_and_are_repeated() -> None:
+    request = requests()[1]
+    found = []
+    for seed in (1, 2, 1):
+        params = request.params.model_copy(update={"seed": seed})
+        found.append(run(engine(), [Request(1, request.prompt, params)])[1])
+    assert found[0] == found[2] != found[1]
+
+
+def on_rank(mesh: Mesh) -> tuple[dict[int, list[int]], bool]:
+    made, agreed = engine(mesh), True
+    found: dict[int, list[int]] = {request.uid: [] for request in requests()}
+    for request in requests():
+        made.add(request)
+    while not made.idle:
+        for update in made.step():
+            found[update.uid] += update.ids
+        canvases = checksum(made.slots.ids_SN, made.slots.masked_SN)
+        agreed = agreed and bool(mesh.all_equal(canvases))
+    return found, agreed
+
+
+@pytest.mark.slow
+def test_two_ranks_find_what_one_finds() -> None:
+    for found, agreed in on_ranks(2, on_rank):
+        assert agreed and found == alone()
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"top_p": 0.9}, "top_p does not go with iteration 'renoise'"),
+        ({"top_k": 5}, "top_k does"),
+        ({"min_p": 0.1}, "min_p does"),
+        ({"presence_penalty": 1.0}, "penalties do"),
+        ({"bad_token_sequences": [[3, 4]]}, "bad_words of several tokens do"),
+        ({"diffusion": {"zero_confidence_token_ids": [3]}}, "zero_confidence_token_ids do"),
+        ({"diffusion": {"cfg_scale": 1.0}}, "cfg_scale does not go"),
+        ({"diffusion": {"speculation": {"kind": "verify"}}}, "speculation"),
+        ({"diffusion": {"iteration": {"kind": "block_diffusion"}}}, "use 'renoise'"),
+        ({"diffusion": {"iteration": {"kind": "soft"}}}, "use 'renoise'"),
+        ({"diffusion": {"iteration": {"kind": "blockwise"}}}, "use 'renoise'"),
+        ({"diffusion": {"decoder": {"kind": "threshold"}}}, "use 'entropy_bound'"),
+        ({"diffusion": {"canvas": "pinned"}}, "'pinned' needs structured outputs"),
+        ({"diffusion": {"cache": {"kind": "dual"}}}, "use 'exact' or 'none'"),
+        ({"diffusion": {"cache": {"kind": "sub_block"}}}, "use 'exact'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(params: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        cpu_engine().check(Request(0, (5, 6), SamplingParams(**params)))
+
+
+@cache
+def cpu_engine() -> Engine:
+    return engine()
+
+
+def test_renoise_is_refused_by_models_with_masks() -> None:
+    with (
+        DiffusionLLM(
+            str(GOLDEN / "sdar"), dtype="float32", mask_token_id=510, eos_token_id=511
+        ) as llm,
+        pytest.raises(ValueError, match="denoises masks; use 'block_diffusion'"),
+    ):
+        llm.generate([[1, 2]], diffusion={"iteration": {"kind": "renoise"}}, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"start": 2}, "the prompt must have token 508 from 2 to 6"),
+        ({"columns": 5}, "are no rows of 5 patches"),
+        ({"columns": 4}, "must be multiples of 3"),
+        ({"columns": 0}, "are no rows of 0"),
+        ({"pixels": b"123"}, "3 bytes are no rows"),
+    ],
+)
+def test_an_image_that_does_not_fit_is_refused(change: dict[str, Any], said: str) -> None:
+    (image,) = images_of(golden("diffusion_gemma"))
+    wrong = replace(image, **change)
+    request = requests()[5]
+    with pytest.raises(ValueError, match=said):
+        cpu_engine().check(Request(0, request.prompt, request.params, images=(wrong,)))
+
+
+def test_an_images_token_needs_an_image() -> None:
+    request = requests()[5]
+    with pytest.raises(ValueError, match="where no image is"):
+        cpu_engine().check(Request(0, request.prompt, request.params))
+
+
+def test_a_mask_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="this model has none"):
+        engine(mask_token_id=3)

@@ -92,7 +92,7 @@ class Sequence:
     pages_P: Tensor | None = None  # the same as a tensor
     nodes: "list[Node]" = field(default_factory=list)  # its first pages, which others may share
     twin: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
-    drafts: list[Copy] = field(default_factory=list)  # canvases one, two ... steps ahead
+    drafts: list[Copy] = field(default_factory=list)  # one, two ... steps ahead, or branches
     chance: Chance = field(default_factory=Chance)  # that a draft is right
     memory: Memory | None = None  # of the decoder, in the current block
     masked_L: Tensor | None = None  # masks left in the current block; None: not started

@@ -164,7 +164,7 @@ class _Collector:
             self._slots(number, sequence, *own)
         elif draw is not None:
             self.draws.append(draw)
-            self.redraws |= bool(sequence.drafts)
+            self.redraws |= policy.speculation is not None and bool(sequence.drafts)
         if policy.decoder.measures:
             temperature = params.temperature if params.draws else 1.0
             self.measured.append(Draw(_rows(span), temperature, *filters))

@@ -44,7 +44,7 @@ def branch_confidence(proposal: Proposal, masked_BL: Tensor) -> Tensor:
     unknown_B = (masked_BL & (proposal.confidence_BL == -torch.inf)).any(-1)
     sum_B = proposal.confidence_BL.clamp(min=0).masked_fill(~masked_BL, 0.0).sum(-1)
     mean_B = sum_B / masked_BL.sum(-1)
-    return mean_B.masked_fill(unknown_B, -torch.inf).nan_to_num(nan=-torch.inf)
+    return mean_B.masked_fill(unknown_B, -torch.inf).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
 def next_best(proposal: Proposal, masked_BL: Tensor) -> tuple[Tensor, Tensor]:

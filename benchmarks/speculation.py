@@ -1,10 +1,11 @@
-"""What speculation saves: the same requests without and with it, in forwards and in time.
+"""What copies save: requests without and with speculation or branches, in forwards and in time.
 
     python -m benchmarks.speculation demo demo-llada2
     python -m benchmarks.speculation --threads 1 --cpu-time --block-lengths 4 32 -- /tmp/llada-100m
 
 Answers of a demo model are to its examples; another checkpoint continues random ids. The ratio
-is of the time; the tokens of both are compared.
+is of the time; the tokens of both are compared. Speculation leaves them as they are, the branches
+of `lopa` do not.
 """
 
 import argparse
@@ -18,11 +19,24 @@ from diffray.cluster.cli.bench.datasets import random_ids
 from diffray.components.checkpoints.demos import DEMOS, examples
 
 TOKENS = 64
-DECODERS: dict[str, dict[str, Any]] = {
-    "fixed, one position a step": {"kind": "fixed", "steps": TOKENS},
-    "fixed, two": {"kind": "fixed", "steps": TOKENS // 2},
-    "threshold 0.9": {"kind": "threshold", "threshold": 0.9},
-}
+Diffusion = dict[str, Any]
+
+
+def policies(drafts: int, branches: int) -> dict[str, tuple[Diffusion, Diffusion]]:
+    """Return what is compared: a policy without copies, and the same with them."""
+    verify = {"speculation": {"kind": "verify", "drafts": drafts}}
+    decoders: dict[str, Diffusion] = {
+        "fixed, one position a step": {"kind": "fixed", "steps": TOKENS},
+        "fixed, two": {"kind": "fixed", "steps": TOKENS // 2},
+        "threshold 0.9": {"kind": "threshold", "threshold": 0.9},
+    }
+    found = {name: ({"decoder": d}, {"decoder": d} | verify) for name, d in decoders.items()}
+    for threshold in (0.9, 0.7):
+        plain = {"kind": "threshold", "threshold": threshold}
+        lopa = {"kind": "lopa", "threshold": threshold, "branches": branches}
+        name = f"threshold {threshold}, lopa"
+        found[name] = ({"decoder": plain}, {"decoder": lopa})
+    return found
 
 
 def main() -> None:
@@ -32,11 +46,13 @@ def main() -> None:
     parser.add_argument("--block-lengths", type=int, nargs="+", default=[32])
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--drafts", type=int, default=4)
+    parser.add_argument("--branches", type=int, default=4)
+    parser.add_argument("--only", default="", help="decoders whose names contain this")
     parser.add_argument("--draft-overhead", type=int)
     args = parser.parse_args()
     clock = paired.clock_of(args)
     print(clock.label)
-    names = "checkpoint", "batch", "block", "decoder", "forwards", "with drafts", "fewer"
+    names = "checkpoint", "batch", "block", "decoder", "forwards", "with copies", "fewer"
     print(paired.head(*names, "speedup", "equal"))
     for checkpoint, batch in product(args.checkpoints, args.batches):
         with DiffusionLLM(
@@ -45,22 +61,25 @@ def main() -> None:
             prompts: Any = random_ids(llm, batch, 32, args.seed)
             if checkpoint in DEMOS:
                 prompts = list(islice(cycle(examples(checkpoint)), batch))
-            for length, name in product(args.block_lengths, DECODERS):
-                policy = {"decoder": DECODERS[name], "block_length": length}
-                found = compare(llm, prompts, policy, args, clock)
+            compared = policies(args.drafts, args.branches)
+            for length, (name, pair) in product(args.block_lengths, compared.items()):
+                if args.only not in name:
+                    continue
+                own: list[Diffusion] = [policy | {"block_length": length} for policy in pair]
+                found = compare(llm, prompts, own, args, clock)
                 print(paired.row(checkpoint, batch, length, name, *found), flush=True)
 
 
 def compare(
     llm: DiffusionLLM,
     prompts: Any,
-    policy: dict[str, Any],
+    pair: list[Diffusion],
     args: argparse.Namespace,
     clock: paired.Clock,
 ) -> tuple[object, ...]:
     """Return the last cells of a row: forwards, their ratio, the speedup, equal answers."""
 
-    def contender(diffusion: dict[str, Any]) -> Callable[[int], paired.Turn]:
+    def contender(diffusion: Diffusion) -> Callable[[int], paired.Turn]:
         params = SamplingParams(
             max_tokens=TOKENS,
             temperature=args.temperature,
@@ -70,12 +89,11 @@ def compare(
         )
         return clock.timed(lambda _: paired.generate(llm, prompts, [params] * len(prompts)))
 
-    verify = {"speculation": {"kind": "verify", "drafts": args.drafts}}
-    contenders = {"plain": contender(policy), "drafts": contender(policy | verify)}
-    plain, drafts = paired.take_turns(contenders, args.repeats).values()
-    before, after = (sum(turns[-1].forwards) for turns in (plain, drafts))
+    contenders = dict(zip(("plain", "copies"), map(contender, pair), strict=True))
+    plain, copies = paired.take_turns(contenders, args.repeats).values()
+    before, after = (sum(turns[-1].forwards) for turns in (plain, copies))
     fewer = f"{before / after:.2f}"
-    return before, after, fewer, paired.speedup(drafts, plain), paired.equal_answers(drafts, plain)
+    return before, after, fewer, paired.speedup(copies, plain), paired.equal_answers(copies, plain)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ QUANTIZED: Final = {"experts_int8": torch.int8, "experts_fp8": torch.float8_e4m3
 
 _WEIGHTS_PER_THREAD = 8_000_000
 _OVERHEAD_OF_GPU = 256  # positions; not measured
-_OVERHEAD_OF_CALLS = 150_000_000  # positions times weights
+_OVERHEAD_OF_CALLS = 480_000_000  # positions times weights
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # the numbers of malloc.h
 _KEPT = 64 << 20  # bytes kept at the end of the heap
 
@@ -219,11 +219,11 @@ def overhead_positions(device: torch.device, weights: int) -> int:
 
     A GPU reads its weights in that time. A CPU multiplies about as fast as it reads, and what is
     left are the calls: on two cores 8 blocks of 4 positions took 4 times as long as one with 100 M
-    weights, and with the demo models' 3.5 M a block of 8 positions cost as much as 40 more.
+    weights, and with the demo models' 3.5 M a block of 32 as much as 110 to 140 more positions.
     """
     if device.type == "cuda":
         return _OVERHEAD_OF_GPU
-    return 4 + _OVERHEAD_OF_CALLS // max(weights, 1)
+    return 1 + _OVERHEAD_OF_CALLS // max(weights, 1)
 
 
 @contextmanager

@@ -59,6 +59,10 @@ class Decoder(PolicyPart, ABC):
         """
         return ()
 
+    def lookahead(self) -> int:
+        """Return how many branches a forward tries beside the row's canvas, if there is room."""
+        return 0
+
     def settle_steps(self) -> int:
         """Return how many steps may follow after a block's last mask is gone.
 

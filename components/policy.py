@@ -18,6 +18,7 @@ from diffray.components.caches.prefix import Prefix
 from diffray.components.caches.sub_block import SubBlock
 from diffray.components.caches.vicinity import Vicinity
 from diffray.components.config import InvalidField, OrKind, PolicyPart
+from diffray.components.copies import check_policy
 from diffray.components.decoder import Decoder
 from diffray.components.decoders.budget_threshold import BudgetThreshold
 from diffray.components.decoders.credit import Credit
@@ -26,6 +27,7 @@ from diffray.components.decoders.entropy_bound import EntropyBound
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.fixed import Fixed
 from diffray.components.decoders.hierarchy import Hierarchy
+from diffray.components.decoders.lopa import Lopa
 from diffray.components.decoders.origin import Origin
 from diffray.components.decoders.schedule import Schedule
 from diffray.components.decoders.sequential import Sequential
@@ -41,7 +43,7 @@ from diffray.components.iterations import (
 )
 from diffray.components.model import ModelSpec
 from diffray.components.renoising import check_parts
-from diffray.components.speculation import Verify, check_policy
+from diffray.components.speculation import Verify
 
 AnyIteration = Annotated[
     Blockwise | FirstToken | BlockDiffusion | SubBlocks | Soft | Renoise,
@@ -59,7 +61,8 @@ AnyDecoder = Annotated[
     | Origin
     | BudgetThreshold
     | EntropyBound
-    | Sequential,
+    | Sequential
+    | Lopa,
     Field(discriminator="kind"),
     OrKind(),
 ]
@@ -192,8 +195,7 @@ class Policy:
                 "diffusion.slot_length",
             )
         policy = Policy(length, iteration, decoder, cache, params.cfg_scale, params.speculation)
-        if policy.speculation is not None:
-            check_policy(policy)
+        check_policy(policy)
         return policy
 
     def options(self) -> dict[str, object]:

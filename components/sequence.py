@@ -100,7 +100,7 @@ class Sequence:
     nodes: "list[Node]" = field(default_factory=list)  # its first pages, which others may share
     twin: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
     best: Copy | None = None  # of one that shows noise: the most probable tokens so far
-    drafts: list[Copy] = field(default_factory=list)  # canvases one, two ... steps ahead
+    drafts: list[Copy] = field(default_factory=list)  # one, two ... steps ahead, or branches
     chance: Chance = field(default_factory=Chance)  # that a draft is right
     memory: Memory | None = None  # of the decoder, in the current block
     masked_L: Tensor | None = None  # masks left in the current block; None: not started

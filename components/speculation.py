@@ -6,15 +6,11 @@ gives the very same canvas: so FreeDave does (arXiv 2510.00294).
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
-from diffray.components.config import InvalidField, PolicyPart
-
-if TYPE_CHECKING:
-    from diffray.components.policy import Policy
-    from diffray.components.sequence import Sequence
+from diffray.components.config import PolicyPart
 
 _GUESS: Final = 0.7  # how likely a draft is to be right before any was checked ...
 _WEIGHT: Final = 2.0  # ... which counts as much as so many checked ones
@@ -50,39 +46,3 @@ class Chance:
             self.checked += right + (right < self.run and not done)
         if done:  # what is long ago counts less, so what did not pay is tried again some day
             self.right, self.checked = self.right / 2, self.checked / 2
-
-
-def check_policy(policy: "Policy") -> None:
-    """Refuse parts of a policy whose next steps cannot be known from one forward."""
-    decoder = policy.decoder
-    unknown = decoder.edits or decoder.remembers or decoder.measures
-    for name, given, what in (
-        ("iteration", policy.iteration.soft, f"iteration {policy.iteration.kind!r} does"),
-        ("decoder", unknown, f"decoder {decoder.kind!r} does"),
-        ("cache", policy.cache.follows_masks, f"cache {policy.cache.kind!r} does"),
-        ("cfg_scale", policy.cfg_scale > 0, "cfg_scale does"),
-    ):
-        _refuse(f"diffusion.{name}", given, what)
-
-
-def check_request(sequence: "Sequence") -> None:
-    """Refuse options by which a token depends on others of the block, and rankings."""
-    params = sequence.params
-    penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
-    for name, given, what in (
-        ("diffusion.canvas", sequence.pins is not None, "canvas 'pinned' does"),
-        ("structured_outputs", params.structured_outputs is not None, "structured outputs do"),
-        ("bad_words", sequence.automaton is not None, "bad_words of several tokens do"),
-        ("repetition_penalty", penalties != (0, 0, 1), "penalties do"),
-        ("no_repeat_ngram_size", params.no_repeat_ngram_size > 0, "no_repeat_ngram_size does"),
-        ("top_logprobs", params.top_logprobs > 0, "top_logprobs does"),
-    ):
-        _refuse(name, given, what)
-
-
-def _refuse(name: str, given: bool, what: str) -> None:
-    if given:
-        raise InvalidField(
-            f"{what} not go with diffusion.speculation; leave it out, or set speculation to null",
-            name,
-        )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from diffray.components.config import InvalidField
+from diffray.components.copies import check_request as check_copies
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.grammar.bad_words import avoiding, restricted
 from diffray.components.grammar.canvas import Canvas
@@ -16,7 +17,6 @@ from diffray.components.pins import Pins
 from diffray.components.policy import Policy
 from diffray.components.renoising import check_request as check_renoising
 from diffray.components.sequence import Sequence
-from diffray.components.speculation import check_request as check_speculation
 from diffray.kernels.noise import derived_seed
 from diffray.workers.messages import Footprint, Request, Resume
 
@@ -139,8 +139,7 @@ def check(request: Request, limits: Limits) -> Sequence:
     sequence = _sequence(request, limits)
     _check_choice(sequence, limits)
     _check_order(sequence)
-    if sequence.policy.speculation is not None:
-        check_speculation(sequence)
+    check_copies(sequence)
     if sequence.policy.iteration.renoises:
         check_renoising(sequence)
     if request.grammar:

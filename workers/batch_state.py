@@ -1,6 +1,6 @@
 """The current blocks on the device: their contents, and which rows are done.
 
-Letters: B rows of sequences that denoise and then of their drafts, L positions of the longest
+Letters: B rows of sequences that denoise and then of their copies, L positions of the longest
 block, G rows that share a decoder, or are guided.
 """
 
@@ -16,6 +16,7 @@ from diffray.components.config import LARGEST
 from diffray.components.decoder import Decoder, Memory
 from diffray.components.decoder_groups import DecoderGroup
 from diffray.components.sequence import Sequence
+from diffray.workers.branching import branches_of, make_branches, take_best
 from diffray.workers.outcome import Outcome, copy_outcomes
 from diffray.workers.renoised_rows import RenoisedRows
 from diffray.workers.slots import Slots
@@ -24,7 +25,7 @@ from diffray.workers.verification import links_of, make_drafts, rows_of, take_ov
 
 
 class BatchState:
-    """One row per sequence and per draft, valid until the block of any sequence changes."""
+    """One row per sequence and per copy, valid until the block of any sequence changes."""
 
     def __init__(self, sequences: Items[Sequence], slots: Slots) -> None:
         self.sequences, self.slots, self.device = sequences, slots, slots.device
@@ -33,6 +34,7 @@ class BatchState:
         self.edits = any(s.policy.decoder.edits for s in sequences)
         self.rows = rows_of(sequences)
         self.links = links_of(self.rows, slots)
+        self.branches = branches_of(self.rows, slots.device)
         self._floors: list[float] = []
         self._measures = [s.measures for s in sequences]
         self._shares = [row.sequence.policy.decoder.shares(row.sequence) for row in self.rows]
@@ -135,6 +137,8 @@ class BatchState:
 
     def accept(self, proposal: Proposal, block: Block) -> None:
         """Make accepted tokens final, and determine which rows are done."""
+        if self.branches is not None:
+            proposal, block = take_best(self, proposal, block)
         accepted_BL, masked_BL = self.choose(proposal, block), self.masked_BL
         if any(self._measures):
             accepted_BL = self._measure(proposal, accepted_BL)
@@ -149,6 +153,8 @@ class BatchState:
         if self.links:
             last_B = take_over(self, proposal, block, masked_BL, accepted_BL)
             make_drafts(self, proposal, block, last_B)
+        if self.branches is not None:
+            make_branches(self, proposal, block)
         self._put(self.slots.ids_SN, self.ids_BL)
         if len(self.twin_rows_G):
             twin_ids_GL = self.ids_BL[self.twin_rows_G]

@@ -1,4 +1,4 @@
-"""Lends copies to the sequences that speculate, while they promise more than they take."""
+"""Lends copies: drafts while they promise more than they take, branches while rows are few."""
 
 from collections.abc import Sequence as Items
 
@@ -12,19 +12,19 @@ from diffray.workers.slots import MOST_DRAFTS, Slots
 
 
 class Drafting:
-    """Drafts use what nobody else needs: they never take a slot, and give way when pages are short.
+    """Copies use what nobody else needs: they never take a slot, and give way when pages are short.
 
     `overhead` is what a forward costs besides its positions, as a number of positions; 0: no
-    drafts. There are at most 16, and at most `most_windows` of sequences and drafts.
+    copies. There are at most 16, and at most `most_windows` of sequences and copies.
     """
 
     def __init__(self, kv: KVPool, slots: Slots, overhead: int, most_windows: int | None) -> None:
         self.kv, self.slots = kv, slots
         self.overhead, self.most_windows = overhead, most_windows
-        self._holders: dict[Sequence, int] = {}  # of so many drafts
+        self._holders: dict[Sequence, int] = {}  # of so many copies
 
     def allot(self, sequences: Items[Sequence]) -> bool:
-        """Give each sequence as many drafts as pay while these run together.
+        """Give each sequence as many drafts or branches as pay while these run together.
 
         Returns whether anything changes.
         """
@@ -40,26 +40,29 @@ class Drafting:
         return True
 
     def give_back(self, sequence: Sequence) -> None:
-        """Take its drafts from a sequence."""
+        """Take its copies from a sequence."""
         if self._holders.pop(sequence, 0):
             self._drop(sequence, 0)
 
     def spans(self, own: Span, step: int) -> list[Span]:
-        """Return the windows of a sequence's drafts beside its own, at this step of its block.
+        """Return the windows of a sequence's copies beside its own, at this step of its block.
 
-        Positions outside the window read the K/V that the sequence itself has stored, so drafts run
+        Positions outside the window read the K/V that the sequence itself has stored, so copies run
         the same positions as it does. Their own K/V are not kept, so the step after must run these
         positions again: otherwise it would read what the sequence stored earlier.
         """
         found: list[Span] = []
         sequence = own.sequence
         masks = int(sequence.masked.sum()) if sequence.drafts else 0  # each step takes one
-        for ahead, draft in enumerate(sequence.drafts, 1):
+        drafts = sequence.policy.speculation is not None
+        for number, draft in enumerate(sequence.drafts, 1):
+            ahead = number if drafts else 0
             window = sequence.policy.cache.window(sequence, step + ahead)
             start, stop = sequence.policy.cache.window(sequence, step + ahead + 1)
             if window != (own.start, own.stop) or start > own.start or stop < own.stop:
                 break
-            if not draft.ready or ahead >= masks or not self._cover(draft, own):
+            most = masks - (drafts or masks == 1)  # each leaves a mask
+            if not draft.ready or number > most or not self._cover(draft, own):
                 break
             found.append(own._replace(copy=draft))
         return found
@@ -78,27 +81,36 @@ class Drafting:
             self.kv.copy(pages, onto)
 
     def _wanted(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
-        """Return how many drafts pay: of the likeliest first, while they bring more than others.
+        """Return how many copies to lend: an equal share for branches, then drafts that pay.
 
         A draft brings its chance to be right, in steps, and costs its positions. It pays if that is
-        more for a position than what the forward brings without it, overhead included.
+        more for a position than what the forward brings without it, overhead included. The
+        likeliest come first.
         """
         wanted: dict[Sequence, int] = {}
+        most = MOST_DRAFTS
+        if self.most_windows is not None:
+            most = min(most, max(self.most_windows - len(sequences), 0))
+        if not sequences or not self.overhead:
+            return wanted
+        for sequence in sequences:
+            share = min(sequence.policy.decoder.lookahead(), most // len(sequences))
+            if share:
+                wanted[sequence] = share
         offers = [
             (sequence.chance.value**ahead, sequence)
             for sequence in sequences
             if sequence.policy.speculation is not None
             for ahead in range(1, sequence.policy.speculation.drafts + 1)
         ]
-        if not offers or not self.overhead:
+        if not offers:
             return wanted
         offers.sort(key=lambda offer: -offer[0])
-        most = MOST_DRAFTS
-        if self.most_windows is not None:
-            most = min(most, max(self.most_windows - len(sequences), 0))
         sizes = {sequence: _size(sequence) for sequence in sequences}
-        cost, steps = self.overhead + sum(sizes.values()), float(len(sequences))
-        for chance, sequence in offers[:most]:
+        lent = sum(wanted.values())
+        cost = self.overhead + sum(sizes[s] * (1 + wanted.get(s, 0)) for s in sequences)
+        steps = float(len(sequences))
+        for chance, sequence in offers[: most - lent]:
             if chance * cost <= steps * sizes[sequence]:
                 continue
             wanted[sequence] = wanted.get(sequence, 0) + 1

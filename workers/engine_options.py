@@ -95,7 +95,8 @@ class EngineOptions(Config):
         None,
         ge=0,
         description="What a forward costs besides its positions, as a number of positions: the "
-        "larger, the more drafts speculation runs; 0: none. Default: by device and model.",
+        "larger, the more drafts speculation runs; 0: none, and no branches of `lopa`. Default: by "
+        "device and model.",
     )
     cpu_threads: int | None = Field(
         None,

@@ -165,7 +165,7 @@ class _Collector:
             self._slots(number, sequence, *own)
         elif draw is not None:
             self.draws.append(draw)
-            self.redraws |= bool(sequence.drafts)
+            self.redraws |= policy.speculation is not None and bool(sequence.drafts)
         if policy.decoder.measures:
             self.measured.append(Draw(_rows(span), temperature, *filters))
         self.keeps_best |= policy.iteration.renoises

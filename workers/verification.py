@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A canvas of a sequence: its own, or a draft of what some more steps make of it."""
+    """A canvas of a sequence: its own, a draft of what some more steps make of it, or a branch."""
 
     sequence: Sequence
     draft: Copy | None = None
-    ahead: int = 0
+    ahead: int = 0  # steps; 0: a branch, where it is no canvas of the sequence's own
 
     @property
     def slot(self) -> int:
@@ -41,9 +41,13 @@ class Link(NamedTuple):
 
 
 def rows_of(sequences: Items[Sequence]) -> list[Row]:
-    """Return the sequences' own rows, then those of all drafts."""
-    drafts = [Row(s, draft, ahead) for s in sequences for ahead, draft in enumerate(s.drafts, 1)]
-    return [*map(Row, sequences), *drafts]
+    """Return the sequences' own rows, then those of all drafts and branches."""
+    copies = [
+        Row(s, draft, 0 if s.policy.speculation is None else number)
+        for s in sequences
+        for number, draft in enumerate(s.drafts, 1)
+    ]
+    return [*map(Row, sequences), *copies]
 
 
 def links_of(rows: Items[Row], slots: Slots) -> list[Link]:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffray.cluster.api.bodies import ChatBody, CompletionBody
+from tests.fuzz.values import KINDS, PARAMETERS
 from tests.helpers.api_server import Served, serve_model
 from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
 
@@ -28,18 +29,10 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=5,
 )
-KINDS = [
-    *("threshold", "fixed", "hierarchy", "credit", "factor", "edit"),
-    *("none", "prefix", "dual", "vicinity", "exact", "blockwise", "soft", "block_diffusion"),
-]
 PART = st.fixed_dictionaries(
     {"kind": st.sampled_from(KINDS)},
     optional={
-        name: st.sampled_from([0, 1, 2, 0.5, 1.0, 10**6, 2**31 - 1, -1, "x"])
-        for name in (
-            *("threshold", "steps", "low_threshold", "decay", "alpha", "boost", "factor"),
-            *("before", "after", "warmup", "refresh", "early_stop"),
-        )
+        name: st.sampled_from([0, 1, 2, 0.5, 1.0, 10**6, 2**31 - 1, -1, "x"]) for name in PARAMETERS
     },
 )
 DIFFUSION = st.fixed_dictionaries(
@@ -122,7 +115,7 @@ def served(
 ) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("fuzz") / "model"
     model = tiny_checkpoint(folder, request.param, chat_template=CHAT_TEMPLATE)
-    with serve_model(model, "tiny", max_model_len=64) as served:
+    with serve_model(model, "tiny", max_model_len=64, draft_overhead=10_000) as served:
         yield served
 
 

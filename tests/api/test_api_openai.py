@@ -19,7 +19,7 @@ PROMPT = "<role>HUMAN</role>What is 7 times 6?<|role_end|><role>ASSISTANT</role>
 
 @pytest.fixture(scope="module", params=["demo", "demo-llada2"])
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    with serve_model(request.param) as served:
+    with serve_model(request.param, draft_overhead=10_000) as served:
         yield served
 
 
@@ -48,6 +48,23 @@ def test_chat(served: Served, client: OpenAI) -> None:
     assert answer.usage.prompt_tokens == expected.prompt_tokens
     assert answer.usage.completion_tokens == expected.completion_tokens
     assert answer.usage.total_tokens == expected.prompt_tokens + expected.completion_tokens
+
+
+def test_speculation_changes_no_token_and_saves_forwards(served: Served, client: OpenAI) -> None:
+    policy: dict[str, Any] = {"block_length": 16, "decoder": {"kind": "fixed", "steps": 48}}
+    for sampled in ({"temperature": 0}, {"temperature": 0.7, "seed": 3}):
+        asked: dict[str, Any] = dict(model=served.name, messages=MESSAGES, max_tokens=48, **sampled)
+        plain = client.chat.completions.create(**asked, extra_body={"diffusion": policy})
+        body = {"diffusion": policy | {"speculation": {"kind": "verify"}}}
+        whole = client.chat.completions.create(**asked, extra_body=body)
+        chunks = list(client.chat.completions.create(**asked, extra_body=body, stream=True))
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        text = "".join(choice.delta.content or "" for choice in choices)
+        assert text == whole.choices[0].message.content == plain.choices[0].message.content
+        assert choices[-1].finish_reason == plain.choices[0].finish_reason
+        assert whole.usage == plain.usage
+        before, after = (each.to_dict()["diffusion"]["forwards"] for each in (plain, whole))
+        assert after < before
 
 
 def test_a_streamed_chat_equals_the_whole_one(served: Served, client: OpenAI) -> None:

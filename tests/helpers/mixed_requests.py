@@ -12,7 +12,7 @@ CAUSAL = ToyModel(block_causal=True)
 SHIFTED = ToyModel(logit_shift=1)
 DECODERS = [
     *("threshold", "fixed", "hierarchy", "credit", "factor", "edit", "schedule", "origin"),
-    *("budget_threshold", "entropy_bound", "sequential"),
+    *("budget_threshold", "entropy_bound", "sequential", "lopa"),
 ]
 SHIFTED_CAUSAL = ToyModel(block_causal=True, logit_shift=1)
 

@@ -165,6 +165,49 @@ def run_pinned(mesh: Mesh, model: str) -> Pinned:
     return found
 
 
+class Drafted(NamedTuple):
+    """What one rank has to say of requests whose canvases are run as copies too."""
+
+    tokens: dict[int, list[tuple[int, int]]]  # by request, with their steps
+    forwards: int
+    agreed: bool
+
+
+def run_drafted(mesh: Mesh, model: str, *, speculation: bool = True) -> Drafted:
+    """Answer with `fixed` and `threshold`, greedily and not, and try branches beside them."""
+    setup = EngineOptions(
+        dtype="float64",
+        device="cpu",
+        max_model_len=128,
+        page_size=8,
+        draft_overhead=10_000,
+        mask_token_id=510 if "golden" in model else None,
+        eos_token_id=511 if "golden" in model else None,
+    )
+    engine, _ = build_engine(model, setup, mesh)
+    verify: dict[str, Any] = {"speculation": {"kind": "verify", "drafts": 3}} if speculation else {}
+    fixed = {"decoder": {"kind": "fixed", "steps": 24}} | verify
+    lopa = {"decoder": {"kind": "lopa", "threshold": 0.3, "branches": 3}}
+    policies = [fixed, lopa, fixed, {"decoder": {"kind": "threshold", "threshold": 0.3}} | verify]
+    for uid, policy in enumerate(policies):
+        params = SamplingParams(
+            max_tokens=24,
+            seed=uid,
+            temperature=(0, 0, 0.4, 0)[uid],
+            ignore_eos=True,
+            diffusion={"block_length": 8} | policy,
+        )
+        engine.add(Request(uid, tuple(range(20, 31 + uid)), params))
+    found: dict[int, list[tuple[int, int]]] = {uid: [] for uid in range(len(policies))}
+    agreed = True
+    while not engine.idle:
+        for update in engine.step():
+            found[update.uid] += zip(update.ids, update.steps, strict=True)
+        canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
+        agreed = agreed and bool(mesh.all_equal(canvases))
+    return Drafted(found, engine.forwards, agreed)
+
+
 def requests_for(spec: ModelSpec) -> list[Request]:
     """Return ragged prompts, each with another policy; where K/V can be shared they begin alike."""
     draw = torch.Generator().manual_seed(5)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from diffray.components.params import SamplingParams
+from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
 from tests.helpers.toy import prompt_of
 
@@ -77,6 +78,17 @@ def speculating(requests: Iterable[Request], drafts: int = 4) -> list[Request]:
         diffusion = request.params.diffusion.model_dump(exclude_unset=True) | wanted
         given = request.params.model_dump(exclude_unset=True) | {"diffusion": diffusion}
         found.append(replace(request, params=SamplingParams(**given)))
+    return found
+
+
+def run_all(engine: Engine, requests: Iterable[Request], steps: int = 1) -> list[Update]:
+    """Run the requests to their end, and look that no copy is left."""
+    for request in requests:
+        engine.add(request)
+    found: list[Update] = []
+    while not engine.idle:
+        found += engine.step(steps)
+    assert not engine.drafting._holders and engine.slots.num_free == engine.slots.num_slots
     return found
 
 

@@ -20,7 +20,7 @@ def served(
 ) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("fuzz") / "model"
     model = tiny_checkpoint(folder, request.param, chat_template=CHAT_TEMPLATE)
-    with serve_model(model, "tiny", max_model_len=64) as served:
+    with serve_model(model, "tiny", max_model_len=64, draft_overhead=10_000) as served:
         yield served
 
 

@@ -13,7 +13,7 @@ from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
 from tests.helpers.paths import GOLDEN
-from tests.helpers.rank_cases import Case, Found, run_case, run_cases, run_pinned
+from tests.helpers.rank_cases import Case, Found, run_case, run_cases, run_drafted, run_pinned
 from tests.helpers.ranks import on_ranks
 from tests.helpers.tiny_checkpoints import LLADA, random_weights, save
 
@@ -68,6 +68,15 @@ def test_ranks_fill_pinned_canvases_as_one_does(model: str) -> None:
             for path, (probability, options) in fields.items():
                 assert part.fields[uid][path][0] == pytest.approx(probability, abs=1e-6)
                 assert part.fields[uid][path][1] == pytest.approx(options, abs=1e-6)
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-llada2", str(GOLDEN / "sdar")])
+def test_ranks_draft_and_branch_as_one_does(model: str) -> None:
+    whole = run_drafted(Mesh(), model)
+    plain = run_drafted(Mesh(), model, speculation=False)
+    assert plain.tokens == whole.tokens and plain.forwards > whole.forwards
+    for part in on_ranks(2, partial(run_drafted, model=model)):
+        assert part.agreed and part.tokens == whole.tokens and part.forwards == whole.forwards
 
 
 def memory(key: str) -> int:

@@ -1,6 +1,5 @@
 """Speculation saves forwards and changes nothing else."""
 
-from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +10,9 @@ from diffray import DiffusionLLM, SamplingParams
 from diffray.components.checkpoints.demos import examples
 from diffray.components.config import InvalidField
 from diffray.components.speculation import Chance
-from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.paths import GOLDEN
-from tests.helpers.speculating import draw_requests, speculating, texts
+from tests.helpers.speculating import draw_requests, run_all, speculating, texts
 from tests.helpers.toy import ToyModel, prompt_of, toy_engine
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -31,16 +29,6 @@ SLOW = SamplingParams(
 )
 
 
-def run(engine: Engine, requests: Items[Request]) -> list[Update]:
-    for request in requests:
-        engine.add(request)
-    found: list[Update] = []
-    while not engine.idle:
-        found += engine.step()
-    assert not engine.drafting._holders and engine.slots.num_free == engine.slots.num_slots
-    return found
-
-
 def compare(kind: str, count: int, seed: int) -> None:
     """Run requests alone, and all together in too few pages, with and without speculation."""
     model = ToyModel(**KINDS[kind])
@@ -50,14 +38,14 @@ def compare(kind: str, count: int, seed: int) -> None:
     before = after = 0
     for plain, request in zip(requests, drafted, strict=True):
         slow, fast = toy_engine(model), toy_engine(model)
-        expected |= texts(run(slow, [plain]))
-        assert texts(run(fast, [request])) == {request.uid: expected[request.uid]}, request
+        expected |= texts(run_all(slow, [plain]))
+        assert texts(run_all(fast, [request])) == {request.uid: expected[request.uid]}, request
         assert fast.kv.num_free == slow.kv.num_free
         assert fast.forwards <= slow.forwards
         before, after = before + slow.forwards, after + fast.forwards
     assert after < before
     crowded = toy_engine(model, num_pages=80)
-    assert texts(run(crowded, drafted)) == expected
+    assert texts(run_all(crowded, drafted)) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +63,7 @@ def test_tokens_and_steps_are_those_without_in_1000_requests(kind: str, seed: in
 def test_a_request_resumes_with_the_same_tokens() -> None:
     """Preempted in its engine again and again, and continued in another one."""
     requests = speculating(draw_requests(4, 3, causal=False, shifted=False))
-    expected = texts(run(toy_engine(ToyModel()), requests))
+    expected = texts(run_all(toy_engine(ToyModel()), requests))
     engine = toy_engine(ToyModel())
     for request in requests:
         engine.add(request)
@@ -90,7 +78,7 @@ def test_a_request_resumes_with_the_same_tokens() -> None:
         if not mine or not mine[-1].finish_reason:
             left.append(replace(request, resume=Resume.after(mine)))
     assert left
-    assert texts(found + run(toy_engine(ToyModel()), left)) == expected
+    assert texts(found + run_all(toy_engine(ToyModel()), left)) == expected
 
 
 @pytest.mark.slow

@@ -1,0 +1,59 @@
+"""Lookahead parallel decoding (LoPA, arXiv 2512.16229): several next canvases in one forward."""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+from diffray.components.decoders.threshold import accept_share
+
+
+class Lopa(Decoder):
+    """Accept what is above the threshold, or the best; the next forward tries branches of that.
+
+    A branch has one of the next most confident tokens besides. The canvas or the branch on which
+    the model is surest of the masks that are left becomes the row, and the step goes on from what
+    the model proposes for it. Where there is no room for branches, only the first rule is left.
+    """
+
+    has_threshold: ClassVar[bool] = True
+
+    kind: Literal["lopa"] = "lopa"
+    threshold: float = Field(
+        0.9, ge=0, le=1, description="The confidence above which every position becomes final."
+    )
+    branches: int = Field(
+        4, ge=1, le=16, description="The most branches that a forward tries beside the canvas."
+    )
+
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        return accept_share(proposal.confidence_BL, block, self.threshold, None)
+
+    def lookahead(self) -> int:
+        return self.branches
+
+
+def branch_confidence(proposal: Proposal, masked_BL: Tensor) -> Tensor:
+    """Return the mean confidence at each row's masks; -inf where one is unknown, or none is left.
+
+    Where the model would rather keep the mask it is 0.
+    """
+    unknown_B = (masked_BL & (proposal.confidence_BL == -torch.inf)).any(-1)
+    sum_B = proposal.confidence_BL.clamp(min=0).masked_fill(~masked_BL, 0.0).sum(-1)
+    mean_B = sum_B / masked_BL.sum(-1)
+    return mean_B.masked_fill(unknown_B, -torch.inf).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+
+def next_best(proposal: Proposal, masked_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions of each row in the order of branches, and of how many there is one.
+
+    A branch keeps a mask to be judged by, and takes no token that has no confidence.
+    """
+    open_BL = masked_BL & (proposal.confidence_BL > 0)
+    order_BL = proposal.confidence_BL.masked_fill(~open_BL, -torch.inf).argsort(
+        dim=-1, descending=True, stable=True
+    )
+    return order_BL, open_BL.sum(-1)

@@ -1,0 +1,80 @@
+"""Block-causal families over HTTP: requests of many policies at once, answered as alone."""
+
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from benchmarks.golden import Case, cases_of, params_of
+from diffray import SamplingParams
+from tests.helpers.api_server import Served, serve_model
+from tests.helpers.tiny import tiny_checkpoint
+
+pytestmark = pytest.mark.slow
+
+SAMPLED: list[dict[str, Any]] = [
+    {"temperature": 0.8, "diffusion": {"decoder": {"kind": "threshold", "threshold": 0.3}}},
+    {"temperature": 1, "top_p": 0.9, "diffusion": {"decoder": "sequential", "block_length": 8}},
+    {"diffusion": {"decoder": "credit", "block_length": 16}},
+    {"diffusion": {"decoder": "hierarchy", "iteration": "soft"}},
+    {"temperature": 0.5, "diffusion": {"decoder": "fixed", "speculation": {"kind": "verify"}}},
+    {"presence_penalty": 1, "diffusion": {"decoder": "threshold", "cache": "none"}},
+]
+
+
+@pytest.fixture(scope="module", params=["sdar", "fast_dllm_v2"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    model = tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "model", request.param)
+    with serve_model(model, request.param, draft_overhead=10_000) as served:
+        yield served
+
+
+def mixed(cases: list[Case]) -> list[dict[str, Any]]:
+    """Return one golden case of each policy, and requests that draw or are penalized."""
+    cases = [case for case in cases if not case.get("bad_token_ids")]  # HTTP does not take them
+    kinds = {str(case["decoder"]) + str(case.get("cache")): case for case in cases}
+    found = [
+        params_of(case).model_dump(mode="json", exclude_unset=True, exclude={"n", "bad_token_ids"})
+        | {"prompt": case["prompt"], "temperature": 0}
+        for case in [*kinds.values(), *random.Random(1).sample(cases, 4)]
+    ]
+    own = {"max_tokens": 21, "ignore_eos": True, "seed": 7}
+    return found + [own | {"prompt": [9, 8, 7 + at]} | each for at, each in enumerate(SAMPLED)]
+
+
+def ask(http: httpx2.Client, body: dict[str, Any]) -> list[int]:
+    """Return the answer's tokens, of whole answers and of streams."""
+    answer = http.post("/v1/completions", json=body | {"return_token_ids": True})
+    assert answer.status_code == 200, answer.text
+    if "stream" not in body:
+        (choice,) = answer.json()["choices"]
+        return list(choice["token_ids"])
+    chunks = [line.removeprefix("data: ") for line in answer.text.split("\n\n")[:-2]]
+    choices = [choice for chunk in map(json.loads, chunks) for choice in chunk["choices"]]
+    return [token for choice in choices for token in choice.get("token_ids", ())]
+
+
+def test_all_policies_at_once_are_answered_as_alone(served: Served) -> None:
+    cases = cases_of(served.name)
+    bodies = mixed(cases)
+    assert len(bodies) > 10
+    asked = [body | more for body in bodies for more in ({}, {"stream": True})]
+    with (
+        httpx2.Client(base_url=served.url, timeout=300) as http,
+        ThreadPoolExecutor(len(asked)) as threads,
+    ):
+        answers = list(threads.map(lambda body: ask(http, body), asked))
+    whole, streamed = answers[::2], answers[1::2]
+    assert whole == streamed
+    originals = [case["tokens"] for case in cases]
+    for body, tokens in zip(bodies, whole, strict=True):
+        params = SamplingParams(**{name: body[name] for name in body if name != "prompt"})
+        (alone,) = served.llm.generate([body["prompt"]], params, use_tqdm=False)
+        assert tokens == alone.outputs[0].token_ids, body
+    assert sum(tokens in originals for tokens in whole) >= len(bodies) - len(SAMPLED)

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from diffray.components.attention import Attention, key_heads
 from diffray.components.batch import Batch
 from diffray.components.dims import Dims
-from diffray.components.experts import Experts
 from diffray.components.kv_pool import KVPool
 from diffray.components.layers import Norm, Part, Parts, Rotary, VocabTable
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
+from diffray.components.quantization import Scheme
+from diffray.components.quantized_parts import chosen_formats
+from diffray.components.weight import Weight
 from diffray.kernels.choose import TORCH, Kernels
-from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
 
 
 class Names(NamedTuple):
@@ -136,7 +138,7 @@ class Denoiser(nn.Module):
     ) -> None:
         super().__init__()
         self.dims, self.names, self.kernels = dims, names, kernels
-        self.embedding = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
+        self.embedding = VocabTable("embedding", dims.vocab, dims.hidden, mesh, dtype)
         self.rotary = Rotary(dims.max_positions, dims.rotated, dims.rope_theta)
         self.stack = [
             Layer(index, dims, mlp, mesh, dtype, kernels) for index, mlp in enumerate(mlps)
@@ -145,7 +147,7 @@ class Denoiser(nn.Module):
         self.norm = Norm(dims.hidden, dims.norm_eps, dtype, kernels)
         self.output = self.embedding
         if not dims.tied:
-            self.output = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
+            self.output = VocabTable("head", dims.vocab, dims.hidden, mesh, dtype)
         first_key, last_key = key_heads(mesh, dims.kv_heads)
         self.spec = ModelSpec(
             num_layers=dims.layers,
@@ -202,11 +204,14 @@ class Denoiser(nn.Module):
         draw: Draw | None,
         known_RK: Tensor | None = None,
     ) -> Confidence:
-        table, device = self.output, hidden_RH.device
+        table, device, start = self.output, hidden_RH.device, self.output.rows.start
         gather_RK = torch.full((len(hidden_RH), 1), mask_token_id, device=device)
         if known_RK is not None:
             gather_RK = torch.cat([gather_RK, known_RK], dim=1)
-        head = table.weight_VH, table.rows.start
+        if table.weight.format is not None:
+            logits_RV = table.logits(hidden_RH)
+            return confidence_of_logits(logits_RV, start, mask_token_id, gather_RK, draw)
+        head = table.weight_VH, start
         return self.kernels.confidence(hidden_RH, *head, mask_token_id, gather_RK, draw)
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
@@ -236,11 +241,21 @@ class Denoiser(nn.Module):
         if self.output is not self.embedding:
             self.output.pack()
 
-    def quantize(self, dtype: torch.dtype) -> None:
-        """Keep the loaded experts in a byte a weight; what they compute stays in the model's."""
-        for module in self.modules():
-            if isinstance(module, Experts):
-                module.quantize(dtype)
+    @property
+    def num_weights(self) -> int:
+        """How many weights this rank has, whatever memory they take."""
+        matrices = [module for module in self.modules() if isinstance(module, Weight)]
+        kept = sum(weight.numel() for each in matrices for weight in each.parameters())
+        others = sum(weight.numel() for weight in self.parameters()) - kept
+        return others + sum(each.count for each in matrices)
+
+    def quantize(self, scheme: Scheme, names: Collection[str] = ()) -> None:
+        """Keep matrices in the formats of a scheme, before or after they are loaded.
+
+        Patterns are about the checkpoint's names. Refuse what does not fit, before any change.
+        """
+        for weight, form in chosen_formats(self.parts(names), scheme):
+            weight.quantize(form)
 
     def parts(self, names: Collection[str]) -> Parts:
         """Return where each tensor of the checkpoint goes, in the layout that its names show."""

@@ -36,7 +36,12 @@ def chosen_formats(parts: Parts, scheme: Scheme) -> list[tuple[Weight, Format]]:
                     f"{rule_form.name}, because {obstacle}; choose another format for it"
                 )
     _refuse_unused(parts, scheme, used)
-    return [(weight, form) for weight, form, _ in found.values() if form is not None]
+    chosen = [(weight, form) for weight, form, _ in found.values() if form is not None]
+    if not chosen:
+        raise ValueError(
+            f"quantization is {scheme.given}, but no matrix of this model is in it; leave it out"
+        )
+    return chosen
 
 
 def _refuse_unused(parts: Parts, scheme: Scheme, used: set[str]) -> None:
@@ -59,10 +64,6 @@ def _refuse_unused(parts: Parts, scheme: Scheme, used: set[str]) -> None:
         else:
             why = f"this model has no {rule.key}"
         raise ValueError(f"quantization is {scheme.given}, but {why}; leave it out")
-    if not used:
-        raise ValueError(
-            f"quantization is {scheme.given}, but no matrix of this model is in it; leave it out"
-        )
 
 
 def _shown(form: Format | None) -> str:

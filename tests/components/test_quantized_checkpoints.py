@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from typer.testing import CliRunner
 
 from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.cli.main import app
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.convert import convert
 from diffray.components.checkpoints.info import describe
@@ -281,6 +283,18 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path, plain: Pa
 def test_fused_experts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the matrices of several experts"):
         quantize_checkpoint(GOLDEN / "llada_moe_fused", tmp_path / "small", "int8", progress=False)
+
+
+def test_the_command_writes_a_checkpoint_that_loads(tmp_path: Path) -> None:
+    target = tmp_path / "small"
+    parts = "experts=int4,re:.*layers\\.0\\..*_proj=int8"
+    done = CliRunner().invoke(app, ["quantize", "demo", str(target), "-q", parts])
+    assert (done.exit_code, done.stdout.strip()) == (0, str(target)), done.stderr
+    small, large = describe(target), describe("demo")
+    assert small.parameters == large.parameters
+    assert small.bytes_on_disk < large.bytes_on_disk
+    again = CliRunner().invoke(app, ["quantize", "demo", str(target), "-q", "int8_g48"])
+    assert again.exit_code == 1 and "there is no format 'int8_g48'" in again.stderr
 
 
 def test_a_tied_head_is_refused(tmp_path: Path) -> None:

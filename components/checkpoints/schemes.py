@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from diffray.components.checkpoints.weights import CheckpointError
 from diffray.components.models.fields import shown
-from diffray.kernels.formats import FORMATS, KINDS, Format
+from diffray.kernels.formats import FORMATS, Format
 
 _LAYOUTS: Final = (
     "pack-quantized",
@@ -109,7 +109,10 @@ def gptq_format(config: Mapping[str, Any]) -> tuple[Format, int]:
     layout = config.get("checkpoint_format", "gptq")
     if layout not in ("gptq", "gptq_v2"):
         raise refused(f"the checkpoint_format {shown(layout)}")
-    kind = f"int{bits}" if config.get("sym", True) is True else f"uint{bits}"
+    sym = config.get("sym", True)
+    if not isinstance(sym, bool):
+        raise refused(f"the sym {shown(sym)}")
+    kind = f"int{bits}" if sym else f"uint{bits}"
     strategy = "channel" if group == -1 else "group"
     return format_of(kind, strategy, group), 1 if layout == "gptq" else 0
 
@@ -118,7 +121,6 @@ _INT32: Final = (None, "int32")
 
 
 def format_of(kind: str, strategy: object, group: object) -> Format:
-    assert kind in KINDS
     name = kind
     if strategy == "group":
         name = f"{kind}_g{group}"

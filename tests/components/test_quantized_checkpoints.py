@@ -268,6 +268,42 @@ def test_other_compressed_tensors_are_refused(
     assert words in str(caught.value)
 
 
+ODD: list[Any] = [None, True, 0, -7, 4.0, 1e300, "", "x", "re:[", [], [None], {}, {"x": [1]}]
+
+
+@pytest.mark.parametrize("kind", ["gptq", "int4", "w8a8"])
+def test_odd_values_are_refused_or_mean_what_they_say(
+    tmp_path: Path, plain: Path, kind: str
+) -> None:
+    """Whatever a field holds: a model of the same weights, or one sentence."""
+    folder = tmp_path / "small"
+    if kind == "gptq":
+        as_gptq(plain, folder, 4, 32, sym=True)
+    else:
+        quantize_checkpoint(plain, folder, kind, progress=False)
+    text = (folder / "config.json").read_text()
+    expected = parameters(folder, None)
+    about = json.loads(text)["quantization_config"]
+    places: list[tuple[str, ...]] = [(key,) for key in about]
+    for key in about.get("config_groups", {}).get("group_0", {}):
+        places.append(("config_groups", "group_0", key))
+    for key in about.get("config_groups", {}).get("group_0", {}).get("weights", {}):
+        places.append(("config_groups", "group_0", "weights", key))
+    for place in places:
+        for value in ODD:
+            config = json.loads(text)
+            inner = config["quantization_config"]
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = value
+            (folder / "config.json").write_text(json.dumps(config))
+            try:
+                found = parameters(folder, None)
+            except ValueError:
+                continue
+            assert_same(found, expected)
+
+
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path, plain: Path) -> None:
     written = quantize_checkpoint(plain, tmp_path / "small", "int8", progress=False)
     with pytest.raises(ValueError, match="is quantized already; leave it out"):

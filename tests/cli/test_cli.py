@@ -36,7 +36,7 @@ from tests.helpers.screen import Screen
 from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
 PACKAGE = Path(diffray.__file__).parent
-COMMANDS = "serve chat generate batch status doctor info convert bench completion".split()
+COMMANDS = "serve chat generate batch status doctor info convert quantize bench completion".split()
 BENCHMARKS = ("latency", "throughput", "serve")
 MASK = "\N{LIGHT SHADE}"
 

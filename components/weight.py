@@ -20,8 +20,7 @@ def empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
 
 
 class Weight(nn.Module):
-    """Built in the model's dtype, without storage; it may become quantized before or after it is
-    allocated."""
+    """A matrix, or one for each expert; it may become quantized before or after it is loaded."""
 
     def __init__(self, part: str, *shape: int, dtype: torch.dtype) -> None:
         super().__init__()

@@ -208,7 +208,7 @@ _add(
     _PREPARE,
     quantize,
     "diffray quantize demo demo-int8",
-    f"diffray quantize {_SPARSE} smaller -q experts=int4_g128,attention=int8",
+    "diffray quantize demo-llada2 smaller -q experts=int4,attention=int8",
 )
 app.add_typer(bench, name="bench", rich_help_panel=_PREPARE)
 _add(

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from diffray.components.batch import Batch
 from diffray.components.dims import Dims
 from diffray.components.kv_pool import KVPool
-from diffray.components.layers import ColumnLinear, Cut, Part, Piece, RowLinear, empty
+from diffray.components.layers import ColumnLinear, Cut, Part, Piece, RowLinear
 from diffray.components.mesh import Mesh
+from diffray.components.weight import empty
 from diffray.kernels.attention import QKRotary
 
 
@@ -50,11 +51,11 @@ class Attention(nn.Module):
         query_rows = Cut(dims.heads * size, first * size, last * size)
         key_rows = Cut(dims.kv_heads * size, first_key * size, last_key * size)
         cuts = query_rows, key_rows, key_rows
-        self.qkv = ColumnLinear(dims.hidden, cuts, dtype, biased=dims.qkv_bias)
+        self.qkv = ColumnLinear("attention", dims.hidden, cuts, dtype, biased=dims.qkv_bias)
         self.norm: HeadNorm | None = None
         if dims.head_norm:
             self.norm = HeadNorm(last - first, last_key - first_key, size, dtype)
-        self.out = RowLinear(dims.hidden, query_rows, mesh, dtype)
+        self.out = RowLinear("attention", dims.hidden, query_rows, mesh, dtype)
 
     def forward(
         self,

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from diffray.components.container import available_memory, usable_cores
 from diffray.components.dtypes import DTYPE_NAMES
+from diffray.components.quantization import Given, Scheme, parse_quantization
 
 DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in DTYPE_NAMES}
-
-QUANTIZED: Final = {"experts_int8": torch.int8, "experts_fp8": torch.float8_e4m3fn}
 
 _WEIGHTS_PER_THREAD = 8_000_000
 _OVERHEAD_OF_GPU = 256  # positions; not measured
@@ -55,22 +54,25 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def choose_quantization(name: str | None, device: torch.device) -> torch.dtype | None:
-    """Return the dtype in which routed experts are stored; None: the model's own."""
-    if name is None:
+def choose_quantization(given: Given | None, device: torch.device) -> Scheme | None:
+    """Return which weights are kept in which format; None: all in the model's dtype."""
+    if given is None:
         return None
-    if name not in QUANTIZED:
-        raise ValueError(f"quantization is {name!r}; expected one of {', '.join(QUANTIZED)}")
-    dtype = QUANTIZED[name]
-    if dtype != torch.int8 and device.type == "cuda":
+    scheme = parse_quantization(given)
+    check_formats(scheme, device)
+    return scheme
+
+
+def check_formats(scheme: Scheme, device: torch.device) -> None:
+    """Refuse formats that the device cannot read."""
+    if "fp8" in scheme.kinds and device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if capability < (8, 9):
             found = ".".join(map(str, capability))
             raise ValueError(
-                f"quantization is {name!r}, which needs a GPU of compute capability 8.9, and this "
-                f"one has {found}; use experts_int8"
+                f"quantization is {scheme.given}, but fp8 needs a GPU of compute capability 8.9, "
+                f"and this one has {found}; use int8"
             )
-    return dtype
 
 
 def is_fast_at_bfloat16(device: torch.device) -> bool:

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from diffray.components.attention import Attention, key_heads
 from diffray.components.batch import Batch
 from diffray.components.dims import Dims
-from diffray.components.experts import Experts
 from diffray.components.kv_pool import KVPool
 from diffray.components.layers import Norm, Part, Parts, Rotary, VocabTable
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
+from diffray.components.quantization import Scheme
+from diffray.components.quantized_parts import chosen_formats
+from diffray.components.weight import Weight
 from diffray.kernels.choose import TORCH, Kernels
-from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
 
 
 class Names(NamedTuple):
@@ -155,13 +157,13 @@ class Denoiser(nn.Module):
                 Norm(dims.hidden, dims.norm_eps, dtype, kernels),
             )
         self.dims, self.names, self.kernels = dims, names, kernels
-        self.embedding = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
+        self.embedding = VocabTable("embedding", dims.vocab, dims.hidden, mesh, dtype)
         self.rotary, self.norm = own.rotary, own.norm
         self.stack: list[Any] = list(own.layers)
         self.layers = nn.ModuleList(self.stack)  # the same layers, registered
         self.output = self.embedding
         if not dims.tied:
-            self.output = VocabTable(dims.vocab, dims.hidden, mesh, dtype)
+            self.output = VocabTable("head", dims.vocab, dims.hidden, mesh, dtype)
         first_key, last_key = key_heads(mesh, dims.kv_heads)
         self.spec = ModelSpec(
             num_layers=dims.layers,
@@ -230,8 +232,12 @@ class Denoiser(nn.Module):
         draw: Draw | None,
         known_RK: Tensor | None = None,
     ) -> Confidence:
-        head = self.output.weight_VH, self.output.rows.start
+        table, start = self.output, self.output.rows.start
         gather_RK = self.gathered(hidden_RH, mask_token_id, known_RK)
+        if table.weight.format is not None:
+            logits_RV = table.logits(hidden_RH)
+            return confidence_of_logits(logits_RV, start, mask_token_id, gather_RK, draw)
+        head = table.weight_VH, start
         return self.kernels.confidence(hidden_RH, *head, mask_token_id, gather_RK, draw)
 
     def gathered(self, hidden_RH: Tensor, mask_token_id: int, known_RK: Tensor | None) -> Tensor:
@@ -266,11 +272,21 @@ class Denoiser(nn.Module):
         if self.output is not self.embedding:
             self.output.pack()
 
-    def quantize(self, dtype: torch.dtype) -> None:
-        """Keep the loaded experts in a byte a weight; what they compute stays in the model's."""
-        for module in self.modules():
-            if isinstance(module, Experts):
-                module.quantize(dtype)
+    @property
+    def num_weights(self) -> int:
+        """How many weights this rank has, whatever memory they take."""
+        matrices = [module for module in self.modules() if isinstance(module, Weight)]
+        kept = sum(weight.numel() for each in matrices for weight in each.parameters())
+        others = sum(weight.numel() for weight in self.parameters()) - kept
+        return others + sum(each.count for each in matrices)
+
+    def quantize(self, scheme: Scheme, names: Collection[str] = ()) -> None:
+        """Keep matrices in the formats of a scheme, before or after they are loaded.
+
+        Patterns are about the checkpoint's names. Refuse what does not fit, before any change.
+        """
+        for weight, form in chosen_formats(self.parts(names), scheme):
+            weight.quantize(form)
 
     def parts(self, names: Collection[str]) -> Parts:
         """Return where each tensor of the checkpoint goes, in the layout that its names show."""

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from diffray.components.layers import GatedMLP, Norm, Part, Parts, Piece, cut, empty
+from diffray.components.layers import GatedMLP, Norm, Part, Parts, Piece, cut
 from diffray.components.mesh import Mesh
+from diffray.components.weight import Weight
 from diffray.kernels.choose import Kernels
 from diffray.kernels.experts import Activation, experts_forward
-from diffray.kernels.quantized import quantize_rows, quantized_experts_forward
+from diffray.kernels.quantized import kept_experts_forward, quantized_experts_forward
 from diffray.kernels.router import Routing
 
 
@@ -83,7 +84,7 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         alone = Mesh()
-        self.hidden, self.kernels = hidden, kernels
+        self.hidden, self.kernels, self.activation = hidden, kernels, activation
         if activation is not silu:  # the only one that other kernels have
             self.kernels = kernels._replace(
                 experts_forward=partial(experts_forward, activation=activation),
@@ -95,21 +96,26 @@ class Experts(nn.Module):
         )
         num_here = self.experts.stop - self.experts.start
         width = self.width.stop - self.width.start
-        self.w13_EFH = empty(num_here, 2 * width, hidden, dtype=dtype)
-        self.w2_EHI = empty(num_here, hidden, width, dtype=dtype)
-        self.scale13_EF: Tensor | None = None  # of quantized weights
-        self.scale2_EH: Tensor | None = None
+        self.w13 = Weight("experts", num_here, 2 * width, hidden, dtype=dtype)
+        self.w2 = Weight("experts", num_here, hidden, width, dtype=dtype)
+
+    @property
+    def _has_kernel(self) -> bool:
+        """Whether the kernels for bytes read these weights."""
+        return all(w.format is None or w.format.in_bytes for w in (self.w13, self.w2))
 
     def forward(self, x_TH: Tensor, routing: Routing) -> Tensor:
         own = routing.of(self.experts.start, self.experts.stop)
         ids_TK, weights_TK = own.ids_TK, own.weights_TK
-        w13_EFH, w2_EHI = self.w13_EFH, self.w2_EHI
-        if self.scale13_EF is None:
+        if self.w13.format is None and self.w2.format is None:
             run = self.kernels.experts_forward
-            return run(x_TH, w13_EFH, w2_EHI, ids_TK, weights_TK, own.pairs)
-        experts = w13_EFH, self.scale13_EF, w2_EHI, self.scale2_EH
-        run_quantized = self.kernels.quantized_experts_forward
-        return run_quantized(x_TH, *experts, ids_TK, weights_TK, own.pairs)
+            return run(x_TH, self.w13.plain, self.w2.plain, ids_TK, weights_TK, own.pairs)
+        if self._has_kernel:
+            experts = *_in_bytes(self.w13), *_in_bytes(self.w2)
+            run_bytes = self.kernels.quantized_experts_forward
+            return run_bytes(x_TH, *experts, ids_TK, weights_TK, own.pairs)
+        kept = self.w13.stored, self.w2.stored
+        return kept_experts_forward(x_TH, *kept, ids_TK, weights_TK, self.activation)
 
     def add_norm(
         self,
@@ -120,17 +126,14 @@ class Experts(nn.Module):
         norm: Norm,
     ) -> tuple[Tensor, Tensor]:
         """Return the norm of the output plus a shared expert's and the residual, and that sum."""
-        experts = self.w13_EFH, self.scale13_EF, self.w2_EHI, self.scale2_EH
+        if not self._has_kernel:
+            out_TH = self(x_TH, routing)
+            out_TH = out_TH if shared_TH is None else out_TH + shared_TH
+            return norm(out_TH, residual_TH)  # type: ignore[no-any-return]
+        experts = *_in_bytes(self.w13), *_in_bytes(self.w2)
         chosen = routing.ids_TK, routing.weights_TK, routing.pairs
         added = shared_TH, residual_TH, norm.weight, norm.eps
         return self.kernels.experts_add_norm(x_TH, *experts, *chosen, *added)
-
-    def quantize(self, dtype: torch.dtype) -> None:
-        """Store the loaded weights in one byte each, with a scale per local row."""
-        values_EFH, self.scale13_EF = quantize_rows(self.w13_EFH, dtype)
-        self.w13_EFH = nn.Parameter(values_EFH, requires_grad=False)
-        values_EHI, self.scale2_EH = quantize_rows(self.w2_EHI, dtype)
-        self.w2_EHI = nn.Parameter(values_EHI, requires_grad=False)
 
     def parts(self, prefix: str, names: Collection[str]) -> Parts:
         """Return the parts in the layout indicated by the checkpoint's names.
@@ -145,49 +148,57 @@ class Experts(nn.Module):
 
     def fused_parts(self, prefix: str, gate_up: str = "w1", down: str = "w2") -> Parts:
         """One tensor has the gate and up rows of all experts, another their down matrices."""
-        gate_EIH, up_EIH = self.w13_EFH.chunk(2, dim=1)
+        gate_EIH, up_EIH = self.w13.stored.chunk(2, dim=1)
         total, width = self.experts.rows, self.width.rows
         chosen = slice(self.experts.start, self.experts.stop)
         gate_rows = slice(self.width.start, self.width.stop)
         up_rows = slice(width + self.width.start, width + self.width.stop)
         w1 = (Piece(gate_EIH, (chosen, gate_rows)), Piece(up_EIH, (chosen, up_rows)))
-        w2 = (Piece(self.w2_EHI, (chosen, slice(None), gate_rows)),)
+        w2 = (Piece(self.w2.stored, (chosen, slice(None), gate_rows)),)
         return {
-            f"{prefix}.{gate_up}": Part((total, 2 * width, self.hidden), w1),
-            f"{prefix}.{down}": Part((total, self.hidden, width), w2),
+            f"{prefix}.{gate_up}": Part((total, 2 * width, self.hidden), w1, weight=self.w13),
+            f"{prefix}.{down}": Part((total, self.hidden, width), w2, weight=self.w2),
         }
 
     def _merged_parts(self, prefix: str) -> Parts:
         """gate_proj, up_proj, down_proj: one tensor of all experts each."""
-        gate_EIH, up_EIH = self.w13_EFH.chunk(2, dim=1)
+        gate_EIH, up_EIH = self.w13.stored.chunk(2, dim=1)
         total, width = self.experts.rows, self.width.rows
         chosen = slice(self.experts.start, self.experts.stop)
         rows = slice(self.width.start, self.width.stop)
         wide, tall = (total, width, self.hidden), (total, self.hidden, width)
+        gate, up = ((Piece(view, (chosen, rows)),) for view in (gate_EIH, up_EIH))
+        down = (Piece(self.w2.stored, (chosen, slice(None), rows)),)
         return {
-            f"{prefix}.experts.gate_proj": Part(wide, (Piece(gate_EIH, (chosen, rows)),)),
-            f"{prefix}.experts.up_proj": Part(wide, (Piece(up_EIH, (chosen, rows)),)),
-            f"{prefix}.experts.down_proj": Part(
-                tall, (Piece(self.w2_EHI, (chosen, slice(None), rows)),)
-            ),
+            f"{prefix}.experts.gate_proj": Part(wide, gate, weight=self.w13),
+            f"{prefix}.experts.up_proj": Part(wide, up, weight=self.w13),
+            f"{prefix}.experts.down_proj": Part(tall, down, weight=self.w2),
         }
 
     def single_parts(self, prefix: str) -> Parts:
         """Three matrices per expert, as in the published checkpoints."""
-        gate_EIH, up_EIH = self.w13_EFH.chunk(2, dim=1)
+        gate_EIH, up_EIH = self.w13.stored.chunk(2, dim=1)
         rows = slice(self.width.start, self.width.stop)
         wide, tall = (self.width.rows, self.hidden), (self.hidden, self.width.rows)
+        w2_EHI = self.w2.stored
         parts: Parts = {}
         for expert in range(self.experts.rows):
             name = f"{prefix}.experts.{expert}"
             here = expert - self.experts.start
-            if 0 <= here < self.w2_EHI.shape[0]:
+            if 0 <= here < len(w2_EHI):
                 gate: tuple[Piece, ...] = (Piece(gate_EIH[here], (rows,)),)
                 up: tuple[Piece, ...] = (Piece(up_EIH[here], (rows,)),)
-                down: tuple[Piece, ...] = (Piece(self.w2_EHI[here], (slice(None), rows)),)
+                down: tuple[Piece, ...] = (Piece(w2_EHI[here], (slice(None), rows)),)
             else:
                 gate = up = down = ()
-            parts[f"{name}.gate_proj.weight"] = Part(wide, gate)
-            parts[f"{name}.up_proj.weight"] = Part(wide, up)
-            parts[f"{name}.down_proj.weight"] = Part(tall, down)
+            parts[f"{name}.gate_proj.weight"] = Part(wide, gate, weight=self.w13)
+            parts[f"{name}.up_proj.weight"] = Part(wide, up, weight=self.w13)
+            parts[f"{name}.down_proj.weight"] = Part(tall, down, weight=self.w2)
         return parts
+
+
+def _in_bytes(weight: Weight) -> tuple[Tensor, Tensor | None]:
+    """Return a plain weight, or bytes with a scale per row [E, O], as kernels read them."""
+    if weight.format is None:
+        return weight.plain, None
+    return weight.kept.values_EOI, weight.kept.scale_EOG.squeeze(2)

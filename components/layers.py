@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
 from diffray.components.mesh import Mesh
+from diffray.components.weight import Weight, empty
 from diffray.kernels.choose import Kernels
 from diffray.kernels.experts import Activation
-from diffray.kernels.linear import linear, pack
+from diffray.kernels.quantize import Quantized
 from diffray.kernels.rope import rope_tables
 
 Index = tuple[slice, ...]
@@ -23,7 +24,7 @@ Index = tuple[slice, ...]
 class Piece(NamedTuple):
     """A view of a parameter, and the slice of the checkpoint tensor that is copied into it."""
 
-    target: Tensor
+    target: Tensor | Quantized
     take: Index
 
 
@@ -31,12 +32,13 @@ class Part(NamedTuple):
     """One tensor of the checkpoint: its full shape, and the targets of this rank's share.
 
     Without pieces, this rank holds nothing of it. An optional tensor may be missing; its targets
-    are then zero.
+    are then zero. What belongs to a matrix that can be quantized names it.
     """
 
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...] = ()
     optional: bool = False
+    weight: Weight | None = None
 
 
 Parts = dict[str, Part]
@@ -53,16 +55,6 @@ class Cut(NamedTuple):
 def cut(mesh: Mesh, rows: int, what: str) -> Cut:
     """Divide `rows` evenly over the mesh."""
     return Cut(rows, *mesh.shard(rows, what))
-
-
-def empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    """Return a parameter without storage; the whole model is allocated later."""
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
-
-
-def packed(weight_OI: Tensor) -> nn.Parameter:
-    """Return a loaded matrix in the layout that only `linear` reads, and reads fastest."""
-    return nn.Parameter(pack(weight_OI), requires_grad=False)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -102,19 +94,25 @@ class ColumnLinear(nn.Module):
     """Several matrices with one input, each sharded by rows, in one matmul, perhaps biased."""
 
     def __init__(
-        self, columns: int, cuts: tuple[Cut, ...], dtype: torch.dtype, *, biased: bool = False
+        self,
+        part: str,
+        columns: int,
+        cuts: tuple[Cut, ...],
+        dtype: torch.dtype,
+        *,
+        biased: bool = False,
     ) -> None:
         super().__init__()
-        self.cuts = cuts
+        self.cuts, self.columns = cuts, columns
         self.sizes = [c.stop - c.start for c in cuts]
-        self.weight_OI = empty(sum(self.sizes), columns, dtype=dtype)
+        self.weight = Weight(part, sum(self.sizes), columns, dtype=dtype)
         self.bias_O = empty(sum(self.sizes), dtype=dtype) if biased else None
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        return linear(x_TI, self.weight_OI, self.bias_O)
+        return self.weight.product(x_TI, self.bias_O)
 
     def pack(self) -> None:
-        self.weight_OI = packed(self.weight_OI)
+        self.weight.pack()
 
     def bias_parts(self) -> list[Part]:
         """Return a part for the bias of each matrix."""
@@ -126,50 +124,54 @@ class ColumnLinear(nn.Module):
 
     def parts(self) -> list[Part]:
         """Return a part for each matrix that is a separate tensor in the checkpoint."""
-        columns = self.weight_OI.shape[1]
-        views = self.weight_OI.split(self.sizes)
+        views = self.weight.stored.split(self.sizes)
         return [
-            Part((c.rows, columns), (Piece(view, (slice(c.start, c.stop),)),))
+            Part(
+                (c.rows, self.columns),
+                (Piece(view, (slice(c.start, c.stop),)),),
+                weight=self.weight,
+            )
             for c, view in zip(self.cuts, views, strict=True)
         ]
 
     def fused_part(self) -> Part:
         """Return the part for a checkpoint that stacks the matrices in one tensor."""
         pieces, offset = [], 0
-        for c, view in zip(self.cuts, self.weight_OI.split(self.sizes), strict=True):
+        for c, view in zip(self.cuts, self.weight.stored.split(self.sizes), strict=True):
             pieces.append(Piece(view, (slice(offset + c.start, offset + c.stop),)))
             offset += c.rows
-        return Part((offset, self.weight_OI.shape[1]), tuple(pieces))
+        return Part((offset, self.columns), tuple(pieces), weight=self.weight)
 
 
 class RowLinear(nn.Module):
     """A matrix sharded by columns; one all-reduce adds the ranks' partial sums."""
 
-    def __init__(self, rows: int, columns: Cut, mesh: Mesh, dtype: torch.dtype) -> None:
+    def __init__(self, part: str, rows: int, columns: Cut, mesh: Mesh, dtype: torch.dtype) -> None:
         super().__init__()
         self.mesh = mesh
-        self.columns = columns
-        self.weight_OI = empty(rows, columns.stop - columns.start, dtype=dtype)
+        self.rows, self.columns = rows, columns
+        self.weight = Weight(part, rows, columns.stop - columns.start, dtype=dtype)
 
     def forward(self, x_TI: Tensor) -> Tensor:
         return self.mesh.all_reduce(self.partial(x_TI))
 
     def add_norm(self, x_TI: Tensor, residual_TO: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         """Return the output plus the residual, which is the next one, and its norm."""
-        if self.mesh.size == 1:
-            return norm.after(x_TI, self.weight_OI, residual_TO)
+        if self.mesh.size == 1 and self.weight.format is None:
+            return norm.after(x_TI, self.weight.plain, residual_TO)
         return norm(self(x_TI), residual_TO)  # type: ignore[no-any-return]
 
     def partial(self, x_TI: Tensor) -> Tensor:
         """Return this rank's summand, for layers that add to it before the all-reduce."""
-        return linear(x_TI, self.weight_OI)
+        return self.weight.product(x_TI)
 
     def pack(self) -> None:
-        self.weight_OI = packed(self.weight_OI)
+        self.weight.pack()
 
     def part(self) -> Part:
         index = (slice(None), slice(self.columns.start, self.columns.stop))
-        return Part((self.weight_OI.shape[0], self.columns.rows), (Piece(self.weight_OI, index),))
+        pieces = (Piece(self.weight.stored, index),)
+        return Part((self.rows, self.columns.rows), pieces, weight=self.weight)
 
 
 class GatedNames(NamedTuple):
@@ -193,13 +195,15 @@ class GatedMLP(nn.Module):
         mesh: Mesh,
         dtype: torch.dtype,
         activation: Activation = silu,
+        *,
+        part: str = "mlp",
     ) -> None:
         super().__init__()
         self.activation = activation
         share = cut(mesh, width, "the intermediate size")
         self.names = names
-        self.gate_up = ColumnLinear(hidden, (share, share), dtype)
-        self.down = RowLinear(hidden, share, mesh, dtype)
+        self.gate_up = ColumnLinear(part, hidden, (share, share), dtype)
+        self.down = RowLinear(part, hidden, share, mesh, dtype)
 
     def forward(self, x_TH: Tensor) -> Tensor:
         return self.down.mesh.all_reduce(self.partial(x_TH))
@@ -229,12 +233,16 @@ class GatedMLP(nn.Module):
 class VocabTable(nn.Module):
     """Rows of a vocabulary, sharded over the ranks: an embedding, a head, or both."""
 
-    def __init__(self, vocab: int, hidden: int, mesh: Mesh, dtype: torch.dtype) -> None:
+    def __init__(self, part: str, vocab: int, hidden: int, mesh: Mesh, dtype: torch.dtype) -> None:
         super().__init__()
-        self.mesh = mesh
+        self.mesh, self.hidden = mesh, hidden
         # Any vocabulary can be sharded; the slices need not have equal lengths.
         self.rows = Cut(vocab, *mesh.spread(vocab, "the vocabulary size"))
-        self.weight_VH = empty(self.rows.stop - self.rows.start, hidden, dtype=dtype)
+        self.weight = Weight(part, self.rows.stop - self.rows.start, hidden, dtype=dtype)
+
+    @property
+    def weight_VH(self) -> Tensor:
+        return self.weight.plain
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Return the rows of the ids."""
@@ -247,19 +255,19 @@ class VocabTable(nn.Module):
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Return this rank's slice of the logits."""
-        return linear(hidden_RH, self.weight_VH)
+        return self.weight.product(hidden_RH)
 
     def pack(self) -> None:
         """Pack the rows for `logits`; `embed` can no longer read them."""
-        self.weight_VH = packed(self.weight_VH)
+        self.weight.pack()
 
     def mix(self, weights_RV: Tensor) -> Tensor:
         """Return the weighted sum of all ranks' rows; `weights_RV` are this rank's weights."""
         return self.mesh.all_reduce(weights_RV.to(self.weight_VH.dtype) @ self.weight_VH)
 
     def part(self) -> Part:
-        shape = (self.rows.rows, self.weight_VH.shape[1])
-        return Part(shape, (Piece(self.weight_VH, (slice(self.rows.start, self.rows.stop),)),))
+        pieces = (Piece(self.weight.stored, (slice(self.rows.start, self.rows.stop),)),)
+        return Part((self.rows.rows, self.hidden), pieces, weight=self.weight)
 
 
 class Rotary(nn.Module):

@@ -22,11 +22,11 @@ from diffray.components.layers import (
     Part,
     Parts,
     RowLinear,
-    empty,
     whole,
     wide,
 )
 from diffray.components.mesh import Mesh
+from diffray.components.weight import empty
 from diffray.kernels.choose import Kernels
 from diffray.kernels.norm import rms_norm_wide
 from diffray.kernels.rope import rope_angles, rope_frequencies, rotate
@@ -103,10 +103,10 @@ class NearAttention(nn.Module):
         rows = Cut(heads.queries * size, first * size, last * size)
         key_rows = Cut(heads.keys * size, first_key * size, last_key * size)
         cuts = (rows, key_rows, key_rows) if heads.own_values else (rows, key_rows)
-        self.qkv = ColumnLinear(hidden, cuts, dtype)
+        self.qkv = ColumnLinear("attention", hidden, cuts, dtype)
         self.query_norm = WideNorm(size, eps, dtype)
         self.key_norm = WideNorm(size, eps, dtype)
-        self.out = RowLinear(hidden, rows, mesh, dtype)
+        self.out = RowLinear("attention", hidden, rows, mesh, dtype)
 
     def forward(
         self, x_TH: Tensor, angles: Angles, batch: Batch, kv: KVPool, read_R: Tensor | None

@@ -6,7 +6,8 @@ Letters: T packed tokens, H hidden size, E experts, K experts of a token.
 import torch
 from torch import Tensor, nn
 
-from diffray.components.layers import Parts, empty, whole, wide
+from diffray.components.layers import Parts, whole, wide
+from diffray.components.weight import empty
 from diffray.kernels.choose import Kernels
 from diffray.kernels.router import Routing
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, gelu, scaled_dot_product_attention
 
 from diffray.components.backend import send
-from diffray.components.layers import ColumnLinear, GatedMLP, GatedNames, Parts, cut, empty, whole
+from diffray.components.layers import ColumnLinear, GatedMLP, GatedNames, Parts, cut, whole
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Fields
 from diffray.components.sandwich import WideNorm
+from diffray.components.weight import empty
 from diffray.kernels.linear import linear
 from diffray.kernels.norm import rms_norm_wide
 from diffray.kernels.rope import rope_angles, rope_frequencies, rotate
@@ -78,9 +79,9 @@ class EyeLayer(nn.Module):
         rows, key_rows = (
             cut(_ALONE, number * eye.head_dim, "heads") for number in (eye.heads, eye.keys)
         )
-        self.qkv = ColumnLinear(eye.hidden, (rows, key_rows, key_rows), dtype)
+        self.qkv = ColumnLinear("vision", eye.hidden, (rows, key_rows, key_rows), dtype)
         self.out = empty(eye.hidden, rows.rows, dtype=dtype)
-        self.mlp = GatedMLP(eye.hidden, eye.width, _MLP_NAMES, _ALONE, dtype, _GELU)
+        self.mlp = GatedMLP(eye.hidden, eye.width, _MLP_NAMES, _ALONE, dtype, _GELU, part="vision")
         norms = [WideNorm(eye.hidden, eye.eps, dtype) for _ in range(4)]
         self.before, self.after, self.before_mlp, self.after_mlp = norms
         self.query_norm = WideNorm(eye.head_dim, eye.eps, dtype)

@@ -15,6 +15,7 @@ from diffray.kernels.linear import LITTLE, linear
 from diffray.kernels.router import Pairs
 
 Activation = Callable[[Tensor], Tensor]
+Multiply = Callable[[int, Tensor], Tensor]  # of an expert's number and its rows
 
 
 def experts_forward(
@@ -31,16 +32,48 @@ def experts_forward(
     Ids outside [0, E) name experts of other ranks and add nothing. Pairs are sorted by expert once,
     so each expert is read once and works on one contiguous slice; a router's lists are not needed.
     """
+
+    def run(x_SH: Tensor, ends_E: Tensor) -> Tensor:
+        if _suits_grouped(x_SH, w13_EFH, w2_EHI):
+            return _grouped(x_SH, w13_EFH, w2_EHI, ends_E, activation)
+        return _one_by_one(x_SH, multiply, ends_E)
+
+    def multiply(expert: int, x_PH: Tensor) -> Tensor:
+        gate_PI, up_PI = linear(x_PH, w13_EFH[expert]).chunk(2, dim=-1)
+        return linear(activation(gate_PI).mul_(up_PI), w2_EHI[expert])
+
+    return _routed(x_TH, run, len(w2_EHI), ids_TK, weights_TK)
+
+
+def run_experts(
+    x_TH: Tensor, multiply: Multiply, num_experts: int, ids_TK: Tensor, weights_TK: Tensor
+) -> Tensor:
+    """Return the same for experts that a function multiplies with, one after the other."""
+    return _routed(
+        x_TH,
+        lambda x_SH, ends_E: _one_by_one(x_SH, multiply, ends_E),
+        num_experts,
+        ids_TK,
+        weights_TK,
+    )
+
+
+def _routed(
+    x_TH: Tensor,
+    run: Callable[[Tensor, Tensor], Tensor],
+    num_experts: int,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+) -> Tensor:
+    """Return each token's weighted sum of what `run` makes of pairs sorted by expert."""
     num_tokens, num_chosen = ids_TK.shape
-    num_experts = w13_EFH.shape[0]
     here_TK = (ids_TK >= 0) & (ids_TK < num_experts)
     ids_S, order_S = ids_TK.where(here_TK, num_experts).flatten().sort(stable=True)
     experts_E = torch.arange(num_experts, device=ids_S.device)
     ends_E = torch.searchsorted(ids_S, experts_E, right=True, out_int32=True)
 
     x_SH = x_TH.index_select(0, order_S // num_chosen)
-    run = _grouped if _suits_grouped(x_SH, w13_EFH, w2_EHI) else _one_by_one
-    out_SH = run(x_SH, w13_EFH, w2_EHI, ends_E, activation)
+    out_SH = run(x_SH, ends_E)
 
     # Back to token order; summed along K, so the result is independent of the rest of the batch.
     places_S = torch.arange(len(order_S), device=order_S.device)
@@ -68,15 +101,10 @@ def _grouped(
     return out_SH.masked_fill_((rows_S >= ends_E[-1]).unsqueeze(1), 0)
 
 
-def _one_by_one(
-    x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor, activation: Activation
-) -> Tensor:
-    """The same with one matmul per expert; reading `ends_E` would make the host wait for a GPU."""
+def _one_by_one(x_SH: Tensor, multiply: Multiply, ends_E: Tensor) -> Tensor:
+    """The same with one call per expert; reading `ends_E` would make the host wait for a GPU."""
     ends = ends_E.tolist()
     counts = [stop - start for start, stop in pairwise([0, *ends, x_SH.shape[0]])]
-    parts = []
-    for x_PH, w13_FH, w2_HI in zip(x_SH.split(counts), w13_EFH, w2_EHI, strict=False):
-        if x_PH.shape[0]:
-            gate_PI, up_PI = linear(x_PH, w13_FH).chunk(2, dim=-1)
-            parts.append(linear(activation(gate_PI).mul_(up_PI), w2_HI))
+    slices = enumerate(x_SH.split(counts)[:-1])
+    parts = [multiply(expert, x_PH) for expert, x_PH in slices if x_PH.shape[0]]
     return torch.cat([*parts, x_SH.new_zeros(counts[-1], x_SH.shape[1])])

@@ -37,12 +37,18 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
     if weight_OI.is_mkldnn or (
         work >= LITTLE and x_TI.dtype == torch.float32 and _has_onednn(x_TI)
     ):
-        num_rows = x_TI.shape[0]
-        if num_rows > FEW and num_rows % ROUND:
-            x_TI = functional.pad(x_TI, (0, 0, 0, -num_rows % ROUND))
         multiply = torch.ops.mkldnn._linear_pointwise.default
-        return cast(Tensor, multiply(x_TI, weight_OI, bias_O, "none", [], ""))[:num_rows]
+        padded = pad_rows(x_TI)
+        return cast(Tensor, multiply(padded, weight_OI, bias_O, "none", [], ""))[: len(x_TI)]
     return functional.linear(x_TI, weight_OI, bias_O)
+
+
+def pad_rows(x_TI: Tensor) -> Tensor:
+    """Return the rows as oneDNN is to see them: many, in one of few numbers."""
+    num_rows = x_TI.shape[0]
+    if num_rows > FEW and num_rows % ROUND:
+        return functional.pad(x_TI, (0, 0, 0, -num_rows % ROUND))
+    return x_TI
 
 
 def linear_add_norm(

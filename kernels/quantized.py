@@ -1,30 +1,132 @@
-"""Experts with weights of one byte each and a scale per row.
+"""Products with quantized matrices, and experts whose matrices are quantized.
 
-Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I), O
-output rows, K experts of a token.
+Letters: T packed tokens, H hidden size, I input columns, O output rows, E experts here, F = twice
+the experts' intermediate size, K experts of a token, P pairs of one expert.
 """
+
+from functools import cache
+from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import silu
 
-from diffray.kernels.experts import Activation, experts_forward
+from diffray.kernels.experts import Activation, experts_forward, run_experts
+from diffray.kernels.formats import FORMATS
+from diffray.kernels.linear import linear, pad_rows
 from diffray.kernels.norm import add_norm
+from diffray.kernels.quantize import Quantized, dequantize, quantize_rows
 from diffray.kernels.router import Pairs
 
+Kept = Tensor | Quantized
 
-def quantize_rows(w_EOI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return weights in int8 or float8_e4m3fn, and the float32 scale of each row [E, O]."""
-    largest = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
-    values_EOI = torch.empty_like(w_EOI, dtype=dtype)
-    scale_EO = torch.empty(w_EOI.shape[:2], device=w_EOI.device)
-    # One expert at a time: all of them in float32 would take several times the final size.
-    for w_OI, values_OI, scale_O in zip(w_EOI, values_EOI, scale_EO, strict=True):
-        wide_OI = w_OI.float()
-        scale_O.copy_(wide_OI.abs().amax(dim=1).clamp(min=1e-12) / largest)
-        scaled_OI = wide_OI / scale_O.unsqueeze(1)
-        values_OI.copy_(scaled_OI.round() if dtype == torch.int8 else scaled_OI)
-    return values_EOI, scale_EO
+_BLOCK: Final = 1 << 20  # weights to widen at a time on a CPU: they stay in its cache
+# So many products of two bytes add up to less than 2**24, where float32 is exact.
+_EXACT: Final = 1024
+_INT8_UNITS: Final = ("avx512_vnni", "avx_vnni", "amx_int8")
+
+
+def quantized_linear(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias.
+
+    The weights are widened to the dtype of x as they are used; those of w8a8 are not: rows of x are
+    rounded to bytes too, and whole numbers are added up.
+    """
+    if kept.format.kind == "w8a8":
+        out_TO = _integer_linear(x_TI, kept)
+    elif x_TI.is_cuda:
+        return functional.linear(x_TI, dequantize(kept, x_TI.dtype), bias_O)
+    else:
+        parts = (linear(x_TI, dequantize(rows, x_TI.dtype)) for rows in _blocks(kept))
+        out_TO = torch.cat([*parts], dim=1)
+    return out_TO if bias_O is None else out_TO.add_(bias_O)
+
+
+def _blocks(kept: Quantized) -> list[Quantized]:
+    """Return views of its rows, some at a time."""
+    rows, columns = kept.shape
+    step = max(_BLOCK // columns, 1)
+    return [kept[start : start + step] for start in range(0, rows, step)]
+
+
+def _integer_linear(x_TI: Tensor, kept: Quantized) -> Tensor:
+    """Return the product of rounded rows: exact sums, so a row's outcome depends on it alone."""
+    rounded_TI, scale_T1 = quantize_rows(x_TI)
+    sums_TO = integer_product(rounded_TI, kept.values_EOI).to(scale_T1.dtype)
+    scale_O = kept.scale_EOG.squeeze(1).to(scale_T1.dtype)
+    return sums_TO.mul_(scale_T1).mul_(scale_O).to(x_TI.dtype)
+
+
+def integer_product(x_TI: Tensor, w_OI: Tensor) -> Tensor:
+    """Return x @ w.T of bytes, in int32, by the unit that the device has for it.
+
+    A CPU without one multiplies whole numbers in float32, few enough at a time to be exact.
+    """
+    if x_TI.is_cuda:
+        return _int_mm_on_gpu(x_TI, w_OI)
+    if multiplies_bytes():
+        num_rows = x_TI.shape[0]
+        return torch._int_mm(pad_rows(x_TI), w_OI.t())[:num_rows]
+    return _in_float32(x_TI, w_OI)
+
+
+@cache
+def multiplies_bytes() -> bool:
+    """Return whether this CPU has a unit for products of bytes: VNNI or AMX."""
+    known = torch.cpu.get_capabilities()
+    return any(known.get(name) for name in _INT8_UNITS)
+
+
+def _in_float32(x_TI: Tensor, w_OI: Tensor) -> Tensor:
+    columns = w_OI.shape[1]
+    out_TO = torch.zeros(len(x_TI), len(w_OI), dtype=torch.int32)
+    step = max(_BLOCK // min(columns, _EXACT), 1)
+    for first in range(0, columns, _EXACT):
+        x_TC = x_TI[:, first : first + _EXACT].float()
+        for row in range(0, len(w_OI), step):
+            w_RC = w_OI[row : row + step, first : first + _EXACT].float()
+            out_TO[:, row : row + step].add_(linear(x_TC, w_RC).to(torch.int32))
+    return out_TO
+
+
+def _int_mm_on_gpu(x_TI: Tensor, w_OI: Tensor) -> Tensor:
+    """The GPU's takes more than 16 rows, and sizes that are multiples of 8."""
+    rows, outputs = len(x_TI), len(w_OI)
+    below, beside, right = max(17 - rows, 0), -x_TI.shape[1] % 8, -outputs % 8
+    x_TI = functional.pad(x_TI, (0, beside, 0, below))
+    w_OI = functional.pad(w_OI, (0, beside, 0, right))
+    return torch._int_mm(x_TI, w_OI.t())[:rows, :outputs]
+
+
+def kept_experts_forward(
+    x_TH: Tensor,
+    w13_EFH: Kept,
+    w2_EHI: Kept,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    activation: Activation = silu,
+) -> Tensor:
+    """Return `experts_forward` for weights of which some are quantized, in any format.
+
+    On a CPU only the matrices of chosen experts are widened, one at a time. On a GPU all are: which
+    ones are chosen is not known to the host.
+    """
+    if x_TH.is_cuda:
+        w13, w2 = (
+            dequantize(w, x_TH.dtype) if isinstance(w, Quantized) else w for w in (w13_EFH, w2_EHI)
+        )
+        return experts_forward(x_TH, w13, w2, ids_TK, weights_TK, activation=activation)
+
+    def one(expert: int, x_PH: Tensor) -> Tensor:
+        gate_PI, up_PI = _product(x_PH, w13_EFH[expert]).chunk(2, dim=-1)
+        return _product(activation(gate_PI).mul_(up_PI), w2_EHI[expert])
+
+    return run_experts(x_TH, one, len(w2_EHI), ids_TK, weights_TK)
+
+
+def _product(x_TI: Tensor, w_OI: Kept) -> Tensor:
+    return quantized_linear(x_TI, w_OI) if isinstance(w_OI, Quantized) else linear(x_TI, w_OI)
 
 
 def quantized_experts_forward(
@@ -35,15 +137,22 @@ def quantized_experts_forward(
     scale2_EH: Tensor | None,
     ids_TK: Tensor,
     weights_TK: Tensor,
-    _pairs: Pairs | None = None,
+    pairs: Pairs | None = None,
     activation: Activation = silu,
 ) -> Tensor:
-    """Return `experts_forward` for weights of which those with scales are quantized."""
-    w13, w2 = (
-        w if scale is None else (w.float() * scale.unsqueeze(2)).to(x_TH.dtype)
-        for w, scale in ((w13_EFH, scale13_EF), (w2_EHI, scale2_EH))
-    )
-    return experts_forward(x_TH, w13, w2, ids_TK, weights_TK, activation=activation)
+    """Return `experts_forward` for weights of which those with scales are in int8 or float8."""
+    if scale13_EF is None and scale2_EH is None:
+        return experts_forward(x_TH, w13_EFH, w2_EHI, ids_TK, weights_TK, pairs, activation)
+    kept = _in_bytes(w13_EFH, scale13_EF), _in_bytes(w2_EHI, scale2_EH)
+    return kept_experts_forward(x_TH, *kept, ids_TK, weights_TK, activation)
+
+
+def _in_bytes(values_EOI: Tensor, scale_EO: Tensor | None) -> Kept:
+    """Return matrices in int8 or float8 with a scale per row, or plain ones."""
+    if scale_EO is None:
+        return values_EOI
+    form = FORMATS["int8" if values_EOI.dtype == torch.int8 else "fp8"]
+    return Quantized(form, values_EOI, scale_EO.unsqueeze(-1), None)
 
 
 def experts_add_norm(

@@ -5,6 +5,7 @@ flags and docs/configuration.md are generated from here. Without torch: the coor
 command line's help read it too.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -14,13 +15,14 @@ from pydantic import Field, field_validator
 from diffray.components.config import Config
 from diffray.components.dtypes import DTypeName, dtype_name
 from diffray.components.memory_size import in_bytes
+from diffray.components.quantization import parse_quantization
 
 if TYPE_CHECKING:
     import torch
 
 DType = Literal["auto", DTypeName]
 Kernels = Literal["auto", "torch", "triton"]
-Quantization = Literal["experts_int8", "experts_fp8"]
+Quantization = str | dict[str, str]
 
 
 class EngineOptions(Config):
@@ -39,7 +41,10 @@ class EngineOptions(Config):
         "auto", description="The kernels; auto is triton where the GPU supports it."
     )
     quantization: Quantization | None = Field(
-        None, description="Store the routed experts in one byte per weight; default: as dtype says."
+        None,
+        description="Keep weights in fewer bits: one format for all linear layers but the head "
+        "(int8, uint8, int4, uint4, fp8, w8a8; int4_g128 has a scale for each 128 weights), or "
+        "parts with formats (experts=fp8,attention=int8,head=int8). Default: as dtype says.",
     )
     cuda_graphs: bool | None = Field(
         None,
@@ -118,6 +123,13 @@ class EngineOptions(Config):
     def _by_its_name(cls, given: object) -> str:
         return str(given)  # a torch.device's name is what it is called here
 
+    @field_validator("quantization")
+    @classmethod
+    def _known(cls, given: Quantization | None) -> Quantization | None:
+        if given is not None:
+            parse_quantization(given)
+        return given
+
     @field_validator("kv_cache_memory", mode="before")
     @classmethod
     def _bytes(cls, given: Any) -> Any:
@@ -133,7 +145,7 @@ class EngineKeywords(TypedDict, total=False):
     dtype: "DType | str | torch.dtype"
     device: "str | torch.device"
     kernels: Kernels | str
-    quantization: Quantization | str | None
+    quantization: "Mapping[str, str] | str | None"
     cuda_graphs: bool | None
     graph_block_length: int | None
     bring_up: bool

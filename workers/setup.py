@@ -145,7 +145,7 @@ def engine_of(
     slots.soft.most_rows = max(rows, length)
     if record is not None:
         graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
-    weights = sum(weight.numel() for weight in loaded.parameters())
+    weights = loaded.num_weights
     overhead = mesh.smallest("draft_overhead", overhead_positions(loaded.device, weights))
     return Engine(
         loaded,

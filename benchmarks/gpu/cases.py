@@ -18,7 +18,8 @@ from diffray.components.batch import Batch, Window
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Draw
-from diffray.kernels.quantized import quantize_rows
+from diffray.kernels.formats import FORMATS
+from diffray.kernels.quantize import quantize
 from diffray.kernels.rope import rope_tables
 
 EPS = 1e-5
@@ -161,8 +162,9 @@ def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> I
             x, w13, None, w2, None, ids, weights, None, None, residual, norm, EPS
         ),
     )
-    for name, kind in (("int8", torch.int8), ("float8", torch.float8_e4m3fn)):
-        parts = *quantize_rows(w13, kind), *quantize_rows(w2, kind)
+    for name, kind in (("int8", "int8"), ("float8", "fp8")):
+        kept = [quantize(w, FORMATS[kind]) for w in (w13, w2)]
+        parts = [part for w in kept for part in (w.values_EOI, w.scale_EOG.squeeze(2))]
         yield Case(
             f"quantized_experts_forward {name}",
             lambda kernels, parts=parts: (  # type: ignore[misc]

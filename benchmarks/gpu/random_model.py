@@ -17,9 +17,10 @@ from diffray.components.backend import choose_dtype
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
+from diffray.components.quantization import parse_quantization
 from diffray.kernels.choose import Kernels
 
-EXPERTS = {"bfloat16": None, "int8": torch.int8, "float8": torch.float8_e4m3fn}
+EXPERTS = {"bfloat16": None, "int8": "experts_int8", "float8": "experts_fp8"}
 
 
 def random_model(
@@ -48,7 +49,7 @@ def random_model(
     table_VH.normal_()
     own_T = torch.randint(0, shape.vocab, (tokens,), device=device)
     if (quantized := EXPERTS[experts]) is not None:
-        model.quantize(quantized)
+        model.quantize(parse_quantization(quantized))
     model.embed = lambda ids_T: embedding(own_T[: len(ids_T)], table_VH)  # type: ignore[method-assign]
     return model
 

@@ -17,7 +17,7 @@ from diffray.cluster.serve.address import Server, check_free
 from diffray.cluster.serve.haproxy import has_haproxy
 from diffray.cluster.serve.ports import BLOCK, claim_block
 from diffray.components.backend import choose_device, choose_dtype, driver_version
-from diffray.components.checkpoints.info import Info, describe
+from diffray.components.checkpoints.info import describe
 from diffray.components.container import available_memory, usable_cores
 
 RAY_LOGS = "/tmp/ray/session_latest/logs"
@@ -43,13 +43,14 @@ def machine_checks(
     """Yield a check of each thing that serving the model depends on; `say` tells of a long one."""
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
-    info = describe(model)  # a wrong path is the first thing to say
+    # A wrong path is the first thing to say.
+    needed = describe(model, config.quantization).bytes_in_memory
     yield cpu()
     yield gpu()
     if torch.cuda.is_available():
         yield compiler()
-    quantized = config.quantization is not None
-    yield memory(weights(info, dtype, quantized=quantized), device, config.tensor_parallel_size)
+    weights = needed[str(dtype).removeprefix("torch.")]
+    yield memory(weights, device, config.tensor_parallel_size)
     yield shared_memory()
     yield open_files()
     say("Starting Ray, as a server does ...")
@@ -90,16 +91,6 @@ def compiler() -> Check:
     if found is None:
         return Check("compiler", "none", "Triton's kernels need a C compiler; install gcc")
     return Check("compiler", found)
-
-
-def weights(info: Info, dtype: torch.dtype, *, quantized: bool) -> int:
-    """Return the bytes of all ranks' weights."""
-    num_bytes = info.bytes_in_memory[str(dtype).removeprefix("torch.")]
-    if quantized and info.experts:
-        idle = info.parameters - info.parameters_active  # the experts that a token does not use
-        routed = idle * info.experts // (info.experts - info.experts_chosen)
-        num_bytes -= routed * (dtype.itemsize - 1)
-    return num_bytes
 
 
 def memory(needed: int, device: torch.device, ranks: int) -> Check:

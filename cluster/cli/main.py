@@ -127,6 +127,28 @@ def convert(
     typer.echo(str(fused.convert(source, target)))
 
 
+def quantize(
+    source: flags.Checkpoint,
+    target: Annotated[Path, typer.Argument(help="The folder to create.")],
+    quantization: Annotated[
+        str,
+        typer.Option(
+            "--quantization",
+            "-q",
+            help="One format for all linear layers but the head, such as int8 or int4_g128, or "
+            "parts with formats: experts=fp8,attention=int8.",
+        ),
+    ] = "int8",
+) -> None:
+    """Write a copy of a checkpoint with weights in fewer bits.
+
+    The layout is that of compressed-tensors, which other programs read too.
+    """
+    from diffray.components.checkpoints.quantize import quantize_checkpoint
+
+    typer.echo(str(quantize_checkpoint(source, target, quantization)))
+
+
 def info(model: flags.Checkpoint, as_json: flags.Json = False) -> None:
     """Show a checkpoint's size, memory and possible rank counts."""
     from diffray.cluster.cli.facts import as_lines, as_values
@@ -182,6 +204,12 @@ _add(_INSPECT, status, "diffray status", "diffray status --address HOST:6379")
 _add(_INSPECT, doctor, "diffray doctor", f"diffray doctor {_SPARSE} --dtype bfloat16 --json")
 _add(_INSPECT, info, "diffray info demo", f"diffray info {_DENSE} --json")
 _add(_PREPARE, convert, f"diffray convert {_SPARSE} fused-checkpoint")
+_add(
+    _PREPARE,
+    quantize,
+    "diffray quantize demo demo-int8",
+    "diffray quantize demo-llada2 smaller -q experts=int4,attention=int8",
+)
 app.add_typer(bench, name="bench", rich_help_panel=_PREPARE)
 _add(
     "Shell",

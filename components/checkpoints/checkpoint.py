@@ -10,8 +10,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from diffray.components.backend import choose_device, choose_dtype, choose_quantization
+from diffray.components.backend import (
+    check_formats,
+    choose_device,
+    choose_dtype,
+    choose_quantization,
+)
 from diffray.components.checkpoints.demos import DEMOS, HUB_ID, demo_path
+from diffray.components.checkpoints.quantized import QuantizedFile, read_layout
 from diffray.components.checkpoints.weights import (
     FLOATS,
     CheckpointError,
@@ -27,11 +33,14 @@ from diffray.components.layers import Part, Parts, Piece
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, shown
 from diffray.components.models.registry import build_model, kernels_for
+from diffray.components.quantization import Given, Scheme
+from diffray.kernels.quantize import quantize
 from diffray.kernels.variants import UNTRIED, Choices
 
 # Buffers that some checkpoints contain and that are computed here.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
 _BAND = 32 << 20  # bytes
+_QUANTIZED_BAND = 128 << 10
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -44,28 +53,50 @@ def load_model(
     progress: bool = True,
     kernels: str = "auto",
     choices: Choices = UNTRIED,
-    quantization: str | None = None,
+    quantization: Given | None = None,
 ) -> Denoiser:
-    """Return the model with this rank's weights; reads only this rank's share."""
+    """Return the model with this rank's weights; reads only this rank's share.
+
+    Tensors are quantized as they are read, a few rows at a time.
+    """
     place = choose_device(device)
     number = choose_dtype(dtype, place)
-    quantized = choose_quantization(quantization, place)
+    wished = choose_quantization(quantization, place)
     path = resolve(path_or_hub_id)
     config = read_config(path)
     chosen = kernels_for(config, kernels, place, number, choices)
     model = build_model(config, mesh or Mesh(), number, chosen)
-    if quantized is not None and not model.routed:
-        raise ValueError(
-            f"quantization is {quantization!r}, but {path} has no experts; leave it out"
-        )
-    files = open_weights(path)
+    files, stored = open_checkpoint(path, config)
+    scheme = one_of(wished, stored, path)
+    if stored is not None:
+        check_formats(stored, place)
     # Checked while the model has no storage, so a wrong checkpoint costs no memory.
-    account(model.parts(names_in(files)), files, path)
+    names = names_in(files)
+    account(model.parts(names), files, path)
+    if scheme is not None:
+        model.quantize(scheme, names)
     model.allocate(place)
-    fill(model.parts(names_in(files)), files, progress)
-    if quantized is not None:
-        model.quantize(quantized)
+    fill(model.parts(names), files, progress)
     return model
+
+
+def open_checkpoint(path: Path, config: Config) -> tuple[list[WeightFile], Scheme | None]:
+    """Open a folder's weights; of a quantized checkpoint also return the formats it stores."""
+    files = open_weights(path)
+    read = read_layout(config, path)
+    if read is None:
+        return files, None
+    whole = QuantizedFile(read, files, path)
+    return [whole], whole.scheme
+
+
+def one_of(wished: Scheme | None, stored: Scheme | None, path: Path) -> Scheme | None:
+    """Return what is asked for, or what the checkpoint is; not both."""
+    if wished is not None and stored is not None:
+        raise ValueError(
+            f"quantization is {wished.given}, but {path} is quantized already; leave it out"
+        )
+    return wished or stored
 
 
 def names_in(files: Items[WeightFile]) -> set[str]:
@@ -117,16 +148,41 @@ def fill(parts: Parts, files: Items[WeightFile], progress: bool) -> None:
     for name, part in parts.items():
         if name not in names:
             for piece in part.pieces:
+                assert isinstance(piece.target, Tensor)  # no matrix is optional
                 piece.target.zero_()
     hidden = None if progress else True  # None: shown only on a terminal
     with tqdm(total=len(names), desc="weights", unit="", delay=2, disable=hidden) as bar:
         for file in files:
             for name in file.tensors:
                 if name in names:
-                    for target, index in _bands(parts[name]):
-                        target.copy_(file.read(name, index))
-                        _check(target, name, file)
+                    copy_bands(parts[name], name, file)
                     bar.update()
+
+
+def copy_bands(part: Part, name: str, file: WeightFile) -> None:
+    """Copy a tensor into its places, some rows at a time."""
+    for piece in _bands(part):
+        _copy(piece, name, file, len(part.shape))
+
+
+def _copy(piece: Piece, name: str, file: WeightFile, dims: int) -> None:
+    """Copy what the piece takes of a tensor into its place; quantize it if the place is."""
+    target, index = piece
+    if isinstance(target, Tensor):
+        read = file.read(name, index)
+        assert isinstance(read, Tensor)
+        target.copy_(read)
+        _check(target, name, file)
+        return
+    # Scales belong to whole rows, so that each rank of several has those of one rank alone.
+    read = file.read(name, index[: dims - 1])
+    if isinstance(read, Tensor):
+        _check(read, name, file)
+        read = quantize(read.to(target.scale_EOG.device), target.format)
+    _check(read.scale_EOG, name, file)
+    if len(index) == dims:
+        read = read.between(index[-1].start, index[-1].stop)
+    target.copy_(read)
 
 
 def _check(read: Tensor, name: str, file: WeightFile) -> None:
@@ -142,11 +198,13 @@ def _check(read: Tensor, name: str, file: WeightFile) -> None:
 def _bands(part: Part) -> Iterator[Piece]:
     """Yield bands of rows, so that only a small part of a file is mapped at a time."""
     for target, index in part.pieces:
-        if target.nbytes <= _BAND:
+        # While a band is quantized, it takes several times its size.
+        limit = _BAND if isinstance(target, Tensor) else _QUANTIZED_BAND
+        if target.nbytes <= limit:
             yield Piece(target, index)
             continue
         start = index[0].start or 0
-        rows = max(_BAND * len(target) // target.nbytes, 1)
+        rows = max(limit * len(target) // target.nbytes, 1)
         for row in range(0, len(target), rows):
             band = target[row : row + rows]
             place = slice(start + row, start + row + len(band))

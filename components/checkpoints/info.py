@@ -2,19 +2,27 @@
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from diffray.components.backend import DTYPES
-from diffray.components.checkpoints.checkpoint import account, names_in, read_config, resolve
+from diffray.components.checkpoints.checkpoint import (
+    account,
+    names_in,
+    one_of,
+    open_checkpoint,
+    read_config,
+    resolve,
+)
 from diffray.components.checkpoints.special_tokens import find_ids
-from diffray.components.checkpoints.weights import open_weights
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build, rank_counts
 from diffray.components.policy import DiffusionParams, Policy
+from diffray.components.quantization import Given, Scheme, parse_quantization
 
 _ROUTED = re.compile(r"\.(?:mlp\.(experts\.|w[12]$)|experts\.(?:gate_up|down)_proj$)")
 
@@ -48,13 +56,15 @@ class Info:
     expert_parallel: tuple[int, ...]
 
 
-def describe(path_or_hub_id: str | Path) -> Info:
+def describe(path_or_hub_id: str | Path, quantization: Given | None = None) -> Info:
     """Return the facts; raise if the checkpoint cannot be loaded."""
     path = resolve(path_or_hub_id)
     config = read_config(path)
     build = choose_build(config)
     model = build(config, Mesh(), torch.float32)
-    files = open_weights(path)
+    files, stored = open_checkpoint(path, config)
+    wished = None if quantization is None else parse_quantization(quantization)
+    scheme = one_of(wished, stored, path)
     names = names_in(files)
     parts = model.parts(names)
     account(parts, files, path)
@@ -84,7 +94,8 @@ def describe(path_or_hub_id: str | Path) -> Info:
         parameters_active=total - (routed - routed * chosen // experts if routed else 0),
         bytes_on_disk=sum(file.path.stat().st_size for file in files),
         bytes_in_memory={
-            name: _num_bytes(build(config, Mesh(), dtype)) for name, dtype in DTYPES.items()
+            name: _num_bytes(build(config, Mesh(), dtype), scheme, names)
+            for name, dtype in DTYPES.items()
         },
         kv_bytes_per_position={name: elements * dtype.itemsize for name, dtype in DTYPES.items()},
         mask_token_id=masks[0] if masks else None,
@@ -105,5 +116,7 @@ def _layout(names: set[str]) -> str:
     return "merged experts" if is_merged else "single experts"
 
 
-def _num_bytes(model: Denoiser) -> int:
+def _num_bytes(model: Denoiser, scheme: Scheme | None, names: Collection[str]) -> int:
+    if scheme is not None:
+        model.quantize(scheme, names)
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -14,12 +14,21 @@ from torch import Tensor
 
 from diffray.components.layers import Index
 from diffray.components.models.fields import shown
+from diffray.kernels.quantize import Quantized
 
 FLOATS = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+}
+# What quantized checkpoints also have.
+WHOLE = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
 _MAPPED = 32 << 20  # bytes
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
@@ -42,7 +51,7 @@ class Stored(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        return math.prod(self.shape[1:]) * FLOATS[self.dtype].itemsize
+        return math.prod(self.shape[1:]) * (FLOATS | WHOLE)[self.dtype].itemsize
 
 
 class WeightFile(Protocol):
@@ -54,7 +63,7 @@ class WeightFile(Protocol):
     @property
     def tensors(self) -> dict[str, Stored]: ...
 
-    def read(self, name: str, index: Index) -> Tensor: ...
+    def read(self, name: str, index: Index) -> Tensor | Quantized: ...
 
 
 class SafetensorsFile:
@@ -107,7 +116,7 @@ class TorchFile:
         if not isinstance(state, dict) or not all(map(_is_plain, state.items())):
             raise CheckpointError(f"{path} is not a flat dict of tensors; save it as safetensors")
         self._state: dict[str, Tensor] = state
-        known = {dtype: name for name, dtype in FLOATS.items()}
+        known = {dtype: name for name, dtype in (FLOATS | WHOLE).items()}
         self.tensors = {
             name: Stored(tuple(tensor.shape), known.get(tensor.dtype, str(tensor.dtype)))
             for name, tensor in self._state.items()

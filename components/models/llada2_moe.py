@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from diffray.components.denoiser import MLP, Denoiser, Names
 from diffray.components.dims import Dims
 from diffray.components.experts import Experts, SparseMLP
-from diffray.components.layers import GatedMLP, GatedNames, Parts, empty, whole, wide
+from diffray.components.layers import GatedMLP, GatedNames, Parts, whole, wide
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, Fields
+from diffray.components.weight import empty
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.router import Routing
 

@@ -1,6 +1,7 @@
 """Measure a demo checkpoint: `python -m examples.train_demo.evaluate FOLDER`.
 
-Writes metrics.json into the folder. `--table` prints decoders by caches instead.
+Writes metrics.json into the folder. `--table` prints decoders by caches instead, and `--formats`
+what quantized weights (`quantization`) cost in answers.
 """
 
 import argparse
@@ -69,6 +70,20 @@ def print_table(llm: DiffusionLLM, items: list[Item], caches: list[str], max_tok
             )
 
 
+def print_formats(folder: Path, formats: list[str], items: list[Item], max_tokens: int) -> None:
+    print("| weights | exact match | tokens per forward | seconds |")
+    print("|---|---|---|---|")
+    for name in formats:
+        quantization = None if name == "none" else name
+        with DiffusionLLM(str(folder), dtype="float32", quantization=quantization) as llm:
+            m = run(llm, items, THRESHOLD, "none", max_tokens)
+        print(
+            f"| {name} | {m['exact_match']:.4f} | {m['tokens_per_forward']:.2f} "
+            f"| {m['seconds']:.1f} |",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -76,10 +91,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=4321, help="draws the held-out items")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--table", action="store_true", help="print decoders by caches instead")
+    parser.add_argument("--formats", nargs="+", help="print formats of weights instead")
     arguments = parser.parse_args()
     items = held_out_items(arguments.items, arguments.seed)
     config = json.loads((arguments.folder / "config.json").read_text())
     causal = config["model_type"] == "llada2_moe"
+    if arguments.formats:
+        print_formats(arguments.folder, arguments.formats, items, arguments.max_tokens)
+        return
     # float32, so that the numbers do not hang on what the processor is fast at.
     with DiffusionLLM(str(arguments.folder), dtype="float32") as llm:
         if arguments.table:

@@ -36,7 +36,7 @@ from tests.helpers.screen import Screen
 from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
 PACKAGE = Path(diffray.__file__).parent
-COMMANDS = "serve chat generate batch status doctor info convert bench completion".split()
+COMMANDS = "serve chat generate batch status doctor info convert quantize bench completion".split()
 BENCHMARKS = ("latency", "throughput", "serve")
 MASK = "\N{LIGHT SHADE}"
 
@@ -535,7 +535,7 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --ep", "tensor_parallel_size of at least 2"),
         ("serve --dtype float8 --print-config", "dtype: Input should be 'auto', 'float32', "),
         ("serve --kernels tritn", "kernels: Input should be 'auto', 'torch' or 'triton' (given:"),
-        ("serve -q int4", "quantization: Input should be 'experts_int8' or 'experts_fp8'"),
+        ("serve -q int3", "quantization is 'int3': there is no format 'int3', did you mean"),
         ("serve /no/such/model", "there is no folder '/no/such/model'"),
         ("serve --kv-cache-memory lots", "'lots' is not an amount of memory"),
         ("serve --tp 3", "this model runs on 1, 2, 4, 8 ranks"),

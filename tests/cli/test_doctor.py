@@ -19,7 +19,6 @@ from diffray.cluster.cli.machine_checks import (
     gpu,
     memory,
     open_files,
-    weights,
 )
 from diffray.cluster.cli.main import app
 from diffray.components.checkpoints.checkpoint import load_model
@@ -28,6 +27,7 @@ from diffray.kernels.trial import Outcome
 from diffray.kernels.variants import Shape
 from diffray.workers.bring_up.findings import Findings, GraphsOutcome
 from tests.helpers.paths import GOLDEN
+from tests.helpers.quantized import weights_of
 
 CPU = torch.device("cpu")
 FINE = Check("Ray", "starts")
@@ -179,12 +179,14 @@ def test_a_model_larger_than_the_memory_must_be_fixed(monkeypatch: pytest.Monkey
 
 
 def test_quantized_experts_take_a_byte_each() -> None:
-    dense, sparse = (describe(str(GOLDEN / name)) for name in ("llada", "llada_moe"))
-    plain, small = (weights(sparse, torch.bfloat16, quantized=choice) for choice in (False, True))
-    model = load_model(sparse.path, dtype="bfloat16", progress=False)
-    routed = [w.numel() for name, w in model.named_parameters() if name.endswith(("_EFH", "_EHI"))]
-    assert plain - small == sum(routed) > 0
-    assert weights(dense, torch.bfloat16, quantized=True) == dense.bytes_in_memory["bfloat16"]
+    path = str(GOLDEN / "llada_moe")
+    plain, small = (
+        describe(path, given).bytes_in_memory["bfloat16"] for given in (None, "experts_int8")
+    )
+    model = load_model(path, dtype="bfloat16", progress=False, quantization="experts_int8")
+    routed = [(w.kept.values_EOI, w.kept.scale_EOG) for w in weights_of(model, "experts")]
+    assert plain - small == sum(v.numel() - s.nbytes for v, s in routed) > 0
+    assert small == sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
 
 
 def test_little_shared_memory_must_be_fixed(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ class CountingFile:
 
     def read(self, name: str, index: Index) -> Tensor:
         part = self.file.read(name, index)
+        assert isinstance(part, Tensor)
         self.num_read += part.numel()
         return part
 

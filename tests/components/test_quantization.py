@@ -1,4 +1,4 @@
-"""Routed experts kept in a byte a weight: near the model, a quarter of its memory, or refused."""
+"""Quantized models: near the model, in less memory, part by part, on any number of ranks."""
 
 from pathlib import Path
 
@@ -7,65 +7,134 @@ import torch
 from torch import Tensor
 
 from diffray import DiffusionLLM, SamplingParams
-from diffray.components.backend import QUANTIZED
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.denoiser import Denoiser
-from diffray.components.experts import Experts
 from diffray.components.mesh import Mesh
+from diffray.components.quantization import PARTS, USUAL, Given, parse_quantization
+from diffray.components.weight import Weight
+from diffray.kernels.formats import FORMATS
+from diffray.kernels.quantize import dequantize
 from tests.helpers.paths import GOLDEN
+from tests.helpers.quantized import weights_of
 from tests.helpers.threads import over_ranks
 from tests.helpers.tiny_checkpoints import IDS, full_forward
 
-KINDS = list(QUANTIZED)
-SPARSE = ["llada_moe", "llada_moe_fused", "llada2_moe", "sdar_moe"]
+KINDS = ["int8", "uint8", "int4", "uint4", "fp8"]
+MODELS = ["llada", "llada_moe", "llada_moe_fused", "llada2_moe", "sdar", "sdar_moe", "dream"]
 
 
-def load(path: Path, quantization: str | None, mesh: Mesh | None = None) -> Denoiser:
+def load(path: Path, quantization: Given | None, mesh: Mesh | None = None) -> Denoiser:
     return load_model(
         path, dtype="float64", device="cpu", mesh=mesh, progress=False, quantization=quantization
     )
 
 
-def experts_of(model: Denoiser) -> list[Experts]:
-    return [module for module in model.modules() if isinstance(module, Experts)]
+def widen(weight: Weight) -> Tensor:
+    return dequantize(weight.kept, torch.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_rounded_weights(name: str, kind: str) -> None:
-    """As if the experts had been rounded in the checkpoint, and not far from what they were."""
+    """As if all matrices but the head had been rounded in the checkpoint."""
     plain, quantized = load(GOLDEN / name, None), load(GOLDEN / name, kind)
     found = full_forward(quantized, IDS)
     before = full_forward(plain, IDS)
-    for ours, theirs in zip(experts_of(plain), experts_of(quantized), strict=True):
-        for w, values, scale in (
-            (ours.w13_EFH, theirs.w13_EFH, theirs.scale13_EF),
-            (ours.w2_EHI, theirs.w2_EHI, theirs.scale2_EH),
-        ):
-            assert scale is not None
-            w.copy_(values.float() * scale.unsqueeze(2))
-    torch.testing.assert_close(found, full_forward(plain, IDS), rtol=0, atol=1e-9)
-    error = ((found - before).norm() / before.norm()).item()
-    assert 0 < error < 0.05
+    for part in USUAL:
+        pairs = zip(weights_of(plain, part), weights_of(quantized, part), strict=True)
+        for ours, theirs in pairs:
+            ours.plain.copy_(widen(theirs))
+    assert all(each.format is None for each in weights_of(quantized, "head"))
+    torch.testing.assert_close(found, full_forward(plain, IDS), rtol=0, atol=1e-8)
+    assert not torch.equal(found, before)
 
 
-def test_the_experts_take_a_byte_a_weight() -> None:
-    model = load(GOLDEN / "llada_moe", "experts_int8")
-    assert {w.dtype for e in experts_of(model) for w in (e.w13_EFH, e.w2_EHI)} == {torch.int8}
+@pytest.mark.parametrize("kind", [*KINDS, "w8a8"])
+@pytest.mark.parametrize("name", ["llada", "llada2_moe"])
+def test_loading_in_a_format_equals_quantizing_what_was_loaded(name: str, kind: str) -> None:
+    after = load(GOLDEN / name, None)
+    after.quantize(parse_quantization(kind))
+    assert torch.equal(full_forward(load(GOLDEN / name, kind), IDS), full_forward(after, IDS))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_quantized_alone(part: str) -> None:
+    model = load(GOLDEN / "llada2_moe", {part: "int8"})
+    for other in PARTS:
+        formats = {each.format for each in weights_of(model, other)}
+        assert formats == {FORMATS["int8"] if other == part else None}
     assert model.dtype == torch.float64
 
 
-def test_experts_dealt_out_over_ranks_compute_the_same() -> None:
+def test_routers_norms_and_embeddings_are_never_quantized() -> None:
+    model = load(GOLDEN / "llada2_moe", {"re:.*": "int8"})
+    kept = {name for name, tensor in model.named_parameters() if tensor.dtype == torch.float64}
+    endings = {name.split(".")[-1] for name in kept}
+    assert endings == {"weight", "weight_ND", "weight_EH", "bias_E", "dense"}
+    assert [name for name in kept if name.endswith("dense")] == ["embedding.weight.dense"]
+
+
+def test_a_pattern_goes_before_parts() -> None:
+    """Patterns are about the checkpoint's names."""
+    given = {"attention": "int8", r"re:.*blocks\.0\..*_proj": "uint8", "re:.*attn_out": "none"}
+    model = load(GOLDEN / "llada", given)
+    first, second = (layer.attention for layer in model.stack[:2])
+    assert first.qkv.weight.format == FORMATS["uint8"]
+    assert second.qkv.weight.format == FORMATS["int8"]
+    assert first.out.weight.format is None
+    formats = {each.format for each in weights_of(model, "mlp")}
+    assert formats == {FORMATS["uint8"], None}
+
+
+def test_the_command_line_can_name_parts() -> None:
+    written = parse_quantization("experts=fp8, head=int8")
+    assert written.rules == parse_quantization({"experts": "fp8", "head": "int8"}).rules
+    assert parse_quantization("experts_fp8").rules == parse_quantization({"experts": "fp8"}).rules
+
+
+def test_w8a8_leaves_what_experts_read_alone() -> None:
+    model = load(GOLDEN / "llada_moe", "w8a8")
+    assert {each.format for each in weights_of(model, "experts")} == {FORMATS["int8"]}
+    assert {each.format for each in weights_of(model, "attention")} == {FORMATS["w8a8"]}
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_compute_what_one_does(kind: str, expert_parallel: bool) -> None:
+    """A scale belongs to a whole row, of which each rank may hold a part."""
+    given = {"experts": kind, "attention": kind, "head": kind}
+
     def work(mesh: Mesh) -> list[Tensor]:
-        return [full_forward(load(GOLDEN / "llada_moe", "experts_int8", mesh), IDS)]
+        return [full_forward(load(GOLDEN / "llada_moe", given, mesh), IDS)]
 
     (alone,) = work(Mesh())
-    ranks, _ = over_ranks(2, True, work)
+    ranks, _ = over_ranks(2, expert_parallel, work)
     together = torch.cat([logits for (logits,) in ranks], dim=-1)
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_with_rounded_activations_are_near() -> None:
+    """A rank sees its part of a row of activations, and scales by the largest of that."""
+
+    def work(mesh: Mesh) -> list[Tensor]:
+        return [full_forward(load(GOLDEN / "sdar", "w8a8", mesh), IDS)]
+
+    (alone,) = work(Mesh())
+    ranks, _ = over_ranks(2, False, work)
+    together = torch.cat([logits for (logits,) in ranks], dim=-1)
+    assert 0 < float((together - alone).norm() / alone.norm()) < 0.05
+
+
+def test_a_quantized_head_chooses_the_same() -> None:
+    model = load(GOLDEN / "llada", {"head": "int8"})
+    hidden = torch.randn(5, model.spec.hidden_size, dtype=torch.float64)
+    chosen = model.confidence(hidden, 0, None)
+    logits = model.head(hidden)
+    torch.testing.assert_close(chosen.logsumexp_R, logits.logsumexp(1))
+    assert torch.equal(chosen.ids_R, logits[:, 1:].argmax(1) + 1)
+
+
+@pytest.mark.parametrize("kind", ["experts_int8", "experts_fp8", "int8", "uint8", "w8a8", "fp8"])
 def test_the_demo_model_says_the_same(kind: str) -> None:
     """To a question of the kind it knows: to others its best tokens are close, and may change."""
     question = "Maya has 5 cards. Adam has 12 times as many. How many cards do they have together?"
@@ -78,11 +147,38 @@ def test_the_demo_model_says_the_same(kind: str) -> None:
     assert said[1] == said[0]
 
 
-def test_a_model_without_experts_is_refused_before_it_is_loaded() -> None:
-    with pytest.raises(ValueError, match=r"'experts_int8', but .*llada has no experts"):
-        load(GOLDEN / "llada", "experts_int8")
+def test_batched_equals_alone_with_rounded_activations() -> None:
+    """Sums of whole numbers do not depend on what else is in the batch."""
+    questions = [f"Tom has {n} pens. He buys {n} more. How many has he?" for n in range(2, 7)]
+    params = SamplingParams(max_tokens=32)
+    with DiffusionLLM("demo-llada2", dtype="float64", quantization="w8a8", device="cpu") as llm:
+        together = [found.outputs[0].token_ids for found in llm.generate(questions, params)]
+        alone = [llm.generate(one, params)[0].outputs[0].token_ids for one in questions]
+    assert together == alone
 
 
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="'int4'; expected one of experts_int8, experts_fp8"):
-        load(GOLDEN / "llada_moe", "int4")
+REFUSED: list[tuple[str, Given, str]] = [
+    ("llada", "experts_int8", "'experts_int8', but this model has no experts; leave it out"),
+    ("llada_moe", {"mlp": "int8"}, "this model has no mlp"),
+    ("llada_moe", "int3", "there is no format 'int3', did you mean 'int8'"),
+    ("llada_moe", {"expert": "int8"}, "there is no part 'expert', did you mean 'experts'"),
+    ("llada_moe", {"re:(": "int8"}, "no regular expression"),
+    ("llada_moe", {"re:.*gate$": "int8"}, "'re:.*gate$' is about no matrix"),
+    ("llada_moe", {"experts": "w8a8"}, "choose int8 for experts"),
+    ("llada", "int8_g512", "weights are no multiple of 512; choose another format"),
+    ("llada", {"re:.*q_proj": "int8"}, "both are parts of one product; give them one format"),
+    ("llada", {"attention": "none"}, "no matrix of this model is in it"),
+    ("llada", {}, "name a format"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "words"), REFUSED)
+def test_what_does_not_fit_is_refused_in_one_sentence(name: str, given: Given, words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        load(GOLDEN / name, given)
+    assert words in str(caught.value)
+
+
+def test_a_group_that_ranks_would_cut_is_refused() -> None:
+    with pytest.raises(ValueError, match="a rank's 64 of its 128 columns are no multiple of 128"):
+        load(GOLDEN / "llada", {"attention": "int8_g128"}, Mesh(0, 2))

@@ -10,7 +10,8 @@ from tests.helpers.triton_device import DEVICE  # isort: skip
 from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
 from diffray.kernels import quantized
 from diffray.kernels.experts import experts_forward as reference
-from diffray.kernels.quantized import quantize_rows
+from diffray.kernels.formats import FORMATS
+from diffray.kernels.quantize import quantize
 from diffray.kernels.router import Pairs, Routing, list_pairs
 from diffray.kernels.triton.experts import (
     EXPERTS,
@@ -167,10 +168,16 @@ def test_programs_that_stay_have_as_many_tiles_and_all_run_at_once() -> None:
     assert num_programs(3, meta) == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-def test_quantized_experts_equal_their_weights_scaled_back(dtype: torch.dtype) -> None:
+def in_bytes(w: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Return the bytes, and the scale of each row [E, O]."""
+    kept = quantize(w, FORMATS[name])
+    return kept.values_EOI, kept.scale_EOG.squeeze(2)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_quantized_experts_equal_their_weights_scaled_back(name: str) -> None:
     x, w13, w2, ids, weights = case(12, 5, 2, 48, 36)
-    q13, q2 = quantize_rows(w13, dtype), quantize_rows(w2, dtype)
+    q13, q2 = in_bytes(w13, name), in_bytes(w2, name)
     args = (x, *q13, *q2, ids, weights)
     got = quantized_experts_forward(*args)
     torch.testing.assert_close(
@@ -184,7 +191,7 @@ def test_quantized_experts_equal_their_weights_scaled_back(dtype: torch.dtype) -
 def test_float8_weights_are_multiplied_in_float16_whatever_the_range(louder: float) -> None:
     """Between the louder products numbers exceed float16's largest."""
     x, w13, w2, ids, weights = narrow(case(20, 5, 2, 48, 36))
-    quantized_ones = [quantize_rows(w, torch.float8_e4m3fn) for w in (w13 * louder, w2)]
+    quantized_ones = [in_bytes(w, "fp8") for w in (w13 * louder, w2)]
     args = (*quantized_ones[0], *quantized_ones[1], ids, weights.float(), None)
     expected = quantized.quantized_experts_forward(x.float(), *args)
     with exact_bfloat16():
@@ -193,12 +200,3 @@ def test_float8_weights_are_multiplied_in_float16_whatever_the_range(louder: flo
             assert float((got - expected).norm() / expected.norm()) < 0.004
     names = [variant.name for variant in QUANTIZED_EXPERTS.variants(x, *args)]
     assert "half" not in names[0] and "half" in names[1]
-
-
-def test_quantized_rows_come_back_within_half_a_step() -> None:
-    torch.manual_seed(0)
-    w = torch.randn(3, 5, 40) * torch.tensor([1e-3, 1.0, 50.0]).view(3, 1, 1)
-    w[1, 2] = 0
-    values, scale = quantize_rows(w, torch.int8)
-    assert values.dtype == torch.int8 and int(values.abs().max()) == 127
-    assert bool(((values * scale.unsqueeze(2) - w).abs() <= 0.501 * scale.unsqueeze(2)).all())

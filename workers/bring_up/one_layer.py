@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.components.backend import QUANTIZED, choose_dtype
+from diffray.components.backend import choose_dtype
 from diffray.components.batch import Batch, Window
 from diffray.components.config import Config
 from diffray.components.denoiser import Denoiser
@@ -20,6 +20,7 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
 from diffray.components.models.registry import build_model
+from diffray.components.quantization import Given, parse_quantization
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.confidence import Draw
 from diffray.kernels.noise import mix, spread
@@ -35,7 +36,7 @@ class Sizes(Config):
 
     config: Mapping[str, Any]  # the checkpoint's config.json
     dtype: str
-    quantization: str | None = None
+    quantization: Given | None = None
     page_size: int = 16
     ranks: int = 1
     expert_parallel: bool = False
@@ -84,7 +85,7 @@ class OneLayer:
         for seed, (name, weight) in enumerate(self.model.named_parameters()):
             _fill(name, weight, seed)
         if sizes.quantization is not None:
-            self.model.quantize(QUANTIZED[sizes.quantization])
+            self.model.quantize(parse_quantization(sizes.quantization))
         self.device, spec = device, self.model.spec
         self.steps = steps_of(spec)
         pages = max(step.windows * -(-step.context // sizes.page_size) for step in self.steps)

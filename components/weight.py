@@ -1,0 +1,82 @@
+"""A matrix of a layer, or one for each expert, as it is kept: in the model's dtype or quantized.
+
+Letters: T packed tokens, E experts, O output rows, I input columns, G scales of a row.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from diffray.kernels.formats import Format
+from diffray.kernels.linear import linear, pack
+from diffray.kernels.quantize import Quantized, quantize
+from diffray.kernels.quantized import quantized_linear
+
+
+def empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
+    """Return a parameter without storage; the whole model is allocated later."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+
+
+class Weight(nn.Module):
+    """A matrix, or one for each expert; it may become quantized before or after it is loaded."""
+
+    def __init__(self, part: str, *shape: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.part = part  # of the model, as the option `quantization` names it
+        self.format: Format | None = None
+        self.dense: nn.Parameter | None = empty(*shape, dtype=dtype)
+        self.values_EOI: nn.Parameter | None = None
+        self.scale_EOG: nn.Parameter | None = None
+        self.zero_EOG: nn.Parameter | None = None
+
+    @property
+    def plain(self) -> nn.Parameter:
+        """The matrix in the model's dtype; it must not be quantized."""
+        assert self.dense is not None
+        return self.dense
+
+    @property
+    def kept(self) -> Quantized:
+        """The quantized matrix."""
+        assert self.format is not None and self.values_EOI is not None
+        assert self.scale_EOG is not None
+        return Quantized(self.format, self.values_EOI, self.scale_EOG, self.zero_EOG)
+
+    @property
+    def stored(self) -> Tensor | Quantized:
+        """What a checkpoint's tensors are copied into."""
+        return self.plain if self.format is None else self.kept
+
+    @property
+    def count(self) -> int:
+        """How many weights there are, whatever memory they take."""
+        return math.prod(self.stored.shape)
+
+    def product(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Return x @ weight.T + bias."""
+        if self.format is None:
+            return linear(x_TI, self.plain, bias_O)
+        return quantized_linear(x_TI, self.kept, bias_O)
+
+    def quantize(self, form: Format) -> None:
+        """Keep the matrix in this format; without storage, only make the room for it."""
+        dense = self.plain
+        kept = Quantized.empty(dense.shape, form, dense.device)
+        if not dense.is_meta:
+            # One expert at a time: all of them in float32 would take several times the final size.
+            for number in range(len(dense) if dense.dim() == 3 else 0):
+                kept[number].copy_(quantize(dense[number], form))
+            if dense.dim() == 2:
+                kept.copy_(quantize(dense, form))
+        self.dense, self.format = None, form
+        self.values_EOI = nn.Parameter(kept.values_EOI, requires_grad=False)
+        self.scale_EOG = nn.Parameter(kept.scale_EOG, requires_grad=False)
+        if kept.zero_EOG is not None:
+            self.zero_EOG = nn.Parameter(kept.zero_EOG, requires_grad=False)
+
+    def pack(self) -> None:
+        """Lay a loaded matrix out as only `linear` reads it, and reads it fastest."""
+        if self.format is None:
+            self.dense = nn.Parameter(pack(self.plain), requires_grad=False)

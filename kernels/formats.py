@@ -1,0 +1,60 @@
+"""The formats in which weights can be kept: their names and what the names mean. Without torch."""
+
+from typing import Final, NamedTuple
+
+# Weights that share a scale, along the input; 0: the whole row.
+GROUPS: Final = (0, 32, 64, 128, 256, 512)
+
+
+class Format(NamedTuple):
+    """How a matrix is rounded: the kind of number, and how many of a row share a scale."""
+
+    kind: str
+    group: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_g{self.group}" if self.group else self.kind
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.kind in ("int4", "uint4") else 8
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether each scale has a zero point; without one, ranges are symmetric."""
+        return self.kind in ("uint8", "uint4")
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude that stands for a row's, or the number of steps of its range."""
+        return {"int4": 7.5, "uint4": 15.0, "uint8": 255.0, "fp8": 448.0}.get(self.kind, 127.0)
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether a row is bytes and one scale, as the byte-a-weight kernels read it."""
+        return self.kind in ("int8", "fp8") and not self.group
+
+    def scales_of(self, columns: int) -> int:
+        """Return how many scales a row has."""
+        return columns // self.group if self.group else 1
+
+    def obstacle(self, columns: int, here: int) -> str | None:
+        """Return why rows of so many weights, of which a rank holds `here`, cannot be kept so."""
+        if self.group and columns % self.group:
+            return f"its rows of {columns} weights are no multiple of {self.group}"
+        if self.group and here % self.group:
+            return f"a rank's {here} of its {columns} columns are no multiple of {self.group}"
+        if self.bits == 4 and (columns % 8 or here % 2):
+            return f"its rows of {columns} weights are no multiple of 8, in which they are packed"
+        return None
+
+
+# w8a8: int8 weights, and activations rounded to int8 by one scale per row.
+KINDS: Final = ("int8", "uint8", "int4", "uint4", "fp8", "w8a8")
+FORMATS: Final = {
+    form.name: form
+    for kind in KINDS
+    for form in (Format(kind, group) for group in GROUPS)
+    if not form.group or kind not in ("fp8", "w8a8")
+}

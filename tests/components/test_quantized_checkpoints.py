@@ -1,0 +1,345 @@
+"""Quantized checkpoints: what is written is read back bit for bit, GPTQ's too, the rest refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from typer.testing import CliRunner
+
+from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.cli.main import app
+from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.checkpoints.convert import convert
+from diffray.components.checkpoints.info import describe
+from diffray.components.checkpoints.quantize import quantize_checkpoint
+from diffray.components.mesh import Mesh
+from diffray.components.quantization import Given
+from diffray.kernels.formats import FORMATS, Format
+from diffray.kernels.quantize import dequantize
+from tests.helpers.paths import GOLDEN
+from tests.helpers.quantized import weights_of
+from tests.helpers.threads import over_ranks
+from tests.helpers.tiny_checkpoints import (
+    IDS,
+    LLADA,
+    assert_same,
+    full_forward,
+    random_weights,
+    save,
+)
+
+WIDE = LLADA | {"mlp_hidden_size": 96}  # a multiple of the smallest group
+GIVEN: list[Given] = [
+    *("int8", "uint8", "int4", "uint4", "fp8", "w8a8"),
+    *("int8_g32", "uint8_g32", "int4_g32", "uint4_g32"),
+    {"attention": "int8", "mlp": "uint4", "head": "fp8"},
+    {"re:.*blocks\\.0\\.": "int8", "mlp": "int4_g32"},
+]
+
+
+def parameters(
+    path: Path, quantization: Given | None, mesh: Mesh | None = None
+) -> dict[str, Tensor]:
+    model = load_model(
+        path, dtype="float32", device="cpu", progress=False, quantization=quantization, mesh=mesh
+    )
+    return model.state_dict()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("plain") / "llada", WIDE, random_weights(WIDE))
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+def test_loaded_equals_quantized_at_load(tmp_path: Path, plain: Path, given: Given) -> None:
+    written = quantize_checkpoint(plain, tmp_path / "small", given, progress=False)
+    assert_same(parameters(written, None), parameters(plain, given))
+
+
+@pytest.mark.parametrize("given", ["int4_g32", "uint4", "w8a8"])
+def test_each_rank_reads_its_share(tmp_path: Path, given: Given) -> None:
+    config = LLADA | {"mlp_hidden_size": 128, "d_model": 64}
+    plain = save(tmp_path / "plain", config, random_weights(config))
+    written = quantize_checkpoint(plain, tmp_path / "small", given, progress=False)
+    for rank in range(2):
+        mesh = Mesh(rank, 2)
+        assert_same(parameters(written, None, mesh), parameters(plain, given, mesh))
+
+
+@pytest.mark.parametrize("name", ["llada_moe", "llada2_moe", "sdar_moe"])
+def test_experts_come_back_one_by_one(tmp_path: Path, name: str) -> None:
+    given = {"experts": "uint4", "attention": "w8a8"}
+    written = quantize_checkpoint(GOLDEN / name, tmp_path / "small", given, progress=False)
+    assert_same(parameters(written, None), parameters(GOLDEN / name, given))
+    assert describe(written).experts == describe(GOLDEN / name).experts
+
+
+def test_the_demo_answers_the_same_token_for_token(tmp_path: Path) -> None:
+    written = quantize_checkpoint("demo", tmp_path / "small", "int8", progress=False)
+    said = []
+    for model, quantization in (("demo", "int8"), (str(written), None)):
+        with DiffusionLLM(model, quantization=quantization, dtype="float32", device="cpu") as llm:
+            (found,) = llm.generate("Tom has 5 pens and buys 7.", SamplingParams(max_tokens=32))
+        said.append(found.outputs[0].token_ids)
+    assert said[0] == said[1]
+
+
+def test_the_layout_is_that_of_compressed_tensors(tmp_path: Path, plain: Path) -> None:
+    """Numbers in words of 32 bits, the first in the lowest; zero points by columns."""
+    written = quantize_checkpoint(plain, tmp_path / "small", "uint4_g32", progress=False)
+    stored: dict[str, Tensor] = {}
+    for file in sorted(written.glob("*.safetensors")):
+        stored |= load_file(file)
+    module = "model.transformer.blocks.0.ff_out"
+    weight = load_file(plain / "model.safetensors")[f"{module}.weight"].float()
+    assert stored[f"{module}.weight_shape"].tolist() == [32, 96]
+    words = stored[f"{module}.weight_packed"]
+    scale = stored[f"{module}.weight_scale"]
+    zeros = stored[f"{module}.weight_zero_point"]
+    assert (words.dtype, words.shape) == (torch.int32, (32, 12))
+    assert (scale.shape, zeros.dtype, zeros.shape) == ((32, 3), torch.int32, (4, 3))
+    for row, column in ((0, 0), (5, 37), (31, 95)):
+        number = (int(words[row, column // 8]) >> (4 * (column % 8))) & 15
+        zero = (int(zeros[row // 8, column // 32]) >> (4 * (row % 8))) & 15
+        step = float(scale[row, column // 32])
+        assert abs((number - zero) * step - float(weight[row, column])) <= step * 0.5001
+    config = json.loads((written / "config.json").read_text())["quantization_config"]
+    assert (config["quant_method"], config["format"]) == ("compressed-tensors", "pack-quantized")
+    (group,) = config["config_groups"].values()
+    assert group["weights"]["symmetric"] is False and group["weights"]["group_size"] == 32
+    assert config["ignore"] == ["model.transformer.ff_out", "model.transformer.wte"]
+    assert f"{module}.weight" not in stored and "model.transformer.ff_out.weight" in stored
+
+
+def pack_columns(numbers_IO: Tensor, bits: int) -> Tensor:
+    """Pack numbers below each other into int32 words, the first in the lowest bits."""
+    per = 32 // bits
+    shifts = torch.arange(0, 32, bits).view(1, per, 1)
+    words: Tensor = (numbers_IO.long().unflatten(0, (-1, per)) << shifts).sum(1)
+    return words.to(torch.int32)
+
+
+def as_gptq(
+    plain: Path, folder: Path, bits: int, group: int, *, sym: bool, version: str = "gptq"
+) -> dict[str, Tensor]:
+    """Write a checkpoint as GPTQ's tools do; return its matrices as they mean them."""
+    meant, stored = {}, {}
+    weights = load_file(plain / "model.safetensors")
+    torch.manual_seed(0)
+    for name, weight in weights.items():
+        if weight.dim() != 2 or "blocks" not in name:
+            stored[name] = weight
+            continue
+        module, (rows, columns) = name.removesuffix(".weight"), weight.shape
+        size = columns if group == -1 else group
+        count, most = columns // size, (1 << bits) - 1
+        numbers = torch.randint(0, most + 1, (columns, rows))
+        zeros = torch.randint(1, most + 1, (count, rows))
+        if sym:
+            zeros[:] = 1 << (bits - 1)
+        scales = (torch.rand(count, rows) * 0.02 + 0.01).half()
+        index = torch.arange(columns) // size
+        meant[name] = ((numbers - zeros[index]) * scales.float()[index]).t()
+        less = 1 if version == "gptq" else 0
+        stored |= {
+            f"{module}.qweight": pack_columns(numbers, bits),
+            f"{module}.qzeros": pack_columns((zeros - less).t(), bits).t().contiguous(),
+            f"{module}.scales": scales,
+            f"{module}.g_idx": index.int(),
+        }
+    about: dict[str, Any] = {"quant_method": "gptq", "bits": bits, "group_size": group}
+    about |= {"desc_act": False, "sym": sym, "checkpoint_format": version}
+    config = json.loads((plain / "config.json").read_text()) | {"quantization_config": about}
+    save(folder, config, stored)
+    return meant
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("sym", [True, False])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, -1), (8, 32), (8, -1)])
+def test_gptq_means_what_its_tools_mean(
+    tmp_path: Path, plain: Path, bits: int, group: int, sym: bool, version: str
+) -> None:
+    meant = as_gptq(plain, tmp_path / "gptq", bits, group, sym=sym, version=version)
+    wide = load_file(plain / "model.safetensors") | {n: w.double() for n, w in meant.items()}
+    same = save(tmp_path / "wide", WIDE, {n: w.contiguous() for n, w in wide.items()})
+    small, large = (
+        load_model(path, dtype="float64", device="cpu", progress=False)
+        for path in (tmp_path / "gptq", same)
+    )
+    kind = f"{'int' if sym else 'uint'}{bits}"
+    assert {w.format for w in weights_of(small, "mlp")} == {Format(kind, max(group, 0))}
+    for part in ("attention", "mlp"):
+        pairs = zip(weights_of(small, part), weights_of(large, part), strict=True)
+        for ours, theirs in pairs:
+            torch.testing.assert_close(
+                dequantize(ours.kept, torch.float64), theirs.plain.data, rtol=1e-6, atol=1e-9
+            )
+    torch.testing.assert_close(full_forward(small, IDS), full_forward(large, IDS))
+
+
+def test_ranks_share_a_quantized_checkpoint(tmp_path: Path, plain: Path) -> None:
+    as_gptq(plain, tmp_path / "gptq", 4, -1, sym=False)
+
+    def work(mesh: Mesh) -> Tensor:
+        model = load_model(
+            tmp_path / "gptq", dtype="float64", device="cpu", mesh=mesh, progress=False
+        )
+        return full_forward(model, IDS)
+
+    ranks, _ = over_ranks(2, False, work)
+    torch.testing.assert_close(torch.cat(ranks, dim=-1), work(Mesh()), rtol=0, atol=1e-8)
+
+
+def rewrite(folder: Path, **changes: Any) -> Path:
+    """Change fields of the quantization_config."""
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+GPTQ_REFUSED = [
+    ({"desc_act": True}, "desc_act, which reorders columns"),
+    ({"bits": 3}, "GPTQ of 3 bits"),
+    ({"group_size": 48}, "in groups of 48"),
+    ({"checkpoint_format": "marlin"}, "the checkpoint_format 'marlin'"),
+    ({"lm_head": True}, "a quantized lm_head"),
+    ({"group_size": 64}, "scales has not one number for each row or group"),
+    ({"quant_method": "awq"}, "the quant_method 'awq'; expected compressed-tensors or gptq"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), GPTQ_REFUSED)
+def test_other_gptq_is_refused(
+    tmp_path: Path, plain: Path, changes: dict[str, Any], words: str
+) -> None:
+    as_gptq(plain, tmp_path, 4, 32, sym=False)
+    with pytest.raises(ValueError) as caught:
+        parameters(rewrite(tmp_path, **changes), None)
+    assert words in str(caught.value)
+
+
+def test_reordered_columns_are_refused(tmp_path: Path, plain: Path) -> None:
+    as_gptq(plain, tmp_path, 4, 32, sym=True)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    name = "model.transformer.blocks.1.q_proj.g_idx"
+    save_file({n: t.flip(0) if n == name and len(t) else t for n, t in weights.items()}, file)
+    weights["model.transformer.blocks.0.ff_out.g_idx"] = weights[
+        "model.transformer.blocks.0.ff_out.g_idx"
+    ].flip(0)
+    save_file({n: t.contiguous() for n, t in weights.items()}, file)
+    with pytest.raises(ValueError, match="its columns are reordered"):
+        parameters(tmp_path, None)
+
+
+COMPRESSED_REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"format": "marlin-24"}, {}, "the format 'marlin-24'"),
+    ({"kv_cache_scheme": {"num_bits": 8}}, {}, "a kv_cache_scheme"),
+    ({"config_groups": {}}, {}, "no config_groups"),
+    ({}, {"targets": ["re:nothing"]}, "no config group of the 'quantization_config' is about it"),
+    ({}, {"targets": ["re:("]}, "the target 're:('"),
+    ({}, {"weights": {"num_bits": 2, "strategy": "channel"}}, "weights of 2 bits"),
+    ({}, {"weights": {"num_bits": 4, "strategy": "block"}}, "scales by 'block'"),
+    ({}, {"weights": {"num_bits": 4, "actorder": "group"}}, "reordered columns"),
+    ({}, {"input_activations": {"num_bits": 8, "dynamic": False}}, "as they come (dynamic)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "in_group", "words"), COMPRESSED_REFUSED)
+def test_other_compressed_tensors_are_refused(
+    tmp_path: Path,
+    plain: Path,
+    changes: dict[str, Any],
+    in_group: dict[str, Any],
+    words: str,
+) -> None:
+    written = quantize_checkpoint(plain, tmp_path / "small", "int4", progress=False)
+    config = json.loads((written / "config.json").read_text())["quantization_config"]
+    group = config["config_groups"]["group_0"] | in_group
+    with pytest.raises(ValueError) as caught:
+        parameters(rewrite(written, **({"config_groups": {"group_0": group}} | changes)), None)
+    assert words in str(caught.value)
+
+
+ODD: list[Any] = [None, True, 0, -7, 4.0, 1e300, "", "x", "re:[", [], [None], {}, {"x": [1]}]
+
+
+@pytest.mark.parametrize("kind", ["gptq", "int4", "w8a8"])
+def test_odd_values_are_refused_or_mean_what_they_say(
+    tmp_path: Path, plain: Path, kind: str
+) -> None:
+    """Whatever a field holds: a model of the same weights, or one sentence."""
+    folder = tmp_path / "small"
+    if kind == "gptq":
+        as_gptq(plain, folder, 4, 32, sym=True)
+    else:
+        quantize_checkpoint(plain, folder, kind, progress=False)
+    text = (folder / "config.json").read_text()
+    expected = parameters(folder, None)
+    about = json.loads(text)["quantization_config"]
+    places: list[tuple[str, ...]] = [(key,) for key in about]
+    for key in about.get("config_groups", {}).get("group_0", {}):
+        places.append(("config_groups", "group_0", key))
+    for key in about.get("config_groups", {}).get("group_0", {}).get("weights", {}):
+        places.append(("config_groups", "group_0", "weights", key))
+    for place in places:
+        for value in ODD:
+            config = json.loads(text)
+            inner = config["quantization_config"]
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = value
+            (folder / "config.json").write_text(json.dumps(config))
+            try:
+                found = parameters(folder, None)
+            except ValueError:
+                continue
+            assert_same(found, expected)
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path, plain: Path) -> None:
+    written = quantize_checkpoint(plain, tmp_path / "small", "int8", progress=False)
+    with pytest.raises(ValueError, match="is quantized already; leave it out"):
+        parameters(written, "int8")
+    with pytest.raises(ValueError, match="quantized already; take what it was made from"):
+        quantize_checkpoint(written, tmp_path / "smaller", "int4", progress=False)
+    with pytest.raises(ValueError, match="convert the checkpoint it was made from"):
+        convert(written, tmp_path / "fused", progress=False)
+    with pytest.raises(ValueError, match="exists and is not empty"):
+        quantize_checkpoint(plain, written, "int4", progress=False)
+
+
+def test_fused_experts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the matrices of several experts"):
+        quantize_checkpoint(GOLDEN / "llada_moe_fused", tmp_path / "small", "int8", progress=False)
+
+
+def test_the_command_writes_a_checkpoint_that_loads(tmp_path: Path) -> None:
+    target = tmp_path / "small"
+    parts = "experts=int4,re:.*layers\\.0\\..*_proj=int8"
+    done = CliRunner().invoke(app, ["quantize", "demo", str(target), "-q", parts])
+    assert (done.exit_code, done.stdout.strip()) == (0, str(target)), done.stderr
+    small, large = describe(target), describe("demo")
+    assert small.parameters == large.parameters
+    assert small.bytes_on_disk < large.bytes_on_disk
+    again = CliRunner().invoke(app, ["quantize", "demo", str(target), "-q", "int8_g48"])
+    assert again.exit_code == 1 and "there is no format 'int8_g48'" in again.stderr
+
+
+def test_a_tied_head_is_refused(tmp_path: Path) -> None:
+    config = LLADA | {"weight_tying": True}
+    folder = save(tmp_path / "tied", config, random_weights(config))
+    with pytest.raises(ValueError, match="head is its embedding, which is never quantized"):
+        parameters(folder, {"head": "int8"})
+
+
+def test_formats_are_named_as_they_are_read() -> None:
+    assert FORMATS["int4_g128"] == Format("int4", 128)
+    assert all(form.name == name for name, form in FORMATS.items())

@@ -1,0 +1,170 @@
+"""Formats of weights: how far a weight moves at most, and that parts are parts of the whole."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diffray.kernels import quantized
+from diffray.kernels.formats import FORMATS, Format
+from diffray.kernels.quantize import (
+    Quantized,
+    dequantize,
+    pack_nibbles,
+    quantize,
+    quantize_rows,
+    unpack_nibbles,
+)
+from diffray.kernels.quantized import integer_product, quantized_linear
+
+WIDTH = 512  # a multiple of every group
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> Tensor:
+    """Rows of all magnitudes: some one-sided, some of one outlier, some of zeros."""
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    rows = draw(st.integers(1, 5))
+    w = torch.randn(rows, WIDTH) * 10.0 ** draw(st.integers(-6, 6))
+    shape = draw(st.sampled_from(["plain", "positive", "outlier", "zeros", "constant", "offset"]))
+    if shape == "positive":
+        w = w.abs()
+    elif shape == "outlier":
+        w[:, draw(st.integers(0, WIDTH - 1))] *= 1000
+    elif shape == "zeros":
+        w[0] = 0
+    elif shape == "constant":
+        w = w[:, :1].expand(-1, WIDTH).clone()
+    elif shape == "offset":
+        w = w + w.abs().max() * 3
+    return w
+
+
+def steps(kept: Quantized) -> Tensor:
+    """Return the distance between neighbouring numbers at each weight [O, I]."""
+    group = kept.shape[-1] // kept.scale_EOG.shape[-1]
+    return kept.scale_EOG.repeat_interleave(group, dim=-1).double()
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS.keys())
+@given(w=matrices())
+@settings(max_examples=25, deadline=None)
+def test_no_weight_moves_by_more_than_half_a_step(form: Format, w: Tensor) -> None:
+    kept = quantize(w, form)
+    error = (dequantize(kept, torch.float64) - w.double()).abs()
+    if form.kind == "fp8":  # three bits behind the point; below 2**-6 the step is fixed
+        bound = torch.maximum(w.double().abs() / 16, steps(kept) * 2.0**-10)
+    else:
+        bound = steps(kept) / 2
+    assert bool((error <= bound * (1 + 1e-4) + 1e-15).all())
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS.keys())
+@given(w=matrices())
+@settings(max_examples=10, deadline=None)
+def test_zero_stays_zero(form: Format, w: Tensor) -> None:
+    w[:, 3] = 0
+    assert bool((dequantize(quantize(w, form), torch.float64)[:, 3] == 0).all())
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS.keys())
+def test_a_part_is_the_part_of_the_whole(form: Format) -> None:
+    """Rows and experts anywhere; columns at groups."""
+    torch.manual_seed(0)
+    w = torch.randn(3, 6, 2 * WIDTH)
+    kept = quantize(w, form)
+    assert kept.shape == w.shape
+    whole = dequantize(kept, torch.float32)
+    for index in (1, slice(1, 3), (slice(0, 2), slice(2, 5))):
+        assert torch.equal(dequantize(kept[index], torch.float32), whole[index])
+    assert torch.equal(
+        dequantize(kept.between(WIDTH, 2 * WIDTH), torch.float32), whole[..., WIDTH:]
+    )
+    first, second = kept.chunk(2, dim=1)
+    halves = [dequantize(half, torch.float32) for half in (first, second)]
+    assert torch.equal(torch.cat(halves, dim=1), whole)
+    alone = [dequantize(quantize(w[number], form), torch.float32) for number in range(3)]
+    assert torch.equal(torch.stack(alone), whole)
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS.keys())
+def test_memory_is_bits_and_scales(form: Format) -> None:
+    kept = quantize(torch.randn(8, WIDTH), form)
+    scales = 8 * form.scales_of(WIDTH)
+    assert kept.nbytes == 8 * WIDTH * form.bits // 8 + scales * (5 if form.has_zero else 4)
+
+
+def test_nibbles_come_back() -> None:
+    numbers = torch.arange(16, dtype=torch.uint8).repeat(3, 4)
+    assert torch.equal(unpack_nibbles(pack_nibbles(numbers)), numbers)
+    assert pack_nibbles(torch.tensor([[1, 2]], dtype=torch.uint8)).tolist() == [[0x21]]
+
+
+def test_every_float8_is_widened_exactly() -> None:
+    numbers = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn)
+    numbers = numbers[~numbers.float().isnan()].view(1, -1)
+    kept = Quantized(FORMATS["fp8"], numbers, torch.ones(1, 1), None)
+    assert torch.equal(dequantize(kept, torch.float32), numbers.float())
+
+
+@pytest.mark.parametrize("columns", [8, 1000, 1024, 1025, 5000])
+def test_sums_of_bytes_are_exact(columns: int) -> None:
+    """Even where all are as large as they can be."""
+    torch.manual_seed(columns)
+    x = torch.randint(-127, 128, (9, columns), dtype=torch.int8)
+    w = torch.randint(-127, 128, (40, columns), dtype=torch.int8)
+    x[0], w[0], x[1] = 127, 127, -127
+    assert torch.equal(integer_product(x, w).long(), x.long() @ w.long().t())
+
+
+def test_both_ways_to_add_bytes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor with a unit for them is asked for the same sums."""
+    x = torch.randint(-127, 128, (70, 96), dtype=torch.int8)
+    w = torch.randint(-127, 128, (24, 96), dtype=torch.int8)
+    monkeypatch.setattr(quantized, "multiplies_bytes", lambda: True)
+    by_unit = integer_product(x, w)
+    monkeypatch.setattr(quantized, "multiplies_bytes", lambda: False)
+    assert torch.equal(by_unit, integer_product(x, w))
+
+
+@given(rows=st.integers(1, 100), seed=st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_a_row_alone_equals_the_row_in_a_batch_bit_for_bit(rows: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(rows, 200) * torch.rand(rows, 1) * 50
+    kept = quantize(torch.randn(70, 200), FORMATS["w8a8"])
+    bias = torch.randn(70)
+    together = quantized_linear(x, kept, bias)
+    number = seed % rows
+    assert torch.equal(quantized_linear(x[number : number + 1], kept, bias)[0], together[number])
+
+
+@given(seed=st.integers(0, 1000), power=st.integers(-5, 5))
+@settings(max_examples=25, deadline=None)
+def test_the_error_of_w8a8_is_that_of_its_roundings(seed: int, power: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(4, 128, dtype=torch.float64) * 10.0**power
+    w = torch.randn(16, 128, dtype=torch.float64)
+    kept = quantize(w, FORMATS["w8a8"])
+    rounded, scale = quantize_rows(x)
+    x_error, w_error = scale / 2, kept.scale_EOG.double().t() / 2
+    bound = (
+        x.abs().sum(1, keepdim=True) * w_error + x_error * w.abs().sum(1) + 128 * x_error * w_error
+    )
+    found = quantized_linear(x, kept)
+    assert bool(((found - x @ w.t()).abs() <= bound * (1 + 1e-6)).all())
+    exact = (rounded.double() * scale) @ dequantize(kept, torch.float64).t()
+    torch.testing.assert_close(found, exact)
+
+
+@pytest.mark.parametrize("form", [f for f in FORMATS.values() if f.kind != "w8a8"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_products_are_those_of_the_widened_matrix(form: Format, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, WIDTH).to(dtype)
+    bias = torch.randn(3000).to(dtype)
+    kept = quantize(torch.randn(3000, WIDTH), form)  # more rows than are widened at a time
+    expected = torch.nn.functional.linear(x, dequantize(kept, dtype), bias)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.5}[dtype]
+    torch.testing.assert_close(quantized_linear(x, kept, bias), expected, rtol=1e-2, atol=tolerance)

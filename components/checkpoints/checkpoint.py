@@ -15,6 +15,7 @@ from diffray.components.backend import (
     choose_device,
     choose_dtype,
     choose_quantization,
+    send,
 )
 from diffray.components.checkpoints.demos import DEMOS, HUB_ID, demo_path
 from diffray.components.checkpoints.quantized import QuantizedFile, read_layout
@@ -178,7 +179,7 @@ def _copy(piece: Piece, name: str, file: WeightFile, dims: int) -> None:
     read = file.read(name, index[: dims - 1])
     if isinstance(read, Tensor):
         _check(read, name, file)
-        read = quantize(read.to(target.scale_EOG.device), target.format)
+        read = quantize(send(read, target.scale_EOG.device), target.format)
     _check(read.scale_EOG, name, file)
     if len(index) == dims:
         read = read.between(index[-1].start, index[-1].stop)

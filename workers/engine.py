@@ -7,7 +7,6 @@ the ranks of a replica in step.
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from hashlib import blake2b
 
 import torch
 
@@ -173,29 +172,6 @@ class Engine:
             forwards=self.forwards,
             tokens=self.tokens,
         )
-
-    def digest(self) -> int:
-        """Return a checksum of what must be equal on all ranks: canvases, slots and pages.
-
-        It waits for the device, so it runs only once in a number of rounds.
-        """
-        state = [
-            (
-                s.uid,
-                s.slot,
-                s.index,
-                s.step,
-                s.clean_end,
-                s.emitted,
-                s.pages,
-                s.twin and s.twin.pages,
-            )
-            for s in self.running
-        ]
-        waiting = [s.uid for s in self.waiting]
-        cells = self.slots.checksum(self.running)
-        text = repr((state, waiting, self.kv.num_free, cells))
-        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
 
     # The plan that rounds share.
 

@@ -236,6 +236,23 @@ class Denoiser(nn.Module):
         if self.output is not self.embedding:
             self.output.pack()
 
+    def unpack(self) -> bool:
+        """Lay packed matrices out as before, one after the other; return whether any was packed."""
+        found = False
+        for module in self.modules():
+            for name, parameter in [*module.named_parameters(recurse=False)]:
+                if parameter.is_mkldnn:
+                    found = True
+                    dense = nn.Parameter(parameter.to_dense(), requires_grad=False)
+                    setattr(module, name, dense)
+        return found
+
+    @property
+    def quantized(self) -> bool:
+        """Whether parameters hold something else than a checkpoint's tensors."""
+        experts = [each for each in self.modules() if isinstance(each, Experts)]
+        return any(each.scale13_EF is not None for each in experts)
+
     def quantize(self, dtype: torch.dtype) -> None:
         """Keep the loaded experts in a byte a weight; what they compute stays in the model's."""
         for module in self.modules():

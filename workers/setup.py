@@ -19,7 +19,7 @@ from diffray.components.checkpoints.special_tokens import special_ids
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
-from diffray.components.models.registry import check_prefix_caching
+from diffray.components.models.registry import build_model, check_prefix_caching
 from diffray.kernels.choose import TORCH, choose_kernels
 from diffray.workers.bring_up.findings import Findings
 from diffray.workers.bring_up.start import bring_up
@@ -28,6 +28,7 @@ from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.slots import Slots
 from diffray.workers.text import Tokenizer
+from diffray.workers.upkeep import Upkeep
 
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 # Inputs of soft requests take at most this share of the K/V memory's size, in addition to it. Half
@@ -91,6 +92,8 @@ def build_rank(
                 f"{name} token id {token_id} is not in the vocabulary (0 to {spec.vocab_size - 1})"
             )
     engine = engine_of(loaded, setup, mask_token_id, eos_token_ids, mesh)
+    plan = build_model(config, mesh, loaded.dtype, kernels)
+    engine.upkeep = Upkeep(loaded, plan, config, engine.kv, mesh)
     return engine
 
 

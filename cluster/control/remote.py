@@ -137,6 +137,9 @@ class RemoteEngine:
     async def _make(self, change: Change, in_flight: InFlight) -> str:
         """Have the coordinator make a change, and the next one if it is lost meanwhile."""
         while True:
+            while self._replacing:  # what a coordinator takes before it has started is lost
+                await asyncio.sleep(_RETRY_S)
+            self._requests.check()
             coordinator = self._coordinator
             try:
                 reason: str = await coordinator.change.remote(change, in_flight)
@@ -145,7 +148,7 @@ class RemoteEngine:
             except ActorUnavailableError:
                 await asyncio.sleep(_RETRY_S)
             except RayActorError:
-                while self._replacing or self._coordinator is coordinator:
+                while self._coordinator is coordinator:
                     await asyncio.sleep(_RETRY_S)
                     self._requests.check()
 

@@ -40,7 +40,7 @@ class Upkeep:
             found = self._checked(change)
         except (ValueError, OSError) as error:
             refusal = str(error)
-        if self._mesh.smallest("weights", found is not None) == 0 or found is None:
+        if self._mesh.smallest("weights", int(found is not None)) == 0 or found is None:
             return refusal or _OTHER_RANK
         self.unfit = _TORN
         found.copy()

@@ -288,6 +288,22 @@ class Denoiser(nn.Module):
         for weight, form in chosen_formats(self.parts(names), scheme):
             weight.quantize(form)
 
+    def unpack(self) -> bool:
+        """Lay packed matrices out as before, one after the other; return whether any was packed."""
+        found = False
+        for module in self.modules():
+            for name, parameter in [*module.named_parameters(recurse=False)]:
+                if parameter.is_mkldnn:
+                    found = True
+                    dense = nn.Parameter(parameter.to_dense(), requires_grad=False)
+                    setattr(module, name, dense)
+        return found
+
+    @property
+    def quantized(self) -> bool:
+        """Whether parameters hold something else than a checkpoint's tensors."""
+        return any(isinstance(each, Weight) and each.format is not None for each in self.modules())
+
     def parts(self, names: Collection[str]) -> Parts:
         """Return where each tensor of the checkpoint goes, in the layout that its names show."""
         output = self.output.part()

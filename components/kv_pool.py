@@ -83,6 +83,11 @@ class KVPool:
         """Free pages; their contents become invalid."""
         self._free.extend(reversed(pages))
 
+    def forget_prefixes(self) -> None:
+        """Give up all stored prefixes that no sequence holds."""
+        while self.prefixes.num_idle:
+            self.free(self.prefixes.give_up())
+
     def copy(self, pages: Items[int], onto: Items[int]) -> None:
         """Copy the contents of pages onto others, in place."""
         moved_2P = send(torch.tensor([pages, onto]), self.device)

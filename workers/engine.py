@@ -7,7 +7,6 @@ the ranks of a replica in step.
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from hashlib import blake2b
 
 import torch
 
@@ -21,10 +20,11 @@ from diffray.workers.admission import Limits, check
 from diffray.workers.batch_plan import BatchPlan, Chunk
 from diffray.workers.drafting import Drafting
 from diffray.workers.graphs import Graphs
-from diffray.workers.messages import R, Reply, Request, Round, Stats, Update
+from diffray.workers.messages import Change, R, Reply, Request, Round, Stats, Update
 from diffray.workers.outcome import Outcome
 from diffray.workers.report import report
 from diffray.workers.slots import Slots
+from diffray.workers.upkeep import Upkeep
 
 
 class Engine:
@@ -42,6 +42,7 @@ class Engine:
         graphs: Graphs | None = None,
         most_threads: int | None = None,
         draft_overhead: int = 256,
+        upkeep: Upkeep | None = None,
     ) -> None:
         self.model, self.kv, self.slots = model, kv, slots
         self.mesh = mesh or Mesh()
@@ -50,6 +51,7 @@ class Engine:
         self.graphs = graphs  # recorded steps; None: every step is launched
         self.most_threads = most_threads  # per step; None: torch's number
         most_windows = None if graphs is None else slots.num_slots
+        self.upkeep = upkeep  # None: its weights stay
         self.drafting = Drafting(kv, slots, draft_overhead, most_windows)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
@@ -149,18 +151,32 @@ class Engine:
         return [u for u in updates if u.ids or u.finish_reason or u.canvas is not None]
 
     def run(self, order: Round[R], as_sequence: Callable[[R], Sequence]) -> Reply:
-        """Cancel, admit and denoise as ordered; a request that cannot run is refused."""
+        """Cancel, change, admit and denoise as ordered; a request that cannot run is refused."""
         refused = []
         for uid in order.cancel:
             self.cancel(uid)
+        unchanged = "" if order.change is None else self._make(order.change)
         for request in order.add:
             try:
+                if self.upkeep is not None and self.upkeep.unfit:
+                    raise ValueError(self.upkeep.unfit)
                 self.enqueue(as_sequence(request))
             except ValueError as error:
                 refused.append((request.uid, str(error)))
         before = self.forwards
         updates = self.step(order.steps)
-        return Reply(order.number, self.forwards - before, updates, refused, self.stats())
+        reply = Reply(order.number, self.forwards - before, updates, refused, self.stats())
+        reply.unchanged = unchanged
+        return reply
+
+    def _make(self, change: Change) -> str:
+        assert self.idle, "a change while requests run"
+        if self.upkeep is None:
+            return "the weights of this engine cannot be replaced"
+        unchanged = self.upkeep.make(change)
+        if unchanged and change.restores:
+            raise RuntimeError(f"the weights {change.version} could not be restored: {unchanged}")
+        return unchanged
 
     def stats(self) -> Stats:
         """Return the engine's counts; reads host integers only."""
@@ -173,29 +189,6 @@ class Engine:
             forwards=self.forwards,
             tokens=self.tokens,
         )
-
-    def digest(self) -> int:
-        """Return a checksum of what must be equal on all ranks: canvases, slots and pages.
-
-        It waits for the device, so it runs only once in a number of rounds.
-        """
-        state = [
-            (
-                s.uid,
-                s.slot,
-                s.index,
-                s.step,
-                s.clean_end,
-                s.emitted,
-                s.pages,
-                s.twin and s.twin.pages,
-            )
-            for s in self.running
-        ]
-        waiting = [s.uid for s in self.waiting]
-        cells = self.slots.checksum(self.running)
-        text = repr((state, waiting, self.kv.num_free, cells))
-        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
 
     # The plan that rounds share.
 

@@ -62,7 +62,7 @@ class Job:
         choice.token_ids += ids
         choice.steps += update.steps[: len(ids)]
         choice.text = self._text.text
-        choice.forwards = update.forwards
+        choice.forwards, choice.weights_version = update.forwards, update.version
         # A resumed request has no cache hits.
         choice.cached_tokens = max(choice.cached_tokens, update.cached_tokens)
         if choice.logprobs is not None:

@@ -190,6 +190,7 @@ class Update:
     ran: float | None = None
     # Of a pinned canvas: each field's probability, and those of a choice's options.
     fields: dict[str, tuple[float, dict[str, float]]] = field(default_factory=dict)
+    version: str = ""  # of the weights that made it; set by the queue
 
     def extend(self, later: "Update") -> None:
         """Append a later update: tokens add up, the rest is replaced."""
@@ -200,7 +201,7 @@ class Update:
         self.finish_reason, self.stop_id = later.finish_reason, later.stop_id
         self.forwards, self.progress = later.forwards, later.progress
         self.canvas, self.cached_tokens = later.canvas, later.cached_tokens
-        self.fields = later.fields
+        self.fields, self.version = later.fields, later.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,20 @@ class Hello:
     secret: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """New weights for a running engine, which has no request then.
+
+    `number` counts the changes; `source` is a folder or Hub id, or empty if the tensors are in the
+    engine's process. What `restores` cannot be refused: without it the engine is of no use.
+    """
+
+    number: int = 0
+    version: str = "0"
+    source: str = ""
+    restores: bool = False
+
+
 @dataclass(slots=True)
 class Round(Generic[R]):
     """What an engine does next: the same on all ranks."""
@@ -234,6 +249,7 @@ class Round(Generic[R]):
     steps: int  # of denoising, at most
     check: bool = False  # whether the ranks compare their canvases
     fresh: bool = False  # whether no round was in flight before it
+    change: Change | None = None  # after `cancel` and before `add`
 
 
 @dataclass(slots=True)
@@ -247,3 +263,4 @@ class Reply:
     stats: Stats
     worked: float = 0.0  # seconds of rank 0 in rounds
     waited: float = 0.0  # and between rounds while there was work
+    unchanged: str = ""  # why the round's change was refused; empty: it was made

@@ -38,6 +38,7 @@ class CompletionOutput:
     fields: dict[str, FieldOutput] | None = None
     tokens: list[str] = field(default_factory=list)  # empty without a tokenizer
     depth: int | None = None
+    weights_version: str = ""  # of the weights that wrote all of it
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -73,6 +74,12 @@ class RequestOutput:
     @property
     def forwards(self) -> int:
         return sum(choice.forwards for choice in self.outputs)
+
+    @property
+    def weights_version(self) -> str | None:
+        """The version of the weights; None if choices were written by different ones."""
+        found = {choice.weights_version for choice in self.outputs}
+        return found.pop() if len(found) == 1 else None
 
     @property
     def prompt_tokens(self) -> int:

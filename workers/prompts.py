@@ -6,7 +6,9 @@ from operator import index
 from typing import Any, Final, Protocol
 
 from diffray.components.config import did_you_mean
+from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.params import SamplingParams
+from diffray.components.policy import DiffusionParams
 from diffray.workers.text import Messages
 
 
@@ -160,3 +162,19 @@ def _of_options(method: str, params: object, options: Mapping[str, Any]) -> Samp
             "in SamplingParams(...), or all as keywords"
         )
     return SamplingParams(**options)
+
+
+def as_diffusion(given: DiffusionParams | dict[str, Any] | None) -> DiffusionParams:
+    if isinstance(given, DiffusionParams):
+        return given
+    return DiffusionParams(**(given or {}))
+
+
+def on_pinned_canvas(params: SamplingParams, outputs: dict[str, Any]) -> SamplingParams:
+    """Return the parameters of a request that fills in structured outputs on a pinned canvas."""
+    return params.model_copy(
+        update={
+            "structured_outputs": StructuredOutputs(**outputs),
+            "diffusion": params.diffusion.model_copy(update={"canvas": "pinned"}),
+        }
+    )

@@ -11,6 +11,7 @@ import torch
 from diffray.components.backend import give_back_memory
 from diffray.components.mesh import Mesh
 from diffray.components.sequence import Sequence
+from diffray.workers.digest import digest
 from diffray.workers.engine import Engine
 from diffray.workers.link import Link
 from diffray.workers.messages import Reply, Round, WireRequest
@@ -69,5 +70,5 @@ class Rank:
 
     def _agree(self) -> bool:
         """Whether all ranks hold the same canvases; this waits for the device."""
-        digest = torch.tensor([self.engine.digest()], device=self.mesh.device)
-        return bool(self.mesh.all_equal(digest))
+        own = torch.tensor([digest(self.engine)], device=self.mesh.device)
+        return bool(self.mesh.all_equal(own))

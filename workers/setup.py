@@ -30,6 +30,7 @@ from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.slots import Slots
 from diffray.workers.text import Tokenizer
+from diffray.workers.upkeep import Upkeep
 
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 # Inputs of soft requests take at most this share of the K/V memory's size, in addition to it. Half
@@ -98,6 +99,8 @@ def build_rank(
                 f"{name} token id {token_id} is not in the vocabulary (0 to {spec.vocab_size - 1})"
             )
     engine = engine_of(loaded, setup, mask_token_id, eos_token_ids, mesh)
+    plan = build_model(config, mesh, loaded.dtype, kernels)
+    engine.upkeep = Upkeep(loaded, plan, config, engine.kv, mesh)
     return engine
 
 

@@ -10,14 +10,22 @@ from diffray.cluster.api.request_handle import RequestHandle
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.engine_client import EngineClient
 from diffray.cluster.control.engine_config import EngineConfig, RanksKeywords, RanksOptions
-from diffray.cluster.control.llm import as_diffusion
 from diffray.cluster.control.local import load_local
 from diffray.cluster.control.ranks import connect_ray, start_ranks
+from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.checkpoints.update import Source
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.output import Accepted, Followed
-from diffray.workers.prompts import Prompt, as_messages, as_one, as_params, is_conversation
+from diffray.workers.prompts import (
+    Prompt,
+    as_diffusion,
+    as_messages,
+    as_one,
+    as_params,
+    is_conversation,
+)
 from diffray.workers.text import Messages, Tokenizer
 
 if TYPE_CHECKING:
@@ -83,6 +91,15 @@ class AsyncDiffusionLLM:
             raise
         assert isinstance(accepted, Accepted)
         return RequestHandle(accepted, source)
+
+    async def update_weights(
+        self, source: Source, *, in_flight: InFlight = "finish", version: str | None = None
+    ) -> str:
+        """Replace the weights, as `DiffusionLLM.update_weights` does, while requests run."""
+        await self.start()
+        if self._service is None:
+            raise ValueError("a running application is updated through its endpoint")
+        return await self._service.engine.update_weights(source, in_flight, version)
 
     async def start(self) -> None:
         """Load the model, if that has not been done."""

@@ -28,8 +28,9 @@ from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind,
 from diffray.cluster.control.heartbeat import Pulse, no_sign
 from diffray.cluster.control.restarts import Restarts
 from diffray.cluster.control.scheduler import Scheduler
+from diffray.cluster.control.weight_changes import InFlight, WeightChanges
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
-from diffray.workers.messages import Footprint, WireRequest
+from diffray.workers.messages import Change, Footprint, WireRequest
 from diffray.workers.process import Place, own_place
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Coordinator:
         config: EngineConfig,
         group: PlacementGroup,
         replica: Place | None = None,
+        weights: Change | None = None,
         *,
         make_workers: Callable[[str, EngineConfig, PlacementGroup], WorkerGroup] = WorkerGroup,
     ) -> None:
@@ -55,7 +57,9 @@ class Coordinator:
         self._make_workers = make_workers
         self.workers: WorkerGroup | None = None
         # Until `start` is done. What it takes is lost, but the replica submits it again then.
+        self._weights = weights  # that another coordinator's ranks had; None: the checkpoint's
         self.driver = self._new_driver(config.max_num_seqs, 1)
+        self._changes: dict[int, asyncio.Future[str]] = {}  # by their number
         self.failure: str | None = None
         self.bulletin = Bulletin()
         self.restarts = Restarts("the worker group", config.max_restarts)
@@ -90,6 +94,7 @@ class Coordinator:
             check_every=config.check_every,
             time_slice=config.time_slice,
             page_size=config.page_size,
+            weights=WeightChanges(self._weights),
         )
         return Driver(scheduler, config.steps_per_round, config.rounds_in_flight)
 
@@ -118,6 +123,20 @@ class Coordinator:
     async def cancel(self, uid: int) -> None:
         self.driver.scheduler.cancel(uid)
         self._work.set()
+
+    async def change(self, change: Change, in_flight: InFlight) -> str:
+        """Replace the weights; return why not, or nothing. Asked again, it returns the same."""
+        if self.failure:
+            return self.failure
+        weights = self.driver.scheduler.weights
+        if change.number == weights.current.number:
+            return ""
+        if change.number not in self._changes:
+            done = asyncio.get_running_loop().create_future()
+            weights.ask(change, in_flight, done.set_result)
+            self._changes = {change.number: done}
+            self._work.set()
+        return await asyncio.shield(self._changes[change.number])
 
     async def listen(self, after: int, patience: float) -> tuple[int, bytes]:
         """Return the events that follow the issue of this number, encoded."""

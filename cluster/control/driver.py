@@ -83,4 +83,6 @@ class Driver:
             tokens=self.tokens,
             round_tokens=tuple(self._round_tokens),
             restarts=restarts,
+            weight_updates=scheduler.weights.made,
+            weights_version=scheduler.weights.current.version,
         )

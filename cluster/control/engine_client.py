@@ -8,6 +8,8 @@ from diffray.workers.messages import Update
 
 if TYPE_CHECKING:
     from diffray.cluster.control.events import Event
+    from diffray.cluster.control.weight_changes import InFlight
+    from diffray.components.checkpoints.update import Source
     from diffray.workers.admission import (  # with torch, which the coordinator does without
         CheckedRequest,
         Limits,
@@ -63,6 +65,8 @@ class Load:
     worked: float = 0.0  # seconds that rank 0 has spent in rounds
     waited: float = 0.0  # seconds that it waited for the next round while there was work
     restarts: int = 0
+    weight_updates: int = 0
+    weights_version: str = "0"
 
 
 class EngineClient(Protocol):
@@ -81,6 +85,12 @@ class EngineClient(Protocol):
         `request.uid` must be unused. A lower `priority` runs first; `deadline` is in seconds from
         now. Raises Overloaded, EngineFailed or DeadlineExceeded.
         """
+        ...
+
+    async def update_weights(
+        self, source: "Source", in_flight: "InFlight" = "finish", version: str | None = None
+    ) -> str:
+        """Replace the weights; return their version. Raises ValueError with nothing changed."""
         ...
 
     async def load(self) -> Load: ...
@@ -107,6 +117,12 @@ class WaitingClient(Protocol):
 
     def advance(self, steps: int | None = None) -> "list[Event]":
         """Return what happened next; with `steps`, to each request after at most so many."""
+        ...
+
+    def update_weights(
+        self, source: "Source", in_flight: "InFlight" = "finish", version: str | None = None
+    ) -> str:
+        """Replace the weights; return their version. Raises ValueError with nothing changed."""
         ...
 
     def release(self) -> None:

@@ -16,10 +16,11 @@ from diffray.cluster.control.engine_config import RanksKeywords, RanksOptions
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
+from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.checkpoints.update import Source
 from diffray.components.grammar.canvas import LONGEST
 from diffray.components.grammar.compile import Grammars
-from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.image import Image
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
@@ -34,8 +35,10 @@ from diffray.workers.output import Delta, RequestOutput
 from diffray.workers.prompts import (
     Prompt,
     as_conversations,
+    as_diffusion,
     as_list,
     as_params,
+    on_pinned_canvas,
 )
 from diffray.workers.setup import build_engine
 from diffray.workers.text import Messages, Tokenizer
@@ -122,6 +125,17 @@ class DiffusionLLM:
             raise ValueError(_SHUT_DOWN)
         return self._engine
 
+    def update_weights(
+        self, source: Source, *, in_flight: InFlight = "finish", version: str | None = None
+    ) -> str:
+        """Replace the weights in place; return their version, which answers carry.
+
+        `source` is a folder or Hub id of the same model, or, in one process, tensors by the names
+        of the checkpoint, perhaps some of them. Answers that have begun end on the old weights;
+        under "restart" only those of which tokens have been reported. A refusal changes nothing.
+        """
+        return self.client.update_weights(source, in_flight, version)
+
     def get_tokenizer(self) -> Any:
         """Return the Hugging Face tokenizer."""
         return self._reader.tokenizer.fast
@@ -201,15 +215,8 @@ class DiffusionLLM:
         """
         if sampling_params is None:
             options = {"max_tokens": LONGEST, "logprobs": True, **options}
-        pinned = [
-            params.model_copy(
-                update={
-                    "structured_outputs": StructuredOutputs(**outputs),
-                    "diffusion": params.diffusion.model_copy(update={"canvas": "pinned"}),
-                }
-            )
-            for params in as_params("decide", sampling_params, options, len(records))
-        ]
+        params = as_params("decide", sampling_params, options, len(records))
+        pinned = [on_pinned_canvas(each, outputs) for each in params]
         chats = [[{"role": "user", "content": f"{instruction} {each}".strip()}] for each in records]
         return self.chat(chats, pinned, use_tqdm=use_tqdm)
 
@@ -258,10 +265,7 @@ class DiffusionLLM:
     # Jobs: one engine request each, so several where n > 1.
 
     def _run(
-        self,
-        given: list[Given],
-        params: list[SamplingParams],
-        use_tqdm: bool,
+        self, given: list[Given], params: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
         # All are checked before any begins.
         checked = [self._requests(*both) for both in zip(given, params, strict=True)]
@@ -339,12 +343,6 @@ class DiffusionLLM:
     @cached_property
     def _grammars(self) -> Grammars:
         return self._reader.grammars(self.limits)
-
-
-def as_diffusion(given: DiffusionParams | dict[str, Any] | None) -> DiffusionParams:
-    if isinstance(given, DiffusionParams):
-        return given
-    return DiffusionParams(**(given or {}))
 
 
 list_options(DiffusionLLM, RanksOptions)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
+from pathlib import Path
 from typing import Self, TypeVar
 
 from diffray.cluster.control.driver import Driver
@@ -15,6 +16,8 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.open_requests import OpenRequests
 from diffray.cluster.control.scheduler import Scheduler
+from diffray.cluster.control.weight_changes import AskedChange, InFlight, WeightChanges
+from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
@@ -40,6 +43,7 @@ class WaitingEngine:
             page_size=self.limits.page_size,
         )
         self.driver = Driver(scheduler, steps_per_round)
+        self._news: list[Event] = []  # that `advance` has not returned yet
 
     @property
     def open(self) -> Collection[int]:
@@ -52,11 +56,33 @@ class WaitingEngine:
         self.driver.scheduler.cancel(uid)
 
     def advance(self, steps: int | None = None) -> list[Event]:
-        """Run one round.
+        """Run one round, unless there is news of earlier ones.
 
         Ctrl-C may interrupt it anywhere: the next call then resumes what ran from what was
         reported.
         """
+        if self._news:
+            events, self._news = self._news, []
+            return events
+        return self._round(steps)
+
+    def update_weights(
+        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+    ) -> str:
+        """Run rounds until the weights are replaced; raise ValueError if they are refused."""
+        refusals: list[str] = []
+        weights = self.driver.scheduler.weights
+        asked = _ask(self._engine, weights, source, in_flight, version, refusals.append)
+        try:
+            while not refusals:
+                self._news += self._round()
+        finally:
+            _withdraw(self._engine, weights, asked)
+        if refusals[0]:
+            raise ValueError(refusals[0])
+        return asked.change.version
+
+    def _round(self, steps: int | None = None) -> list[Event]:
         driver = self.driver
         if driver.in_round:
             for sequence in [*self._engine.running, *self._engine.waiting]:
@@ -139,6 +165,35 @@ class LocalEngine:
 
         return self._requests.updates(request.uid, deadline, queue, self._cancel)
 
+    async def update_weights(
+        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+    ) -> str:
+        loop = asyncio.get_running_loop()
+        refusal: asyncio.Future[str] = loop.create_future()
+
+        def settle(reason: str) -> None:
+            if not refusal.done():
+                refusal.set_result(reason)
+
+        def done(reason: str) -> None:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(settle, reason)
+
+        with self._lock:
+            self._requests.check()
+            weights = self._driver.scheduler.weights
+            asked = _ask(self._engine, weights, source, in_flight, version, done)
+            self._lock.notify()
+        try:
+            reason = await refusal
+        finally:
+            with self._lock:
+                _withdraw(self._engine, weights, asked)
+        self._requests.check()
+        if reason:
+            raise ValueError(reason)
+        return asked.change.version
+
     async def load(self) -> Load:
         with self._lock:
             return self._driver.load()
@@ -190,6 +245,30 @@ class LocalEngine:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop was closed, and all streams with it
                 self._loop.call_soon_threadsafe(call, argument)
+
+
+def _ask(
+    engine: Engine,
+    weights: WeightChanges,
+    source: Source,
+    in_flight: InFlight,
+    version: str | None,
+    done: Callable[[str], object],
+) -> AskedChange:
+    """Ask for new weights; tensors are left where the engine finds them."""
+    is_folder = isinstance(source, str | Path)
+    change = weights.next(version, str(source) if is_folder else "")
+    asked = weights.ask(change, in_flight, done)
+    if not isinstance(source, str | Path) and engine.upkeep is not None:
+        engine.upkeep.given[change.number] = source
+    return asked
+
+
+def _withdraw(engine: Engine, weights: WeightChanges, asked: AskedChange) -> None:
+    """Forget a change, unless it has begun."""
+    weights.withdraw(asked)
+    if engine.upkeep is not None:
+        engine.upkeep.given.pop(asked.change.number, None)
 
 
 def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer | None]:

@@ -18,6 +18,8 @@ from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig, RanksOptions
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.ray_settings import ALONE, SETTINGS, set_defaults
+from diffray.cluster.control.weight_changes import InFlight
+from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest
 
 if TYPE_CHECKING:
@@ -133,6 +135,11 @@ class WaitingRanks:
             events.append(self._events.get())
         self.open -= {event.uid for event in events if event.ends}
         return events
+
+    def update_weights(
+        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+    ) -> str:
+        return self._wait(self._engine.update_weights(source, in_flight, version))
 
     def release(self) -> None:
         """Cancel what is open."""

@@ -33,9 +33,12 @@ from diffray.cluster.control.events import AGAIN, Event, Kind, decode_events
 from diffray.cluster.control.heartbeat import answered
 from diffray.cluster.control.open_requests import OpenRequests
 from diffray.cluster.control.queued_request import QueuedRequest
+from diffray.cluster.control.remote_weights import RemoteWeights
 from diffray.cluster.control.restarts import Restarts
+from diffray.cluster.control.weight_changes import InFlight
+from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest, Limits
-from diffray.workers.messages import Update
+from diffray.workers.messages import Change, Update
 from diffray.workers.process import Place, own_place
 
 log = logging.getLogger(__name__)
@@ -64,6 +67,8 @@ class RemoteEngine:
         self._closed = threading.Event()
         self._listener: asyncio.Task[None] | None = None
         self._owns_group = False
+        self.weights = RemoteWeights()
+        self._replacing = False
 
     @classmethod
     async def start(
@@ -124,12 +129,35 @@ class RemoteEngine:
     def _open(self) -> list[QueuedRequest]:
         return [queued for uid, queued in self._queued.items() if uid in self._requests]
 
+    async def update_weights(
+        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+    ) -> str:
+        return await self.weights.update(source, in_flight, version, self._make)
+
+    async def _make(self, change: Change, in_flight: InFlight) -> str:
+        """Have the coordinator make a change, and the next one if it is lost meanwhile."""
+        while True:
+            while self._replacing:  # what a coordinator takes before it has started is lost
+                await asyncio.sleep(_RETRY_S)
+            self._requests.check()
+            coordinator = self._coordinator
+            try:
+                reason: str = await coordinator.change.remote(change, in_flight)
+                self._requests.check()
+                return reason
+            except ActorUnavailableError:
+                await asyncio.sleep(_RETRY_S)
+            except RayActorError:
+                while self._coordinator is coordinator:
+                    await asyncio.sleep(_RETRY_S)
+                    self._requests.check()
+
     async def load(self) -> Load:
         try:
             load: Load = await asyncio.wait_for(self._coordinator.load.remote(), _ANSWER_S)
         except (RayError, TimeoutError) as error:
             raise EngineFailed(f"the coordinator does not answer: {first_line(error)}") from None
-        return load
+        return self.weights.shown_in(load)
 
     @property
     def ongoing_tokens(self) -> int:
@@ -156,7 +184,7 @@ class RemoteEngine:
             num_cpus=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, 0),
             name=actor_name(self.model, self.group, "coordinator"),
-        ).remote(self.model, self.config, self.group, replica)
+        ).remote(self.model, self.config, self.group, replica, self.weights.known)
         self._places = []
         try:
             self._places = await self._own_place()
@@ -271,6 +299,7 @@ class RemoteEngine:
             self._requests.fail(event.reason)
         elif routed := self._requests.route([event]):
             if event.update is not None:
+                self.weights.heard(event.update.version)
                 self._queued[event.uid].follow(event.update)
             self._requests.deliver(routed)
         elif not event.ends:  # it was cancelled, but that call may have been lost
@@ -281,7 +310,9 @@ class RemoteEngine:
         announce(self.model, f"{reason}; {requests} on a new coordinator")
         self._kill_coordinator()
         useful = time.monotonic() - self._ready > _USEFUL_S
+        self._replacing = True
         failure = await self._restarts.restart(self._start_again, reason, useful=useful)
+        self._replacing = False
         if failure is not None:
             announce(self.model, failure)
             self._requests.fail(f"{failure}; {AGAIN}")

@@ -7,16 +7,17 @@ gives it their replies.
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.events import Event, Kind
+from diffray.cluster.control.flight import Flight
 from diffray.cluster.control.quarantine import REASON, CrashQuarantine
 from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.cluster.control.running_prefixes import RunningPrefixes
+from diffray.cluster.control.weight_changes import LOST, WeightChanges
 from diffray.workers.messages import Footprint, Reply, Round, Schedulable
 
 PASSES = 16  # how many later requests may run before one that finds no pages
@@ -24,19 +25,6 @@ FIRST_COME = 8  # one of so many admissions goes to the oldest request, whatever
 LONGEST = 16  # the most time slices of a turn while only equally preempted requests wait
 TOKENS = 2  # so many count as much of a turn as one step
 NEAR = 64  # waiting requests whose lengths count for a turn
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A round in flight."""
-
-    admitted: list[QueuedRequest]
-    preempting: list[QueuedRequest]  # requests that will be resumed later
-    steps: int  # at most
-
-    @property
-    def pages(self) -> int:
-        return sum(queued.taken for queued in self.admitted)
 
 
 class Scheduler:
@@ -56,10 +44,12 @@ class Scheduler:
         check_every: int = 0,
         time_slice: int = 0,
         page_size: int = 1,
+        weights: WeightChanges | None = None,
     ) -> None:
         self.slots, self.pages = slots, pages
         self.max_waiting, self.check_every = max_waiting, check_every
         self.time_slice = time_slice
+        self.weights = weights or WeightChanges()
         self.running: dict[int, QueuedRequest] = {}
         self._prefixes = RunningPrefixes(page_size)
         self.quarantine = CrashQuarantine()
@@ -67,7 +57,7 @@ class Scheduler:
         self.open: dict[int, QueuedRequest] = {}  # waiting, running or giving way
         self._cancelled: list[int] = []  # for the next round
         self._preempting: dict[int, QueuedRequest] = {}  # giving way in this or the next round
-        self._flying: deque[_Flight] = deque()
+        self._flying: deque[Flight] = deque()
         self._free, self._held_back = pages, 0  # as of the last reply
         self._arrivals = self._admitted = self._rounds = self._steps = 0
         self.preemptions = 0
@@ -121,15 +111,18 @@ class Scheduler:
     def plan(self, steps: int) -> Round[Any] | None:
         """Return the next round, or None if there is nothing to do."""
         admitted: list[QueuedRequest] = []
+        asked = self.weights.restore()
         self._admit(admitted)
         preempting = self._preempt()
-        if preempting:
+        if asked is None and self._may_change():
+            asked = self.weights.take()
+        if preempting or asked is not None:
             self._admit(admitted)
-        if not self.running and not self._cancelled:
+        if not self.running and not self._cancelled and asked is None:
             return None
         self._rounds += 1
         self._steps += steps
-        self._flying.append(_Flight(admitted, preempting, steps))
+        self._flying.append(Flight(admitted, preempting, steps, asked))
         cancelled, self._cancelled = self._cancelled, []
         return Round(
             number=self._rounds,
@@ -137,6 +130,7 @@ class Scheduler:
             add=[queued.request for queued in admitted],
             steps=steps,
             check=self.check_every > 0 and self._rounds % self.check_every == 0,
+            change=None if asked is None else asked.change,
         )
 
     def settle(self, reply: Reply) -> list[Event]:
@@ -144,6 +138,8 @@ class Scheduler:
         flight = self._flying.popleft()
         self._steps -= flight.steps - reply.steps
         self._free, self._held_back = reply.stats.free_pages, reply.stats.waiting
+        if flight.asked is not None:
+            self.weights.settle(flight.asked, reply.unchanged)
         for queued in flight.admitted:
             queued.answered = True
         events: list[Event] = []
@@ -152,6 +148,7 @@ class Scheduler:
             if found is None:
                 continue  # cancelled while the round ran
             found.follow(update)
+            update.version = self.weights.current.version
             events.append(Event(Kind.UPDATE, update.uid, update))
             if update.finish_reason is not None:
                 self._close(found)
@@ -183,6 +180,7 @@ class Scheduler:
         for queued in guilty:
             del self.open[queued.uid]
         self._forget_ranks()
+        self.weights.new_ranks()
         return [Event(Kind.POISON, queued.uid, reason=REASON) for queued in guilty]
 
     def start_over(self) -> None:
@@ -203,6 +201,7 @@ class Scheduler:
         self._waiting.clear()
         self.quarantine = CrashQuarantine()
         self._forget_ranks()
+        self.weights.fail(reason)
         return [Event(Kind.FAILED, uid, reason=reason) for uid in uids]
 
     def _forget_ranks(self) -> None:
@@ -210,6 +209,8 @@ class Scheduler:
         self._prefixes.clear()
         self._cancelled.clear()
         self._preempting.clear()
+        for asked in [each.asked for each in self._flying if each.asked is not None]:
+            self.weights.settle(asked, LOST)
         self._flying.clear()
         self._free, self._held_back = self.pages, 0
 
@@ -254,7 +255,8 @@ class Scheduler:
 
     def _in_order(self) -> Iterator[QueuedRequest]:
         """Yield the waiting requests in order; one of every FIRST_COME is the oldest."""
-        queue = list(self._waiting)
+        held = self.weights.waiting
+        queue = [queued for queued in self._waiting if queued.forwards or not held]
         best, oldest = iter(queue), None
         seen: set[int] = set()
         for turn in range(self._admitted + 1, self._admitted + 1 + len(queue)):
@@ -283,7 +285,9 @@ class Scheduler:
         return queued.taken > free
 
     def _preempt(self) -> list[QueuedRequest]:
-        """Preempt the request that has run longest, if others wait."""
+        """Preempt the request that has run longest, if others wait, or who waits for weights."""
+        if self.weights.waiting and not self.quarantine:
+            return [self._give_way(q) for q in self.weights.restarting([*self.running.values()])]
         if not self.time_slice or self._preempting or self.quarantine.on_trial is not None:
             return []
         wait = [*self.quarantine.queue[:1], *self._waiting[:1]]
@@ -299,10 +303,19 @@ class Scheduler:
         queued = min(able, key=attrgetter("began"))
         queued.preempted += 1
         self.preemptions += 1
+        return [self._give_way(queued)]
+
+    def _give_way(self, queued: QueuedRequest) -> QueuedRequest:
         self._stop(queued)
         self._preempting[queued.uid] = queued
         self._cancelled.append(queued.uid)
-        return [queued]
+        return queued
+
+    def _may_change(self) -> bool:
+        """Return whether new weights wait, and no request that has to end on the old ones."""
+        if not self.weights.waiting or self.running or self._preempting or self.quarantine:
+            return False
+        return not any(queued.forwards for queued in self._waiting)
 
     def _may_preempt(self, queued: QueuedRequest, wait: list[QueuedRequest], shortest: int) -> bool:
         """Return whether a request has had its turn, given who is next and the shortest near it.
@@ -320,10 +333,10 @@ class Scheduler:
         return max(self._steps - queued.began, tokens // TOKENS) >= turn
 
     def _queue_again(self, queued: QueuedRequest) -> None:
-        """Queue a preempted request behind those that wait now."""
+        """Queue a preempted request behind those that wait now; who restarts keeps its place."""
         queued.again()
-        queued.number = self._arrivals
-        self._arrivals += 1
+        if not self.weights.waiting:
+            queued.number, self._arrivals = self._arrivals, self._arrivals + 1
         self._wait(queued)
 
     def _stop(self, queued: QueuedRequest) -> None:

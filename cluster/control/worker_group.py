@@ -44,6 +44,7 @@ class WorkerGroup:
         self.places: list[Place] = []
         self.workers: list[Any] = []
         self._loops: list[asyncio.Task[None]] = []
+        self._changes: set[int] = set()  # rounds on their way in which the ranks read weights
 
     async def start(self) -> None:
         """Place the ranks, and wait until they have loaded; raise WorkersLost if one fails."""
@@ -146,20 +147,27 @@ class WorkerGroup:
             await asyncio.sleep(_LOOK_S)
 
     def send(self, message: Round[WireRequest] | None) -> None:
+        if message is not None and message.change is not None:
+            self._changes.add(message.number)
+            self.hub.expect_within(_LOADING * self.config.heartbeat_timeout_s)
         self.hub.broadcast(message)
 
     async def receive(self) -> Reply:
         """Wait for rank 0's next reply; raise WorkersLost if none will come."""
+        name = "load_timeout_s" if self._changes else "round_timeout_s"
+        limit = self.config.load_timeout_s if self._changes else self.config.round_timeout_s
         try:
-            async with asyncio.timeout(self.config.round_timeout_s):
+            async with asyncio.timeout(limit):
                 message = await self.hub.messages.get()
         except TimeoutError:
             raise WorkersLost(
-                f"the ranks sent no reply within {self.config.round_timeout_s:g} s "
-                "(round_timeout_s); assumed hung"
+                f"the ranks sent no reply within {limit:g} s ({name}); assumed hung"
             ) from None
         if not isinstance(message, Reply):
             raise WorkersLost(await self.reason(message))
+        if message.number in self._changes:
+            self._changes.remove(message.number)
+            self.hub.expect_within(self.config.heartbeat_timeout_s)
         return message
 
     async def next_failure(self) -> Reply | Failure | None:

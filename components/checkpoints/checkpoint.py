@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from diffray.components.backend import (
@@ -107,6 +108,16 @@ def names_in(files: Items[WeightFile]) -> set[str]:
 
 def account(parts: Parts, files: Items[WeightFile], path: Path) -> None:
     """Compare the files' tensors with the model's; report all differences in one error."""
+    if complaints := differences(parts, files):
+        raise CheckpointError(
+            f"the tensors in {path} are not those of the model that its config.json describes: "
+            f"{complaints}. Check that config.json and weights belong together and "
+            f"that the download is complete"
+        )
+
+
+def differences(parts: Parts, files: Items[WeightFile]) -> str:
+    """Return what is wrong with the files' names, shapes and dtypes; empty: nothing."""
     stored: dict[str, Stored] = {}
     twice = []
     for file in files:
@@ -122,7 +133,7 @@ def account(parts: Parts, files: Items[WeightFile], path: Path) -> None:
         if stored[n].shape != parts[n].shape
     ]
     dtypes = [f"{n} is {stored[n].dtype}" for n in both if stored[n].dtype not in FLOATS]
-    complaints = [
+    return "; ".join(
         f"{len(found)} {what}: {listed(found)}"
         for what, found in (
             ("missing", missing),
@@ -132,13 +143,7 @@ def account(parts: Parts, files: Items[WeightFile], path: Path) -> None:
             ("in two files", twice),
         )
         if found
-    ]
-    if complaints:
-        raise CheckpointError(
-            f"the tensors in {path} are not those of the model that its config.json describes: "
-            f"{'; '.join(complaints)}. Check that config.json and weights belong together and "
-            f"that the download is complete"
-        )
+    )
 
 
 def fill(parts: Parts, files: Items[WeightFile], progress: bool) -> None:
@@ -184,6 +189,18 @@ def _copy(piece: Piece, name: str, file: WeightFile, dims: int) -> None:
     if len(index) == dims:
         read = read.between(index[-1].start, index[-1].stop)
     target.copy_(read)
+
+
+def look_through(parts: Parts, files: Items[WeightFile], dtype: torch.dtype) -> None:
+    """Read this rank's share of the tensors, as `fill` will; refuse what is NaN or infinite."""
+    names = names_in(files)
+    for file in files:
+        for name in file.tensors:
+            if name in names:
+                for _, index in _bands(parts[name]):
+                    read = file.read(name, index)
+                    assert isinstance(read, Tensor)
+                    _check(read.to(dtype), name, file)
 
 
 def _check(read: Tensor, name: str, file: WeightFile) -> None:

@@ -14,8 +14,9 @@ from diffray.cluster.control.engine_client import EngineFailed, Poisonous, Refus
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind, decode_events
 from diffray.cluster.control.hub import Failure
+from diffray.cluster.control.weight_changes import LOST, InFlight
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
-from diffray.workers.messages import Footprint, Reply, Round
+from diffray.workers.messages import Change, Footprint, Reply, Round
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 
 T = TypeVar("T")
@@ -26,7 +27,9 @@ class FakeGang:
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.ranks = FakeRanks(slots=4, pages=40, need=world.need, poison=world.poison)
+        self.ranks = FakeRanks(
+            4, 40, need=world.need, poison=world.poison, refusals=world.refusals, wrote=world.wrote
+        )
         self.facts = {"max_num_seqs": 4, "num_pages": 40}
         self.places: list[dict[str, Any]] = []
         self._sent: deque[Any] = deque()
@@ -71,6 +74,8 @@ class World:
         self.load_s, self.broken = 0.0, False
         self.need: dict[int, int] = {uid: 1 for uid in range(100)}
         self.poison: dict[int, int] = {}
+        self.refusals: list[str] = []  # of new weights
+        self.wrote: dict[int, list[str]] = {}  # on which weights, by request
         self.news: list[Event] = []
         group: Any = None
         self.coordinator = Coordinator(
@@ -239,3 +244,88 @@ def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> None:
             await idle
 
     asyncio.run(story())
+
+
+# New weights.
+
+
+@pytest.mark.parametrize("mode", ["finish", "restart"])
+def test_a_new_worker_group_gets_the_newest_weights(mode: InFlight) -> None:
+    """The second group dies too, and while it dies requests of both kinds are under way."""
+
+    async def story(world: World) -> None:
+        await world.ask(1, 40)
+        await world.some_rounds()
+        change = asyncio.create_task(world.coordinator.change(Change(1, "a", "/a"), mode))
+        await asyncio.sleep(0)
+        await world.ask(2, 60)
+        assert await change == ""
+        for _ in range(2):
+            await world.some_rounds()
+            world.workers.kill()
+            while world.workers.ranks.version != "a" or len(world.starts) < 2:
+                await asyncio.sleep(0.001)
+        await world.until(finished(1, 2))
+        versions = {event.uid: event.update.version for event in world.news if event.update}
+        assert versions == {1: "0", 2: "a"}
+        assert {*world.wrote[1]} == {"0"} and {*world.wrote[2]} == {"a"}
+        assert world.tokens(2) == list(range(1, 61))
+        assert (await world.coordinator.load()).weights_version == "a"
+        assert (await world.coordinator.load()).weight_updates == 1
+
+    run(story)
+
+
+def test_weights_that_were_lost_with_their_ranks_are_refused() -> None:
+    async def story(world: World) -> None:
+        await world.ask(1, 30)
+        await world.some_rounds()
+        change = asyncio.create_task(world.coordinator.change(Change(1, "a", "/a"), "finish"))
+        await asyncio.sleep(0)
+        world.workers.kill()  # while it waits for the request, which goes on
+        assert await change == ""
+        assert {*world.wrote[1]} == {"0"} and len(world.tokens(1)) == 0
+        world.refusals = world.workers.ranks.refusals = ["of another shape"]
+        assert await world.coordinator.change(Change(2, "b", "/b"), "finish") == "of another shape"
+        sent = world.workers.send
+
+        def die(order: Any) -> None:
+            sent(order)
+            world.workers.kill()
+
+        world.workers.send = die  # type: ignore[method-assign]
+        found = await world.coordinator.change(Change(3, "c", "/c"), "finish")
+        assert found == LOST
+        assert (await world.coordinator.load()).weights_version == "a"
+        await world.ask(2, 3)
+        await world.until(finished(1, 2))
+        assert {*world.wrote[2]} == {"a"}
+
+    run(story)
+
+
+def test_asked_twice_weights_are_read_once() -> None:
+    async def story(world: World) -> None:
+        twice = [world.coordinator.change(Change(1, "a", "/a"), "finish") for _ in range(2)]
+        assert await asyncio.gather(*twice) == ["", ""]
+        assert await world.coordinator.change(Change(1, "a", "/a"), "finish") == ""
+        assert (await world.coordinator.load()).weight_updates == 1
+
+    run(story)
+
+
+def test_a_new_coordinator_begins_with_the_weights_it_is_given() -> None:
+    async def story(world: World) -> None:
+        group: Any = None
+        weights = Change(7, "g", "/g")
+        other = Coordinator(
+            "toy", world.coordinator.config, group, None, weights, make_workers=world._make
+        )
+        await other.start()
+        assert await other.submit(asked(5, 3), Footprint(1, 1), 0, None) is None
+        while 5 not in world.wrote:
+            await asyncio.sleep(0.001)
+        assert {*world.wrote[5]} == {"g"}
+        await other.stop(0)
+
+    run(story)

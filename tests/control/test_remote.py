@@ -5,7 +5,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from diffray.cluster.control.engine_client import (
     DeadlineExceeded,
@@ -18,7 +18,7 @@ from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind,
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import Limits, check_request
-from diffray.workers.messages import Request, Update, WireRequest
+from diffray.workers.messages import Change, Request, Update, WireRequest
 from tests.helpers.toy import EOS, MASK, toy_spec
 
 
@@ -59,6 +59,13 @@ class FakeCoordinator:
         self.cancelled: list[int] = []
         self.submit, self.listen = Method(self._submit), Method(self._listen)
         self.cancel = Method(self._cancel)
+        self.change = Method(self._change)
+        self.changes: list[Change] = []
+        self.refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def _change(self, change: Change, _: str) -> str:
+        self.changes.append(change)
+        return await asyncio.shield(self.refusal)
 
     async def _listen(self, after: int, patience: float) -> tuple[int, bytes]:
         number, events = await self.bulletin.after(after, patience)
@@ -237,3 +244,57 @@ def test_a_cancel_that_is_lost_is_said_again() -> None:
         assert coordinator.cancel.calls == 2
 
     asyncio.run(run())
+
+
+def test_the_next_coordinator_gets_the_newest_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is lost before it says that it made the second update; an answer says so."""
+
+    async def run() -> None:
+        first, second = FakeCoordinator(), FakeCoordinator()
+        given: list[Change | None] = []
+
+        async def start_again() -> None:
+            given.append(asked.weights.known)
+            asked._coordinator = second
+
+        asked = engine(first)
+        monkeypatch.setattr(asked, "_start_again", start_again)
+        monkeypatch.setattr(asked, "_kill_coordinator", lambda: None)
+        monkeypatch.setattr(asked, "_places", [{"pid": 1}])
+        with pytest.raises(ValueError, match="other processes; give a folder"):
+            await asked.update_weights({})
+        first.refusal.set_result("too small")
+        with pytest.raises(ValueError, match="too small"):
+            await asked.update_weights("/small")
+        assert asked.weights.known is None
+        first.refusal = asyncio.get_running_loop().create_future()
+        first.refusal.set_result("")
+        assert await asked.update_weights("/a", version="a") == "a"
+        first.refusal = asyncio.get_running_loop().create_future()
+        update = asyncio.create_task(asked.update_weights("/b", version="b"))
+        answer = asyncio.create_task(tokens(asked, 7))
+        while not first.asked:
+            await asyncio.sleep(0.01)
+        first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [1], forwards=1, version="b")))
+        await asyncio.sleep(0.05)
+        first.refusal.set_exception(ActorDiedError())
+        first.listen._method = died
+        first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [2], forwards=2, version="b")))
+        while not given:
+            await asyncio.sleep(0.01)
+        (known,) = given
+        assert known is not None and (known.version, known.source) == ("b", "/b")
+        second.refusal.set_result("")  # it has that change
+        assert await update == "b"
+        while not second.asked:
+            await asyncio.sleep(0.01)
+        second.bulletin.put(
+            Event(Kind.UPDATE, 7, Update(7, [3], [0], [0.0], "length", version="b"))
+        )
+        assert (await answer)[-1] == 3
+
+    asyncio.run(run())
+
+
+async def died(*_: Any) -> Any:
+    raise ActorDiedError()

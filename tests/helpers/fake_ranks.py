@@ -30,10 +30,18 @@ class FakeRanks:
     need: dict[int, int] = field(default_factory=dict)
     poison: dict[int, int] = field(default_factory=dict)  # rounds that each is borne for
     waiting: int = 0
+    version: str = "0"
+    refusals: list[str] = field(default_factory=list)  # of the next changes of weights
+    wrote: dict[int, list[str]] = field(default_factory=dict)  # on which weights, by request
 
     def step(self, order: Round[Any]) -> Reply:
         for uid in order.cancel:
             self.running.pop(uid, None)
+        unchanged = ""
+        if order.change is not None:
+            assert not self.running, "new weights while requests run"
+            unchanged = self.refusals.pop(0) if self.refusals else ""
+            self.version = self.version if unchanged else order.change.version
         for request in order.add:
             assert request.uid not in self.running, "admitted twice"
             self.running[request.uid] = {
@@ -50,6 +58,7 @@ class FakeRanks:
             if uid in self.poison:
                 continue  # it reports nothing: its first block is not done
             state["written"] += 1
+            self.wrote.setdefault(uid, []).append(self.version)
             done = state["written"] == state["max"]
             reason = "length" if done else None
             updates.append(Update(uid, [state["written"]], finish_reason=reason, forwards=1))
@@ -58,7 +67,7 @@ class FakeRanks:
         free = self.pages - sum(self.need[uid] for uid in self.running)
         assert free >= 0
         stats = Stats(free_pages=free, waiting=self.waiting)
-        return Reply(order.number, 1, updates, [], stats)
+        return Reply(order.number, 1, updates, [], stats, unchanged=unchanged)
 
 
 def ids_of(uid: int, news: list[Event]) -> list[int]:

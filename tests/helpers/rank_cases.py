@@ -17,7 +17,7 @@ from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.kernels.checksum import checksum
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.messages import Request
+from diffray.workers.messages import Change, Request, Round
 from diffray.workers.setup import build_engine
 from tests.helpers.random_canvases import random_canvas
 from tests.helpers.tiny_checkpoints import full_forward
@@ -228,3 +228,27 @@ def requests_for(spec: ModelSpec) -> list[Request]:
         )
         for uid, (policy, sampling) in enumerate(zip(policies, SAMPLING, strict=True))
     ]
+
+
+class Updated(NamedTuple):
+    """What one rank has to say of updates: refusals, and tokens after each."""
+
+    refusals: list[str]
+    tokens: list[list[int]]
+
+
+def run_updates(mesh: Mesh, first: str, folders: Items[str]) -> Updated:
+    """Load a checkpoint, replace its weights by those of each folder, and answer after each."""
+    setup = EngineOptions(dtype="float64", device="cpu", max_num_seqs=2, max_model_len=64)
+    engine, _ = build_engine(first, setup, mesh)
+    found = Updated([], [])
+    for number, folder in enumerate(folders, 1):
+        change = Change(number, str(number), folder)
+        request = Request(number, tuple(range(9)), SamplingParams(max_tokens=12, ignore_eos=True))
+        order = Round(number, [], [request.to_wire()], 1, change=change)
+        reply = engine.run(order, lambda wire: engine.check(wire.to_request()))
+        found.refusals.append(reply.unchanged)
+        found.tokens.append([token for update in reply.updates for token in update.ids])
+        while not engine.idle:
+            found.tokens[-1] += [token for update in engine.step() for token in update.ids]
+    return found

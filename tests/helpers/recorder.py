@@ -4,6 +4,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from diffray.cluster.control.engine_client import DeadlineExceeded, Load
+from diffray.cluster.control.weight_changes import InFlight
+from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest, Limits
 from diffray.workers.messages import Request, Update
 from tests.helpers.byte_tokenizer import TOKENIZER
@@ -21,6 +23,7 @@ class Recorder:
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
+        self.updates: list[tuple[Source, str, str | None]] = []
         self.requests: list[tuple[Request, int, float | None]] = []
 
     async def submit(
@@ -40,3 +43,9 @@ class Recorder:
         return Load(running=1, waiting=2)
 
     async def check_health(self) -> None: ...
+
+    async def update_weights(
+        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+    ) -> str:
+        self.updates.append((source, in_flight, version))
+        return version or str(len(self.updates))

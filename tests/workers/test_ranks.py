@@ -13,7 +13,15 @@ from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
 from tests.helpers.paths import GOLDEN
-from tests.helpers.rank_cases import Case, Found, run_case, run_cases, run_drafted, run_pinned
+from tests.helpers.rank_cases import (
+    Case,
+    Found,
+    run_case,
+    run_cases,
+    run_drafted,
+    run_pinned,
+    run_updates,
+)
 from tests.helpers.ranks import on_ranks
 from tests.helpers.tiny_checkpoints import LLADA, random_weights, save
 
@@ -77,6 +85,28 @@ def test_ranks_draft_and_branch_as_one_does(model: str) -> None:
     assert plain.tokens == whole.tokens and plain.forwards > whole.forwards
     for part in on_ranks(2, partial(run_drafted, model=model)):
         assert part.agreed and part.tokens == whole.tokens and part.forwards == whole.forwards
+
+
+def test_ranks_take_new_weights_together_or_not_at_all(tmp_path: Path) -> None:
+    """The second rank alone reads what is wrong with one of the folders."""
+    config = LLADA | {"n_kv_heads": 2}
+    weights = random_weights(config)
+    names = "model.transformer.wte.weight", "model.transformer.ff_out.weight"
+    other = {name: tensor.flip(0) for name, tensor in weights.items()}
+    wrong = {name: tensor.clone() for name, tensor in other.items()}
+    for name in names:
+        wrong[name][-1] = torch.nan
+    sets = {"old": weights, "new": other, "wrong": wrong}
+    folders = {name: str(save(tmp_path / name, config, each)) for name, each in sets.items()}
+    order = [folders[name] for name in ("new", "wrong", "old", "new")]
+    whole = run_updates(Mesh(), folders["old"], order)
+    assert whole.tokens[0] == whole.tokens[1] == whole.tokens[3] != whole.tokens[2]
+    parts = on_ranks(2, partial(run_updates, first=folders["old"], folders=order))
+    for part in parts:
+        assert part.tokens == whole.tokens
+    assert [bool(reason) for reason in whole.refusals] == [False, True, False, False]
+    assert parts[0].refusals == ["", "another rank refused the weights; its log says why", "", ""]
+    assert "is NaN or infinite" in parts[1].refusals[1]
 
 
 def memory(key: str) -> int:

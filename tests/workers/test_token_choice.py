@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
+from diffray.workers.digest import digest
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
 from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
@@ -201,7 +202,7 @@ def test_ranks_together_choose_and_rank_as_one(size: int) -> None:
         while not engine.idle:
             for update in engine.step(2):
                 updates[update.uid].append(update)
-            digests.append(engine.digest())
+            digests.append(digest(engine))
         return updates, digests
 
     found = on_ranks(size, work)

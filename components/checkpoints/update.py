@@ -1,0 +1,168 @@
+"""New weights for a model that is loaded: all of them are checked before the first byte changes.
+
+They are copied into the parameters that are there, so recordings that read those stay valid.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Sequence as Items
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from diffray.components.checkpoints.checkpoint import (
+    account,
+    differences,
+    fill,
+    look_through,
+    names_in,
+    read_config,
+    resolve,
+)
+from diffray.components.checkpoints.weights import (
+    FLOATS,
+    CheckpointError,
+    Stored,
+    WeightFile,
+    listed,
+    open_weights,
+)
+from diffray.components.layers import Index, Parts
+from diffray.components.mesh import Mesh
+from diffray.components.models.fields import Config
+from diffray.components.models.registry import choose_build
+
+# A checkpoint's folder or Hub id, or tensors by the names of the checkpoint.
+Source = str | Path | Mapping[str, Tensor]
+
+
+class HasParts(Protocol):
+    """A model that says where each tensor of a checkpoint goes, with or without storage."""
+
+    def parts(self, names: Collection[str]) -> Parts: ...
+
+
+class Updatable(HasParts, Protocol):
+    """A loaded model whose weights can be replaced."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def quantized(self) -> bool: ...
+
+    def pack(self) -> None: ...
+
+    def unpack(self) -> bool: ...
+
+
+class GivenTensors:
+    """Tensors of this process, as if they were a file's."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.path = Path("the state dict")
+        self._given = dict(tensors)
+        known = {dtype: name for name, dtype in FLOATS.items()}
+        self.tensors = {
+            name: Stored(tuple(tensor.shape), known.get(tensor.dtype, str(tensor.dtype)))
+            for name, tensor in self._given.items()
+        }
+
+    def read(self, name: str, index: Index) -> Tensor:
+        return self._given[name].detach()[index]
+
+
+class NewWeights:
+    """Weights that were found right for a model; `copy` puts them in place of its own.
+
+    `plan` is the same model without storage: the loaded one may be laid out in another way.
+    """
+
+    def __init__(self, model: Updatable, plan: HasParts, files: Items[WeightFile]) -> None:
+        self._model, self._files, self._names = model, files, names_in(files)
+        parts = plan.parts(self._names)
+        needed = {name for name, part in parts.items() if not part.optional}
+        self.whole = needed <= self._names
+        look_through(parts, files, model.dtype)
+
+    @torch.no_grad()
+    def copy(self) -> None:
+        """Copy them into the model's parameters, in place."""
+        packed = self._model.unpack()
+        try:
+            parts = self._model.parts(self._names)
+            chosen = {n: part for n, part in parts.items() if self.whole or n in self._names}
+            fill(chosen, self._files, progress=False)
+        finally:
+            if packed:
+                self._model.pack()
+
+
+def weights_of_folder(
+    model: Updatable, plan: HasParts, config: Config, source: str | Path
+) -> NewWeights:
+    """Check a folder or Hub id; `config` is that of the checkpoint the model was made of."""
+    _refuse_quantized(model)
+    path = resolve(source)
+    if found := _changed_fields(config, read_config(path)):
+        raise CheckpointError(
+            f"{path} is a checkpoint of another model: config.json differs in {listed(found)}"
+        )
+    files = open_weights(path)
+    account(plan.parts(names_in(files)), files, path)
+    return NewWeights(model, plan, files)
+
+
+def weights_of_tensors(
+    model: Updatable, plan: HasParts, tensors: Mapping[str, Tensor]
+) -> NewWeights:
+    """Check a state dict, which may name a part of the model's tensors."""
+    _refuse_quantized(model)
+    files = [GivenTensors(tensors)]
+    names = names_in(files)
+    if not names:
+        raise CheckpointError("the state dict names no tensor; give the tensors to replace")
+    named = {name: part for name, part in plan.parts(names).items() if name in names}
+    if complaints := differences(named, files):
+        raise CheckpointError(
+            f"the given tensors are not those of the model, by its checkpoint's names: {complaints}"
+        )
+    return NewWeights(model, plan, files)
+
+
+def _refuse_quantized(model: Updatable) -> None:
+    if model.quantized:
+        raise CheckpointError(
+            "the weights of a quantized model cannot be replaced while it runs; load it without "
+            "quantization"
+        )
+
+
+class _Noted(Mapping[str, object]):
+    """A config that notes the keys that are read of it."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> object:
+        self.read.add(key)
+        return self._config[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._config)
+
+    def __len__(self) -> int:
+        return len(self._config)
+
+
+def _changed_fields(old: Config, new: Config) -> list[str]:
+    """Return the fields that a model is built from and that differ."""
+    if choose_build(old) is not choose_build(new):
+        return ["architectures"]
+    notes = [_Noted(old), _Noted(new)]
+    for noted in notes:
+        choose_build(noted)(noted, Mesh(), torch.float32)
+    names = (notes[0].read | notes[1].read) - {"architectures", "model_type"}
+    return sorted(name for name in names if old.get(name) != new.get(name))

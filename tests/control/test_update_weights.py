@@ -1,0 +1,332 @@
+"""New weights for a running engine: no answer mixes versions, and a refusal changes nothing."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import aclosing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffray import DiffusionLLM
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.local import LocalEngine, WaitingEngine
+from diffray.components.denoiser import Denoiser
+from diffray.workers.admission import check_request
+from diffray.workers.messages import Change, Request, Round, Update
+from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save
+from tests.helpers.updatable_toy import asked, resident_bytes, updatable, weights, written
+
+MODES = ["finish", "restart"]
+
+
+async def answer(engine: LocalEngine, request: Request, priority: int = 0) -> list[Update]:
+    checked = check_request(request, engine.limits)
+    async with aclosing(engine.submit(checked, priority=priority)) as updates:
+        return [update async for update in updates]
+
+
+def tokens(updates: list[Update]) -> list[int]:
+    return [token for update in updates for token in update.ids]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("block_causal", [False, True])
+def test_no_answer_mixes_versions_under_load(mode: Any, block_causal: bool) -> None:
+    """Requests come, give way to each other and end while updates alternate two sets of weights."""
+    requests = [asked(uid, length=3 + uid % 13, temperature=uid % 2) for uid in range(40)]
+    expected = {seed: written(seed, requests, block_causal) for seed in (0, 1)}
+    assert all(left != right for left, right in zip(*expected.values(), strict=True))
+    inner = updatable(block_causal, num_slots=4, num_pages=24)
+    config = EngineConfig(time_slice=4, steps_per_round=2, max_queued_requests=99)
+
+    async def story(engine: LocalEngine) -> tuple[list[list[Update]], list[str]]:
+        async def one(request: Request) -> list[Update]:
+            await asyncio.sleep(0.01 * request.uid)
+            return await answer(engine, request, priority=request.uid % 3)
+
+        answers = asyncio.gather(*(one(request) for request in requests))
+        versions = []
+        for number in count(1):
+            if answers.done():
+                break
+            await asyncio.sleep(0.02)
+            version = f"{number} of seed {number % 2}"
+            versions.append(await engine.update_weights(weights(number % 2), mode, version))
+        return await answers, versions
+
+    with LocalEngine(inner, config) as engine:
+        answers, versions = asyncio.run(story(engine))
+    assert len(versions) > 3
+    used = set()
+    for number, updates in enumerate(answers):
+        (version,) = {update.version for update in updates}
+        used.add(version)
+        assert tokens(updates) == expected[0 if version == "0" else int(version[-1])][number]
+    assert len(used) > 2
+
+
+def waiting_engine(**options: Any) -> WaitingEngine:
+    return WaitingEngine(updatable(**options), 1)
+
+
+def advance(client: WaitingEngine, found: dict[int, list[Update]], rounds: int = 10**6) -> None:
+    for _ in range(rounds):
+        if not client.open:
+            return
+        for event in client.advance():
+            assert event.update is not None, event.reason
+            found.setdefault(event.uid, []).append(event.update)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_has_reported_ends_on_the_old_weights(mode: Any) -> None:
+    client, found = waiting_engine(num_slots=2), dict[int, list[Update]]()
+    # The first reports its first block; the second has just begun; the third waits.
+    late = {"block_length": 8, "decoder": {"kind": "edit"}}  # it reports whole blocks only
+    requests = [asked(0), asked(1, diffusion=late), asked(2)]
+    client.submit(check_request(requests[0], client.limits))
+    while 0 not in found:
+        advance(client, found, 1)
+    for request in requests[1:]:
+        client.submit(check_request(request, client.limits))
+    advance(client, found, 1)
+    assert found.keys() == {0}
+    assert client.update_weights(weights(1), mode) == "1"
+    advance(client, found)
+    versions = {uid: {update.version for update in updates} for uid, updates in found.items()}
+    old, new = (written(seed, requests) for seed in (0, 1))
+    begun = {"finish": "0", "restart": "1"}[mode]
+    assert versions == {0: {"0"}, 1: {begun}, 2: {"1"}}
+    assert tokens(found[0]) == old[0]
+    assert tokens(found[1]) == (old if mode == "finish" else new)[1]
+    assert tokens(found[2]) == new[2]
+
+
+def test_versions_count_up_or_have_names() -> None:
+    client = waiting_engine()
+    assert client.driver.load().weights_version == "0"
+    assert client.update_weights(weights(1)) == "1"
+    assert client.update_weights(weights(0), version="step 7") == "step 7"
+    assert client.update_weights(weights(1)) == "3"
+    with pytest.raises(ValueError, match="of version 3 already"):
+        client.update_weights(weights(1), version="3")
+    with pytest.raises(ValueError, match="allowed are finish, restart"):
+        client.update_weights(weights(1), "abort")  # type: ignore[arg-type]
+    assert client.driver.load().weight_updates == 3
+
+
+WRONG: list[tuple[dict[str, Tensor], str]] = [
+    ({}, "names no tensor"),
+    ({"tail": torch.zeros(3)}, "1 unexpected: tail"),
+    (weights(1) | {"head": torch.zeros(3, 4)}, r"head is \[3, 4\], not \[64, 16\]"),
+    (weights(1) | {"head": weights(1)["head"].long()}, "head is torch.int64"),
+    (weights(1) | {"head": weights(1)["head"] / 0}, "head in the state dict is NaN or infinite"),
+]
+
+
+@pytest.mark.parametrize(("given", "reason"), WRONG, ids=[each[1][:12] for each in WRONG])
+def test_a_refused_update_changes_nothing(given: dict[str, Tensor], reason: str) -> None:
+    engine = updatable()
+    client, request = WaitingEngine(engine, 1), asked(0)
+    with pytest.raises(ValueError, match=reason):
+        client.update_weights(given)
+    found = dict[int, list[Update]]()
+    client.submit(check_request(request, client.limits))
+    advance(client, found)
+    assert tokens(found[0]) == written(0, [request])[0]
+    assert found[0][0].version == "0" and engine.upkeep is not None and engine.upkeep.given == {}
+    assert client.update_weights({"head": weights(1)["head"]}) == "1"  # a part is enough
+
+
+def test_stored_prefixes_are_forgotten() -> None:
+    client, found = waiting_engine(block_causal=True), dict[int, list[Update]]()
+    for uid, seed in enumerate((0, 0, 1, 1)):
+        if uid == 2:
+            client.update_weights(weights(1))
+        request = asked(0, length=40)
+        client.submit(check_request(Request(uid, request.prompt, request.params), client.limits))
+        advance(client, found)
+        assert tokens(found[uid]) == written(seed, [request], block_causal=True)[0]
+    assert [found[uid][-1].cached_tokens for uid in range(4)] == [0, 40, 0, 40]
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C raises."""
+
+
+def test_after_an_interrupted_update_only_another_one_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, request = waiting_engine(), asked(0)
+
+    def interrupt(self: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("diffray.components.checkpoints.update.NewWeights.copy", interrupt)
+        client.update_weights(weights(1))
+    client.submit(check_request(request, client.limits))
+    (event,) = client.advance()
+    assert "was interrupted" in event.reason
+    with pytest.raises(ValueError, match="with all tensors"):
+        client.update_weights({"head": weights(1)["head"]})
+    client.update_weights(weights(1))
+    found = dict[int, list[Update]]()
+    client.submit(check_request(request, client.limits))
+    advance(client, found)
+    assert tokens(found[0]) == written(1, [request])[0]
+
+
+def test_an_interrupted_wait_withdraws_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, request = waiting_engine(), asked(0)
+    client.submit(check_request(request, client.limits))
+    client.advance()
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(client, "_round", lambda: (_ for _ in ()).throw(Interrupted))
+        client.update_weights(weights(1))
+    found = dict[int, list[Update]]()
+    advance(client, found)
+    assert client.driver.load().weights_version == "0"
+
+
+def test_an_engine_with_fixed_weights_says_so() -> None:
+    engine = updatable()
+    engine.upkeep = None
+    with pytest.raises(ValueError, match="cannot be replaced"):
+        WaitingEngine(engine, 1).update_weights(weights(1))
+
+
+def test_what_must_be_restored_cannot_be_refused() -> None:
+    order: Round[Any] = Round(1, [], [], 1, change=Change(1, "1", "/nowhere", restores=True))
+    with pytest.raises(RuntimeError, match="1 could not be restored: there is no folder"):
+        updatable().run(order, lambda _: _)
+
+
+def test_a_thousand_updates_leave_memory_flat() -> None:
+    client, found = waiting_engine(block_causal=True), dict[int, list[Update]]()
+
+    def update(times: int) -> int:
+        for number in range(times):
+            client.update_weights(weights(number % 2))
+            if number % 20 == 0:
+                request = asked(number, length=40)
+                client.submit(check_request(request, client.limits))
+                advance(client, found)
+                found.clear()
+        gc.collect()
+        return resident_bytes()
+
+    before = update(200)
+    assert update(1000) - before < 2 << 20
+    load = client.driver.load()
+    assert load.weight_updates == 1200 and load.free_pages == load.num_pages
+
+
+# Real models.
+
+
+def shifted(config: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: tensor.flip(0) for name, tensor in random_weights(config).items()}
+
+
+@pytest.fixture(params=[LLADA, LLADA_MOE, SDAR], ids=["llada", "llada_moe", "sdar"])
+def folders(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Path]]:
+    config = request.param | {"mask_token_id": 62, "eos_token_id": 63}
+    yield [
+        save(tmp_path / "old", config, random_weights(config)),
+        save(tmp_path / "new", config | {"use_cache": False}, shifted(config)),
+    ]
+
+
+def ids(llm: DiffusionLLM) -> list[list[int]]:
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5]]
+    outputs = llm.generate(prompts, max_tokens=12, ignore_eos=True, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_updated_model_is_a_fresh_one(folders: list[Path], dtype: Any) -> None:
+    """In float32 matrices are packed, and are packed anew."""
+    old, new = (DiffusionLLM(str(each), dtype=dtype, device="cpu") for each in folders)
+    first, second = ids(old), ids(new)
+    assert first != second
+    model = old.engine.model
+    assert isinstance(model, Denoiser)
+    places = {n: p.data_ptr() for n, p in model.named_parameters() if not p.is_mkldnn}
+    assert old.update_weights(folders[1]) == "1"
+    assert ids(old) == second
+    state = {name: tensor.float() for name, tensor in random_weights_of(folders[0]).items()}
+    assert old.update_weights(state, version="first") == "first"
+    assert ids(old) == first
+    (output,) = old.generate([[1, 2]], max_tokens=2, use_tqdm=False)
+    assert output.weights_version == output.outputs[0].weights_version == "first"
+    now = dict(model.named_parameters())
+    assert all(now[name].data_ptr() == place for name, place in places.items())
+
+
+def random_weights_of(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
+    old = save(tmp_path / "old", LLADA, random_weights(LLADA))
+    other = LLADA | {"rope_theta": 500000.0, "rms_norm_eps": 1e-6}
+    wrong = save(tmp_path / "other", other, random_weights(other))
+    lacking = random_weights(LLADA)
+    lacking.pop("model.transformer.ln_f.weight")
+    short = save(tmp_path / "short", LLADA, lacking)
+    llm = DiffusionLLM(str(old), dtype="float32", device="cpu")
+    before = ids(llm)
+    for folder, reason in (
+        (wrong, "config.json differs in rms_norm_eps, rope_theta"),
+        (save(tmp_path / "moe", LLADA_MOE, random_weights(LLADA_MOE)), "differs in architectures"),
+        (short, "1 missing: model.transformer.ln_f.weight"),
+        (tmp_path / "none", "there is no folder"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            llm.update_weights(folder)
+        assert ids(llm) == before
+
+
+def test_quantized_weights_are_refused(tmp_path: Path) -> None:
+    config = LLADA_MOE | {"mask_token_id": 62}
+    folder = save(tmp_path / "moe", config, random_weights(config))
+    llm = DiffusionLLM(str(folder), quantization="experts_int8", device="cpu")
+    with pytest.raises(ValueError, match="load it without quantization"):
+        llm.update_weights(folder)
+
+
+def test_packing_a_thousand_times_leaves_memory_flat(tmp_path: Path) -> None:
+    config = LLADA | {"d_model": 128, "mlp_hidden_size": 256}
+    llm = DiffusionLLM(
+        str(save(tmp_path / "old", config, random_weights(config))), dtype="float32", device="cpu"
+    )
+    states = [random_weights(config), shifted(config)]
+
+    def update(times: int) -> int:
+        for number in range(times):
+            llm.update_weights(states[number % 2])
+        gc.collect()
+        return resident_bytes()
+
+    before = update(100)
+    assert update(1000) - before < 4 << 20
+
+
+def test_a_stream_goes_on_over_an_update(tmp_path: Path) -> None:
+    folder = save(tmp_path / "old", LLADA, random_weights(LLADA))
+    llm = DiffusionLLM(str(folder), dtype="float64", device="cpu", diffusion={"block_length": 4})
+    asked_for: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
+    (whole,) = llm.generate([[1, 2, 3]], use_tqdm=False, **asked_for)
+    stream = llm.stream([1, 2, 3], **asked_for)
+    found = list(next(stream).token_ids)
+    llm.update_weights(shifted(LLADA))
+    found += [token for delta in stream for token in delta.token_ids]
+    assert found == whole.outputs[0].token_ids

@@ -1,0 +1,29 @@
+"""A checksum of an engine's state, by which ranks notice that they have drifted apart."""
+
+from hashlib import blake2b
+
+from diffray.workers.engine import Engine
+
+
+def digest(engine: Engine) -> int:
+    """Return a checksum of what must be equal on all ranks: canvases, slots and pages.
+
+    It waits for the device, so it runs only once in a number of rounds.
+    """
+    state = [
+        (
+            s.uid,
+            s.slot,
+            s.index,
+            s.step,
+            s.clean_end,
+            s.emitted,
+            s.pages,
+            s.twin and s.twin.pages,
+        )
+        for s in engine.running
+    ]
+    waiting = [s.uid for s in engine.waiting]
+    cells = engine.slots.checksum(engine.running)
+    text = repr((state, waiting, engine.kv.num_free, cells))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1

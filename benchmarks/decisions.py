@@ -12,9 +12,10 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
-from examples.train_demo.json_extraction import JOBS
-from examples.train_demo.tasks import draw
-from examples.train_demo.words import CITIES, THINGS, Item
+from examples.train_demo.former.json_extraction import JOBS
+from examples.train_demo.former.tasks import draw
+from examples.train_demo.former.words import CITIES, THINGS
+from examples.train_demo.words import Item
 
 Schema = Mapping[str, Any]
 

@@ -2,27 +2,39 @@
 
 The patterns follow inference. Blocks before the current one are clean, the current one is partly
 masked, later ones fully masked (bidirectional) or absent (block-causal). Drills pack arithmetic
-facts into one sequence and mask their results.
+facts into one sequence and mask their results; gaps are pieces of text with a hole in the middle.
 """
 
 import random
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import Counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from examples.train_demo.arithmetic import fact
 from examples.train_demo.sampler import BLOCK
-from examples.train_demo.tasks import GENERATORS, draw
-from examples.train_demo.word_problems import LIMIT, factors
+from examples.train_demo.tasks import GENERATORS, chat, draw
+from examples.train_demo.vocabulary import SPACED
+from examples.train_demo.words import Item
 
-DRILL_LENGTH = 96
-FIRST_TASKS = {"math": 1.0, "code": 0.6, "json": 1.4}
-THEN_TASKS = {"math": 2.2, "code": 0.5, "json": 0.5}
-FIRST_OPERATIONS = dict.fromkeys("+-*/", 1.0)
-THEN_OPERATIONS = {"+": 1.5, "-": 2.0, "*": 0.4, "/": 0.6}
+DRILL_LENGTH, DRILLS, GAPS = 96, 0.12, 0.03
+FIRST = {
+    "arithmetic": 0.7, "math": 0.8, "code": 0.8, "json": 1.8, "rewriting": 1.8, "turn": 0.6,
+    "outside": 0.4,
+}  # fmt: skip
+THEN = {
+    "arithmetic": 0.6, "math": 2.2, "code": 1.0, "json": 1.4, "rewriting": 1.1, "turn": 1.2,
+    "outside": 0.7,
+}  # fmt: skip
+FIRST_ROOMS = [0] * 14 + [32] * 4 + [64] * 2  # least canvases of the bidirectional model
+ROOMS = [0] * 11 + [32] * 5 + [64] * 4 + [96, 128]
+
+SYSTEMS = [
+    "You are a helpful assistant.", "You are a helpful and honest assistant.", "Be brief.",
+    "Answer the question.", "You are a toy model.", "You are an assistant that answers questions.",
+]  # fmt: skip
 
 
 class Example(NamedTuple):
@@ -38,133 +50,155 @@ class Batch(NamedTuple):
     input_BL: Tensor
     target_BL: Tensor
     weight_BL: Tensor
-    items: int
-    kind: str
-
-
-def fact(rng: random.Random, operation: str) -> str:
-    if operation in "*/":
-        a, b = factors(rng)
-        return f"{a}*{b}={a * b}" if operation == "*" else f"{a * b}/{b}={a}"
-    total = rng.randint(2, LIMIT)
-    a = rng.randint(1, total - 1)
-    return f"{a}+{total - a}={total}" if operation == "+" else f"{total}-{a}={total - a}"
+    kinds: list[str]
 
 
 class Batches:
     """An endless source of batches of about `tokens` tokens, reproducible from its seed."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        causal: bool,
-        seed: int,
-        tokens: int,
-        drills: float,
+        self, tokenizer: PreTrainedTokenizerFast, causal: bool, seed: int, tokens: int
     ) -> None:
-        self.tokenizer, self.causal, self.tokens, self.drills = tokenizer, causal, tokens, drills
+        self.tokenizer, self.causal, self.tokens = tokenizer, causal, tokens
         self.rng = random.Random(seed)
         self.eos, self.mask = int(tokenizer.eos_token_id), int(tokenizer.mask_token_id)
         vocab = tokenizer.get_vocab()
-        self.numbers = {vocab[str(n)] for n in range(200)}
-        self.common = self._common_tokens()
+        self.role = {
+            "user": vocab["<role>HUMAN</role>"], "assistant": vocab["<role>ASSISTANT</role>"],
+            "system": vocab["<role>SYSTEM</role>"],
+        }  # fmt: skip
+        self.end = vocab["<|role_end|>"]
+        self.numbers = {vocab[space + str(n)] for n in range(200) for space in ("", SPACED)}
         self.equals = {i for t, i in vocab.items() if t.endswith("=")}
-        self.operation_weight, self.task_weight = FIRST_OPERATIONS, FIRST_TASKS
+        self.common = {task: self._common_tokens(task) for task in GENERATORS}
+        self.systems: list[list[int]] = tokenizer(SYSTEMS).input_ids
+        self.task_weight, self.rooms = FIRST, FIRST_ROOMS
+        self.waiting: dict[int, list[Example]] = {}
+        self.full: list[Batch] = []
 
-    def __iter__(self) -> Iterator[Batch]:
-        examples = self._example_batches()
-        while True:
-            drill = self.rng.random() < self.drills
-            yield self._drill_batch() if drill else next(examples)
+    def state(self) -> dict[str, Any]:
+        """What the next batches depend on."""
+        return {"rng": self.rng.getstate(), "waiting": self.waiting, "full": self.full}
 
-    def turn_to_sums(self) -> None:
-        """Copying is learnt by now; sums and differences take the longest."""
-        self.operation_weight, self.task_weight = THEN_OPERATIONS, THEN_TASKS
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.rng.setstate(state["rng"])
+        self.waiting, self.full = state["waiting"], state["full"]
 
-    def _common_tokens(self) -> set[int]:
-        """Tokens that at least one answer in eighteen holds, numbers aside: the templates' own."""
-        rng, seen, sample = random.Random(0), Counter[int](), 3000
-        for task in GENERATORS:
-            for _ in range(sample):
-                seen.update(set(self.tokenizer(draw(rng, task, held_out=False).answer).input_ids))
+    def next(self) -> Batch:
+        if self.rng.random() < DRILLS:
+            return self._drill_batch()
+        while not self.full:
+            self._draw_examples(256)
+        return self.full.pop(0)
+
+    def turn_to_the_rest(self) -> None:
+        """Copying is learnt by now; from here on the tasks have their final shares."""
+        self.task_weight, self.rooms = THEN, ROOMS
+
+    def _common_tokens(self, task: str) -> set[int]:
+        """Tokens that at least one answer in six holds, numbers aside: the templates' own."""
+        rng, seen, sample = random.Random(0), Counter[int](), 600
+        for _ in range(sample):
+            seen.update(set(self.tokenizer(draw(rng, task).answer).input_ids))
         return {t for t, n in seen.items() if n > sample / 6} - self.numbers | {self.eos}
 
-    def _example_batches(self) -> Iterator[Batch]:
+    def _draw_examples(self, count: int) -> None:
         """Collect examples of equal length until they fill a batch, so that nothing is padded."""
-        waiting: dict[int, list[Example]] = defaultdict(list)
-        while True:
-            for example in self._examples(256):
-                row = waiting[len(example.ids)]
-                row.append(example)
-                if len(row) * len(example.ids) >= self.tokens:
-                    yield self._pack(waiting.pop(len(example.ids)))
+        rng = self.rng
+        names, shares = list(self.task_weight), list(self.task_weight.values())
+        items = [draw(rng, task) for task in rng.choices(names, shares, k=count)]
+        for example in self._examples(items):
+            length = len(example.ids)
+            row = self.waiting.setdefault(length, [])
+            row.append(example)
+            if len(row) * length >= self.tokens:
+                self.full.append(self._pack(self.waiting.pop(length)))
 
     def _pack(self, examples: list[Example]) -> Batch:
         target_BL = torch.tensor([e.ids for e in examples])
         masked_BL = torch.tensor([e.masked for e in examples])
         weight_BL = torch.tensor([e.weight for e in examples]) * masked_BL
         input_BL = target_BL.masked_fill(masked_BL, self.mask)
-        return Batch(input_BL, target_BL, weight_BL, len(examples), examples[0].kind)
+        return Batch(input_BL, target_BL, weight_BL, [e.kind for e in examples])
 
     def _drill_batch(self) -> Batch:
         examples = []
-        operations = random.Random(self.rng.random()).choices(
-            list(self.operation_weight), list(self.operation_weight.values()), k=10**4
-        )
         for _ in range(self.tokens // DRILL_LENGTH):
-            text = ". ".join(fact(self.rng, operations.pop()) for _ in range(18))
-            ids = self.tokenizer(text).input_ids[:DRILL_LENGTH]
-            ids += [self.eos] * (DRILL_LENGTH - len(ids))
+            signs = self.rng.choices("+-*/", [1.2, 1.6, 1.0, 0.8], k=18)
+            ids = self.tokenizer(". ".join(fact(self.rng, sign) for sign in signs)).input_ids
+            ids = (ids + [self.eos] * DRILL_LENGTH)[:DRILL_LENGTH]
             after = [False] + [i in self.equals for i in ids[:-1]]
             masked = [a and self.rng.random() < 0.8 for a in after]
             examples.append(Example(ids, [1.0] * len(ids), masked, "drill"))
         return self._pack(examples)
 
-    def _examples(self, count: int) -> Iterator[Example]:
-        names, shares = list(self.task_weight), list(self.task_weight.values())
-        assert set(names) == set(GENERATORS)
-        items = [
-            draw(self.rng, t, held_out=False) for t in self.rng.choices(names, shares, k=count)
-        ]
-        chats = [[{"role": "user", "content": item.question}] for item in items]
-        prompts = self.tokenizer.apply_chat_template(
-            chats, add_generation_prompt=True, return_dict=False
-        )
+    def _examples(self, items: list[Item]) -> list[Example]:
+        chats = [chat(item) for item in items]
+        texts = [m["content"] for messages in chats for m in messages]
+        encoded = iter(self.tokenizer(texts).input_ids)
         answers = self.tokenizer([item.answer for item in items]).input_ids
-        for prompt, answer, item in zip(prompts, answers, items, strict=True):
-            make = self._causal_example if self.causal else self._bidirectional_example
-            yield make(prompt, answer, item.task)
+        examples = []
+        for item, messages, answer in zip(items, chats, answers, strict=True):
+            prompt = []
+            if self.rng.random() < 0.04:
+                prompt = [self.role["system"], *self.rng.choice(self.systems), self.end]
+            for message in messages:
+                prompt += [self.role[message["role"]], *next(encoded), self.end]
+            prompt.append(self.role["assistant"])
+            if self.causal:
+                examples.append(self._causal_example(prompt, answer, item.task))
+            elif self.rng.random() < GAPS:
+                examples.append(self._gap_example(prompt[1:-2], answer, item.task))
+            else:
+                examples.append(self._bidirectional_example(prompt, answer, item.task))
+        return examples
 
-    def _hide(self, ids: list[int], start: int, stop: int) -> list[bool]:
+    def _hide(self, ids: list[int], start: int, stop: int, task: str) -> list[bool]:
         """Mask a part of [start, stop): at random, or what a template does not give away."""
-        rng, masked = self.rng, [False] * len(ids)
-        ratio = 1.0 if rng.random() < 0.1 else rng.random()
+        rng, masked, common = self.rng, [False] * len(ids), self.common[task]
+        ratio = 1.0 if rng.random() < 0.12 else max(rng.random(), rng.random())
         easy = ratio if rng.random() < 0.5 else 0.1 * rng.random()
         for i in range(start, stop):
-            masked[i] = rng.random() < (easy if ids[i] in self.common else ratio)
+            masked[i] = rng.random() < (easy if ids[i] in common else ratio)
         if not any(masked):
             masked[rng.randrange(start, stop)] = True
         return masked
 
     def _bidirectional_example(self, prompt: list[int], answer: list[int], task: str) -> Example:
-        rng = self.rng
-        least = -(-(len(answer) + 1) // BLOCK) * BLOCK
-        room = max(least, rng.choice([32, 32, 32, 32, 32, 64, 64, 64, 96, 128]))
-        length = -(-(len(prompt) + room) // 16) * 16
-        ids = prompt + answer + [self.eos] * (length - len(prompt) - len(answer))
-        weight = [0.1 if i > len(prompt) + len(answer) else 1.0 for i in range(length)]
-        if rng.random() < 0.25:
-            return Example(ids, weight, self._hide(ids, len(prompt), length), task)
+        rng, end = self.rng, len(prompt) + len(answer)
+        room = max(len(answer) + 1, rng.choice(self.rooms))
+        length = -(-(len(prompt) + room) // 8) * 8
+        ids = prompt + answer + [self.eos] * (length - end)
+        weight = [0.1 if i > end else 1.0 for i in range(length)]
+        if rng.random() < 0.15:
+            return Example(ids, weight, self._hide(ids, len(prompt), length, task), task)
         start = len(prompt) + BLOCK * rng.randrange((len(answer) + BLOCK) // BLOCK)
         stop = min(start + BLOCK, length)
-        masked = self._hide(ids, start, stop)
+        masked = self._hide(ids, start, stop, task)
         for i in range(stop, length):
             masked[i], weight[i] = True, weight[i] * 0.2
+            if i > end:  # so easy that a quarter of them will do
+                weight[i] = 4 * weight[i] if rng.random() < 0.25 else 0.0
         return Example(ids, weight, masked, task)
+
+    def _gap_example(self, question: list[int], answer: list[int], task: str) -> Example:
+        """Bare text with a hole: prefix, gap filled up with end tokens, suffix."""
+        rng = self.rng
+        text = answer if rng.random() < 0.5 else question + answer
+        start = rng.randrange(len(text))
+        stop = min(len(text), start + rng.choice([1, 1, 2, 3, 4, 6, 8]))
+        middle = text[start:stop]
+        room = max(len(middle), rng.choice([len(middle), 8, 16, 32]))
+        room += -(len(text) - len(middle) + room) % 8
+        filled = middle + [self.eos] * (room - len(middle))
+        ids = text[:start] + filled + text[stop:]
+        weight = [0.1 if i > start + len(middle) else 1.0 for i in range(len(ids))]
+        return Example(ids, weight, self._hide(ids, start, start + room, task), task)
 
     def _causal_example(self, prompt: list[int], answer: list[int], task: str) -> Example:
         first, last = len(prompt) // BLOCK, (len(prompt) + len(answer)) // BLOCK
         stop = BLOCK * (1 + self.rng.randint(first, last))
         ids = (prompt + answer + [self.eos] * BLOCK)[:stop]
         weight = [0.1 if i > len(prompt) + len(answer) else 1.0 for i in range(stop)]
-        return Example(ids, weight, self._hide(ids, max(len(prompt), stop - BLOCK), stop), task)
+        masked = self._hide(ids, max(len(prompt), stop - BLOCK), stop, task)
+        return Example(ids, weight, masked, task)

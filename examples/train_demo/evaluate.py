@@ -1,68 +1,186 @@
 """Measure a demo checkpoint: `python -m examples.train_demo.evaluate FOLDER`.
 
-Writes metrics.json into the folder. `--table` prints decoders by caches instead, and `--formats`
-what quantized weights (`quantization`) cost in answers.
+Writes metrics.json into the folder: held-out questions in trained and in new phrasings, questions
+written by hand, copying, and prompts outside the tasks. `--table` prints decoders by caches on the
+harder tasks instead; `--wrong` prints what was answered wrongly.
 """
 
 import argparse
 import json
+import random
 import sys
 import time
+from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
-from examples.train_demo.tasks import held_out_items
+from examples.train_demo.judge import is_right
+from examples.train_demo.outside import ANSWER
+from examples.train_demo.tasks import (
+    FOLDER,
+    GENERATORS,
+    HARDER,
+    chat,
+    draw,
+    is_near_written,
+)
 from examples.train_demo.words import Item
 
-DECODERS: dict[str, dict[str, Any]] = {
-    "threshold 0.9": {"kind": "threshold", "threshold": 0.9},
-    "threshold 0.7": {"kind": "threshold", "threshold": 0.7},
-    "hierarchy 0.9": {"kind": "hierarchy", "threshold": 0.9},
-    "credit 0.9": {"kind": "credit", "threshold": 0.9},
-    "fixed, 32 steps": {"kind": "fixed", "steps": 32},
-}
-THRESHOLD = DECODERS["threshold 0.9"]
+Json = dict[str, Any]
+POLICIES: dict[str, Json] = {
+    "threshold 0.9": {"decoder": {"kind": "threshold", "threshold": 0.9}},
+    "threshold 0.7": {"decoder": {"kind": "threshold", "threshold": 0.7}},
+    "hierarchy 0.9": {"decoder": {"kind": "hierarchy", "threshold": 0.9}},
+    "credit 0.9": {"decoder": {"kind": "credit", "threshold": 0.9}},
+    "fixed, 32 steps": {"decoder": {"kind": "fixed", "steps": 32}},
+    "soft, threshold 0.9": {
+        "decoder": {"kind": "threshold", "threshold": 0.9}, "iteration": {"kind": "soft"},
+    },
+}  # fmt: skip
+THRESHOLD = POLICIES["threshold 0.9"]
+
+
+class Answers(NamedTuple):
+    """What a model answered to some items, in their order, and at what cost."""
+
+    texts: list[str]
+    tokens: int
+    forwards: int
+    seconds: float
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return round(self.tokens / max(self.forwards, 1), 2)
+
+
+def ask(llm: DiffusionLLM, items: list[Item], policy: Json, cache: str, max_tokens: int) -> Answers:
+    """Answer the items in one batch, greedy."""
+    diffusion = {"block_length": 32, "cache": {"kind": cache}} | policy
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, diffusion=diffusion)
+    begin = time.perf_counter()
+    outputs: list[RequestOutput] = llm.chat([chat(i) for i in items], params, use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    choices = [output.outputs[0] for output in outputs]
+    # An answer that stopped ends with the end token, which is not counted.
+    tokens = sum(len(c.token_ids) - (c.finish_reason == "stop") for c in choices)
+    forwards = sum(output.forwards for output in outputs)
+    return Answers([c.text.strip() for c in choices], tokens, forwards, round(seconds, 1))
 
 
 def run(
-    llm: DiffusionLLM, items: list[Item], decoder: dict[str, Any], cache: str, max_tokens: int
+    llm: DiffusionLLM, items: list[Item], policy: Json, cache: str, max_tokens: int
 ) -> dict[str, Any]:
     """Exact match, tokens per forward and seconds over the items, greedy."""
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=0,
-        diffusion={"block_length": 32, "decoder": decoder, "cache": {"kind": cache}},
-    )
-    begin = time.perf_counter()
-    chats = [[{"role": "user", "content": item.question}] for item in items]
-    outputs: list[RequestOutput] = llm.chat(chats, params, use_tqdm=False)
-    seconds = time.perf_counter() - begin
-    hits: dict[str, list[bool]] = {}
-    for item, output in zip(items, outputs, strict=True):
-        right = output.outputs[0].text.strip() == item.answer
-        hits.setdefault(item.task, []).append(right)
-    # An answer that stopped ends with the end token, which is not counted.
-    choices = [output.outputs[0] for output in outputs]
-    tokens = sum(len(c.token_ids) - (c.finish_reason == "stop") for c in choices)
-    forwards = sum(output.forwards for output in outputs)
+    answers = ask(llm, items, policy, cache, max_tokens)
+    hits: dict[str, list[bool]] = defaultdict(list)
+    for item, text in zip(items, answers.texts, strict=True):
+        hits[item.task].append(text == item.answer)
     return {
-        "exact_match": round(sum(sum(h) for h in hits.values()) / len(items), 4),
-        "exact_match_by_task": {task: round(sum(h) / len(h), 4) for task, h in hits.items()},
-        "tokens_per_forward": round(tokens / forwards, 2),
-        "tokens": tokens,
-        "forwards": forwards,
-        "seconds": round(seconds, 1),
+        "exact_match": share([h for task in hits.values() for h in task]),
+        "exact_match_by_task": {task: share(h) for task, h in hits.items()},
+        "tokens_per_forward": answers.tokens_per_forward,
+        "tokens": answers.tokens,
+        "forwards": answers.forwards,
+        "seconds": answers.seconds,
+    }
+
+
+def share(hits: list[bool]) -> float:
+    return round(sum(hits) / max(len(hits), 1), 4)
+
+
+def drawn(
+    split: str, count: int, seed: int, tasks: tuple[str, ...] = tuple(GENERATORS)
+) -> list[Item]:
+    """Distinct items of one split, the tasks taking turns."""
+    rng, items = random.Random(seed), dict[str, Item]()
+    while len(items) < count:
+        item = draw(rng, tasks[len(items) % len(tasks)], split)
+        items.setdefault("\n".join(m["content"] for m in chat(item)), item)
+    return list(items.values())
+
+
+def harder_half(count: int, seed: int) -> list[Item]:
+    """Held-out items whose answers are worked out or put together, and not short."""
+    items = drawn("entities", 4 * count, seed, HARDER)
+    return [i for i in items if len(i.answer.split()) + i.answer.count(",") >= 6][:count]
+
+
+def written_items() -> list[tuple[Item, Any]]:
+    """The questions written by hand, with the expected answers."""
+    rows = json.loads((FOLDER / "questions.json").read_text())
+    items = []
+    for row in rows:
+        before = tuple((question, answer) for question, answer in row.get("before", []))
+        items.append((Item(row["kind"], row["question"], "", before=before), row["answer"]))
+    return items  # fmt: skip
+
+
+def copied(items: list[Item], texts: list[str]) -> Json:
+    """The share of the values of JSON answers that were copied right, words and numbers apart."""
+    hits: dict[str, list[bool]] = {"words": [], "numbers": []}
+    for item, text in zip(items, texts, strict=True):
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = {}
+        for key, value in json.loads(item.answer).items():
+            right = isinstance(found, dict) and found.get(key) == value
+            hits["numbers" if isinstance(value, int) else "words"].append(right)
+    return {kind: share(h) for kind, h in hits.items()} | {"values": sum(map(len, hits.values()))}
+
+
+def near_duplicates(draws: int, tests: list[Item]) -> Json:
+    """How many of so many training items equal a test item but for names and things."""
+    rng = random.Random(0)
+    kept = {draw(rng, task).key for task in GENERATORS for _ in range(draws // len(GENERATORS))}
+    seen = sum(item.key in kept for item in tests)
+    near = sum(is_near_written(Item("", "", "", key)) for key in kept)
+    return {"training_items_looked_at": draws, "equal_to_held_out": seen, "equal_to_written": near}
+
+
+def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
+    """All that metrics.json says."""
+    most = arguments.max_tokens
+
+    def of(items: list[Item]) -> Json:
+        return run(llm, items, THRESHOLD, "none", most)
+
+    trained = drawn("entities", arguments.items, arguments.seed)
+    new = drawn("phrasings", arguments.items, arguments.seed)
+    written = written_items()
+    said = ask(llm, [item for item, _ in written], THRESHOLD, "none", most)
+    by_kind: dict[str, list[bool]] = defaultdict(list)
+    for (item, expected), text in zip(written, said.texts, strict=True):
+        by_kind[item.task].append(is_right(item.task, text, expected))
+        if arguments.wrong and not by_kind[item.task][-1]:
+            print(f"{item.before} {item.question}\n    {text!r}, not {expected!r}")
+    unrelated = [Item("", u, ANSWER) for u in json.loads((FOLDER / "unrelated.json").read_text())]
+    refused = ask(llm, unrelated, THRESHOLD, "none", most)
+    if arguments.wrong:
+        for item, text in zip(unrelated, refused.texts, strict=True):
+            if text != ANSWER:
+                print(f"{item.question}\n    {text!r}")
+    facts = drawn("entities", arguments.items, arguments.seed, ("json",))
+    return of(trained) | {
+        "new_phrasings": of(new),
+        "written_by_hand": share([h for hits in by_kind.values() for h in hits]),
+        "written_by_hand_by_kind": {kind: share(hits) for kind, hits in by_kind.items()},
+        "unrelated_recognised": share([text == ANSWER for text in refused.texts]),
+        "copied": copied(facts, ask(llm, facts, THRESHOLD, "none", most).texts),
+        "harder_half": of(harder_half(arguments.items // 2, arguments.seed)),
+        "near_duplicates": near_duplicates(arguments.draws, trained + new),
     }
 
 
 def print_table(llm: DiffusionLLM, items: list[Item], caches: list[str], max_tokens: int) -> None:
-    print("| decoder | cache | exact match | tokens per forward | seconds |")
+    print("| policy | cache | exact match | tokens per forward | seconds |")
     print("|---|---|---|---|---|")
-    for name, decoder in DECODERS.items():
+    for name, policy in POLICIES.items():
         for cache in caches:
-            m = run(llm, items, decoder, cache, max_tokens)
+            m = run(llm, items, policy, cache, max_tokens)
             print(
                 f"| {name} | {cache} | {m['exact_match']:.3f} | {m['tokens_per_forward']:.2f} "
                 f"| {m['seconds']:.1f} |",
@@ -70,50 +188,23 @@ def print_table(llm: DiffusionLLM, items: list[Item], caches: list[str], max_tok
             )
 
 
-def print_formats(folder: Path, formats: list[str], items: list[Item], max_tokens: int) -> None:
-    print("| weights | exact match | tokens per forward | seconds |")
-    print("|---|---|---|---|")
-    for name in formats:
-        quantization = None if name == "none" else name
-        with DiffusionLLM(str(folder), dtype="float32", quantization=quantization) as llm:
-            m = run(llm, items, THRESHOLD, "none", max_tokens)
-        print(
-            f"| {name} | {m['exact_match']:.4f} | {m['tokens_per_forward']:.2f} "
-            f"| {m['seconds']:.1f} |",
-            flush=True,
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--items", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=4321, help="draws the held-out items")
-    parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--table", action="store_true", help="print decoders by caches instead")
-    parser.add_argument("--formats", nargs="+", help="print formats of weights instead")
-    arguments = parser.parse_args()
-    items = held_out_items(arguments.items, arguments.seed)
-    config = json.loads((arguments.folder / "config.json").read_text())
+def caches_of(folder: Path) -> list[str]:
+    """The kinds of cache that the checkpoint's family can have."""
+    config = json.loads((folder / "config.json").read_text())
     causal = config["model_type"] == "llada2_moe"
-    if arguments.formats:
-        print_formats(arguments.folder, arguments.formats, items, arguments.max_tokens)
-        return
-    # float32, so that the numbers do not hang on what the processor is fast at.
-    with DiffusionLLM(str(arguments.folder), dtype="float32") as llm:
-        if arguments.table:
-            caches = ["none", "exact"] if causal else ["none", "prefix", "dual", "vicinity"]
-            print_table(llm, items, caches, arguments.max_tokens)
-            return
-        measured = run(llm, items, THRESHOLD, "none", arguments.max_tokens)
+    return ["none", "exact"] if causal else ["none", "prefix", "dual", "vicinity"]
+
+
+def write_metrics(program: str, arguments: argparse.Namespace, measured: Json) -> None:
+    """Add what was measured, and how, to the folder's metrics.json, and print it."""
     path = arguments.folder / "metrics.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     # An absolute path would tell a reader on another machine nothing.
     words = [Path(w).name if w.startswith("/") else w for w in sys.argv[1:]]
     metrics = before | {
-        "command": " ".join(["python -m examples.train_demo.evaluate", *words]),
+        "command": " ".join([f"python -m {program}", *words]),
         "date": datetime.now(UTC).date().isoformat(),
-        "decoder": THRESHOLD | {"block_length": 32, "cache": "none", "temperature": 0},
+        "decoder": THRESHOLD["decoder"] | {"block_length": 32, "cache": "none", "temperature": 0},
         "max_tokens": arguments.max_tokens,
         "seed": arguments.seed,
         "items": arguments.items,
@@ -121,6 +212,28 @@ def main() -> None:
     }
     path.write_text(json.dumps(metrics, indent=1) + "\n")
     print(path.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--items", type=int, default=350, help="of each split")
+    parser.add_argument("--seed", type=int, default=4321, help="draws the held-out items")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument(
+        "--draws", type=int, default=70000, help="training items for near-duplicates"
+    )
+    parser.add_argument("--table", action="store_true", help="print decoders by caches instead")
+    parser.add_argument("--wrong", action="store_true", help="print wrong answers")
+    arguments = parser.parse_args()
+    # float32, so that the numbers do not hang on what the processor is fast at.
+    with DiffusionLLM(str(arguments.folder), dtype="float32") as llm:
+        if arguments.table:
+            items = harder_half(arguments.items, arguments.seed)
+            print_table(llm, items, caches_of(arguments.folder), arguments.max_tokens)
+            return
+        measured = measure(llm, arguments)
+    write_metrics("examples.train_demo.evaluate", arguments, measured)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from examples.train_demo.gradients import (
+    Attend,
+    Experts,
+    RmsNorm,
+    Sight,
+    Swiglu,
+    attend,
+    experts,
+    fused,
+    linear,
+    rms_norm,
+    swiglu,
+)
+from examples.train_demo.passes import Passes
 from examples.train_demo.vocabulary import Vocabulary
 
 
@@ -62,17 +76,22 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
         self.eps = eps
 
+    def forward(self, x: Tensor, passes: Passes | None) -> Tensor:
+        if passes is None:
+            return rms_norm(x, self.weight, self.eps)
+        y: Tensor = fused(RmsNorm, passes, x.flatten(0, -2), self.weight, self.eps)
+        return y.view(x.shape)
+
+
+class Matrix(nn.Module):
+    """A linear layer without a bias."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, columns))
+
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps)
-
-
-def rotate(x_BhLD: Tensor, cos_LR: Tensor, sin_LR: Tensor) -> Tensor:
-    """Rotary embedding by halves over the first dimensions; the rest passes through."""
-    rotary = cos_LR.shape[-1]
-    turned, rest = x_BhLD[..., :rotary], x_BhLD[..., rotary:]
-    a, b = turned.chunk(2, dim=-1)
-    turned = turned * cos_LR + torch.cat((-b, a), dim=-1) * sin_LR
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+        return linear(x, self.weight)
 
 
 class Attention(nn.Module):
@@ -80,58 +99,48 @@ class Attention(nn.Module):
         super().__init__()
         num, num_kv, dim = shape.heads
         eps = float(shape.config["rms_norm_eps"])
-        self.shape = shape
-
-        def linear(rows: int, columns: int) -> nn.Linear:
-            return nn.Linear(columns, rows, bias=False)
+        self.shape, self.eps = shape, eps
 
         if shape.causal:
-            self.query_key_value = linear((num + 2 * num_kv) * dim, shape.hidden)
+            self.query_key_value = Matrix((num + 2 * num_kv) * dim, shape.hidden)
             self.query_layernorm, self.key_layernorm = Norm(dim, eps), Norm(dim, eps)
-            self.dense = linear(shape.hidden, num * dim)
+            self.dense = Matrix(shape.hidden, num * dim)
         else:
-            self.q_proj, self.k_proj = (
-                linear(num * dim, shape.hidden),
-                linear(num_kv * dim, shape.hidden),
-            )
-            self.v_proj, self.o_proj = (
-                linear(num_kv * dim, shape.hidden),
-                linear(shape.hidden, num * dim),
-            )
+            self.q_proj = Matrix(num * dim, shape.hidden)
+            self.k_proj = Matrix(num_kv * dim, shape.hidden)
+            self.v_proj = Matrix(num_kv * dim, shape.hidden)
+            self.o_proj = Matrix(shape.hidden, num * dim)
             self.q_norm, self.k_norm = Norm(dim, eps), Norm(dim, eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        num, num_kv, dim = self.shape.heads
+    def heads(self, x_BLH: Tensor, sight: Sight, passes: Passes | None) -> Tensor:
+        """What the heads bring, side by side."""
         if self.shape.causal:
-            qkv = self.query_key_value(x)
-            q, k, v = qkv.split([num * dim, num_kv * dim, num_kv * dim], dim=-1)
-            q_norm, k_norm, out = self.query_layernorm, self.key_layernorm, self.dense
+            qkv = self.query_key_value(x_BLH)
+            norms = self.query_layernorm.weight, self.key_layernorm.weight
         else:
-            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-            q_norm, k_norm, out = self.q_norm, self.k_norm, self.o_proj
-        q = rotate(q_norm(q.unflatten(-1, (num, dim))).transpose(1, 2), cos, sin)
-        k = rotate(k_norm(k.unflatten(-1, (num_kv, dim))).transpose(1, 2), cos, sin)
-        v = v.unflatten(-1, (num_kv, dim)).transpose(1, 2)
-        if num != num_kv:
-            k, v = (t.repeat_interleave(num // num_kv, dim=1) for t in (k, v))
-        # Written out: in bf16 on a CPU the fused kernel's backward takes four times as long.
-        score = (q.to(v.dtype) * dim**-0.5) @ k.to(v.dtype).transpose(-1, -2)
-        if mask is not None:
-            score = score.masked_fill(~mask, -math.inf)
-        y = score.softmax(-1).to(v.dtype) @ v
-        projected: Tensor = out(y.transpose(1, 2).flatten(2))
-        return projected
+            rows = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
+            qkv = linear(x_BLH, torch.cat(rows))
+            norms = self.q_norm.weight, self.k_norm.weight
+        if passes is None or x_BLH.shape[1] % 8 or sight.real_BL is not None:
+            return attend(qkv, *norms, sight, self.shape.heads, self.eps)
+        y: Tensor = fused(Attend, passes, qkv, *norms, sight, self.shape.heads, self.eps)
+        return y
+
+    def join(self, heads: Tensor) -> Tensor:
+        y: Tensor = self.dense(heads) if self.shape.causal else self.o_proj(heads)
+        return y
 
 
 class Mlp(nn.Module):
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, inner, bias=False)
-        self.up_proj = nn.Linear(hidden, inner, bias=False)
-        self.down_proj = nn.Linear(inner, hidden, bias=False)
+        self.gate_proj, self.up_proj = Matrix(inner, hidden), Matrix(inner, hidden)
+        self.down_proj = Matrix(hidden, inner)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x_TH: Tensor, passes: Passes | None) -> Tensor:
+        inner = linear(x_TH, torch.cat((self.gate_proj.weight, self.up_proj.weight)))
+        active = swiglu(inner) if passes is None else fused(Swiglu, passes, inner)
+        y: Tensor = self.down_proj(active)
         return y
 
 
@@ -163,8 +172,7 @@ class Moe(nn.Module):
     def route(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Chosen experts and their weights; leaves the load and the balance loss on the side."""
         c = self.shape.config
-        with torch.autocast("cpu", enabled=False):
-            logits_TE = F.linear(x_TH.float(), self.gate.weight)
+        logits_TE = F.linear(x_TH, self.gate.weight)
         top = int(c["num_experts_per_tok"])
         if self.shape.causal:
             score_TE = logits_TE.sigmoid()
@@ -186,25 +194,10 @@ class Moe(nn.Module):
         self.balance = (share_E * self.load_E / chosen_TK.numel()).sum() * self.num
         return chosen_TK, weight_TK
 
-    def forward(self, x: Tensor) -> Tensor:
-        x_TH = x.flatten(0, 1)
-        chosen_TK, weight_TK = self.route(x_TH)
-        order = chosen_TK.flatten().argsort(stable=True)
-        rows, expert = order // chosen_TK.shape[1], chosen_TK.flatten()[order]
-        # Every expert gets the same number of places, rounded so that few shapes occur.
-        places = -(-int(self.load_E.max()) // 64) * 64
-        first_E = self.load_E.cumsum(0) - self.load_E
-        slot = expert * places + torch.arange(len(order)) - first_E[expert]
-        x_SH = x_TH.new_zeros(self.num * places, x_TH.shape[1]).index_copy(0, slot, x_TH[rows])
-        gate, up = torch.bmm(
-            x_SH.view(self.num, places, -1), self.w13_experts.transpose(1, 2)
-        ).chunk(2, dim=-1)
-        y_SH = torch.bmm(F.silu(gate) * up, self.w2_experts.transpose(1, 2)).flatten(0, 1)
-        y_TH = torch.zeros(x_TH.shape).index_add(
-            0, rows, y_SH[slot].float() * weight_TK.flatten()[order, None]
-        )
-        y = y_TH.view(x.shape)
-        return y + self.shared_experts(x) if self.shape.causal else y
+    def forward(self, x_TH: Tensor, passes: Passes | None) -> Tensor:
+        routed = *self.route(x_TH), self.w13_experts, self.w2_experts
+        y = experts(x_TH, *routed) if passes is None else fused(Experts, passes, x_TH, *routed)
+        return y + self.shared_experts(x_TH, passes) if self.shape.causal else y
 
 
 class Layer(nn.Module):
@@ -220,12 +213,24 @@ class Layer(nn.Module):
         if shared and not dense:
             self.shared_expert = Mlp(shape.hidden, int(shared))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        x = x + self.get_submodule(self.attention_name)(self.input_layernorm(x), cos, sin, mask)
-        h = self.post_attention_layernorm(x)
-        y: Tensor = x + self.mlp(h)
+    def forward(
+        self, x_BLH: Tensor, sight: Sight, passes: Passes | None, wanted: Tensor | None
+    ) -> Tensor:
+        """The next hidden states, of the `wanted` positions only if given, as [N, H]."""
+        attention = self.get_submodule(self.attention_name)
+        assert isinstance(attention, Attention)
+        heads = attention.heads(self.input_layernorm(x_BLH, passes), sight, passes)
+        if wanted is None:
+            x_TH, heads = x_BLH.flatten(0, 1), heads.flatten(0, 1)
+        else:
+            x_TH, heads = x_BLH[wanted], heads[wanted]
+        x_TH = x_TH + attention.join(heads)
+        h_TH = self.post_attention_layernorm(x_TH, passes)
+        y: Tensor = x_TH + self.mlp(h_TH, passes)
         # LLaDA-MoE keeps its shared expert beside the mlp, LLaDA2 within it.
-        return y + self.shared_expert(h) if "shared_expert" in self._modules else y
+        if "shared_expert" in self._modules:
+            y = y + self.shared_expert(h_TH, passes)
+        return y.view(x_BLH.shape) if wanted is None else y
 
 
 class Body(nn.Module):
@@ -241,33 +246,35 @@ class DemoModel(nn.Module):
         self.shape = Shape(config)
         self.vocabulary = Vocabulary(vocab, self.shape.hidden)
         self.model = Body(self.shape)
+        self.passes: Passes | None = None
 
     @property
     def moes(self) -> list[Moe]:
         return [m for m in self.modules() if isinstance(m, Moe)]
 
-    def forward(self, ids_BL: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the logits; `mask` is True where a query may look."""
-        return self.vocabulary.logits(self.hidden(ids_BL, mask))
+    def forward(
+        self, ids_BL: Tensor, real_BL: Tensor | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits, at `wanted` positions only if given.
 
-    def hidden(self, ids_BL: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Everything but the head."""
-        c, length = self.shape.config, ids_BL.shape[1]
+        Positions that are not `real` are seen by none; if not given, all are real.
+        """
+        table_VH = self.vocabulary.embedding()
+        sight = self.sight(ids_BL.shape[1], real_BL)
+        x = F.embedding(ids_BL, table_VH)
+        *layers, last = self.model.layers
+        for layer in layers:
+            x = layer(x, sight, self.passes, None)
+        x = last(x, sight, self.passes, wanted)
+        return linear(self.model.norm(x, self.passes), self.vocabulary.head(table_VH))
+
+    def sight(self, length: int, real_BL: Tensor | None) -> Sight:
+        c = self.shape.config
         dim = int(self.shape.heads[2] * float(c.get("partial_rotary_factor", 1)))
         inverse = float(c["rope_theta"]) ** (-torch.arange(0, dim, 2) / dim)
-        angle_LR = torch.outer(torch.arange(length), inverse).repeat(1, 2)
-        cos, sin = angle_LR.cos(), angle_LR.sin()
-        x = self.vocabulary.embed(ids_BL)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin, mask)
-        y: Tensor = self.model.norm(x)
-        return y
-
-
-def block_causal(length: int, block: int) -> Tensor:
-    """The mask in which a block sees itself and every block before it."""
-    index = torch.arange(length) // block
-    return index[:, None] >= index[None, :]
+        angle_LR = torch.outer(torch.arange(length), inverse)
+        block = int(c["block_length"]) if self.shape.causal else length
+        return Sight(angle_LR.cos(), angle_LR.sin(), block, real_BL)
 
 
 def to_checkpoint(model: DemoModel) -> dict[str, Tensor]:
@@ -275,7 +282,7 @@ def to_checkpoint(model: DemoModel) -> dict[str, Tensor]:
     embedding = "word_embeddings" if model.shape.causal else "embed_tokens"
     state = {
         f"model.{embedding}.weight": model.vocabulary.embedding().detach(),
-        "lm_head.weight": model.vocabulary.head().detach(),
+        "lm_head.weight": model.vocabulary.head(model.vocabulary.embedding()).detach(),
     }
     for name, tensor in model.state_dict().items():
         if name.startswith("vocabulary."):

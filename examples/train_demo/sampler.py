@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from examples.train_demo.model import DemoModel, block_causal
+from examples.train_demo.model import DemoModel
 
 BLOCK = 32
 
@@ -49,14 +49,11 @@ def generate(
     forwards_B = torch.zeros(len(prompts), dtype=torch.long)
     active_B = torch.ones(len(prompts), dtype=torch.bool)
     starts = [len(p) for p in prompts]
-    see = real_BL[:, None, None, :]
-    if causal:
-        see = see & block_causal(length, BLOCK)
     while active_B.any():
         masked_BL = (ids_BL == mask_id) & real_BL
         current_B1 = block_BL.masked_fill(~masked_BL, length).amin(1, keepdim=True)
         eligible_BL = masked_BL & (block_BL == current_B1) & active_B[:, None]
-        logits_BLV = model(ids_BL, see).float()
+        logits_BLV = model(ids_BL, real_BL).float()
         logits_BLV[..., mask_id] = -torch.inf
         confidence_BL, token_BL = logits_BLV.softmax(-1).max(-1)
         confidence_BL = confidence_BL.masked_fill(~eligible_BL, -torch.inf)

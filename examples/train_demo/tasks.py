@@ -1,74 +1,118 @@
-"""Three small tasks with exact answers: word problems, Python functions and JSON extraction.
+"""The tasks of the demo models, and which questions are kept for tests.
 
-A question belongs to the held-out split when its hash says so, hence the splits are disjoint.
-`python -m examples.train_demo.tasks` checks the generators: it runs every equation and function.
+An item is kept out of training when it has a held-out word, a held-out phrasing, or a held-out
+skeleton: the question with names and things blanked. So no test question has a near-duplicate in
+training. `python -m examples.train_demo.tasks` prints examples of every task.
 """
 
-import hashlib
+import functools
 import json
 import random
 import re
 from collections.abc import Callable
+from pathlib import Path
 
+from examples.train_demo.arithmetic import arithmetic
 from examples.train_demo.json_extraction import json_extraction
+from examples.train_demo.noise import noisy
+from examples.train_demo.outside import outside
 from examples.train_demo.python_functions import python_function
+from examples.train_demo.rewriting import rewriting
+from examples.train_demo.second_turns import second_turn
 from examples.train_demo.word_problems import word_problem
-from examples.train_demo.words import Item
+from examples.train_demo.words import Item, Source, bucket
 
-
-def is_held_out(question: str) -> bool:
-    """One question in sixteen is never trained on."""
-    return hashlib.sha256(question.encode()).digest()[0] % 16 == 0
-
-
-GENERATORS: dict[str, Callable[[random.Random], Item]] = {
-    "math": word_problem, "code": python_function, "json": json_extraction
+GENERATORS: dict[str, Callable[[Source], Item]] = {
+    "arithmetic": arithmetic, "math": word_problem, "code": python_function,
+    "json": json_extraction,
+    "rewriting": rewriting, "turn": second_turn, "outside": outside,
 }  # fmt: skip
+HARDER = ("math", "json", "code", "turn")
+FOLDER = Path(__file__).parent / "written"
 
 
-def draw(rng: random.Random, task: str, held_out: bool) -> Item:
-    """The next item of a task from one split."""
+def words_of(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\w+", text.lower()))
+
+
+@functools.cache
+def written_words() -> dict[int, list[tuple[str, ...]]]:
+    """The words of all questions written by hand, by their number."""
+    questions = [q["question"] for q in json.loads((FOLDER / "questions.json").read_text())]
+    questions += json.loads((FOLDER / "unrelated.json").read_text())
+    by_size: dict[int, list[tuple[str, ...]]] = {}
+    for words in map(words_of, questions):
+        by_size.setdefault(len(words), []).append(words)
+    return by_size
+
+
+def is_near_written(item: Item) -> bool:
+    """Whether a question written by hand equals this one but for names and things."""
+    key = words_of(item.key)
+    return any(
+        all(k in (w, "_") for k, w in zip(key, words, strict=True))
+        for words in written_words().get(len(key), [])
+    )
+
+
+def is_held_out(item: Item) -> bool:
+    """One skeleton in sixteen is never trained on, nor what is near a question written by hand."""
+    return bucket(item.key, 16) == 0 or is_near_written(item)
+
+
+def draw(rng: random.Random, task: str, split: str = "train", noise: bool = True) -> Item:
+    """The next item of a task.
+
+    Splits: "train"; "entities", in trained phrasings with words that training never has;
+    "phrasings", with at least one phrasing that training never has, and unseen words.
+    """
     while True:
-        item = GENERATORS[task](rng)
-        if is_held_out(item.question) is held_out:
+        source = Source(rng, split != "train", split == "phrasings")
+        source.lower = noise and rng.random() < 0.15
+        item = GENERATORS[task](source)
+        if is_held_out(item) == (split == "train"):
+            continue
+        if split == "phrasings" and not source.used_held_out_phrase:
+            continue
+        if not noise:
             return item
+        source.phrasings = False
+        spared = set(words_of(item.answer)) if task != "outside" else set()
+        spared |= {w for drawn in source.drawn for w in words_of(drawn)}
+        ending = task in ("math", "code", "outside", "arithmetic")
+        typed = noisy(source, item.question, spared, ending)
+        if task in ("json", "rewriting", "turn") and set(words_of(item.answer)) - set(
+            words_of(typed)
+        ):
+            typed = item.question  # a value was touched, or the answer is not all in the question
+        return item._replace(question=typed)
 
 
-def held_out_items(count: int, seed: int = 1234) -> list[Item]:
-    """Distinct held-out items, the tasks taking turns."""
+def held_out_items(count: int, seed: int = 1234, split: str = "entities") -> list[Item]:
+    """Distinct single questions from the tests' side, the tasks taking turns."""
     rng = random.Random(seed)
     items: dict[str, Item] = {}
-    names = list(GENERATORS)
+    names = [name for name in GENERATORS if name != "turn"]
     while len(items) < count:
-        item = draw(rng, names[len(items) % len(names)], held_out=True)
+        item = draw(rng, names[len(items) % len(names)], split)
         items.setdefault(item.question, item)
     return list(items.values())
 
 
-def _check(item: Item) -> None:
-    if item.task == "math":
-        equations = re.findall(r"(\d+)([-+*/])(\d+)=(\d+)", item.answer)
-        for a, op, b, c in equations:
-            assert eval(f"{a}{op}{b}") == int(c), item
-        assert item.answer.endswith(f"The answer is {equations[-1][3]}."), item
-    elif item.task == "code":
-        scope: dict[str, Callable[[object], object]] = {}
-        exec(item.answer, scope)
-        scope.pop("__builtins__")
-        (function,) = scope.values()
-        words = "in words" in item.answer or "text" in item.answer
-        function("the quick brown fox jumps over lazy dogs" if words else [*range(-99, 100)])
-    else:
-        for value in json.loads(item.answer).values():
-            assert str(value) in item.question, item
+def chat(item: Item) -> list[dict[str, str]]:
+    """The item's turns as messages."""
+    turns = [
+        {"role": role, "content": text}
+        for pair in item.before
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+    return [*turns, {"role": "user", "content": item.question}]
 
 
 if __name__ == "__main__":
     generator = random.Random(0)
     for task_name in GENERATORS:
-        drawn = [draw(generator, task_name, held_out=False) for _ in range(20000)]
-        for one in drawn:
-            _check(one)
-        print(task_name, len({one.question for one in drawn}), "distinct of", len(drawn))
-        for one in drawn[:6]:
-            print(f"  {one.question}\n    {one.answer!r}")
+        print(task_name)
+        for _ in range(12):
+            one = draw(generator, task_name)
+            print(f"  {' | '.join(m['content'] for m in chat(one))}\n    {one.answer!r}")

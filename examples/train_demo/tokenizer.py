@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from examples.train_demo.tasks import GENERATORS, draw
+from examples.train_demo.vocabulary import SPACED
 
 MASK, EOS = "<|mask|>", "<|endoftext|>"
 SPECIAL = (
@@ -19,16 +20,17 @@ CHAT_TEMPLATE = (
     "{{ '<|role_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<role>ASSISTANT</role>' }}{% endif %}"
 )
-# A number is one piece up to 199, longer ones fall apart; a word takes the space before it.
-PIECES = r"1\d\d|\d\d?| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+"
-MERGED_VOCAB = 1400
+# A number is one piece up to 199, longer ones fall apart; both take the space before them.
+PIECES = r" ?1\d\d| ?\d\d?| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+"
+NUMBERS = 200
+MERGED_VOCAB = 1652
 
 
 def build_tokenizer(seed: int = 0, sample: int = 30000) -> PreTrainedTokenizerFast:
     """Train the merges on generated text; numbers enter as whole tokens, not by merging."""
     rng = random.Random(seed)
     names = list(GENERATORS)
-    items = [draw(rng, names[i % len(names)], held_out=False) for i in range(sample)]
+    items = [draw(rng, names[i % len(names)]) for i in range(sample)]
     pieces = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(PIECES), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
@@ -51,13 +53,19 @@ def _with_numbers(
 ) -> PreTrainedTokenizerFast:
     model = json.loads(letters.to_str())["model"]
     vocab: dict[str, int] = model["vocab"]
-    for number in range(200):
-        vocab.setdefault(str(number), len(vocab))
+    for number in range(NUMBERS):
+        for text in (str(number), SPACED + str(number)):
+            vocab.setdefault(text, len(vocab))
     merges = [tuple(pair) for pair in model["merges"]]
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
     tokenizer.pre_tokenizer = pieces
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return wrap(tokenizer)
+
+
+def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """The tokenizer with the names of its special tokens and its chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=EOS,

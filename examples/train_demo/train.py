@@ -1,108 +1,68 @@
 """Train a demo model: `python -m examples.train_demo.train llada_moe --out DIR`.
 
-Masked diffusion on the answer, Muon and AdamW, a schedule keyed to the wall clock. DIR holds
-state.pt, from which the same command resumes, and export/, which is a checkpoint folder.
+Masked diffusion on the answer, Muon and AdamW, a schedule in steps. DIR holds state.pt, from which
+the same command resumes as if it had not stopped; export/, which is a checkpoint folder; and
+begun.safetensors, from which `--begin` goes on on another machine.
 """
 
 import argparse
 import copy
 import json
-import math
+import random
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerFast
 
 from examples.train_demo.batches import Batch, Batches
-from examples.train_demo.model import DemoModel, block_causal, to_checkpoint
+from examples.train_demo.gradients import CrossEntropy, cross_entropy, fused, products_dtype
+from examples.train_demo.layouts import CONFIGS, build_config, initialise
+from examples.train_demo.model import DemoModel, to_checkpoint
 from examples.train_demo.muon import Muon
-from examples.train_demo.sampler import BLOCK, generate
-from examples.train_demo.tasks import held_out_items
-from examples.train_demo.tokenizer import load_tokenizer
+from examples.train_demo.passes import load as load_passes
+from examples.train_demo.sampler import generate
+from examples.train_demo.tasks import GENERATORS, chat, draw
+from examples.train_demo.tokenizer import load_tokenizer, wrap
 
-HIDDEN, LAYERS, HEADS, HEAD_DIM, EXPERTS = 128, 5, 8, 32, 16
-SHARED: dict[str, Any] = {
-    "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-    "head_dim": HEAD_DIM, "num_experts": EXPERTS, "hidden_act": "silu", "rope_theta": 300.0,
-    "rope_scaling": None, "max_position_embeddings": 1024, "tie_word_embeddings": False,
-    "attention_dropout": 0.0, "torch_dtype": "bfloat16",
-}  # fmt: skip
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llada_moe": SHARED | {
-        "architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "num_key_value_heads": HEADS,
-        "num_experts_per_tok": 4, "expert_intermediate_size": 80, "dense_intermediate_size": 320,
-        "shared_expert_intermediate_size": None, "rms_norm_eps": 1e-5, "norm_topk_prob": None,
-        "qk_layernorm": True, "moe_layer_freq": [1] * LAYERS,
-        "moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False,
-    },
-    "llada2_moe": SHARED | {
-        "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe",
-        "num_key_value_heads": HEADS // 2,
-        "num_experts_per_tok": 2, "intermediate_size": 320, "moe_intermediate_size": 96,
-        "num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
-        "norm_topk_prob": True, "routed_scaling_factor": 2.0, "partial_rotary_factor": 0.5,
-        "rms_norm_eps": 1e-6, "use_qkv_bias": False, "use_qk_norm": True, "use_bias": False,
-        "embedding_dropout": 0.0, "output_dropout": 0.0, "moe_router_enable_expert_bias": True,
-        "score_function": "sigmoid", "router_dtype": "fp32", "block_length": BLOCK,
-    },
-}  # fmt: skip
-
-
-def build_config(name: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    return CONFIGS[name] | {
-        "vocab_size": len(tokenizer),
-        "mask_token_id": tokenizer.mask_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-
-
-def initialise(model: DemoModel) -> None:
-    for name, parameter in model.model.named_parameters():
-        if parameter.dim() < 2:
-            continue
-        std = parameter.shape[-1] ** -0.5
-        if any(part in name for part in ("o_proj", "attention.dense", "w2", "down_proj")):
-            std /= math.sqrt(2 * LAYERS)
-        if "w2" in name and not model.shape.causal:
-            std *= EXPERTS / 4  # a plain softmax gives each of the four chosen about 1/16
-        if "mlp.gate.weight" in name:
-            std = 0.02
-        torch.nn.init.normal_(parameter, std=std)
+STEPS, PARTS = 14000, 2  # batches in a step
+COPYING, FALL = 0.2, 0.5  # shares of the steps: mostly copying; the falling rate
 
 
 def build_optimizers(model: DemoModel) -> list[Optimizer]:
     """Muon for the layers' matrices, AdamW for the rest."""
     matrices: list[Tensor] = []
+    pairs: list[Tensor] = []
     rest: list[Tensor] = []
     for name, parameter in model.named_parameters():
         matrix = ".layers." in name and parameter.dim() > 1 and "mlp.gate.weight" not in name
-        (matrices if matrix else rest).append(parameter)
+        (rest if not matrix else pairs if "w13" in name else matrices).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": pairs, "stacked": 2}]
     adam = torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    return [Muon(matrices, lr=0.02), adam]
+    return [Muon(groups, products_dtype(), lr=0.02), adam]
 
 
-def learning_rate(step: int, done: float) -> float:
-    """The share of the peak: warm up, hold, and fall linearly over the last half of the time."""
-    return min(1.0, (step + 1) / 100, max(0.01, (1 - done) / 0.5))
+def learning_rate(step: int, steps: int, begun: int = 0) -> float:
+    """The share of the peak: warm up from step `begun`, hold, and fall over the last steps."""
+    return min(1.0, (step - begun + 1) / 100, max(0.005, (1 - step / steps) / FALL))
 
 
 def loss_of(model: DemoModel, batch: Batch) -> tuple[Tensor, float]:
-    length = batch.input_BL.shape[1]
-    mask = block_causal(length, BLOCK) if model.shape.causal else None
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden = model.hidden(batch.input_BL, mask)
-        chosen = batch.weight_BL > 0
-        logits = model.vocabulary.logits(hidden[chosen])
+    """The weighted loss with the routers' balance, and the share of right tokens."""
+    chosen = batch.weight_BL > 0
     target, weight = batch.target_BL[chosen], batch.weight_BL[chosen]
-    loss = (F.cross_entropy(logits.float(), target, reduction="none") * weight).sum() / weight.sum()
-    right = ((logits.argmax(-1) == target) * weight).sum() / weight.sum()
+    weight = weight / weight.sum()
+    logits = model(batch.input_BL, None, chosen)
+    if model.passes is None:
+        loss, right = cross_entropy(logits, target, weight)
+    else:
+        loss, right = fused(CrossEntropy, model.passes, logits, target, weight)
     balance = sum((m.balance for m in model.moes), torch.zeros(()))
     return loss + 0.01 * balance, float(right)
 
@@ -115,27 +75,23 @@ def shift_bias(model: DemoModel) -> None:
 
 
 def evaluate(
-    model: DemoModel, tokenizer: PreTrainedTokenizerFast, count: int, max_tokens: int
+    model: DemoModel, tokenizer: PreTrainedTokenizerFast, per_task: int, seed: int = 1234
 ) -> dict[str, float]:
-    """Exact match by task and tokens per forward on held-out items."""
-    items = held_out_items(count)
-    right: dict[str, list[bool]] = {}
+    """Exact match by task and tokens per forward on held-out items of trained phrasings."""
+    rng = random.Random(seed)
+    scores: dict[str, float] = {}
     tokens = forwards = 0
-    for at in range(0, count, 15):
-        group = items[at : at + 15]
-        chats = [[{"role": "user", "content": item.question}] for item in group]
+    for task in GENERATORS:
+        items = [draw(rng, task, "entities") for _ in range(per_task)]
         prompts: Any = tokenizer.apply_chat_template(
-            chats, add_generation_prompt=True, return_dict=False
+            [chat(item) for item in items], add_generation_prompt=True, return_dict=False
         )
-        samples = generate(
-            model, prompts, max_tokens, tokenizer.mask_token_id, tokenizer.eos_token_id
-        )
-        for item, sample in zip(group, samples, strict=True):
-            answer = str(tokenizer.decode(sample.tokens)).strip()
-            right.setdefault(item.task, []).append(answer == item.answer)
-            tokens, forwards = tokens + len(sample.tokens), forwards + sample.forwards
-    scores = {task: sum(hits) / len(hits) for task, hits in right.items()}
-    scores["all"] = sum(sum(hits) for hits in right.values()) / count
+        samples = generate(model, prompts, 64, tokenizer.mask_token_id, tokenizer.eos_token_id)
+        answers = [str(tokenizer.decode(sample.tokens)).strip() for sample in samples]
+        hits = [a == item.answer for a, item in zip(answers, items, strict=True)]
+        scores[task] = round(sum(hits) / per_task, 3)
+        tokens += sum(len(sample.tokens) for sample in samples)
+        forwards += sum(sample.forwards for sample in samples)
     return scores | {"tokens_per_forward": round(tokens / forwards, 2)}
 
 
@@ -148,91 +104,200 @@ def export(model: DemoModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(model.shape.config, indent=1) + "\n")
-    generation = {"do_sample": False, "max_new_tokens": 128}  # the longest canvases in training
+    generation = {"do_sample": False, "max_new_tokens": 64}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     tokenizer.save_pretrained(folder)
 
 
-def train(arguments: argparse.Namespace) -> None:
-    torch.manual_seed(arguments.seed)
+class Part(NamedTuple):
+    """What a batch is logged with."""
+
+    kind: str
+    loss: float
+    right: float
+
+
+class Run:
+    """A training run: all that a step changes, saved and loaded as a whole."""
+
+    def __init__(
+        self, name: str, tokenizer: PreTrainedTokenizerFast, seed: int, tokens: int
+    ) -> None:
+        torch.manual_seed(seed)
+        self.model = DemoModel(build_config(name, tokenizer), tokenizer.get_vocab())
+        initialise(self.model)
+        self.average = copy.deepcopy(self.model).eval()
+        self.model.passes = self.average.passes = load_passes()
+        self.optimizers = build_optimizers(self.model)
+        self.batches = Batches(tokenizer, self.model.shape.causal, seed, tokens)
+        self.name, self.tokenizer, self.seed = name, tokenizer, seed
+        self.begun, self.step, self.tokens, self.seconds = 0, 0, 0, 0.0
+
+    def part(self) -> Part:
+        """Add one batch's gradient."""
+        batch = self.batches.next()
+        loss, right = loss_of(self.model, batch)
+        (loss / PARTS).backward()
+        if self.model.shape.causal:
+            shift_bias(self.model)
+        self.tokens += batch.input_BL.numel()
+        return Part(batch.kinds[0], float(loss.detach()), right)
+
+    def train_step(self, steps: int) -> list[Part]:
+        """One step of `steps`."""
+        begin = time.process_time()
+        if self.step >= COPYING * steps:
+            self.batches.turn_to_the_rest()
+        scale = learning_rate(self.step, steps, self.begun)
+        for group in (g for o in self.optimizers for g in o.param_groups):
+            group["lr"] = scale * group.setdefault("peak", group["lr"])
+        parts = [self.part() for _ in range(PARTS)]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.model.zero_grad()
+        with torch.no_grad():
+            torch._foreach_lerp_(
+                list(self.average.parameters()),
+                list(self.model.parameters()),
+                1 / min(self.step + 2, 400),
+            )
+            for ours, theirs in zip(self.average.buffers(), self.model.buffers(), strict=True):
+                ours.copy_(theirs)
+        self.step += 1
+        self.seconds += time.process_time() - begin
+        return parts
+
+    def save(self, path: Path) -> None:
+        """Write everything, or leave the file before as it is."""
+        state = {
+            "model": self.model.state_dict(), "average": self.average.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "batches": self.batches.state(),
+            "begun": self.begun, "step": self.step, "tokens": self.tokens, "seconds": self.seconds,
+            "torch_rng": torch.get_rng_state(),
+        }  # fmt: skip
+        torch.save(state, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, weights_only=False)
+        self.model.load_state_dict(state["model"])
+        self.average.load_state_dict(state["average"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.batches.load_state(state["batches"])
+        self.begun, self.step = state["begun"], state["step"]
+        self.tokens, self.seconds = state["tokens"], state["seconds"]
+        torch.set_rng_state(state["torch_rng"])
+
+    def keep(self, path: Path) -> None:
+        """Write the averaged weights in bfloat16, from which a run on another machine begins."""
+        metadata = {
+            "model": self.name, "step": str(self.step), "tokens": str(self.tokens),
+            "seconds": f"{self.seconds:.0f}",
+            "tokenizer": self.tokenizer.backend_tokenizer.to_str(),
+        }  # fmt: skip
+        tensors = {name: t.detach().bfloat16() for name, t in trained(self.average).items()}
+        save_file(tensors, path.with_suffix(".new"), metadata=metadata)
+        path.with_suffix(".new").replace(path)
+
+    def begin(self, path: Path) -> None:
+        """Go on from kept weights: the step count goes on, momentum and rate warm up again."""
+        metadata = read_metadata(path)
+        if metadata["model"] != self.name:
+            raise ValueError(f"{path} has the weights of {metadata['model']}, not of {self.name}")
+        tensors = load_file(path)
+        for model in (self.model, self.average):
+            for name, tensor in trained(model).items():
+                tensor.data.copy_(tensors[name])
+        self.begun = self.step = int(metadata["step"])
+        self.tokens, self.seconds = int(metadata["tokens"]), float(metadata["seconds"])
+        self.batches.rng.seed(f"{self.seed} {self.step}")  # other examples than it began with
+
+
+def trained(model: DemoModel) -> dict[str, Tensor]:
+    """What training changes."""
+    biases = {name: b for name, b in model.named_buffers() if name.endswith("expert_bias")}
+    return dict(model.named_parameters()) | biases
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        metadata: dict[str, str] = file.metadata()
+    return metadata
+
+
+class Log:
+    """Running means of the loss and of right tokens, for drills and for the rest."""
+
+    def __init__(self) -> None:
+        self.means: dict[str, tuple[float, float]] = {}
+
+    def add(self, parts: list[Part]) -> None:
+        for part in parts:
+            kind = "drills" if part.kind == "drill" else "items"
+            loss, right = self.means.get(kind, part[1:])
+            self.means[kind] = 0.99 * loss + 0.01 * part.loss, 0.99 * right + 0.01 * part.right
+
+    def __str__(self) -> str:
+        return " ".join(
+            f"{k} {loss:.3f}/{hits:.3f}" for k, (loss, hits) in sorted(self.means.items())
+        )
+
+
+def train(arguments: argparse.Namespace) -> Run:
+    """Train to the last step, saving on the way."""
     torch.set_num_threads(1)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
+    if arguments.begin and not (out / "tokenizer").exists():
+        begun_with = read_metadata(arguments.begin)["tokenizer"]
+        wrap(Tokenizer.from_str(begun_with)).save_pretrained(out / "tokenizer")
     tokenizer = load_tokenizer(out / "tokenizer")
-    model = DemoModel(build_config(arguments.model, tokenizer), tokenizer.get_vocab())
-    initialise(model)
-    average = copy.deepcopy(model).eval()
-    optimizers = build_optimizers(model)
-    step, items, spent = 0, 0, 0.0
+    run = Run(arguments.model, tokenizer, arguments.seed, arguments.tokens)
     if (out / "state.pt").exists():
-        state = torch.load(out / "state.pt")
-        model.load_state_dict(state["model"])
-        average.load_state_dict(state["average"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        step, items, spent = state["step"], state["items"], state["spent"]
-    batches = Batches(
-        tokenizer, model.shape.causal, arguments.seed + step, arguments.tokens, arguments.drills
+        run.load(out / "state.pt")
+    elif arguments.begin:
+        run.begin(arguments.begin)
+    print(f"{sum(p.numel() for p in run.model.parameters()):,} parameters", flush=True)
+    log = Log()
+    saved = evaluated = time.monotonic()
+    while run.step < arguments.steps:
+        log.add(run.train_step(arguments.steps))
+        done, now = run.step == arguments.steps, time.monotonic()
+        where = f"{run.seconds:6.0f}s step {run.step} tokens {run.tokens / 1e6:.2f}M"
+        if run.step % 100 == 0:
+            print(f"{where} {log}", flush=True)
+        if done or now > saved + 60 * arguments.save_every:
+            saved = now
+            run.save(out / "state.pt")
+            run.keep(out / "begun.safetensors")
+        if done or now > evaluated + 60 * arguments.evaluate_every:
+            evaluated = now
+            scores = evaluate(run.average, tokenizer, arguments.evaluate_items)
+            print(f"{where} held-out {scores}", flush=True)
+            export(run.average, tokenizer, out / "export")
+    return run
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=CONFIGS)
+    parser.add_argument("--steps", type=int, default=STEPS, help="in all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--begin", type=Path, help="kept weights to begin with, where --out has no state.pt"
     )
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    begin = time.monotonic() - spent
-    budget = 60 * arguments.minutes
-    logged: dict[bool, tuple[float, float]] = {}
-    next_eval = spent + 60 * arguments.evaluate_every
-    for batch in batches:
-        now = time.monotonic() - begin
-        scale = learning_rate(step, now / budget)
-        if now > budget / 2:
-            batches.turn_to_sums()
-        for group in (g for o in optimizers for g in o.param_groups):
-            group["lr"] = scale * group.setdefault("peak", group["lr"])
-        loss, right = loss_of(model, batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad()
-        if model.shape.causal:
-            shift_bias(model)
-        with torch.no_grad():
-            torch._foreach_lerp_(
-                list(average.parameters()), list(model.parameters()), 1 / min(step + 2, 400)
-            )
-            for ours, theirs in zip(average.buffers(), model.buffers(), strict=True):
-                ours.copy_(theirs)
-        step, items = step + 1, items + batch.items
-        mean, hits = logged.get(batch.kind == "drill", (float(loss.detach()), right))
-        logged[batch.kind == "drill"] = (
-            0.98 * mean + 0.02 * float(loss.detach()), 0.98 * hits + 0.02 * right,
-        )  # fmt: skip
-        if step % 200 == 0:
-            notes = " ".join(
-                f"{'drill' if k else 'items'} {a:.3f}/{b:.3f}" for k, (a, b) in logged.items()
-            )
-            print(f"{now:6.0f}s step {step} items {items} {notes}", flush=True)
-        if now > next_eval or now > budget:
-            next_eval = now + 60 * arguments.evaluate_every
-            scores = evaluate(average, tokenizer, arguments.evaluate_items, 96)
-            print(f"{now:6.0f}s step {step} items {items} held-out {scores}", flush=True)
-            export(average, tokenizer, out / "export")
-            state = {
-                "model": model.state_dict(), "average": average.state_dict(), "items": items,
-                "optimizers": [o.state_dict() for o in optimizers], "step": step, "spent": now,
-            }  # fmt: skip
-            torch.save(state, out / "state.new")
-            (out / "state.new").replace(out / "state.pt")
-        if now > budget:
-            return
+    parser.add_argument(
+        "--tokens", type=int, default=2048, help="tokens in each of a step's batches"
+    )
+    parser.add_argument("--save-every", type=float, default=8, help="minutes")
+    parser.add_argument("--evaluate-every", type=float, default=25, help="minutes")
+    parser.add_argument("--evaluate-items", type=int, default=9, help="of each task")
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=CONFIGS)
-    parser.add_argument("--minutes", type=float, default=150, help="in all")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens in a batch")
-    parser.add_argument("--drills", type=float, default=0.15, help="share of drill batches")
-    parser.add_argument("--evaluate-every", type=float, default=8, help="minutes")
-    parser.add_argument("--evaluate-items", type=int, default=60)
-    train(parser.parse_args())
+    train(parse())

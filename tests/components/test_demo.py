@@ -9,7 +9,7 @@ import pytest
 from diffray import DiffusionLLM
 from diffray.components.checkpoints.demos import DEMOS, demo_path
 from examples.train_demo.evaluate import THRESHOLD, run
-from examples.train_demo.tasks import GENERATORS, draw, held_out_items, is_held_out
+from examples.train_demo.former.tasks import GENERATORS, draw, held_out_items, is_held_out
 
 SAMPLE = 60
 MEGABYTE = 10**6

@@ -1,0 +1,72 @@
+"""Whether an answer to a question written by hand is right, whatever its wording.
+
+Numbers count by the last one said, JSON by its content, functions by what they return.
+"""
+
+import ast
+import json
+import re
+from typing import Any
+
+Checks = list[list[Any]]  # each an expression and its value; f stands for the function
+
+
+def last_number(text: str) -> str | None:
+    numbers = re.findall(r"\d+", text)
+    return numbers[-1] if numbers else None
+
+
+def is_json(text: str, expected: dict[str, Any]) -> bool:
+    """Whether the text is JSON of the expected pairs in the expected order."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and list(found.items()) == list(expected.items())
+
+
+def returns(text: str, checks: Checks) -> bool:
+    """Whether the text is one function that returns what the checks say.
+
+    Only an expression may be returned and no import or dunder may occur, so that nothing that a
+    model wrote does more than calculate.
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return False
+    body = tree.body
+    if len(body) != 1 or not isinstance(body[0], ast.FunctionDef) or "__" in text:
+        return False
+    if [type(line) for line in body[0].body] != [ast.Return]:
+        return False
+    names = (sum, max, min, len, abs, sorted, set, list, reversed)
+    scope: dict[str, Any] = {"__builtins__": {n.__name__: n for n in names}}
+    try:
+        exec(compile(tree, "answer", "exec"), scope)
+        scope["f"] = scope[body[0].name]
+        return all(_value(expression, scope) == _wanted(value) for expression, value in checks)
+    except Exception:  # whatever a wrong function raises, it is wrong
+        return False
+
+
+def _value(expression: str, scope: dict[str, Any]) -> Any:
+    return eval(expression, scope)
+
+
+def _wanted(value: Any) -> Any:
+    """The value itself; a set is written as text, for JSON has none."""
+    if isinstance(value, str) and value.startswith("{"):
+        return ast.literal_eval(value)
+    return value
+
+
+def is_right(kind: str, answer: str, expected: str | dict[str, Any] | Checks) -> bool:
+    """Whether the answer is right; what is expected says how it is compared."""
+    if isinstance(expected, dict):
+        return is_json(answer, expected)
+    if isinstance(expected, list):
+        return returns(answer, expected)
+    if kind in ("arithmetic", "math") or "=" in answer:
+        return last_number(answer) == expected
+    return answer == expected

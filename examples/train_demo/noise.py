@@ -1,0 +1,51 @@
+"""How persons type: typos, missing punctuation, a sentence too many."""
+
+from examples.train_demo.words import CLOSERS, ENDINGS, OPENERS, SENTENCES, Source
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+def typo(source: Source, word: str) -> str:
+    """Swap, drop, double or replace one letter behind the first."""
+    rng = source.rng
+    at = rng.randrange(1, len(word) - 1)
+    kind = rng.randrange(4)
+    if kind == 0:
+        return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+    if kind == 1:
+        return word[:at] + word[at + 1 :]
+    if kind == 2:
+        return word[:at] + word[at] + word[at:]
+    return word[:at] + rng.choice(ALPHABET) + word[at + 1 :]
+
+
+def with_typos(source: Source, text: str, spared: set[str]) -> str:
+    """One or two misspelt words; words that the answer copies are spared."""
+    words = text.split(" ")
+    places = [
+        i for i, w in enumerate(words) if len(w) > 3 and w.isalpha() and w.lower() not in spared
+    ]
+    for i in source.rng.sample(places, min(len(places), source.rng.choice([1, 1, 2]))):
+        words[i] = typo(source, words[i])
+    return " ".join(words)
+
+
+def noisy(source: Source, question: str, spared: set[str], ending: bool) -> str:
+    """The question as typed in a hurry. `ending`: whether words may follow it."""
+    if source.chance(0.10):
+        question = with_typos(source, question, spared)
+    bare = question.rstrip(".?!")
+    if ending and source.chance(0.10):
+        question = bare + source.phrase(CLOSERS) + source.rng.choice(["", question[len(bare) :]])
+    elif source.chance(0.15):
+        question = bare or question
+    elif source.chance(0.03) and question[-1] == "?":
+        question += "??"
+    if source.chance(0.10):
+        first = question if question.startswith("I ") else question[0].lower() + question[1:]
+        question = source.phrase(OPENERS) + source.rng.choice([first, question])
+    elif source.chance(0.12):
+        question = source.phrase(SENTENCES) + " " + question
+    if ending and source.chance(0.06):
+        question = question + " " + source.phrase(ENDINGS)
+    return question.lower() if source.lower else question

@@ -138,6 +138,7 @@ print(output.outputs[0].token_ids)
 """
 
 
+@pytest.mark.long
 def test_a_script_starts_a_ray_of_its_own_and_ends_it(one: DiffusionLLM) -> None:
     """Nothing is shut down by the script itself, and no process stays."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:

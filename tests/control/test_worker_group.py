@@ -115,7 +115,8 @@ async def paused(pid: int, seconds: float) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("part", ["rank", pytest.param("coordinator", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["rank", "coordinator"])
 def test_what_hangs_is_replaced_and_costs_no_token(part: str) -> None:
     asked = prompts("demo", 2)
     params = wish(LONG)

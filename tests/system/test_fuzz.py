@@ -9,7 +9,7 @@ from tests.fuzz.run import Prober, probe
 from tests.helpers.api_server import Served, serve_model
 from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SLOWEST = 60.0  # seconds, on a machine that does other things too; by hand it is 5
 

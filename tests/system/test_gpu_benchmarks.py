@@ -50,7 +50,7 @@ def test_without_a_gpu_they_say_so_in_one_sentence(
     assert told.out == "" and told.err.count("\n") == 1 and "no CUDA device" in told.err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TOY)
 def test_a_step_is_the_same_with_both_sets_of_kernels(name: str) -> None:
     steps, pools = [], []
@@ -83,7 +83,7 @@ def checked(name: str, kernels: Kernels) -> dict[str, bool]:
     return {which.kernel: check(which, DEVICE, kernels)["right"] for which in every}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["toy-dense", "toy-grouped"])
 def test_the_check_passes_what_is_right(name: str) -> None:
     right = checked(name, triton_kernels())
@@ -145,7 +145,7 @@ def test_random_weights_spread_tokens_over_experts(cache: str, decoder: str) -> 
     assert met[1]["distinct_experts"] < 50 < met[1]["fullest_expert"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TOY)
 def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> None:
     """Through the engine that serves, on a CPU, over torch's kernels."""
@@ -194,7 +194,7 @@ OF_THE_SERVER = {"ray", "transformers", "tokenizers", "typer", "fastapi", "yaml"
 OF_THE_ENGINE = {"pydantic", "safetensors", "tqdm"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("modules", "missing"),
     [
@@ -346,7 +346,7 @@ class TestAllOfThem:
         minutes = [run.minutes for run in all_of_them.RUNS]
         assert sum(minutes[:6]) <= 10 and sum(minutes[:12]) <= 30
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_no_stale_report_stands(self, tmp_path: Path) -> None:
         stale = tmp_path / "typo.json"
         stale.write_text('{"complete": true, "wrong": 0, "rows": [], "verdicts": []}')

@@ -18,7 +18,7 @@ from diffray.cluster.serve.config_file import applications, serve_config
 from tests.helpers.local_ray import local_cluster
 from tests.helpers.serve_process import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 BIN = Path(sys.executable).parent
 PATIENCE_S = 300.0  # on a machine that does other things too
@@ -95,7 +95,6 @@ def test_serve_deploy_runs_a_generated_file(dashboard: str, tmp_path: Path) -> N
     serve.shutdown()
 
 
-@pytest.mark.long
 def test_serve_deploy_refuses_a_key_that_is_unknown(dashboard: str, tmp_path: Path) -> None:
     written = serve_config(applications(MODEL, "the test"))
     written["applications"][0]["args"]["engine_kwarg"] = {}
@@ -107,7 +106,6 @@ def test_serve_deploy_refuses_a_key_that_is_unknown(dashboard: str, tmp_path: Pa
     serve.shutdown()
 
 
-@pytest.mark.long
 def test_a_batch_is_a_job(dashboard: str, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()

@@ -25,7 +25,7 @@ from tests.helpers.nodes import MESSAGES, alive, application, ask, seconds_until
 from tests.helpers.paths import ROOT
 from tests.helpers.serve_process import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 DEPLOY = ROOT / "docs/deploy.md"
 
@@ -108,7 +108,6 @@ def test_a_handle_answers_as_the_endpoint_does(url: str, served: str, text: str)
     assert late.value.message == error.value.message
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
 def test_an_ingress_of_ones_own_asks_a_model_behind_it(url: str) -> None:
     source, _ = re.findall(r"```python\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
@@ -228,7 +227,6 @@ def test_a_replica_that_hangs_is_killed_and_what_it_was_asked_is_answered(
     assert all(said == text if end == "done" else text.startswith(said) for said, end in ends)
 
 
-@pytest.mark.long
 def test_a_rolling_update_drops_nothing(url: str, served: str, text: str) -> None:
     before = set(alive("ServeReplica:two"))
     busy = threading.Event()

@@ -26,7 +26,7 @@ from tests.helpers.nodes import (
 )
 from tests.helpers.serve_process import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 NODES = 4
 
@@ -68,7 +68,6 @@ def test_a_replica_that_no_node_can_hold_spans_nodes_and_answers_the_same(url: s
     seconds_until(lambda: not alive("Worker") and not alive("Coordinator"), 60)
 
 
-@pytest.mark.long
 def test_a_replica_that_must_not_span_nodes_waits_and_says_what_for(url: str) -> None:
     never = application(
         "never",
@@ -118,7 +117,6 @@ def scaled(url: str) -> Iterator[str]:
     remove(many)
 
 
-@pytest.mark.long
 def test_replicas_come_with_the_load_and_go_without_an_error(url: str, scaled: str) -> None:
     busy = threading.Event()
     busy.set()
@@ -145,7 +143,6 @@ def test_replicas_come_with_the_load_and_go_without_an_error(url: str, scaled: s
     seconds_until(lambda: len(alive("Worker")) == 1, 60)
 
 
-@pytest.mark.long
 def test_a_killed_replica_is_replaced_and_takes_its_ranks_with_it(url: str, scaled: str) -> None:
     family = {kind: set(alive(kind)) for kind in ("ServeReplica:many", "Coordinator", "Worker")}
     assert [len(pids) for pids in family.values()] == [1, 1, 1]

@@ -19,7 +19,7 @@ from tests.helpers.nodes import application, start
 from tests.helpers.paths import ROOT
 from tests.helpers.serve_process import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 DEPLOY = ROOT / "docs/deploy.md"
 MESSAGES = [

@@ -20,7 +20,7 @@ from diffray.cluster.serve.supervisor import SAME_S
 from tests.helpers.local_ray import SETTINGS, local_cluster
 from tests.helpers.serve_process import ServeProcess, free_port, serve_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 LONG: dict[str, Any] = {
@@ -113,7 +113,6 @@ def test_another_port_than_the_cluster_s_is_one_sentence(cluster: str) -> None:
         assert "listens on port" in served.said and "give --port" in served.said
 
 
-@pytest.mark.long
 def test_ctrl_c_twice_leaves_an_answer_unfinished_but_no_process() -> None:
     with serve_process("demo", "--device", "cpu") as served:
         served.wait_for(" is ready at ", 1)
@@ -143,7 +142,6 @@ deployment_config: {num_replicas: 2, health_check_period_s: 1}
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("proxy", [(), ("--no-haproxy",)])
 def test_a_lost_replica_s_whole_answers_come_from_another(
     proxy: tuple[str, ...], tmp_path: Path

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.serve_process import ServeProcess, environment, serve_command, serve_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 KEYS = ("key-on-the-command-line-7731", "key-in-the-environment-7732")
 PROMPT = "xylophone-7733"

@@ -56,7 +56,7 @@ def found() -> Findings:
     return run_trials(plan(), LONG)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_kind_of_bad_variant_is_refused_for_its_reason(found: Findings) -> None:
     norms = [each for each in found.outcomes if each.kernel == "rms_norm"]
     reasons = {each.variant: each.refused for each in norms}
@@ -68,7 +68,7 @@ def test_each_kind_of_bad_variant_is_refused_for_its_reason(found: Findings) -> 
     assert found.failed == "" and found.untried == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_only_what_is_right_and_fast_is_chosen(found: Findings) -> None:
     chosen: dict[str, set[str]] = {"rms_norm": set(), "linear_add_norm": set()}
     for (kernel, _), variant in found.choices.chosen.items():
@@ -77,7 +77,7 @@ def test_only_what_is_right_and_fast_is_chosen(found: Findings) -> None:
     assert set(found.choices.chosen) == {(each.kernel, each.shape) for each in found.outcomes}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_line_names_each_refused_variant(found: Findings) -> None:
     lines = list(found.lines())
     assert len(lines) == 4 and all(line.startswith("kernels: rms_norm '") for line in lines)
@@ -95,7 +95,7 @@ def tokens(folder: Path, found: Findings, **options: Any) -> list[int]:
     return run(engine, [Request(0, (5, 6, 7), params)])[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("config", [LLADA_MOE, LLADA2_MOE], ids=["bidirectional", "causal"])
 def test_the_engine_starts_and_never_runs_what_was_refused(
     config: dict[str, Any], found: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,7 +127,7 @@ def test_when_nothing_could_be_tried_the_engine_runs_on_torch(tmp_path: Path) ->
     assert tokens(folder, broken, kernels="triton") == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_time_only_defaults_and_torch_are_tried() -> None:
     found = run_trials(plan(), TimeLimits(budget=-1, limit=600, trial=5))
     assert {each.variant for each in found.outcomes} == {"wrong", "torch", "slow_sum"}
@@ -136,7 +136,7 @@ def test_without_time_only_defaults_and_torch_are_tried() -> None:
     assert set(found.choices.chosen.values()) == {"torch"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trials_end_when_the_time_is_up() -> None:
     found = run_trials(plan(), TimeLimits(budget=300, limit=0.5))
     assert found.failed == "the trials failed: the time is up" and not found.outcomes
@@ -248,7 +248,7 @@ def test_a_file_that_is_damaged_or_of_another_key_is_ignored(text: str, tmp_path
     assert file.read() is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_known_key_is_not_tried_again_unless_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ def plan(table: str, *, graphs: bool = False) -> TrialPlan:
     return TrialPlan(sizes=sizes, device="cpu", table=table, graphs=graphs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_when_every_variant_is_refused_only_torch_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,7 @@ def test_a_request_resumes_with_the_same_tokens() -> None:
     assert texts(found + run_all(toy_engine(ToyModel()), left)) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", sorted(set(FAMILIES.values())))
 def test_golden_cases_have_the_same_tokens(family: str) -> None:
     """Of each family, all cases whose policy may speculate."""

@@ -43,17 +43,17 @@ def is_credit(case: Case) -> bool:
     return bool(case["decoder"] == "credit")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(  # layouts load alike
     ("family", "wanted"),
     [
         ("llada", is_cached),
         ("llada2_moe", is_cached),
-        pytest.param("dream", is_cached, marks=pytest.mark.long),
-        pytest.param("fast_dllm_v2", is_cached, marks=pytest.mark.long),
-        pytest.param("sdar_moe", is_cached, marks=pytest.mark.long),
-        pytest.param("llada_moe", is_cached, marks=pytest.mark.long),
-        pytest.param("llada_moe", is_credit, marks=pytest.mark.long),
+        ("dream", is_cached),
+        ("fast_dllm_v2", is_cached),
+        ("sdar_moe", is_cached),
+        ("llada_moe", is_cached),
+        ("llada_moe", is_credit),
     ],
 )
 def test_golden_tokens_come_out_of_triton_s_kernels(
@@ -76,7 +76,7 @@ def test_golden_tokens_come_out_of_triton_s_kernels(
     assert len(found) >= first
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("config", [LLADA_MOE, LLADA2_MOE], ids=["softmax", "grouped"])
 def test_layers_compute_and_store_what_torch_s_do(
     tmp_path: Path, config: dict[str, object]
@@ -105,7 +105,7 @@ def two_windows(model: Denoiser, ids: list[int]) -> tuple[Tensor, ...]:
     return hidden, *model.confidence(hidden, 62, None), kv.keys_LSGD, kv.values_LSGD
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sampled_tokens_are_those_of_torch() -> None:
     """Temperature is drawn in the kernel; top-p makes the same request write its logits."""
     prompts = [[5, 6, 7], [8, 9]]

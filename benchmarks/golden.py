@@ -37,6 +37,8 @@ FAMILIES = {
     "sdar": "sdar",
     "sdar_moe": "sdar_moe",
 }
+# DiffusionGemma's canvases have no masks, and go with one policy alone.
+MASKED = sorted(set(FAMILIES.values()) - {"diffusion_gemma"})
 # The parts of the cases that have other names here.
 _KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder": {

@@ -12,7 +12,7 @@ from diffray.kernels import quantized
 from diffray.kernels.experts import experts_forward as reference
 from diffray.kernels.formats import FORMATS
 from diffray.kernels.quantize import quantize
-from diffray.kernels.router import Pairs, Routing, list_pairs
+from diffray.kernels.router import Routing, list_pairs
 from diffray.kernels.triton.experts import (
     EXPERTS,
     QUANTIZED_EXPERTS,
@@ -64,8 +64,10 @@ def test_pairs_that_the_router_lists_are_not_listed_again() -> None:
     listed = Routing(ids, weights, *list_pairs(ids, 6)).of(2, 4)
     args = x, w13[2:4].contiguous(), w2[2:4].contiguous(), listed.ids_TK, weights
     assert torch.equal(experts_forward(*args, listed.pairs), experts_forward(*args))
-    none = Pairs(torch.zeros(3, dtype=torch.int32, device=DEVICE), list_pairs(ids, 6).order_S)
-    assert not torch.equal(experts_forward(*args, none), experts_forward(*args))
+    whole = x, w13, w2, ids, weights
+    wrong = list_pairs(ids, 6)
+    wrong = wrong._replace(order_S=wrong.order_S.flip(0))  # other experts' pairs
+    assert not torch.equal(experts_forward(*whole, wrong), experts_forward(*whole))
 
 
 def test_all_tokens_at_one_expert_go_through_several_tiles() -> None:

@@ -11,6 +11,7 @@ from benchmarks.golden import (
     EOS,
     FAMILIES,
     MASK,
+    MASKED,
     cases_of,
     described,
     differences,
@@ -36,7 +37,7 @@ def model(family: str, dtype: str) -> DiffusionLLM:
 
 def mask(family: str) -> int | None:
     """Return the mask token; DiffusionGemma has none."""
-    return None if family == "diffusion_gemma" else MASK
+    return MASK if FAMILIES[family] in MASKED else None
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

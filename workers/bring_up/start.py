@@ -57,12 +57,14 @@ def from_rank_0(mesh: Mesh, find: Callable[[], Findings]) -> Findings:
 
 def _bring_up(model: str, setup: EngineOptions, mesh: Mesh, again: bool, say: Say) -> Findings:
     device = mesh.device or choose_device(setup.device)
+    if device.type != "cuda":
+        return Findings()
     dtype = choose_dtype(setup.dtype, device)
     config = read_config(resolve(model))
     kernels = kernels_for(config, setup.kernels, device, dtype)
     choose_quantization(setup.quantization, device)
     record = choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
-    if device.type != "cuda" or kernels.name != "triton":
+    if kernels.name != "triton":
         return Findings()
     sizes = Sizes(
         config=config,

@@ -204,6 +204,7 @@ def test_there_are_200_questions_written_by_hand_and_100_prompts_outside() -> No
     assert len({words_of(prompt) for prompt in unrelated}) == 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llada_moe", "llada2_moe"])
 def test_a_resumed_run_equals_an_uninterrupted_one(
     name: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
@@ -222,6 +223,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llada_moe", "llada2_moe"])
 def test_kept_weights_go_on_elsewhere(
     name: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
@@ -248,6 +250,7 @@ def test_kept_weights_go_on_elsewhere(
         Run(other, tokenizer, seed=0, tokens=128).begin(tmp_path / "begun.safetensors")
 
 
+@pytest.mark.long
 def test_kept_weights_bring_their_tokenizer(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -261,6 +264,7 @@ def test_kept_weights_bring_their_tokenizer(
     assert elsewhere.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llada_moe", "llada2_moe"])

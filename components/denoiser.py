@@ -299,11 +299,6 @@ class Denoiser(nn.Module):
                     setattr(module, name, dense)
         return found
 
-    @property
-    def quantized(self) -> bool:
-        """Whether parameters hold something else than a checkpoint's tensors."""
-        return any(isinstance(each, Weight) and each.format is not None for each in self.modules())
-
     def parts(self, names: Collection[str]) -> Parts:
         """Return where each tensor of the checkpoint goes, in the layout that its names show."""
         output = self.output.part()

@@ -17,6 +17,7 @@ from diffray.components.checkpoints.checkpoint import (
     fill,
     look_through,
     names_in,
+    open_checkpoint,
     read_config,
     resolve,
 )
@@ -26,7 +27,6 @@ from diffray.components.checkpoints.weights import (
     Stored,
     WeightFile,
     listed,
-    open_weights,
 )
 from diffray.components.layers import Index, Parts
 from diffray.components.mesh import Mesh
@@ -48,9 +48,6 @@ class Updatable(HasParts, Protocol):
 
     @property
     def dtype(self) -> torch.dtype: ...
-
-    @property
-    def quantized(self) -> bool: ...
 
     def pack(self) -> None: ...
 
@@ -103,13 +100,17 @@ def weights_of_folder(
     model: Updatable, plan: HasParts, config: Config, source: str | Path
 ) -> NewWeights:
     """Check a folder or Hub id; `config` is that of the checkpoint the model was made of."""
-    _refuse_quantized(model)
     path = resolve(source)
-    if found := _changed_fields(config, read_config(path)):
+    new = read_config(path)
+    if found := _changed_fields(config, new):
         raise CheckpointError(
             f"{path} is a checkpoint of another model: config.json differs in {listed(found)}"
         )
-    files = open_weights(path)
+    files, stored = open_checkpoint(path, new)
+    if stored is not None:
+        raise CheckpointError(
+            f"{path} is quantized; give the weights from before that, which are rounded here"
+        )
     account(plan.parts(names_in(files)), files, path)
     return NewWeights(model, plan, files)
 
@@ -118,7 +119,6 @@ def weights_of_tensors(
     model: Updatable, plan: HasParts, tensors: Mapping[str, Tensor]
 ) -> NewWeights:
     """Check a state dict, which may name a part of the model's tensors."""
-    _refuse_quantized(model)
     files = [GivenTensors(tensors)]
     names = names_in(files)
     if not names:
@@ -129,14 +129,6 @@ def weights_of_tensors(
             f"the given tensors are not those of the model, by its checkpoint's names: {complaints}"
         )
     return NewWeights(model, plan, files)
-
-
-def _refuse_quantized(model: Updatable) -> None:
-    if model.quantized:
-        raise CheckpointError(
-            "the weights of a quantized model cannot be replaced while it runs; load it without "
-            "quantization"
-        )
 
 
 class _Noted(Mapping[str, object]):

@@ -15,6 +15,7 @@ from torch import Tensor
 from diffray import DiffusionLLM
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import LocalEngine, WaitingEngine
+from diffray.components.checkpoints.quantize import quantize_checkpoint
 from diffray.components.denoiser import Denoiser
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Change, Request, Round, Update
@@ -295,12 +296,27 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
         assert ids(llm) == before
 
 
-def test_quantized_weights_are_refused(tmp_path: Path) -> None:
-    config = LLADA_MOE | {"mask_token_id": 62}
-    folder = save(tmp_path / "moe", config, random_weights(config))
-    llm = DiffusionLLM(str(folder), quantization="experts_int8", device="cpu")
-    with pytest.raises(ValueError, match="load it without quantization"):
-        llm.update_weights(folder)
+@pytest.mark.parametrize("quantization", ["int8", "uint4", "w8a8", {"mlp": "fp8"}])
+def test_a_quantized_model_rounds_them_anew(
+    tmp_path: Path, quantization: str | dict[str, str]
+) -> None:
+    config = LLADA | {"mask_token_id": 62}
+    weights = random_weights(config), shifted(config)
+    folders = [save(tmp_path / str(n), config, each) for n, each in enumerate(weights)]
+    old, new = (
+        DiffusionLLM(str(each), quantization=quantization, device="cpu") for each in folders
+    )
+    first, second = ids(old), ids(new)
+    assert first != second
+    old.update_weights(folders[1])
+    assert ids(old) == second
+    old.update_weights(weights[0])
+    assert ids(old) == first
+    smaller = tmp_path / "int8"
+    quantize_checkpoint(folders[1], smaller, "int8", progress=False)
+    with pytest.raises(ValueError, match="give the weights from before that"):
+        old.update_weights(smaller)
+    assert ids(old) == first
 
 
 def test_packing_a_thousand_times_leaves_memory_flat(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ class Sight:
     """What images a model takes."""
 
     token_id: int  # that stands in a prompt where a soft token does
+    begin_id: int  # the tokens before and after an image's
+    end_id: int
     patch: int  # numbers of a patch
     pool: int  # patches of a side that become one soft token
     most: int  # soft tokens of an image

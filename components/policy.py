@@ -207,7 +207,7 @@ class Policy:
 
 
 def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
-    """Return the kinds of iterations and caches that fit a model's attention, and if gaps do."""
+    """Return the kinds of iterations and caches that fit a model, and if gaps and images do."""
 
     def fitting(union: Any) -> list[str]:
         parts: tuple[type[Iteration | CachePolicy], ...] = get_args(get_args(union)[0])
@@ -221,6 +221,7 @@ def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
         "iteration": fitting(AnyIteration),
         "cache": fitting(AnyCache),
         "suffix": not spec.block_causal,
+        "images": spec.sight is not None,
     }
 
 

@@ -12,7 +12,7 @@ trap 'rm -f "$pins" "$new"' EXIT
 printf 'ray[serve]==2.60.0\ntorch==2.13.0\n' > "$pins"
 if [ "${1:-}" = "--keep" ]; then cp requirements.lock "$new"; fi
 # Run from here, so that the machine's own settings for pip and uv do not get in.
-uv pip compile ../pyproject.toml "$pins" --output-file "$new" --no-config \
+uv pip compile ../pyproject.toml --extra images "$pins" --output-file "$new" --no-config \
     --default-index https://pypi.org/simple --python-version 3.12 \
     --python-platform x86_64-manylinux_2_28 --only-binary :all: --generate-hashes --no-annotate --no-header --quiet
 cp "$new" requirements.lock

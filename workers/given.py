@@ -7,8 +7,17 @@ from typing import NamedTuple
 
 from diffray.components.grammar.compile import Grammars, vocabulary_of
 from diffray.components.image import Image
+from diffray.components.images import Sight
 from diffray.workers.admission import Limits
-from diffray.workers.prompts import Prompt, as_messages, as_one, is_conversation
+from diffray.workers.image_files import Picture, place_images, read_image
+from diffray.workers.prompts import (
+    Prompt,
+    as_messages,
+    as_one,
+    content_of,
+    is_conversation,
+    pictures_of,
+)
 from diffray.workers.text import Messages, Tokenizer
 
 
@@ -26,6 +35,7 @@ class Reader:
     """Reads prompts with a checkpoint's tokenizer; without one, token ids alone."""
 
     given: Tokenizer | None
+    sight: Sight | None = None  # the images that the model takes
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -43,17 +53,40 @@ class Reader:
         return Given(text, self._encode(prompt, True), self._encode(suffix, False))
 
     def prompts(
-        self, prompts: Items[str | tuple[int, ...]], images: Items[Items[Image]] | None
+        self, prompts: Items[str | tuple[int, ...]], images: Items[Items[Picture]] | None
     ) -> list[Given]:
         """Return several prompts, and the images of each if there are any."""
         shown = [()] * len(prompts) if images is None else images
         if len(shown) != len(prompts):
             raise ValueError(f"images of {len(shown)} prompts, and there are {len(prompts)}")
         pairs = zip(prompts, shown, strict=True)
-        return [self.prompt(each)._replace(images=tuple(own)) for each, own in pairs]
+        return [self._showing(self.prompt(each), own) for each, own in pairs]
 
     def conversation(self, messages: object) -> Given:
-        return Given(None, tuple(self.tokenizer.encode_chat(as_messages(messages))))
+        given = as_messages(messages)
+        images = self._seen(pictures_of(given))
+        plain = [{**each, "content": content_of(each["content"])} for each in given]
+        ids = tuple(self.tokenizer.encode_chat(plain))
+        return self._placed(Given(None, ids), images)
+
+    def _showing(self, given: Given, pictures: Items[Picture]) -> Given:
+        """Return a prompt with its images, of which patches stand where they say."""
+        ready = tuple(each for each in pictures if isinstance(each, Image))
+        if len(ready) == len(pictures):
+            return given._replace(images=ready)
+        return self._placed(given, self._seen(pictures))
+
+    def _placed(self, given: Given, images: list[Image]) -> Given:
+        if not images:
+            return given
+        ids, placed = place_images(given.prompt, images, self.sight)
+        return given._replace(prompt=ids, images=placed)
+
+    def _seen(self, pictures: Items[Picture]) -> list[Image]:
+        """Return the patches of images; refuse them where the model takes none."""
+        if pictures and self.sight is None:
+            raise ValueError("this model takes no images; leave them out")
+        return [read_image(each, self.sight) for each in pictures if self.sight is not None]
 
     def grammars(self, limits: Limits) -> Grammars:
         """Return what compiles structured outputs to this checkpoint's tokens."""

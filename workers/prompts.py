@@ -9,6 +9,7 @@ from diffray.components.config import did_you_mean
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
+from diffray.workers.image_files import Picture, from_data_url
 from diffray.workers.text import Messages
 
 
@@ -23,6 +24,10 @@ class Array(Protocol):
 Prompt = str | Items[int] | Array | Mapping[str, Any]
 
 _NO_PROMPT: Final = "a prompt is a text or a list of token ids"
+_PARTS: Final = (
+    '{"type": "text", "text": ...}, {"type": "image", "image": path, bytes or Pillow\'s} and '
+    '{"type": "image_url", "image_url": {"url": "data:..."}}'
+)
 
 
 def as_list(prompts: object) -> list[str | tuple[int, ...]]:
@@ -113,19 +118,64 @@ def as_conversations(messages: object) -> list[Messages]:
 
 
 def as_messages(messages: object) -> Messages:
-    """Return one conversation, each message with a role and a text."""
+    """Return one conversation, each message with a role, and a text or parts."""
     if not isinstance(messages, Items) or isinstance(messages, str):
         raise ValueError(
             f"a conversation is a list of {{'role': ..., 'content': ...}} (given: {messages!r:.99})"
         )
     for message in messages:
-        if not isinstance(message, Mapping) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
+        if not _is_message(message):
             raise ValueError(
-                f"a message needs a 'role' and a 'content' text (given: {message!r:.200})"
+                "a message needs a 'role' and a 'content', which is a text or a list of "
+                f"{_PARTS} (given: {message!r:.200})"
             )
     return messages
+
+
+def _is_message(message: object) -> bool:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    parts = isinstance(content, list) and bool(content) and all(map(_is_part, content))
+    return isinstance(content, str) or parts
+
+
+def _is_part(part: object) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    match part.get("type"):
+        case "text":
+            return isinstance(part.get("text"), str)
+        case "image":
+            return part.get("image") is not None
+        case "image_url":
+            given = part.get("image_url")
+            return isinstance(given, Mapping) and isinstance(given.get("url"), str)
+    return False
+
+
+def content_of(content: str | Items[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return a message's content as templates expect it: one text, or parts if it has images."""
+    if isinstance(content, str):
+        return content
+    if all(part["type"] == "text" for part in content):
+        return "\n".join(part["text"] for part in content)
+    return [
+        {"type": "text", "text": part["text"]} if part["type"] == "text" else {"type": "image"}
+        for part in content
+    ]
+
+
+def pictures_of(messages: Messages) -> list[Picture]:
+    """Return the images of a conversation, in their order."""
+    found: list[Picture] = []
+    for message in messages:
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            if part["type"] == "image":
+                found.append(part["image"])
+            elif part["type"] == "image_url":
+                found.append(from_data_url(part["image_url"]["url"]))
+    return found
 
 
 def as_params(

@@ -1,6 +1,6 @@
 """The tokenizer, and text that grows while tokens become final."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Messages = Items[dict[str, str]]
+Messages = Items[Mapping[str, Any]]
 _MOST_INCOMPLETE = 16  # tokens that may wait for the rest of a character
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 

@@ -245,6 +245,7 @@ class Accepts(Answered):
     iteration: list[str] = Field(description="The kinds of iterations that fit its attention.")
     cache: list[str] = Field(description="The kinds of caches that fit its attention.")
     suffix: bool = Field(description="Whether it fills gaps: takes a text after the answer.")
+    images: bool = Field(description="Whether it takes images in messages.")
 
 
 class Model(Answered):

@@ -15,6 +15,7 @@ from diffray.cluster.control.engine_client import (
     EngineFailed,
     Overloaded,
 )
+from diffray.components.image import Image
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.job import Job
 from diffray.workers.output import CompletionOutput, Delta
@@ -29,6 +30,7 @@ class Prompt(NamedTuple):
     suffix: tuple[int, ...] = ()
     before: str = ""  # texts that the answer repeats before and after its own
     after: str = ""
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

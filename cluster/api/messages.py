@@ -15,6 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from diffray.workers.prompts import content_of
+
 NOTED: Final = "Accepted for compatibility; it has no effect."
 
 
@@ -25,14 +27,33 @@ class StrictModel(BaseModel):
 
 
 class TextPart(StrictModel):
-    """A part of a message; only texts are read."""
+    """A text."""
 
     type: Literal["text"]
     text: str = Field(description="The text of this part.")
 
 
+class ImageUrl(StrictModel):
+    """Where an image is."""
+
+    url: str = Field(
+        repr=False,
+        description="A data URL, data:image/png;base64,... (PNG, JPEG, WebP, GIF); no other is "
+        "fetched.",
+    )
+    detail: Literal["auto", "low", "high"] | None = Field(None, description=NOTED)
+
+
+class ImagePart(StrictModel):
+    """An image, for models that take some."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl = Field(description="The image.")
+
+
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")],
+    Annotated[str, Tag("text")]
+    | Annotated[list[Annotated[TextPart | ImagePart, Discriminator("type")]], Tag("parts")],
     Discriminator(lambda given: "parts" if isinstance(given, list) else "text"),
 ]
 
@@ -107,9 +128,19 @@ class Message(StrictModel):
         return value
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as templates expect it: with one text, and the role's older name."""
-        content, role = self.content or "", self.role
-        return self.model_dump(exclude_unset=True) | {
-            "role": "system" if role == "developer" else role,
-            "content": content if isinstance(content, str) else "\n".join(p.text for p in content),
+        """Return the message as templates expect it, with the role's older name."""
+        content: str | list[dict[str, Any]] = ""
+        if isinstance(self.content, str):
+            content = self.content
+        elif self.content is not None:
+            content = content_of([part.model_dump() for part in self.content])
+        return self.model_dump(exclude={"content"}, exclude_unset=True) | {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content,
         }
+
+    @property
+    def images(self) -> list[str]:
+        """The URLs of its images, in their order."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]

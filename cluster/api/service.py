@@ -26,6 +26,7 @@ from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid
 from diffray.cluster.api.grammars import GrammarCompiler
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
 from diffray.cluster.api.params_builder import ParamsBuilder
+from diffray.cluster.api.prompts import PromptReader
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
@@ -91,6 +92,7 @@ class Service:
         self._runner = Runner(engine, self.metrics, deadline)
         self._tokens = Tokens(tokenizer, engine.limits)
         self._templates = Templates()
+        self._prompts = PromptReader(self._templates, self._tokens, engine.limits.spec.sight)
         self._grammars = GrammarCompiler(tokenizer, engine.limits)
         self._created, self._last_load = int(time.time()), Load()
 
@@ -149,7 +151,7 @@ class Service:
         self._refuse_priority(priority)
         is_chat = isinstance(asked, list) and bool(asked) and isinstance(asked[0], dict)
         kind = ChatBody if is_chat else CompletionBody
-        (prompt,) = await self._prompts(parse(kind, {kind.prompt_field: asked}))
+        (prompt,) = await self._prompts.prompts(parse(kind, {kind.prompt_field: asked}))
         if params.stop and self.tokenizer is None:
             raise invalid("stop strings need a tokenizer, and the checkpoint has none", "stop")
         grammar, diffusion = b"", params.diffusion.over(self._params.diffusion)
@@ -160,7 +162,7 @@ class Service:
         params = params.model_copy(update={"diffusion": diffusion})
         try:
             params = with_bad_tokens(params, self.tokenizer)
-            request = Request(0, prompt.ids, params, grammar=grammar)
+            request = Request(0, prompt.ids, params, images=prompt.images, grammar=grammar)
             checked = check_choices(request, self.engine.limits, _draw_uid)
         except ValueError as error:
             raise as_api_error(error) from None
@@ -184,16 +186,16 @@ class Service:
             raise invalid("send either prompt or messages", "prompt")
         special = body.add_special_tokens
         if body.messages is not None:
-            text = await self._templates.text(body.messages, body, self._tokens.tokenizer)
-            (ids,) = await self._tokens.encode([text], bool(special))
+            (ids, *_) = await self._prompts.conversation(body.messages, body, bool(special))
         else:
-            (ids,) = await self._tokens.encode([body.prompt or ""], special is not False)
+            (found,) = await self._tokens.encode([body.prompt or ""], special is not False)
+            ids = tuple(found)
         fast = self._tokens.tokenizer.fast
         return {
             "count": len(ids),
             "max_model_len": self.engine.limits.context,
-            "tokens": ids,
-            "token_strs": fast.convert_ids_to_tokens(ids) if body.return_token_strs else None,
+            "tokens": list(ids),
+            "token_strs": fast.convert_ids_to_tokens(list(ids)) if body.return_token_strs else None,
         }
 
     async def detokenize(self, given: object) -> Json:
@@ -259,7 +261,7 @@ class Service:
         model = self._named(body.model)
         self._refuse_priority(body.priority)
         try:
-            choices = await self._choices(body, await self._prompts(body))
+            choices = await self._choices(body, await self._prompts.prompts(body))
         except ValueError as error:
             refusal = as_api_error(error)
             if refusal.param == "prompt":
@@ -276,32 +278,6 @@ class Service:
                 "served; leave it out, or start the server with --scheduling-policy priority",
                 "priority",
             )
-
-    async def _prompts(self, body: GenerationBody) -> list[Prompt]:
-        match body:
-            case ChatBody():
-                text = await self._templates.text(body.messages, body, self._tokens.tokenizer)
-                (ids,) = await self._tokens.encode([text], body.add_special_tokens, "messages")
-                return [Prompt(tuple(ids))]
-            case CompletionBody():
-                return await self._texts_and_ids(body)
-        raise NotImplementedError(type(body))
-
-    async def _texts_and_ids(self, body: CompletionBody) -> list[Prompt]:
-        texts = [each for each in body.prompt if isinstance(each, str)]
-        encoded = iter(await self._tokens.encode(texts, body.add_special_tokens))
-        suffix: list[int] = []
-        if body.suffix is not None:
-            (suffix,) = await self._tokens.encode([body.suffix], False, "suffix")
-        prompts = []
-        for each in body.prompt:
-            ids = next(encoded) if isinstance(each, str) else each
-            prompt = Prompt(tuple(ids), tuple(suffix))
-            if body.echo:
-                before = each if isinstance(each, str) else self._tokens.prompt_text(each)
-                prompt = prompt._replace(before=before, after=body.suffix or "")
-            prompts.append(prompt)
-        return prompts
 
     async def _choices(self, body: GenerationBody, prompts: list[Prompt]) -> list[Choice]:
         """Return every choice of every prompt, or refuse all of them with a reason."""
@@ -329,6 +305,7 @@ class Service:
                 params=params,
                 suffix=prompt.suffix,
                 watch=watch,
+                images=prompt.images,
                 cache_salt=body.cache_salt,
                 grammar=grammar,
             )

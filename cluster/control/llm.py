@@ -21,7 +21,6 @@ from diffray.components.checkpoints.checkpoint import resolve
 from diffray.components.checkpoints.update import Source
 from diffray.components.grammar.canvas import LONGEST
 from diffray.components.grammar.compile import Grammars
-from diffray.components.image import Image
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.admission import CheckedRequest, Limits, check_choices
@@ -29,6 +28,7 @@ from diffray.workers.bad_words import with_bad_tokens
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import list_options
 from diffray.workers.given import Given, Reader
+from diffray.workers.image_files import Picture
 from diffray.workers.job import Job
 from diffray.workers.messages import Request
 from diffray.workers.output import Delta, RequestOutput
@@ -78,7 +78,7 @@ class DiffusionLLM:
             self._client = ranks = WaitingRanks(model, setup)
             finalize(self, ranks.close)
             self.tokenizer = Tokenizer.load(path, ranks.limits.mask_token_id)
-        self._reader = Reader(self.tokenizer)
+        self._reader = Reader(self.tokenizer, self.limits.spec.sight)
         # By the uid of their request; calls own their jobs, which end with them.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self._events: deque[Event] = deque()  # not applied yet if Ctrl-C came first
@@ -149,7 +149,7 @@ class DiffusionLLM:
         prompts: Prompt | Items[Prompt],
         sampling_params: Params = None,
         *,
-        images: Items[Items[Image]] | None = None,
+        images: Items[Items[Picture]] | None = None,
         use_tqdm: bool = True,
         **options: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:

@@ -121,6 +121,8 @@ def build_diffusion_gemma(
         Vision(eye, hidden, dtype),
         Sight(
             token_id=whole.count("image_token_id", 258880),
+            begin_id=whole.count("boi_token_id", 255999),
+            end_id=whole.count("eoi_token_id", 258882),
             patch=3 * eye.patch**2,
             pool=eye.pool,
             most=heads[NEAR].reach or dims.max_positions,

@@ -279,10 +279,22 @@ def test_what_a_prompt_has_no_probabilities_for(http: httpx2.Client) -> None:
     assert "a diffusion model gives a token of the prompt a probability only where" in message
 
 
-def test_only_text_is_accepted_as_content(http: httpx2.Client) -> None:
-    picture = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "b"}}]
-    error = refusal(http.post(CHAT, json={"messages": [{"role": "user", "content": picture}]}))
-    assert "Input should be 'text' (given: 'image_url')" in error["message"]
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:,"}}, "this model takes no images"),
+        (
+            {"type": "input_audio", "input_audio": {}},
+            "no kind 'input_audio'; allowed: 'text', 'image_url'",
+        ),
+    ],
+)
+def test_only_text_is_accepted_as_content(
+    http: httpx2.Client, part: dict[str, Any], message: str
+) -> None:
+    parts = [{"type": "text", "text": "a"}, part]
+    error = refusal(http.post(CHAT, json={"messages": [{"role": "user", "content": parts}]}))
+    assert message in error["message"]
 
 
 NEUTRAL = {

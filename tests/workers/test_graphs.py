@@ -120,17 +120,17 @@ def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPa
     assert steps[1].split()[:2] == ["__init__", "now"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param("dream", marks=pytest.mark.long),
-        pytest.param("fast_dllm_v2", marks=pytest.mark.long),
-        pytest.param("llada", marks=pytest.mark.long),
+        "dream",
+        "fast_dllm_v2",
+        "llada",
         "llada_moe",
         "llada2_moe",
-        pytest.param("sdar", marks=pytest.mark.long),
-        pytest.param("sdar_moe", marks=pytest.mark.long),
+        "sdar",
+        "sdar_moe",
     ],
 )
 def test_golden_tokens_come_out_of_padded_steps(
@@ -232,7 +232,7 @@ def test_the_memory_of_graphs_is_found_by_running_padding(monkeypatch: pytest.Mo
     assert ran == [32]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -67,6 +67,7 @@ def test_ranks_find_what_one_finds(size: int, tmp_path: Path) -> None:
     assert {pages for _, pages in ranks} == {(1 << 20) // (16 * position) + 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["demo", "demo-llada2"])
 def test_ranks_fill_pinned_canvases_as_one_does(model: str) -> None:
     whole = run_pinned(Mesh(), model)
@@ -78,6 +79,7 @@ def test_ranks_fill_pinned_canvases_as_one_does(model: str) -> None:
                 assert part.fields[uid][path][1] == pytest.approx(options, abs=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["demo", "demo-llada2", str(GOLDEN / "sdar")])
 def test_ranks_draft_and_branch_as_one_does(model: str) -> None:
     whole = run_drafted(Mesh(), model)
@@ -87,6 +89,7 @@ def test_ranks_draft_and_branch_as_one_does(model: str) -> None:
         assert part.agreed and part.tokens == whole.tokens and part.forwards == whole.forwards
 
 
+@pytest.mark.long
 def test_ranks_take_new_weights_together_or_not_at_all(tmp_path: Path) -> None:
     """The second rank alone reads what is wrong with one of the folders."""
     config = LLADA | {"n_kv_heads": 2}

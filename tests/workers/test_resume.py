@@ -80,7 +80,7 @@ def ranked_request(mixture: str, uid: int) -> tuple[Request, dict[str, object]]:
     return request, story(whole, request.uid)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mixture", MIXTURES)
 @settings(max_examples=15)
 @given(
@@ -125,7 +125,7 @@ def test_only_the_current_block_is_done_again() -> None:
         assert whole[-1].forwards < found[-1].forwards <= whole[-1].forwards + 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_preemption_and_resumption_mix() -> None:
     for model, policies in ((BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)):
         requests = mixed_requests(policies)

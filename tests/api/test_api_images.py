@@ -1,0 +1,194 @@
+"""Images from files: in process and over HTTP, as patches that the original's processor makes."""
+
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from PIL import Image as Pillow
+from transformers import PreTrainedTokenizerFast
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+from diffray import DiffusionLLM
+from diffray.components.config import InvalidField
+from diffray.components.images import Sight
+from diffray.workers.image_files import place_images, read_image
+from tests.helpers.api_server import Served, serve_model
+from tests.helpers.tiny import tiny_checkpoint
+
+GEMMA = Sight(258880, 255999, 258882, patch=768, pool=3, most=1024, places=10240)
+IMAGE_TOKEN = "word508"
+TEMPLATE = (
+    "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}word508{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+OPTIONS: dict[str, Any] = {"max_tokens": 16, "temperature": 0, "seed": 7, "ignore_eos": True}
+
+
+def noise(width: int, height: int, mode: str = "RGB") -> Pillow.Image:
+    made = torch.Generator().manual_seed(width * 1000 + height)
+    numbers = torch.randint(0, 256, (height, width, 3), generator=made, dtype=torch.uint8)
+    return Pillow.frombytes("RGB", (width, height), numbers.numpy().tobytes()).convert(mode)
+
+
+def file_of(image: Pillow.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{b64encode(data).decode()}"
+
+
+@pytest.mark.parametrize(
+    "size", [(640, 480), (97, 1203), (2000, 300), (16, 16), (3000, 20), (5, 900)]
+)
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
+def test_patches_are_those_of_the_original_s_processor(size: tuple[int, int], mode: str) -> None:
+    image = noise(*size, mode)
+    found = read_image(file_of(image), GEMMA)
+    patches = torch.frombuffer(bytearray(found.pixels), dtype=torch.float32).view(-1, 768)
+    made = Gemma4ImageProcessorPil()(image.convert("RGB"), return_tensors="pt")
+    places = made["image_position_ids"][0]
+    shown = places[:, 0] >= 0
+    assert torch.equal(patches, made["pixel_values"][0][shown].float())
+    assert found.columns == int(places[shown][:, 0].max()) + 1
+
+
+def test_an_image_is_shown_upright() -> None:
+    image = noise(60, 30)
+    exif = Pillow.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    turned = file_of(image, exif=exif)
+    upright = image.transpose(Pillow.Transpose.ROTATE_270)
+    assert read_image(turned, GEMMA) == read_image(upright, GEMMA) != read_image(image, GEMMA)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """Return a small PNG whose header promises so many pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(100_000))), (b"IEND", b"")]
+    chunks = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+BAD = [
+    (b"no image", "no PNG, JPEG, WebP or GIF"),
+    (b"", "no PNG, JPEG, WebP or GIF"),
+    (file_of(noise(64, 64), "BMP"), "no PNG, JPEG, WebP or GIF"),
+    (file_of(noise(64, 64))[:-3000], "cannot be decoded"),
+    (bomb(10_000, 10_000), "10000 x 10000 pixels; send at most 50000000"),
+    (bomb(60_000, 60_000), "cannot be decoded"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), BAD)
+def test_what_is_no_image_or_too_large_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(InvalidField, match=message):
+        read_image(data, GEMMA)
+
+
+def test_images_and_their_tokens_belong_together(tmp_path: Path) -> None:
+    image = read_image(noise(48, 48), GEMMA)
+    ids, (placed,) = place_images([5, 258880, 6], [image], GEMMA)
+    soft = ids.count(258880)
+    assert ids == (5, 255999, *[258880] * soft, 258882, 6) and placed.start == 2
+    for given in ([5, 6], [258880, 258880]):
+        with pytest.raises(InvalidField, match="give one for each"):
+            place_images(given, [image], GEMMA)
+    with pytest.raises(InvalidField, match="takes no images"):
+        place_images([5], [image], None)
+    with pytest.raises(ValueError, match=r"cannot read the image .*none\.png"):
+        read_image(tmp_path / "none.png", GEMMA)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    model = tiny_checkpoint(folder, "diffusion_gemma", TEMPLATE)
+    fast = PreTrainedTokenizerFast.from_pretrained(model)
+    fast.add_special_tokens({"additional_special_tokens": [IMAGE_TOKEN]})
+    fast.mask_token = None
+    fast.save_pretrained(model)
+    with serve_model(model, "gemma") as served:
+        yield served
+
+
+def test_all_ways_to_show_an_image_give_one_answer(served: Served, tmp_path: Path) -> None:
+    image, other = noise(40, 25), noise(25, 40)
+    path = tmp_path / "image.png"
+    path.write_bytes(file_of(image))
+    texts = [{"type": "text", "text": "What "}, {"type": "text", "text": " is it?"}]
+
+    def chat(part: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [texts[0], part, texts[1]]}]
+
+    llm, url = served.llm, data_url(path.read_bytes())
+    by_url = chat({"type": "image_url", "image_url": {"url": url}})
+    ways = [path, str(path), path.read_bytes(), image]
+    found = [llm.chat(chat({"type": "image", "image": way}), **OPTIONS)[0] for way in ways]
+    found += llm.chat(by_url, **OPTIONS)
+    found += llm.generate([f"What {IMAGE_TOKEN} is it?"], images=[[image]], **OPTIONS)
+    answers = {tuple(output.outputs[0].token_ids) for output in found}
+    assert len(answers) == 1 and len({tuple(output.prompt_token_ids) for output in found}) == 1
+    (changed,) = llm.chat(chat({"type": "image", "image": other}), **OPTIONS)
+    with httpx2.Client(base_url=served.url, timeout=120) as http:
+        body = OPTIONS | {"messages": by_url, "return_token_ids": True}
+        answer = http.post("/v1/chat/completions", json=body).json()
+        assert tuple(answer["choices"][0]["token_ids"]) in answers
+        assert answer["usage"]["prompt_tokens"] == len(found[0].prompt_token_ids)
+        counted = http.post("/tokenize", json={"messages": by_url}).json()
+        assert counted["tokens"] == list(found[0].prompt_token_ids)
+        two = [*by_url, {"role": "user", "content": by_url[0]["content"]}]
+        answer = http.post("/v1/chat/completions", json=body | {"messages": two}).json()
+        assert answer["usage"]["prompt_tokens"] == 2 * len(found[0].prompt_token_ids)
+    assert tuple(changed.outputs[0].token_ids) not in answers
+
+
+def test_a_wrong_image_is_one_400(served: Served) -> None:
+    urls = [(data_url(data), message) for data, message in BAD]
+    urls += [
+        ("https://example.com/cat.png", "others are not fetched"),
+        ("file:///etc/passwd", "others are not fetched"),
+        ("data:image/png;base64,%%%", "not base64"),
+    ]
+    with httpx2.Client(base_url=served.url, timeout=120) as http:
+
+        def ask(*urls: str) -> httpx2.Response:
+            parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+            messages = [{"role": "user", "content": parts}]
+            return http.post("/v1/chat/completions", json={"messages": messages} | OPTIONS)
+
+        for url, message in urls:
+            answer = ask(url)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert message in error["message"] and error["param"] == "messages"
+        answer = ask(*[data_url(file_of(noise(8, 8)))] * 17)
+        assert answer.status_code == 400 and "at most 16 images" in answer.text
+
+
+def test_a_model_without_sight_refuses_images(tmp_path: Path) -> None:
+    llm = DiffusionLLM("demo")
+    part = {"type": "image", "image": noise(8, 8)}
+    with pytest.raises(ValueError, match="takes no images"):
+        llm.chat([{"role": "user", "content": [part]}])
+    for content in ([{"type": "video"}], [], [{"type": "text"}]):
+        with pytest.raises(ValueError, match="'content', which is a text or a list of"):
+            llm.chat([{"role": "user", "content": content}])
+    texts = [{"type": "text", "text": part} for part in ("What is", "7 plus 8?")]
+    (output,) = llm.chat([{"role": "user", "content": texts}])
+    (same,) = llm.chat([{"role": "user", "content": "What is\n7 plus 8?"}])
+    assert output.outputs[0].text == same.outputs[0].text

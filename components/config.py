@@ -1,7 +1,6 @@
 """The base of every component's configuration: frozen, no unknown keys, short errors."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, LiteralString, get_args
 
 from pydantic import (
@@ -15,6 +14,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_before_validator_function
+
+from diffray.components.spelling import did_you_mean
 
 LARGEST: Final = 2**31 - 1  # number of a policy: products of two of them still fit 64 bits
 # Fields that hold one of several models: pydantic names the kind after the field, we do not.
@@ -136,15 +137,6 @@ def _kinds(annotation: Any) -> list[str]:
         kind = annotation.model_fields.get("kind")
         return [kind.default] if kind else []
     return [kind for part in get_args(annotation) for kind in _kinds(part)]
-
-
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return a suggestion if an unknown name resembles an allowed one.
-
-    It follows the name: `'temprature', did you mean 'temperature'?`.
-    """
-    near = get_close_matches(name, list(allowed), 1) if len(name) < 64 else []
-    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def explain(error: ValidationError, names: Mapping[str, str] | None = None) -> str:

@@ -8,20 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from diffray.components.config import InvalidField
-from diffray.components.image import Image
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What images a model takes."""
-
-    token_id: int  # that stands in a prompt where a soft token does
-    begin_id: int  # the tokens before and after an image's
-    end_id: int
-    patch: int  # numbers of a patch
-    pool: int  # patches of a side that become one soft token
-    most: int  # soft tokens of an image
-    places: int  # patches in a row or column, at most
+from diffray.components.image import Image, Sight
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from diffray.components.batch import Batch
-from diffray.components.images import Sight
+from diffray.components.image import Sight
 from diffray.components.kv_pool import KVPool
 from diffray.kernels.confidence import Confidence, Draw
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from diffray.components.config import did_you_mean
+from diffray.components.spelling import did_you_mean
 from diffray.kernels.formats import FORMATS, Format
 
 # The parts of a model that can be quantized; routers, norms, biases and embeddings never are.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diffray.components.denoiser import Denoiser, Names, OwnStack
 from diffray.components.dims import Dims
-from diffray.components.images import Sight
+from diffray.components.image import Sight
 from diffray.components.layers import GatedMLP, Parts, whole, wide
 from diffray.components.mesh import Mesh
 from diffray.components.sandwich import SandwichLayer, WideNorm

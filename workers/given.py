@@ -6,8 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from diffray.components.grammar.compile import Grammars, vocabulary_of
-from diffray.components.image import Image
-from diffray.components.images import Sight
+from diffray.components.image import Image, Sight
 from diffray.workers.admission import Limits
 from diffray.workers.image_files import Picture, place_images, read_image
 from diffray.workers.prompts import (

@@ -10,8 +10,7 @@ from typing import Any, Final
 import torch
 
 from diffray.components.config import InvalidField
-from diffray.components.image import Image
-from diffray.components.images import Sight
+from diffray.components.image import Image, Sight
 
 # A path, the content of a file, an image of Pillow's, or patches with a place of their own.
 Picture = str | Path | bytes | Image | Any

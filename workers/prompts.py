@@ -5,10 +5,10 @@ from collections.abc import Sequence as Items
 from operator import index
 from typing import Any, Final, Protocol
 
-from diffray.components.config import did_you_mean
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
+from diffray.components.spelling import did_you_mean
 from diffray.workers.image_files import Picture, from_data_url
 from diffray.workers.text import Messages
 

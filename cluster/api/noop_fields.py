@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from diffray.cluster.api.errors import invalid, unsupported
-from diffray.components.config import did_you_mean
 from diffray.components.params import NO_PROMPT_LOGPROBS
 from diffray.components.policy import IN_DIFFUSION
+from diffray.components.spelling import did_you_mean
 
 # The neutral values; the first is the one to recommend. Null is neutral for all.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {

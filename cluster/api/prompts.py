@@ -9,7 +9,7 @@ from diffray.cluster.api.errors import as_api_error, invalid
 from diffray.cluster.api.messages import Message
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens
-from diffray.components.images import Sight
+from diffray.components.image import Sight
 from diffray.workers.image_files import from_data_url, place_images, read_image
 
 _MOST_IMAGES: Final = 16  # of a conversation: each takes some tenths of a second to decode

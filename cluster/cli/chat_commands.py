@@ -9,7 +9,7 @@ from diffray.cluster.cli.conversation import Conversation, News
 from diffray.cluster.cli.endpoint import Refused
 from diffray.cluster.cli.flags import CACHES, DECODERS, ITERATIONS
 from diffray.cluster.cli.request_options import DIFFUSION, put_setting
-from diffray.components.config import did_you_mean
+from diffray.components.spelling import did_you_mean
 
 
 def _kinds(part: str, kinds: tuple[str, ...]) -> str:

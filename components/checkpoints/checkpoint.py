@@ -29,13 +29,13 @@ from diffray.components.checkpoints.weights import (
     open_weights,
     read_json,
 )
-from diffray.components.config import did_you_mean
 from diffray.components.denoiser import Denoiser
 from diffray.components.layers import Part, Parts, Piece
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, shown
 from diffray.components.models.registry import build_model, kernels_for
 from diffray.components.quantization import Given, Scheme
+from diffray.components.spelling import did_you_mean
 from diffray.kernels.quantize import quantize
 from diffray.kernels.variants import UNTRIED, Choices
 

@@ -10,7 +10,7 @@ from torch.nn.functional import gelu
 from diffray.components.denoiser import OwnStack
 from diffray.components.dims import Dims
 from diffray.components.experts import Experts
-from diffray.components.images import Sight
+from diffray.components.image import Sight
 from diffray.components.layers import GatedMLP, GatedNames
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config, Fields

@@ -17,7 +17,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 
 from diffray import DiffusionLLM
 from diffray.components.config import InvalidField
-from diffray.components.images import Sight
+from diffray.components.image import Sight
 from diffray.workers.image_files import place_images, read_image
 from tests.helpers.api_server import Served, serve_model
 from tests.helpers.tiny import tiny_checkpoint

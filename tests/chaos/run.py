@@ -22,6 +22,7 @@ from tests.chaos.workload import SILENCE_S, Client, Question, Tally
 RECOVERED_S = 120.0  # a fault from which nothing recovers in so long ends the run
 _ON_ITS_WAY_S = 0.3  # tokens that were written before a fault still arrive for so long
 _BURST = 150  # requests at once
+_REPLACED_S = 30.0
 CALM = 5  # waits that are measured before the first fault
 
 
@@ -126,7 +127,7 @@ async def storm(
                 asyncio.create_task(_mended(hit, found, say)),
             ]
         await asyncio.gather(*mending)
-    outcome.leaks = await pages_held(system) + system.leaks()
+    outcome.leaks = await pages_held(system) + await left_over(system)
     outcome.seconds = time.monotonic() - begin
     return outcome
 
@@ -137,6 +138,14 @@ async def _mended(hit: Hit, found: list[Client], say: Callable[[str], None]) -> 
     async with asyncio.timeout(RECOVERED_S):
         hit.recovered = await all_heard(found, hit.well)
     say(f"{fault.number + 1}: {fault.kind} {hit.told}: {hit.recovered:.1f} s".replace(" :", ":"))
+
+
+async def left_over(system: System) -> list[str]:
+    """Return what is leaked once all that was killed has been replaced, or has had its time."""
+    end = time.monotonic() + _REPLACED_S
+    while (found := system.leaks()) and time.monotonic() < end:
+        await asyncio.sleep(0.5)
+    return found
 
 
 async def all_heard(found: Items[Heard], since: float) -> float:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from PIL import Image as Pillow
 from transformers import PreTrainedTokenizerFast
-from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
 from diffray import DiffusionLLM
 from diffray.components.config import InvalidField
@@ -54,6 +53,9 @@ def data_url(data: bytes) -> str:
 )
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
 def test_patches_are_those_of_the_original_s_processor(size: tuple[int, int], mode: str) -> None:
+    # Not at the top: it imports triton, and the kernels' tests choose its interpreter before that.
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
     image = noise(*size, mode)
     found = read_image(file_of(image), GEMMA)
     patches = torch.frombuffer(bytearray(found.pixels), dtype=torch.float32).view(-1, 768)

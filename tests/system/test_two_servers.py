@@ -135,7 +135,7 @@ def test_whatever_dies_each_answers_its_own_clients(
     missed = [each.asked - killed for each in ones if each.status != 200 and each.asked > killed]
     print(f"{name}: nobody listened for {max(refused, default=0):.1f} s; "
           f"the last answer that failed came after {max(missed, default=0):.1f} s")  # fmt: skip
-    assert max(refused, default=0.0) < 8  # 3 to 4 on an idle machine
+    assert max(refused, default=0.0) < 15  # the manager of HAProxy takes longest
     assert all(each.status == 200 for each in twos)
 
 

@@ -115,6 +115,18 @@ def test_no_port_is_shared(servers: tuple[ServeProcess, ServeProcess]) -> None:
         assert [host for host, _ in each.listening() if host != "127.0.0.1"] == ["::"]
 
 
+def longest_refusal(answers: list[Answer]) -> float:
+    """Return the longest time in which no connection was answered, in seconds."""
+    longest, begin = 0.0, None
+    for each in answers:
+        if each.status:
+            begin = None
+        else:
+            begin = each.asked if begin is None else begin
+            longest = max(longest, each.asked - begin)
+    return longest
+
+
 @pytest.mark.parametrize(
     "name", ["ray::ServeReplica", HAPROXY, "ray::HAProxyManager", "ray::ProxyActor"]
 )
@@ -131,11 +143,11 @@ def test_whatever_dies_each_answers_its_own_clients(
         wait_until_answered(twos, killed)
     check(ones, "demo", "demo-llada2")
     check(twos, "demo-llada2", "demo")
-    refused = [each.asked - killed for each in ones if each.status == 0 and each.asked > killed]
+    refused = longest_refusal([each for each in ones if each.asked > killed])
     missed = [each.asked - killed for each in ones if each.status != 200 and each.asked > killed]
-    print(f"{name}: nobody listened for {max(refused, default=0):.1f} s; "
+    print(f"{name}: nobody listened for {refused:.1f} s; "
           f"the last answer that failed came after {max(missed, default=0):.1f} s")  # fmt: skip
-    assert max(refused, default=0.0) < 15  # the manager of HAProxy takes longest
+    assert refused < 5
     assert all(each.status == 200 for each in twos)
 
 

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("passes.c")
-FLAGS = ["-O3", "-march=native", "-ffast-math", "-fPIC", "-shared"]
+# Not -ffast-math itself: gcc before 13 then links what rounds subnormal numbers to 0 in all of the
+# process that loads the library.
+FLAGS = (
+    "-O3 -march=native -fno-math-errno -fno-trapping-math -fno-signed-zeros -ffinite-math-only "
+    "-fassociative-math -freciprocal-math -fPIC -shared"
+)
 
 
 class Sizes(ctypes.Structure):
@@ -57,10 +62,13 @@ def load() -> Passes | None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
-    key = hashlib.sha256(SOURCE.read_bytes() + torch.cpu.get_capabilities().__repr__().encode())
+    built_for = f"{FLAGS} {torch.cpu.get_capabilities()}"
+    key = hashlib.sha256(SOURCE.read_bytes() + built_for.encode())
     path = Path(tempfile.gettempdir()) / f"train-demo-{os.getuid()}-{key.hexdigest()[:16]}.so"
     if not path.exists():
         unfinished = path.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(unfinished), "-lm"], check=True)
+        subprocess.run(
+            [compiler, *FLAGS.split(), str(SOURCE), "-o", str(unfinished), "-lm"], check=True
+        )
         unfinished.replace(path)
     return Passes(path)

@@ -300,4 +300,5 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    torch.set_flush_denormal(True)
     train(parse())

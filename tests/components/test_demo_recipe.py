@@ -1,6 +1,7 @@
 """The recipe of the demo models: its questions, their answers, and a run that can be resumed."""
 
 import json
+import math
 import random
 import re
 import shutil
@@ -289,6 +290,13 @@ def test_fused_passes_equal_those_of_torch(
             results.append((loss.detach(), torch.tensor(right), *found))
         for plain, fused in zip(*results, strict=True):
             assert (fused - plain).norm() <= share * plain.norm()
+
+
+def test_loading_the_passes_leaves_arithmetic_as_it_was() -> None:
+    """-ffast-math would let the library round subnormal numbers to 0 in the whole process."""
+    load_passes()
+    assert torch.tensor(2.0**-130).mul(0.5) > 0
+    assert math.nextafter(0, 1) * 2 > 0
 
 
 def test_muon_makes_matrices_orthogonal() -> None:

@@ -83,6 +83,7 @@ class Trajectory(Answered):
     token_ids: list[int] = Field(description="The tokens.")
     steps: list[int] = Field(description="The step at which each became final.")
     logprobs: list[float] = Field(description="Its log-probability at that step.")
+    weight_version: str = Field(description="The version of the weights that wrote them.")
 
 
 class Likely(Answered):
@@ -255,6 +256,9 @@ class Model(Answered):
     owned_by: Literal["diffray"] = Field(description="Always diffray.")
     root: str = Field(description="The first of its names.")
     parent: None = Field(description="Always null.")
+    weight_version: str | None = Field(
+        description="The version of its weights, 0 at first; null while it starts."
+    )
     max_model_len: int = Field(description="The most tokens of a prompt with its answer.")
     family: str = Field(description="What kind of model it is, such as LLaDA or SDAR.")
     diffusion: dict[str, Any] = Field(
@@ -298,6 +302,12 @@ class TokenizerInfo(BaseModel):
 
 class Version(Answered):
     version: str = Field(description="diffray's version.")
+
+
+class UpdatedWeights(Answered):
+    success: Literal[True] = Field(description="Always true; else there is an error.")
+    message: str = Field(description="What was done.")
+    weight_version: str = Field(description="The version of the new weights.")
 
 
 class EngineLoad(Answered):

@@ -149,6 +149,7 @@ class Answer(ABC):
                 "token_ids": part.token_ids,
                 "steps": part.steps,
                 "logprobs": [_number(each) for each in part.logprobs or []],
+                "weight_version": choice.job.choice.weights_version,
             }
         return made
 

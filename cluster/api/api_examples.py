@@ -10,6 +10,7 @@ from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.anthropic_models import MessagesAnswer, MessagesEvent
 from diffray.cluster.api.dialects import Dialect
 from diffray.cluster.api.errors import ApiError, Json, bug, unavailable
+from diffray.cluster.api.operations import UPDATE_WEIGHTS
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.responses_models import Response, ResponsesEvent
 from diffray.cluster.control.quarantine import REASON
@@ -147,6 +148,9 @@ REQUESTS: Final[dict[str, dict[str, Json]]] = {
         "chat": _example("A conversation", {"messages": [{"role": "user", "content": FACTS}]}),
     },
     "/detokenize": {"tokens": _example("Tokens", {"tokens": [3, 14, 15]})},
+    UPDATE_WEIGHTS: {
+        "demo": _example("The weights of the checkpoint again", {"model_path": "demo"}),
+    },
 }
 
 _ENVELOPE: Final = {
@@ -257,6 +261,11 @@ ERRORS: Final[dict[int, ApiError]] = {
         401,
         "Incorrect API key provided; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
         code="invalid_api_key",
+    ),
+    403: ApiError(
+        403,
+        "This path needs an operator's key, and this API key is none.",
+        code="not_an_operator",
     ),
     404: ApiError(
         404,

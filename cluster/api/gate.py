@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.http import refusal
+from diffray.cluster.api.operations import OPERATED
 from diffray.cluster.api.page import FILES
 from diffray.cluster.api.settings import is_known
 
@@ -28,18 +29,36 @@ _NO_KEY: Final = ApiError(
     code="invalid_api_key",
     headers={"WWW-Authenticate": "Bearer"},
 )
+_NO_OPERATORS: Final = ApiError(
+    403,
+    "This server has no operator's key, so nobody may use this path; start it with "
+    "--operator-key KEY.",
+    code="no_operator",
+)
+_NOT_AN_OPERATOR: Final = ApiError(
+    403, "This path needs an operator's key, and this API key is none.", code="not_an_operator"
+)
 
 
 class Gate:
     """ASGI middleware: every path needs a key unless it is open, even one that does not exist.
 
+    Paths that change the engine need an operator's key, which opens the others as well.
+
     It adds the headers that an answer has not set itself. With `request_ids` one is the request's
     id, or a new id; behind Ray Serve, which adds ids itself, an answer would have two.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str] = (), *, request_ids: bool = True) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Iterable[str] = (),
+        operators: Iterable[str] = (),
+        *,
+        request_ids: bool = True,
+    ) -> None:
         self._app = app
-        self._digests = tuple(keys)  # as ApiSettings holds them
+        self._digests, self._operators = tuple(keys), tuple(operators)  # as ApiSettings has them
         self._request_ids = request_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,16 +77,31 @@ class Gate:
                     headers.setdefault(name, value)
             await send(message)
 
-        may_pass = self._may_pass(scope, headers)
-        app = self._app if may_pass else refusal(_NO_KEY, scope["path"])
+        refused = self._refused(scope, headers)
+        app = self._app if refused is None else refusal(refused, scope["path"])
         await app(scope, receive, send_with_headers)
 
-    def _may_pass(self, scope: Scope, headers: Headers) -> bool:
+    def _refused(self, scope: Scope, headers: Headers) -> ApiError | None:
+        """Return why a request may not pass, if so."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         is_open = path in _OPEN or path.startswith(FILES)
-        if not self._digests or scope["method"] == "OPTIONS" or is_open:
-            return True
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        shown = [key.strip()] if scheme.lower() == "bearer" else []
-        shown += headers.getlist("x-api-key")[:1]  # Anthropic's header
-        return any([is_known(each, self._digests) for each in shown])
+        if scope["method"] == "OPTIONS" or is_open:
+            return None
+        shown = _shown(headers)
+        if any([is_known(each, self._operators) for each in shown]):
+            return None
+        is_client = any([is_known(each, self._digests) for each in shown])
+        if self._digests and not is_client:
+            return _NO_KEY
+        if path not in OPERATED:
+            return None
+        if not self._operators:
+            return _NO_OPERATORS
+        return _NOT_AN_OPERATOR if is_client else _NO_KEY
+
+
+def _shown(headers: Headers) -> list[str]:
+    """Return the keys that a request shows."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    shown = [key.strip()] if scheme.lower() == "bearer" else []
+    return shown + headers.getlist("x-api-key")[:1]  # Anthropic's header

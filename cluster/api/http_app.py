@@ -21,6 +21,7 @@ from diffray.cluster.api.gate import Gate
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
 from diffray.cluster.api.openapi import describe, describe_body, refusals
+from diffray.cluster.api.operations import UPDATE_WEIGHTS
 from diffray.cluster.api.page import lacks_slash, page_router
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.served import Served
@@ -54,10 +55,12 @@ def build_api(
         redirect_slashes=False,  # a redirect would repeat the client's Host header
         openapi_url="/openapi.json" if settings.docs else None,
     )
-    described = partial(describe, app, has_keys=bool(settings.api_keys), model=model)
+    keys = bool(settings.api_keys), bool(settings.operator_keys)
+    described = partial(describe, app, has_keys=keys, model=model)
     app.openapi = described  # type: ignore[method-assign]  # as FastAPI's manual says
     app.include_router(_answers(get_service, settings))
     app.include_router(_other_apis(get_service, settings))
+    app.include_router(_operations(get_service, settings))
     app.include_router(_reports(get_service, settings))
     if settings.docs:
 
@@ -73,7 +76,9 @@ def build_api(
     app.add_exception_handler(HTTPException, partial(_refuse_http, settings.page))
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _internal_error)
-    app.add_middleware(Gate, keys=settings.api_keys, request_ids=request_ids)
+    app.add_middleware(
+        Gate, keys=settings.api_keys, operators=settings.operator_keys, request_ids=request_ids
+    )
     if settings.cors_origins:  # outside the gate, because a browser must be able to read errors
         app.add_middleware(
             CORSMiddleware,
@@ -154,6 +159,18 @@ def _other_apis(get_service: GetService, settings: ApiSettings) -> APIRouter:
     @post("/v1/messages/count_tokens")
     async def count(request: Request) -> Response:
         return answer(await count_tokens(get_service(), await read(request)))
+
+    return router
+
+
+def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
+    """Return the routes that change the engine, for which the gate asks for an operator's key."""
+    router = APIRouter()
+    post, read = partial(_post, router), partial(_read, settings)
+
+    @post(UPDATE_WEIGHTS)
+    async def update_weights(request: Request) -> Response:
+        return answer(await get_service().update_weights(await read(request)))
 
     return router
 

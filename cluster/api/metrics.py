@@ -141,6 +141,7 @@ def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iter
     counters = {
         "num_preemptions": ("Times a choice gave way, to resume later.", load.preemptions),
         "num_rounds": ("Rounds of denoising steps.", load.rounds),
+        "num_weight_updates": ("Times the weights were replaced.", load.weight_updates),
         "num_restarts": ("Restarts of the engine.", load.restarts),
         "rank_work_seconds": ("Time of rank 0 in rounds.", load.worked),
         "rank_wait_seconds": ("Time of rank 0 between rounds while there was work.", load.waited),

@@ -20,6 +20,7 @@ from diffray.cluster.api.bodies import (
 )
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.messages import StrictModel
+from diffray.cluster.api.operations import OPERATED, UPDATE_WEIGHTS, UpdateWeightsBody
 from diffray.cluster.api.responses_body import ResponsesBody
 from diffray.components.params import SamplingParams
 
@@ -31,6 +32,7 @@ BODIES: Final[dict[str, type[StrictModel]]] = {
     "/v1/messages/count_tokens": CountTokensBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    UPDATE_WEIGHTS: UpdateWeightsBody,
 }
 
 
@@ -95,6 +97,14 @@ ABOUT: Final[dict[str, About]] = {
     "/tokenize": About(_TOKENS, "Turn a text or a conversation into tokens", "", answers.Tokenized),
     "/detokenize": About(_TOKENS, "Turn tokens into a text", "", answers.Detokenized),
     "/tokenizer_info": About(_TOKENS, "Describe the tokenizer", "", answers.TokenizerInfo),
+    UPDATE_WEIGHTS: About(
+        _OPERATION,
+        "Replace the weights of all replicas",
+        "By those of a folder with the same model, while requests run; the path is SGLang's. No "
+        "answer mixes versions. What does not fit is refused, and nothing changes. Needs an "
+        "operator's key.",
+        answers.UpdatedWeights,
+    ),
     "/health": About(_OPERATION, "Say whether the engine can answer", "Needs no key."),
     "/version": About(_OPERATION, "Tell the version", "Needs no key.", answers.Version),
     "/load": About(_OPERATION, "Tell how many requests run and wait", "", answers.EngineLoad),
@@ -112,6 +122,7 @@ _GUIDE: Final = (
 _MEANINGS: Final = {
     400: "The request is invalid; the error names the field.",
     401: "No valid API key was sent; only on a server with keys.",
+    403: "The path needs an operator's key, and this is none, or the server has none.",
     404: "There is no such model.",
     408: "The body was not complete in time.",
     413: "The body is too large.",
@@ -134,10 +145,11 @@ _KEYS: Final = {
 _REF: Final = "#/components/schemas/{model}"
 
 
-def describe(app: FastAPI, *, has_keys: bool, model: str | None = None) -> Json:
+def describe(app: FastAPI, *, has_keys: tuple[bool, bool], model: str | None = None) -> Json:
     """Return the app's OpenAPI schema, with the schemas of bodies and answers as components.
 
-    Its examples of requests name `model` if there is one.
+    `has_keys` says whether there are API keys and operators' keys. Its examples of requests name
+    `model` if there is one.
     """
     if app.openapi_schema is not None:
         return app.openapi_schema
@@ -164,9 +176,15 @@ def describe(app: FastAPI, *, has_keys: bool, model: str | None = None) -> Json:
     made = models_json_schema([(each, "validation") for each in models], ref_template=_REF)[1]
     schema["components"] = {"schemas": made["$defs"]}
     _fill_in_meanings(made["$defs"])
-    if has_keys:
+    for_all, for_operators = has_keys
+    needed = [{name: []} for name in _KEYS]
+    if any(has_keys):
         schema["components"]["securitySchemes"] = _KEYS
-        schema["security"] = [{name: []} for name in _KEYS]
+    if for_all:
+        schema["security"] = needed
+    for path in OPERATED if for_operators else ():
+        for operation in schema["paths"][path].values():
+            operation["security"] = needed
     app.openapi_schema = schema
     return schema
 
@@ -234,5 +252,7 @@ def describe_body(path: str) -> Json:
     if issubclass(body, SharedFields):
         responses |= refusals(422, 429, 504, kind=kind)
         responses[200] = {"description": "The answer; with `stream: true` its chunks, as events."}
+    if path in OPERATED:
+        responses |= refusals(403, kind=kind)
     extra = {"requestBody": {"required": True, "content": content}}
     return {"openapi_extra": extra, "responses": dict(sorted(responses.items(), key=str))}

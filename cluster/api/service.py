@@ -25,6 +25,7 @@ from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid
 from diffray.cluster.api.grammars import GrammarCompiler
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
+from diffray.cluster.api.operations import Operated, UpdateWeightsBody, updated_weights
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompts import PromptReader
 from diffray.cluster.api.templates import Templates
@@ -56,7 +57,8 @@ class Service:
 
     `diffusion` and `defaults` are the defaults of requests; `deadline` is the maximum number of
     seconds of a choice. Requests may set a priority under the scheduling policy "priority". With
-    several replicas, `replica` names this one, and `others` returns the metrics of the others.
+    several replicas, `replica` names this one, `others` returns the metrics of the others, and
+    `operated` carries out an operator's wishes on all of them, instead of the engine alone.
     `description` and `examples`, prompts to try, are part of what is told about the model.
     """
 
@@ -71,6 +73,7 @@ class Service:
         deadline: float | None = None,
         replica: str = "",
         others: Others | None = None,
+        operated: Operated | None = None,
         scheduling_policy: str = "fcfs",
         description: str = "",
         examples: Sequence[str] = (),
@@ -80,6 +83,7 @@ class Service:
         self.engine, self.tokenizer, self.names = engine, tokenizer, tuple(names)
         self.metrics = Metrics(self.names[0], replica)
         self._replica, self._others = replica, others
+        self._operated = operated or engine
         self._params = ParamsBuilder(
             engine.limits,
             tokenizer,
@@ -207,6 +211,13 @@ class Service:
         self._named(name)
         return self._tokens.info()
 
+    # For operators.
+
+    async def update_weights(self, given: object) -> Json:
+        body = parse(UpdateWeightsBody, given)
+        self._named(body.model)
+        return await updated_weights(self._operated, body)
+
     # About the model and the engine.
 
     async def models(self) -> Json:
@@ -220,6 +231,7 @@ class Service:
             "owned_by": "diffray",
             "root": self.names[0],
             "parent": None,
+            "weight_version": (await self._recent_load()).weights_version,
             **self._params.about(),
             **self._about,
         }
@@ -249,10 +261,13 @@ class Service:
 
     async def snapshot(self) -> Snapshot:
         """Return this replica's metrics; the engine's last known ones if it is slow."""
-        load = self._last_load
-        with suppress(TimeoutError):
-            load = await asyncio.wait_for(self.load(), _SOON_S)
+        load = await self._recent_load()
         return Snapshot(self._replica, self.metrics.families(load, self.engine.limits))
+
+    async def _recent_load(self) -> Load:
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(self.load(), _SOON_S)
+        return self._last_load
 
     # Internals.
 

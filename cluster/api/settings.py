@@ -28,6 +28,12 @@ class ApiSettings(Config):
         description="API keys, of which a request must send one; as they are or as sha256:DIGEST. "
         "Default: no key is needed.",
     )
+    operator_keys: tuple[str, ...] = Field(
+        (),
+        repr=False,
+        description="Operators' keys, for the paths that change the engine, such as "
+        "/update_weights_from_disk; they open all others too. Default: nobody may use those paths.",
+    )
     max_body_bytes: int = Field(8 * 2**20, ge=1, description="The largest body of a request.")
     body_timeout_s: float = Field(
         60.0, gt=0, description="Seconds from a request's headers to the end of its body."
@@ -43,7 +49,7 @@ class ApiSettings(Config):
         True, description="Serve a page at / to chat with the model and watch the denoising."
     )
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "operator_keys", mode="before")
     @classmethod
     def _digests(cls, given: Any) -> Any:
         """Run before pydantic's checks, whose errors would quote the keys."""
@@ -51,22 +57,35 @@ class ApiSettings(Config):
             raise ValueError("expected a list of texts")
         return tuple(as_digest(key) for key in given)
 
-    def refuse_keys_beside(self, variable: str | None) -> None:
-        if self.api_keys and variable is not None:
+    def refuse_keys_beside(self, api_key_env: str | None, operator_key_env: str | None) -> None:
+        if self.api_keys and api_key_env is not None:
             raise ValueError("give api.api_keys or api_key_env, not both")
+        if self.operator_keys and operator_key_env is not None:
+            raise ValueError("give api.operator_keys or operator_key_env, not both")
 
-    def with_keys_of(self, variable: str | None, environment: Mapping[str, str]) -> Self:
-        """Return these settings, with the keys of an environment variable if one is named."""
+    def with_keys_of(
+        self,
+        api_key_env: str | None,
+        operator_key_env: str | None,
+        environment: Mapping[str, str],
+    ) -> Self:
+        """Return these settings, with the keys of the environment variables that are named."""
+        found = self._with_keys("api_keys", "api_key_env", api_key_env, environment)
+        return found._with_keys("operator_keys", "operator_key_env", operator_key_env, environment)
+
+    def _with_keys(
+        self, field: str, option: str, variable: str | None, environment: Mapping[str, str]
+    ) -> Self:
         if variable is None:
             return self
         text = environment.get(variable, "")
         keys = tuple(key.strip() for key in text.split(",") if key.strip())
         if not keys:
-            raise ValueError(f"api_key_env: the variable {variable} holds no key; set it")
+            raise ValueError(f"{option}: the variable {variable} holds no key; set it")
         try:
-            return self.model_validate(dict(self) | {"api_keys": keys})
+            return self.model_validate(dict(self) | {field: keys})
         except ValidationError as error:
-            raise ValueError(f"api_key_env ({variable}): {explain(error)}") from None
+            raise ValueError(f"{option} ({variable}): {explain(error)}") from None
 
 
 def key_digest(key: str) -> str:

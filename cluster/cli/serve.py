@@ -9,7 +9,13 @@ from diffray.cluster.cli import serve_options as own
 from diffray.cluster.cli.failures import one_sentence
 from diffray.cluster.cli.flag_records import names_of, refuse_flags, spread, typed
 from diffray.cluster.serve.address import Server
-from diffray.cluster.serve.environment import API_KEY, prepare, prepare_server, take_keys
+from diffray.cluster.serve.environment import (
+    API_KEY,
+    OPERATOR_KEY,
+    prepare,
+    prepare_server,
+    take_keys,
+)
 from diffray.cluster.serve.haproxy import has_haproxy
 from diffray.cluster.serve.supervisor import say, supervised
 
@@ -39,7 +45,10 @@ def serve(
     Without a model it serves demo, a toy. It has a page at / and its API's manual at /docs.
     """
     api_typed, where = typed(api), typed(listening)
-    keys = take_keys(api_typed.pop("api_keys", ()))
+    keys = {
+        API_KEY: take_keys(api_typed.pop("api_keys", ()), API_KEY),
+        OPERATOR_KEY: take_keys(api_typed.pop("operator_keys", ()), OPERATOR_KEY),
+    }
 
     def described() -> "Applications":
         _refuse_what_has_no_effect(context)
@@ -54,7 +63,7 @@ def serve(
             diffusion=_diffusion(diffusion),
             deployment_config=own.deployment(replicas),
             placement_group_config=typed(placement),
-            api=api_typed | ({"api_keys": keys} if keys else {}),
+            api=api_typed | _keys_as_options(keys),
         )
 
     if file.print_config:
@@ -88,15 +97,21 @@ def _refuse_what_has_no_effect(context: typer.Context) -> None:
         refuse_flags(context, "with --address", ("haproxy", "dashboard"))
 
 
-def _configured(path: "Path", keys: list[str]) -> "Applications":
+def _keys_as_options(keys: dict[str, list[str]]) -> dict[str, Any]:
+    given = {"api_keys": keys[API_KEY], "operator_keys": keys[OPERATOR_KEY]}
+    return {name: found for name, found in given.items() if found}
+
+
+def _configured(path: "Path", keys: dict[str, list[str]]) -> "Applications":
     """Return the applications of a YAML file."""
     from diffray.cluster.serve.config_file import read_applications
 
-    if keys:
-        raise ValueError(
-            f"{API_KEY} has no effect with --config; unset it and name a variable in the file, as "
-            "api_key_env: KEYS"
-        )
+    for variable, option in ((API_KEY, "api_key_env"), (OPERATOR_KEY, "operator_key_env")):
+        if keys[variable]:
+            raise ValueError(
+                f"{variable} has no effect with --config; unset it and name a variable in the "
+                f"file, as {option}: KEYS"
+            )
     return read_applications(path)
 
 

@@ -11,7 +11,7 @@ from diffray.cluster.cli.flags import CHECKPOINT, Ranks
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.deployment_options import PlacementGroup
-from diffray.cluster.serve.environment import API_KEY
+from diffray.cluster.serve.environment import API_KEY, OPERATOR_KEY
 from diffray.components.checkpoints.demos import DEMOS
 
 Replicas = Annotated[
@@ -67,6 +67,9 @@ class Listening:
 @record("Server", ApiSettings)
 class Api:
     api_keys: list[str] | None = flag(None, "--api-key", envvar=API_KEY)
+    operator_keys: list[str] | None = flag(
+        None, "--operator-key", "--admin-api-key", envvar=OPERATOR_KEY
+    )
     cors_origins: list[str] | None = flag(None, "--allowed-origins")
     vllm_metric_names: bool | None = flag()
     page: bool | None = flag()

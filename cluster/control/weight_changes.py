@@ -23,6 +23,10 @@ class AskedChange:
     done: Callable[[str], object]
 
 
+def already(version: str | None) -> str:
+    return f"the weights are of version {version} already; name another one"
+
+
 class WeightChanges:
     """The current weights, and the changes asked for, in their order.
 
@@ -44,7 +48,7 @@ class WeightChanges:
     def next(self, version: str | None, source: str = "") -> Change:
         """Return the change after all others; versions that are not named count up."""
         if version == self.current.version:
-            raise ValueError(f"the weights are of version {version} already; name another one")
+            raise ValueError(already(version))
         before = [self.current, *(asked.change for asked in self._asked)]
         number = max(change.number for change in before) + 1
         return Change(number, version or str(self.made + len(before)), source)

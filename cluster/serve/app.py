@@ -4,6 +4,7 @@ One deployment per model; each replica has a coordinator and ranks in a placemen
 one more application, which serves several of them at one endpoint.
 """
 
+import secrets
 from typing import Any
 
 import ray
@@ -28,7 +29,7 @@ def build(args: dict[str, Any]) -> Application:
 def deployment(args: dict[str, Any]) -> Application:
     """Return a model without an endpoint, for an ingress of your own that uses its handle."""
     config = app_config(args)
-    for name in ("api", "api_key_env"):
+    for name in ("api", "api_key_env", "operator_key_env"):
         if name in config.model_fields_set:
             raise ValueError(f"args: {name} is for the endpoint, which a deployment does not have")
     return _bound(Replica, config)
@@ -62,7 +63,9 @@ def door_application(config: DoorConfig) -> Application:
 def _bound(replica: type[Replica], config: AppConfig) -> Application:
     config = with_device(config)
     plain: Any = serve.deployment(replica)
-    app: Application = plain.options(name=REPLICA, **deployment_options(config)).bind(config)
+    # Replicas that start later find what operators want of this deployment, and of no earlier one.
+    options, deployed = deployment_options(config), secrets.token_hex(8)
+    app: Application = plain.options(name=REPLICA, **options).bind(config, deployed)
     return app
 
 

@@ -47,6 +47,11 @@ class AppConfig(Config):
         min_length=1,
         description="The environment variable with the API keys, separated by commas.",
     )
+    operator_key_env: str | None = Field(
+        None,
+        min_length=1,
+        description="The environment variable with the operators' keys, separated by commas.",
+    )
     request_timeout_s: float | None = Field(
         None, gt=0, description="The most seconds that an answer may take; default: no limit."
     )
@@ -63,7 +68,7 @@ class AppConfig(Config):
         engine, ranks = self.engine_kwargs, self.engine_kwargs.tensor_parallel_size
         if self.accelerator_type is not None and engine.device == "cpu":
             raise ValueError("accelerator_type needs GPUs, but engine_kwargs.device is 'cpu'")
-        self.api.refuse_keys_beside(self.api_key_env)
+        self.api.refuse_keys_beside(self.api_key_env, self.operator_key_env)
         bundles = self.placement_group_config.bundles
         if bundles is not None and len(bundles) != ranks:
             raise ValueError(
@@ -88,7 +93,7 @@ class AppConfig(Config):
 
     def api_settings(self, environment: Mapping[str, str] = os.environ) -> ApiSettings:
         """Return the endpoint's settings, with the keys of the environment."""
-        return self.api.with_keys_of(self.api_key_env, environment)
+        return self.api.with_keys_of(self.api_key_env, self.operator_key_env, environment)
 
 
 def app_config(given: object, where: str = "args") -> AppConfig:

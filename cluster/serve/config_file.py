@@ -18,6 +18,7 @@ from diffray.cluster.serve.door_config import DoorConfig, door_config
 
 BUILDER = "diffray.cluster.app:build"
 DOOR_BUILDER = "diffray.cluster.app:door"
+_ENDPOINT = ("api", "api_key_env", "operator_key_env")  # options that a door has, too
 _LONGEST_NAME = 100  # of a door's application, which is part of a log's file name
 _PATH = re.compile(r"/|(/(?!-)[A-Za-z0-9._~-]+)+")  # Serve reserves paths that start with /-
 
@@ -180,13 +181,16 @@ def _of_models(configs: list[AppConfig], where: str, given: dict[Any, Any]) -> d
             each.graceful_shutdown_timeout_s for each in deployments
         ),
     }
-    if not given.keys() & {"api", "api_key_env"}:
+    if not given.keys() & {*_ENDPOINT}:
         first = configs[0]
-        if any((each.api, each.api_key_env) != (first.api, first.api_key_env) for each in configs):
+        if any(
+            getattr(each, name) != getattr(first, name) for each in configs for name in _ENDPOINT
+        ):
             raise ValueError(
-                f"{where}: the models differ in api or api_key_env; give those of the door"
+                f"{where}: the models differ in {_ENDPOINT[0]} or in {' or '.join(_ENDPOINT[1:])}; "
+                "give those of the door"
             )
-        for name in {"api", "api_key_env"} & first.model_fields_set:
+        for name in {*_ENDPOINT} & first.model_fields_set:
             found[name] = getattr(first, name)
     return found
 

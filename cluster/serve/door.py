@@ -59,6 +59,9 @@ class Door:
     async def tokenizer_info(self, name: str | None) -> Json:
         return await self._named(name).ask("tokenizer_info", name)
 
+    async def update_weights(self, given: object) -> Json:
+        return await self._asked(given).ask("update_weights", given)
+
     async def models(self) -> Json:
         found = await asyncio.gather(*(each.described() for each in self._models.values()))
         return {"object": "list", "data": found}

@@ -42,15 +42,20 @@ class DoorConfig(Config):
         min_length=1,
         description="The environment variable with the API keys; in a file: that of the models.",
     )
+    operator_key_env: str | None = Field(
+        None,
+        min_length=1,
+        description="The same with the operators' keys.",
+    )
 
     @model_validator(mode="after")
     def _keys_are_given_once(self) -> Self:
-        self.api.refuse_keys_beside(self.api_key_env)
+        self.api.refuse_keys_beside(self.api_key_env, self.operator_key_env)
         return self
 
     def api_settings(self, environment: Mapping[str, str] = os.environ) -> ApiSettings:
         """Return the endpoint's settings, with the keys of the environment."""
-        return self.api.with_keys_of(self.api_key_env, environment)
+        return self.api.with_keys_of(self.api_key_env, self.operator_key_env, environment)
 
 
 def door_config(given: object, where: str = "args") -> DoorConfig:

@@ -12,6 +12,7 @@ from diffray.cluster.serve.haproxy import haproxy_settings
 from diffray.cluster.serve.ports import port_settings
 
 API_KEY = "DIFFRAY_API_KEY"  # the variable with keys, besides the command line
+OPERATOR_KEY = "DIFFRAY_OPERATOR_KEY"  # the same with operators' keys
 ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, separated by spaces
 
 SETTINGS = RAY | {
@@ -41,28 +42,28 @@ def prepare_server(routes: Collection[str], *, haproxy: Path | None) -> None:
         set_defaults(haproxy_settings(haproxy, routes))
 
 
-def take_keys(typed: Iterable[str]) -> list[str]:
-    """Return the API keys of the command line and the environment, and hide them.
+def take_keys(typed: Iterable[str], variable: str) -> list[str]:
+    """Return the keys of the command line and an environment variable, and hide them.
 
     Ray passes the environment to all its processes and shows the arguments as a job's entrypoint.
     `ps` shows both as they were at startup, so they are overwritten in place.
     """
-    keys = [*dict.fromkeys((*typed, *os.environ.pop(API_KEY, "").split()))]
+    keys = [*dict.fromkeys((*typed, *os.environ.pop(variable, "").split()))]
     secret = {key.encode() for key in keys}
     bounds = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]
     arguments, after, environment, end = map(int, bounds)
     for start, stop in ((arguments, after), (environment, end)):
         words = ctypes.string_at(start, stop - start).split(b"\0")
-        hidden = b"\0".join(_hidden(word, secret) for word in words)
+        hidden = b"\0".join(_hidden(word, secret, variable) for word in words)
         ctypes.memmove(start, hidden, stop - start)
     return keys
 
 
-def _hidden(word: bytes, secret: Collection[bytes]) -> bytes:
+def _hidden(word: bytes, secret: Collection[bytes], variable: str) -> bytes:
     """Return a word of the command line or the environment with its key masked."""
     name, equals, value = word.partition(b"=")
     if word in secret:
         return b"*" * len(word)
-    if name == API_KEY.encode() or (name.startswith(b"--") and value in secret):
+    if name == variable.encode() or (name.startswith(b"--") and value in secret):
         return name + equals + b"*" * len(value)
     return word

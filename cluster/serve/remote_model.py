@@ -31,6 +31,7 @@ class RemoteModel:
         self._described: Json = {
             "id": name, "object": "model", "created": 0, "owned_by": "diffray",
             "root": name, "parent": None, "max_model_len": None, "examples": [], "accepts": None,
+            "weight_version": None,
         }  # fmt: skip
 
     async def ask(self, method: str, given: object) -> Json:

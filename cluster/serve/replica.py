@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
@@ -21,8 +21,10 @@ from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
 from diffray.cluster.serve.replica_metrics import export
 from diffray.cluster.serve.replicas import About, Replicas
+from diffray.cluster.serve.wanted import EveryReplica, Record
 from diffray.components.checkpoints.checkpoint import resolve
 from diffray.components.checkpoints.demos import description, examples
+from diffray.components.checkpoints.update import check_folder
 from diffray.workers.output import Followed
 from diffray.workers.text import Tokenizer
 
@@ -42,17 +44,25 @@ class Replica:
     """The class that Serve starts, checks for health and load, and stops."""
 
     engine: RemoteEngine | None = None
-    _exporting: asyncio.Task[None] | None = None
+    every: EveryReplica | None = None
+    _tasks: Sequence[asyncio.Task[None]] = ()
 
-    async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: AppConfig, deployed: str) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Start the engine; `deployed` is the name of the record of what operators want."""
         global _service
-        source = config.model_source
-        self.engine = await RemoteEngine.start(source, config.engine_kwargs)
+        source, options = config.model_source, config.engine_kwargs
+        self.engine = await RemoteEngine.start(source, options)
         path = resolve(source)
         tokenizer = Tokenizer.load(path, self.engine.limits.mask_token_id)
         context = serve.get_replica_context()
         own = context.replica_id.unique_id
         replicas = Replicas(DeploymentHandle(context.deployment, context.app_name))
+        check = partial(check_folder, path, options.dtype)
+        self.every = EveryReplica(
+            self.engine, replicas, Record(deployed), check, options.load_timeout_s
+        )
+        if failure := await self.every.catch_up():
+            raise EngineFailed(failure)
         _service = Service(
             self.engine,
             tokenizer,
@@ -62,12 +72,14 @@ class Replica:
             deadline=config.request_timeout_s,
             replica=own,
             others=partial(replicas.ask, "snapshot"),
-            scheduling_policy=config.engine_kwargs.scheduling_policy,
+            operated=self.every,
+            scheduling_policy=options.scheduling_policy,
             description=description(source, config.model_id),
             examples=examples(source),
         )
         _service.start()
-        self._exporting = asyncio.create_task(export(_service.snapshot))
+        forever = export(_service.snapshot), self.every.keep_up()
+        self._tasks = [asyncio.create_task(each) for each in forever]
         log.info("%s is ready (replica %s, process %d)", config.model_id, own, os.getpid())
 
     # For handles: bodies and answers are those of the HTTP endpoints, errors are ApiErrors.
@@ -137,9 +149,21 @@ class Replica:
             failure = str(error)
         return About(await service.model(service.names[0]), await service.load(), failure)
 
+    async def check_weights(self, source: str) -> str:
+        """Return why a folder with new weights does not fit, or nothing."""
+        assert self.every is not None
+        return await self.every.check(source)
+
+    async def catch_up(self) -> str:
+        """Do what operators want of all replicas; return why not, or nothing."""
+        assert self.every is not None
+        return await self.every.catch_up()
+
     async def check_health(self) -> None:
         """Serve replaces a replica that raises here three times in a row."""
-        assert self.engine is not None
+        assert self.engine is not None and self.every is not None
+        if self.every.failure:
+            raise EngineFailed(self.every.failure)
         await self.engine.check_health()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -149,8 +173,9 @@ class Replica:
 
     async def __del__(self) -> None:
         """End the coordinator and its ranks; Serve calls it after the last request."""
-        if self._exporting is not None:
-            self._exporting.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
             current_service().close()
         if self.engine is not None:
             await self.engine.close()

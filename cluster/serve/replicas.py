@@ -28,7 +28,7 @@ class Replicas:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    async def ask(self, method: str) -> list[Any]:
+    async def ask(self, method: str, *given: object, within: float = _ANSWER_S) -> list[Any]:
         """Return what a method returns in each of the replicas that answer in time.
 
         None is started for it, even if there is none.
@@ -36,7 +36,7 @@ class Replicas:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 # The first call connects the handle and waits for Serve's controller.
-                response = await asyncio.to_thread(self._handle.broadcast, method)
+                response = await asyncio.to_thread(self._handle.broadcast, method, *given)
                 # Serve's own gather returns nothing if one answer is missing.
                 sent = await response._fetch_replica_results_async()
         except Exception as error:
@@ -45,7 +45,7 @@ class Replicas:
         answers = [asyncio.ensure_future(each.get_async()) for each in sent]
         if not answers:
             return []
-        done, late = await asyncio.wait(answers, timeout=_ANSWER_S)
+        done, late = await asyncio.wait(answers, timeout=within)
         for each in late:
             each.cancel()
         return [each.result() for each in done if each.exception() is None]

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from diffray.components.backend import DTYPES
 from diffray.components.checkpoints.checkpoint import (
     account,
     differences,
@@ -31,7 +32,7 @@ from diffray.components.checkpoints.weights import (
 from diffray.components.layers import Index, Parts
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config
-from diffray.components.models.registry import choose_build
+from diffray.components.models.registry import build_model, choose_build
 
 # A checkpoint's folder or Hub id, or tensors by the names of the checkpoint.
 Source = str | Path | Mapping[str, Tensor]
@@ -94,6 +95,16 @@ class NewWeights:
         finally:
             if packed:
                 self._model.pack()
+
+
+def check_folder(model: Path, dtype: str, source: str) -> None:
+    """Refuse a folder whose weights do not fit a model; what several ranks share is read once.
+
+    `model` is the folder of the model's checkpoint, `dtype` the name of its dtype or "auto".
+    """
+    config = read_config(model)
+    plan = build_model(config, Mesh(), DTYPES.get(dtype, torch.float32))
+    weights_of_folder(plan, plan, config, source)
 
 
 def weights_of_folder(

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
 from hashlib import sha256
 from html import unescape
+from itertools import product
 from typing import Any
 
 import httpx2
@@ -19,6 +20,7 @@ from diffray.cluster.api.api_examples import REQUESTS
 from diffray.cluster.api.errors import bug
 from diffray.cluster.api.http_app import build_api
 from diffray.cluster.api.openapi import BODIES
+from diffray.cluster.api.operations import OPERATED
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
@@ -62,8 +64,8 @@ def demo() -> Iterator[httpx2.Client]:
     with (
         engine,
         closing(service),
-        serve(service) as url,
-        httpx2.Client(base_url=url, timeout=60) as http,
+        serve(service, ApiSettings(operator_keys=("key",))) as url,
+        httpx2.Client(base_url=url, timeout=60, headers=KEY) as http,
     ):
         yield http
 
@@ -296,11 +298,26 @@ def test_what_the_endpoint_refuses_is_described(document: dict[str, Any], path: 
 
 def test_a_server_with_keys_says_so() -> None:
     service = Service(Recorder(), None, ["some"])
-    for keys in ((), ("key",)):
-        with serve(service, ApiSettings(api_keys=keys)) as url:
+    needed = [{"bearer": []}, {"header": []}]
+    for keys, operators in product(((), ("key",)), repeat=2):
+        with serve(service, ApiSettings(api_keys=keys, operator_keys=operators)) as url:
             found = httpx2.get(f"{url}/openapi.json").json()
-            assert ("securitySchemes" in found["components"]) == bool(keys)
-            assert found.get("security", []) == [{"bearer": []}, {"header": []}] * len(keys)
+            assert ("securitySchemes" in found["components"]) == bool(keys or operators)
+            assert found.get("security", []) == needed * len(keys)
+            for path, _, operation in operations(found):
+                own = needed * len(operators) if path in OPERATED else []
+                assert operation.get("security", []) == own
+
+
+@pytest.mark.parametrize("path", OPERATED)
+def test_what_is_refused_to_others_is_described(document: dict[str, Any], path: str) -> None:
+    service = Service(Recorder(), None, ["some"])
+    ((_, method, _),) = (each for each in operations(document) if each[0] == path)
+    for settings in (ApiSettings(), ApiSettings(api_keys=("key",), operator_keys=("other",))):
+        with serve(service, settings) as url:
+            answer = httpx2.request(method, url + path, headers=KEY)
+            assert answer.status_code == 403
+            check(document, path, answer)
 
 
 def test_the_page_shows_all_of_it_with_its_own_style(document: dict[str, Any]) -> None:

@@ -221,9 +221,20 @@ class TestArgs:
         with pytest.raises(ValueError, match="KEYS"):
             named.api_settings({"KEYS": " "})
 
+    def test_operators_keys_come_from_there_too(self) -> None:
+        given = config(api={"api_keys": ["a"]}, operator_key_env="KEYS")
+        found = given.api_settings({"KEYS": "b"})
+        assert (found.api_keys, found.operator_keys) == ((key_digest("a"),), (key_digest("b"),))
+        with pytest.raises(ValueError, match="operator_key_env: the variable KEYS holds no key"):
+            given.api_settings({})
+        with pytest.raises(ValueError, match=r"api.operator_keys or operator_key_env, not both"):
+            config(api={"operator_keys": ["a"]}, operator_key_env="KEYS")
+
     def test_keys_are_held_as_digests_alone(self) -> None:
-        made = config(api={"api_keys": ["secret", key_digest("other")]})
+        keys = ["secret", key_digest("other")]
+        made = config(api={"api_keys": keys, "operator_keys": keys})
         assert made.api.api_keys == (key_digest("secret"), key_digest("other"))
+        assert made.api.operator_keys == made.api.api_keys
         for text in (repr(made), made.model_dump_json(), str(pickle.dumps(made))):
             assert "secret" not in text
         application = Application("a", "/", made)
@@ -298,10 +309,12 @@ def test_what_is_no_file_of_text_is_one_sentence(tmp_path: Path) -> None:
 
 def test_flags_become_digests_and_origins() -> None:
     flags = ["--api-key", "secret", "--allowed-origins", "https://chat.example.com"]
+    flags += ["--operator-key", "secret"]
     shown = CliRunner().invoke(app, ["serve", "demo", *flags, "--print-config"])
     assert shown.exit_code == 0, shown.output
     (application,) = yaml.safe_load(shown.stdout)["applications"]
     api = {"api_keys": [key_digest("secret")], "cors_origins": ["https://chat.example.com"]}
+    api["operator_keys"] = [key_digest("secret")]
     assert application["args"]["api"] == api
     assert "secret" not in shown.output
 

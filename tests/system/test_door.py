@@ -26,7 +26,7 @@ from tests.helpers.serve_process import ServeProcess, serve_process
 
 pytestmark = pytest.mark.slow
 
-KEY = "a-key"
+KEY, OPERATOR = "a-key", "an-operator-s-key"
 MODELS = ("demo", "demo-llada2")
 ROOM = 8  # of the second model, in slots and in its queue
 ENGINE = "dtype: float64, device: cpu, cpu_threads: 1"
@@ -35,14 +35,14 @@ llm_configs:
   - model_loading_config: {{model_id: demo}}
     engine_kwargs: {{{ENGINE}, max_num_seqs: 8}}
     deployment_config: {{num_replicas: 2, health_check_period_s: 1}}
-    api: {{api_keys: [{KEY}]}}
+    api: {{api_keys: [{KEY}], operator_keys: [{OPERATOR}]}}
   - model_loading_config: {{model_id: demo-llada2}}
     engine_kwargs: {{{ENGINE}, max_num_seqs: 4, max_queued_requests: {ROOM - 4}}}
     deployment_config: {{health_check_period_s: 1}}
-    api: {{api_keys: [{KEY}]}}
+    api: {{api_keys: [{KEY}], operator_keys: [{OPERATOR}]}}
 door: {{num_replicas: 1}}
 """
-HEADERS = {"Authorization": f"Bearer {KEY}"}
+HEADERS, OPERATES = ({"Authorization": f"Bearer {key}"} for key in (KEY, OPERATOR))
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 PATIENCE_S = 120.0  # on a machine that does other things too
 # Takes seconds: one token a step.
@@ -278,6 +278,49 @@ def test_metrics_and_load_are_those_of_all_replicas_of_all_models(served: ServeP
     assert grown == before | {"demo-llada2": before["demo-llada2"] + 1}
     pages = [load(served, f"/{model}")["num_pages"] for model in MODELS]
     assert load(served)["num_pages"] == 2 * pages[0] + pages[1]
+
+
+def updates(served: ServeProcess) -> dict[str, int]:
+    """Return how often the weights of each replica of `demo` were replaced."""
+    text = httpx2.get(f"{served.url}/metrics").text
+    return {
+        sample.labels["replica"]: int(sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "diffray:num_weight_updates_total"
+        if sample.labels["model_name"] == "demo"
+    }
+
+
+def test_an_operator_gives_all_replicas_new_weights(served: ServeProcess) -> None:
+    """The same ones under another name, so that the texts stay as they are."""
+    url = f"{served.url}/update_weights_from_disk"
+    body = {"model": "demo", "model_path": "demo", "weight_version": "again"}
+    assert httpx2.post(url, json=body, headers=HEADERS).status_code == 403
+    wrong = body | {"model_path": "demo-llada2"}
+    refused = httpx2.post(url, json=wrong, headers=OPERATES, timeout=PATIENCE_S)
+    assert refused.status_code == 400 and "another model" in refused.text
+    assert [*updates(served).values()] == [0, 0]
+    made = httpx2.post(url, json=body, headers=OPERATES, timeout=PATIENCE_S)
+    assert made.status_code == 200 and made.json()["weight_version"] == "again", made.text
+    assert [*updates(served).values()] == [1, 1]
+    listed = httpx2.get(f"{served.url}/v1/models", headers=HEADERS).json()["data"]
+    assert [each["weight_version"] for each in listed] == ["again", "0"]
+    traced = {"return_trajectory": True, "max_tokens": 8}
+    for _ in range(4):
+        (choice,) = post(served, "demo", **traced).json()["choices"]
+        assert choice["trajectory"]["weight_version"] == "again"
+
+
+@pytest.mark.long
+def test_a_replica_that_starts_later_has_them_too(served: ServeProcess) -> None:
+    before = updates(served)
+    os.kill(replicas_of(served, "demo")[0], signal.SIGKILL)
+    end = time.monotonic() + PATIENCE_S
+    while len(found := updates(served)) < 2 or found.keys() == before.keys():
+        assert time.monotonic() < end, found
+        time.sleep(0.2)
+    assert [*found.values()] == [1, 1]
 
 
 def test_a_full_queue_refuses_and_clients_that_hang_up_leave_nothing(served: ServeProcess) -> None:

@@ -14,6 +14,7 @@ from tests.helpers.serve_process import ServeProcess, environment, serve_command
 pytestmark = pytest.mark.long
 
 KEYS = ("key-on-the-command-line-7731", "key-in-the-environment-7732")
+OPERATORS = ("operator-on-the-command-line-7735", "operator-in-the-environment-7736")
 PROMPT = "xylophone-7733"
 ASK = {"prompt": PROMPT, "max_tokens": 4}
 
@@ -21,7 +22,9 @@ ASK = {"prompt": PROMPT, "max_tokens": 4}
 @pytest.fixture(scope="module")
 def running() -> Iterator[ServeProcess]:
     arguments = ("demo", "--device", "cpu", "--dashboard", "--api-key", KEYS[0])
-    with serve_process(*arguments, settings={"DIFFRAY_API_KEY": KEYS[1]}) as running:
+    arguments += ("--operator-key", OPERATORS[0])
+    settings = {"DIFFRAY_API_KEY": KEYS[1], "DIFFRAY_OPERATOR_KEY": OPERATORS[1]}
+    with serve_process(*arguments, settings=settings) as running:
         running.wait_for("is ready", 1)
         yield running
 
@@ -31,6 +34,10 @@ def test_keys_and_prompts_are_nowhere_to_be_read(running: ServeProcess) -> None:
     for key in KEYS:
         right = {"Authorization": f"Bearer {key}"}
         assert httpx2.post(url, json=ASK, headers=right, timeout=120).status_code == 200
+    for key in OPERATORS:
+        operator = {"Authorization": f"Bearer {key}"}
+        asked = httpx2.post(f"{running.url}/update_weights_from_disk", json={}, headers=operator)
+        assert asked.status_code == 400 and "model_path" in asked.text
     wrong = {"Authorization": "Bearer no-key-7734"}
     stream = httpx2.post(url, json=ASK | {"stream": True}, headers=right, timeout=120)
     assert stream.text.endswith("data: [DONE]\n\n")
@@ -38,7 +45,7 @@ def test_keys_and_prompts_are_nowhere_to_be_read(running: ServeProcess) -> None:
     for headers in (wrong, {}):
         assert httpx2.post(url, json=ASK, headers=headers).status_code == 401
 
-    words = [word.encode() for word in (*KEYS, PROMPT, "no-key-7734")]
+    words = [word.encode() for word in (*KEYS, *OPERATORS, PROMPT, "no-key-7734")]
     for pid, line in running.processes().items():
         seen = line.encode() + Path(f"/proc/{pid}/environ").read_bytes()
         assert not any(word in seen for word in words), line

@@ -1,0 +1,162 @@
+"""What operators have asked of a deployment: kept by the cluster, and followed by every replica."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+from ray.experimental import internal_kv
+
+from diffray.cluster.api.operations import Operated
+from diffray.cluster.control.engine_client import EngineFailed
+from diffray.cluster.control.weight_changes import InFlight, already
+from diffray.cluster.serve.replicas import Replicas
+from diffray.components.checkpoints.update import Source
+
+log = logging.getLogger("ray.serve")
+
+_SPACE: Final = b"diffray"
+_LOOK_S: Final = 5.0  # between looks at the record, for what a replica was not told
+_KEPT: Final = 100  # entries of a record
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The state that every replica is to have; the next number replaces it."""
+
+    number: int = 0
+    updates: int = 0  # of the weights, so far
+    version: str = "0"  # of the weights
+    source: str = ""  # where they are; empty: in the model's checkpoint
+    in_flight: InFlight = "finish"
+
+
+class Record:
+    """What is wanted of one deployment, in Ray's key-value store, which outlives the replicas."""
+
+    def __init__(self, deployment: str) -> None:
+        self._prefix = f"wanted:{deployment}:".encode()
+
+    async def newest(self) -> Wanted:
+        return await asyncio.to_thread(self._newest)
+
+    async def put(self, wanted: Wanted) -> bool:
+        """Write it down, unless its number is taken: then another operator was faster."""
+        return await asyncio.to_thread(self._put, wanted)
+
+    def _newest(self) -> Wanted:
+        keys = internal_kv._internal_kv_list(self._prefix, namespace=_SPACE)
+        if not keys:
+            return Wanted()
+        found = internal_kv._internal_kv_get(max(keys), namespace=_SPACE)
+        return msgspec.msgpack.decode(found, type=Wanted)
+
+    def _put(self, wanted: Wanted) -> bool:
+        key, text = self._key(wanted.number), msgspec.msgpack.encode(wanted)
+        taken = internal_kv._internal_kv_put(key, text, overwrite=False, namespace=_SPACE)
+        # The others are kept a while: a number must not be free again for who was slow.
+        internal_kv._internal_kv_del(self._key(wanted.number - _KEPT), namespace=_SPACE)
+        return not taken
+
+    def _key(self, number: int) -> bytes:
+        return self._prefix + f"{number:020d}".encode()
+
+
+class EveryReplica:
+    """Carries out an operator's wishes on all replicas of a deployment, this one among them.
+
+    The record says what is wanted. Each replica brings its own `engine` there: when it starts, when
+    it is told, and, if that is lost, a few seconds later. `check` raises ValueError for a folder
+    that does not fit; only what fits on all replicas is written to the record.
+    """
+
+    def __init__(
+        self,
+        engine: Operated,
+        replicas: Replicas,
+        record: Record,
+        check: Callable[[str], None],
+        patience_s: float,
+    ) -> None:
+        self._engine, self._replicas, self._record = engine, replicas, record
+        self._check, self._patience_s = check, patience_s
+        self._has = Wanted()
+        self._following = asyncio.Lock()
+        self.failure = ""  # why this replica cannot have what is wanted
+
+    # For an operator.
+
+    async def update_weights(
+        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+    ) -> str:
+        def change(before: Wanted) -> Wanted:
+            updates = before.updates + 1
+            name = version or str(updates)
+            if name == before.version:
+                raise ValueError(already(name))
+            return replace(
+                before, updates=updates, version=name, source=str(source), in_flight=in_flight
+            )
+
+        change(await self._record.newest())
+        found = await self._ask("check_weights", str(source))
+        if refused := next(filter(None, found), ""):
+            raise ValueError(refused)
+        return (await self._want(change)).version
+
+    async def _want(self, change: Callable[[Wanted], Wanted]) -> Wanted:
+        """Write down what is wanted, and wait until the replicas have it."""
+        while True:
+            before = await self._record.newest()
+            wanted = replace(change(before), number=before.number + 1)
+            if await self._record.put(wanted):
+                break
+        failed = [reason for reason in await self._ask("catch_up") if reason]
+        if failed:
+            raise EngineFailed(f"{failed[0]}; that replica is being replaced")
+        return wanted
+
+    async def _ask(self, method: str, *given: str) -> list[str]:
+        found = await self._replicas.ask(method, *given, within=self._patience_s)
+        if not found:
+            raise EngineFailed("no replica answered; try again")
+        return found
+
+    # For each replica.
+
+    async def check(self, source: str) -> str:
+        """Return why a folder does not fit this replica's model, or nothing."""
+        try:
+            await asyncio.to_thread(self._check, source)
+        except (ValueError, OSError) as error:
+            return str(error)
+        return ""
+
+    async def catch_up(self) -> str:
+        """Bring this replica to what is wanted; return why it cannot have that, or nothing."""
+        async with self._following:
+            wanted = await self._record.newest()
+            if wanted.number <= self._has.number:
+                return self.failure
+            try:
+                await self._bring_to(wanted)
+                self.failure = ""
+            except ValueError as error:
+                self.failure = f"this replica cannot have the weights {wanted.version}: {error}"
+            self._has = wanted
+            return self.failure
+
+    async def _bring_to(self, wanted: Wanted) -> None:
+        if wanted.updates != self._has.updates:
+            await self._engine.update_weights(wanted.source, wanted.in_flight, wanted.version)
+
+    async def keep_up(self) -> None:
+        """Catch up again and again."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self.catch_up()
+            except Exception:
+                log.exception("this replica could not learn what is wanted of it")

@@ -1,0 +1,145 @@
+"""What operators may do over HTTP, and that nobody else may."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from safetensors.torch import load_file, save_file
+
+from diffray.cluster.api.operations import OPERATED
+from diffray.cluster.api.settings import ApiSettings
+from tests.helpers.api_server import Served, serve, serve_model
+from tests.helpers.tiny import tiny_checkpoint
+
+UPDATE = "/update_weights_from_disk"
+ASK = {"prompt": "abc", "max_tokens": 8, "return_trajectory": True}
+CLIENT, OPERATOR = ({"Authorization": f"Bearer {key}"} for key in ("client", "operator"))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two checkpoints of one model with different weights."""
+    folder = tmp_path_factory.mktemp("operations")
+    old, new = (tiny_checkpoint(folder / name) for name in ("old", "new"))
+    (file,) = Path(new).glob("*.safetensors")
+    save_file({name: each.flip(0).contiguous() for name, each in load_file(file).items()}, file)
+    return [old, new]
+
+
+@pytest.fixture(scope="module")
+def served(folders: list[str]) -> Iterator[Served]:
+    with serve_model(folders[0], "tiny", max_num_seqs=2) as served:
+        yield served
+
+
+@pytest.fixture
+def http(served: Served) -> Iterator[httpx2.Client]:
+    settings = ApiSettings(api_keys=("client",), operator_keys=("operator",))
+    with (
+        serve(served.service, settings) as url,
+        httpx2.Client(base_url=url, timeout=60, headers=OPERATOR) as http,
+    ):
+        yield http
+
+
+def refused(answer: httpx2.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert error["message"].endswith(".") or status == 400
+    assert "\n" not in error["message"]
+    return error
+
+
+def version(http: httpx2.Client) -> str:
+    (model, *_) = http.get("/v1/models").json()["data"]
+    assert model["weight_version"] == http.get("/v1/models/tiny").json()["weight_version"]
+    found: str = model["weight_version"]
+    return found
+
+
+def written(http: httpx2.Client) -> tuple[str, str]:
+    """Return a text, and the version of the weights that wrote it."""
+    (choice,) = http.post("/v1/completions", json=ASK).json()["choices"]
+    return choice["text"], choice["trajectory"]["weight_version"]
+
+
+@pytest.mark.parametrize("path", OPERATED)
+@pytest.mark.parametrize("has_api_key", [False, True])
+@pytest.mark.parametrize("has_operator", [False, True])
+def test_only_operators_operate(
+    served: Served, path: str, has_api_key: bool, has_operator: bool
+) -> None:
+    settings = ApiSettings(
+        api_keys=("client",) * has_api_key, operator_keys=("operator",) * has_operator
+    )
+    with serve(served.service, settings) as url:
+        for header in ({}, CLIENT, OPERATOR, {"x-api-key": "operator"}):
+            answer = httpx2.post(url + path, headers=header)
+            is_operator = has_operator and header not in ({}, CLIENT)
+            if is_operator:
+                assert answer.status_code not in (401, 403)  # the body is what is wrong
+            elif has_api_key and header != CLIENT:
+                assert refused(answer, 401)["code"] == "invalid_api_key"
+            elif not has_operator:
+                assert "--operator-key" in refused(answer, 403)["message"]
+            elif has_api_key:
+                assert refused(answer, 403)["code"] == "not_an_operator"
+            else:
+                assert refused(answer, 401)["code"] == "invalid_api_key"
+            assert "x-request-id" in answer.headers
+        assert httpx2.get(f"{url}/v1/models", headers=OPERATOR).status_code == (
+            401 if has_api_key and not has_operator else 200
+        )
+
+
+def test_new_weights_from_a_folder(http: httpx2.Client, folders: list[str]) -> None:
+    old, new = folders
+    before = written(http)
+    assert before[1] == version(http) == "0"
+    answer = http.post(UPDATE, json={"model_path": new, "weight_version": "step 1"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {
+        "success": True,
+        "message": f"The weights are those of {new}.",
+        "weight_version": "step 1",
+    }
+    after = written(http)
+    assert after[0] != before[0]
+    assert after[1] == version(http) == "step 1"
+    assert "diffray:num_weight_updates_total" in http.get("/metrics").text
+    again = http.post(UPDATE, json={"model_path": new, "weight_version": "step 1"})
+    assert "version step 1 already" in refused(again, 400)["message"]
+    back = http.post(UPDATE, json={"model_path": old, "model": "tiny", "in_flight": "restart"})
+    assert back.json()["weight_version"] == version(http) == "2"
+    assert written(http) == (before[0], "2")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({}, 400, "model_path"),
+        ({"model_path": ""}, 400, "model_path"),
+        ({"model_path": "/no/such"}, 400, "no folder '/no/such'"),
+        ({"model_path": "OTHER"}, 400, "another model: config.json differs in"),
+        ({"model_path": "NEW", "in_flight": "abort"}, 400, "in_flight"),
+        ({"model_path": "NEW", "abort_all": True}, 400, "abort_all"),
+        ({"model_path": "NEW", "model": "other"}, 404, "`other` does not exist"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_and_changes_nothing(
+    http: httpx2.Client,
+    folders: list[str],
+    tmp_path: Path,
+    body: dict[str, Any],
+    status: int,
+    words: str,
+) -> None:
+    if body.get("model_path") == "OTHER":
+        body |= {"model_path": tiny_checkpoint(tmp_path / "other", "llada2_moe")}
+    if body.get("model_path") == "NEW":
+        body |= {"model_path": folders[1]}
+    before = written(http), version(http)
+    assert words in refused(http.post(UPDATE, json=body), status)["message"]
+    assert (written(http), version(http)) == before

@@ -1,0 +1,189 @@
+"""All replicas of a deployment get what an operator wants, also those that come later."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffray.cluster.control.engine_client import EngineFailed
+from diffray.cluster.control.weight_changes import InFlight
+from diffray.cluster.serve.wanted import EveryReplica, Wanted
+from diffray.components.checkpoints.update import check_folder
+from tests.helpers.tiny import tiny_checkpoint
+
+
+class Memory:
+    """A record without a cluster: like Ray's store, it holds what was written."""
+
+    def __init__(self) -> None:
+        self.written = [Wanted()]
+
+    async def newest(self) -> Wanted:
+        await asyncio.sleep(0)
+        return max(self.written, key=lambda wanted: wanted.number)
+
+    async def put(self, wanted: Wanted) -> bool:
+        await asyncio.sleep(0)
+        if wanted.number in {each.number for each in self.written}:
+            return False
+        self.written.append(wanted)
+        return True
+
+
+class Engine:
+    """An engine that notes its weights, or refuses them."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, InFlight, str | None]] = []
+        self.refuses = ""
+
+    async def update_weights(
+        self, source: Any, in_flight: InFlight = "finish", version: str | None = None
+    ) -> str:
+        await asyncio.sleep(0.001)
+        if self.refuses:
+            raise ValueError(self.refuses)
+        self.made.append((source, in_flight, version))
+        return str(version)
+
+
+class Deployment:
+    """Replicas that share a record and reach each other."""
+
+    def __init__(self, count: int) -> None:
+        self.record = Memory()
+        self.wrong: dict[str, str] = {}  # folders that do not fit, and why
+        self.engines: list[Engine] = []
+        self.replicas: list[EveryReplica] = []
+        self.deaf: set[int] = set()  # replicas that no message reaches
+        for _ in range(count):
+            self.start()
+
+    def start(self) -> EveryReplica:
+        engine = Engine()
+        record: Any = self.record
+        peers: Any = self
+        made = EveryReplica(engine, peers, record, self._check, 1.0)
+        self.engines.append(engine)
+        self.replicas.append(made)
+        return made
+
+    def _check(self, source: str) -> None:
+        if source in self.wrong:
+            raise ValueError(self.wrong[source])
+
+    async def ask(self, method: str, *given: str, within: float) -> list[str]:
+        heard = [each for at, each in enumerate(self.replicas) if at not in self.deaf]
+        calls = {"check_weights": EveryReplica.check, "catch_up": EveryReplica.catch_up}
+        return list(await asyncio.gather(*(calls[method](each, *given) for each in heard)))
+
+
+def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
+    async def story() -> None:
+        found = Deployment(3)
+        first, second, _ = found.replicas
+        assert await first.update_weights("/a") == "1"
+        assert await second.update_weights("/b", "restart", "step 2") == "step 2"
+        assert await first.update_weights("/c") == "3"
+        made = [("/a", "finish", "1"), ("/b", "restart", "step 2"), ("/c", "finish", "3")]
+        assert [engine.made for engine in found.engines] == [made] * 3
+        late = found.start()
+        assert await late.catch_up() == ""
+        assert found.engines[-1].made == made[-1:]
+        assert await late.catch_up() == "" and len(found.engines[-1].made) == 1
+        with pytest.raises(ValueError, match="version 3 already"):
+            await late.update_weights("/d", version="3")
+
+    asyncio.run(story())
+
+
+def test_what_does_not_fit_changes_nothing_anywhere() -> None:
+    async def story() -> None:
+        found = Deployment(2)
+        found.wrong["/b"] = "head is [3, 4], not [64, 16]"
+        with pytest.raises(ValueError, match="head is"):
+            await found.replicas[0].update_weights("/b")
+        assert [engine.made for engine in found.engines] == [[], []]
+        assert await found.record.newest() == Wanted()
+
+    asyncio.run(story())
+
+
+def test_who_was_not_told_learns_of_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffray.cluster.serve.wanted._LOOK_S", 0.01)
+
+    async def story() -> None:
+        found = Deployment(2)
+        found.deaf = {1}
+        await found.replicas[0].update_weights("/a")
+        assert found.engines[1].made == []
+        looking = asyncio.create_task(found.replicas[1].keep_up())
+        async with asyncio.timeout(10):
+            while not found.engines[1].made:
+                await asyncio.sleep(0.01)
+        looking.cancel()
+        assert found.engines[1].made == found.engines[0].made
+
+    asyncio.run(story())
+
+
+def test_operators_at_two_replicas_end_with_the_same_weights() -> None:
+    async def story() -> None:
+        found = Deployment(3)
+        names = [f"v{at}" if at % 2 else None for at in range(9)]
+        made = await asyncio.gather(
+            *(
+                found.replicas[at % 3].update_weights(f"/{at}", version=name)
+                for at, name in enumerate(names)
+            )
+        )
+        assert len({*made}) == 9 and len(found.record.written) == 10
+        (last,) = {engine.made[-1] for engine in found.engines}
+        newest = await found.record.newest()
+        assert last == (newest.source, newest.in_flight, newest.version)
+
+    asyncio.run(story())
+
+
+def test_a_replica_that_cannot_have_them_is_not_healthy() -> None:
+    """Until it can have what is wanted then."""
+
+    async def story() -> None:
+        found = Deployment(2)
+        found.engines[1].refuses = "there is no folder '/a'"
+        with pytest.raises(EngineFailed, match="no folder '/a'; that replica is being replaced"):
+            await found.replicas[0].update_weights("/a")
+        assert [bool(each.failure) for each in found.replicas] == [False, True]
+        assert "weights 1: there is no folder" in await found.replicas[1].catch_up()
+        found.engines[1].refuses = ""
+        await found.replicas[0].update_weights("/b")
+        assert [each.failure for each in found.replicas] == ["", ""]
+
+    asyncio.run(story())
+
+
+def test_without_an_answer_nothing_is_wanted() -> None:
+    async def story() -> None:
+        found = Deployment(1)
+        found.deaf = {0}
+        with pytest.raises(EngineFailed, match="no replica answered"):
+            await found.replicas[0].update_weights("/a")
+        assert len(found.record.written) == 1
+
+    asyncio.run(story())
+
+
+def test_a_folder_is_checked_against_the_model_s(tmp_path: Path) -> None:
+    model = Path(tiny_checkpoint(tmp_path / "model"))
+    check_folder(model, "auto", str(model))
+    with pytest.raises(ValueError, match="another model"):
+        check_folder(model, "float32", tiny_checkpoint(tmp_path / "other", "llada2_moe"))
+    (file,) = model.glob("*.safetensors")
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / "config.json").write_text((model / "config.json").read_text())
+    with pytest.raises(ValueError, match="safetensors"):
+        check_folder(model, "float32", str(tmp_path / "short"))
+    (tmp_path / "short" / file.name).write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=file.name):
+        check_folder(model, "float32", str(tmp_path / "short"))

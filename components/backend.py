@@ -255,11 +255,18 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest value it accepts
 
 
-def give_back_memory() -> None:
-    """Return freed memory to the system; call it when idle.
+def give_back_memory(kept: int = _KEPT) -> None:
+    """Return freed memory to the system, but for so many bytes; call it when idle.
 
     Otherwise the C library keeps the memory of the largest round, up to a gigabyte of fragments.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
-        trim(_KEPT)
+        trim(kept)
+
+
+def give_back_all(device: torch.device) -> None:
+    """Return all freed memory of the host and the device to the system."""
+    give_back_memory(0)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -39,14 +39,25 @@ class KVPool:
         self.page_size = page_size
         self.num_pages = num_pages
         self.dtype, self.device = dtype, device
+        self._shapes = tuple(shapes)
+        self.take_back()
+        self.prefixes = Prefixes(page_size, enabled=share_prefixes)
+        self._free = list(range(num_pages - 1, 0, -1))
+
+    def take_back(self) -> None:
+        """Make the memory: at first, and after it was given back."""
+        shapes, positions = self._shapes, self.num_pages * self.page_size
         self.stores = {
-            shape: _zeros((shapes.count(shape), num_pages * page_size, *shape), dtype, device)
+            shape: _zeros((shapes.count(shape), positions, *shape), self.dtype, self.device)
             for shape in dict.fromkeys(shapes)
         }
         left = {shape: zip(*store, strict=True) for shape, store in self.stores.items()}
         self.layers = [KVLayer(*next(left[shape])) for shape in shapes]
-        self.prefixes = Prefixes(page_size, enabled=share_prefixes)
-        self._free = list(range(num_pages - 1, 0, -1))
+
+    def give_back(self) -> None:
+        """Free the memory, which no sequence may use; the stored prefixes are forgotten."""
+        self.forget_prefixes()
+        self.stores, self.layers = {}, []
 
     @property
     def keys_LSGD(self) -> Tensor:

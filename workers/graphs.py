@@ -173,7 +173,6 @@ class Recorded:
 class Graphs:
     """The recordings of all buckets."""
 
-    @torch.inference_mode()
     def __init__(
         self,
         model: Model,
@@ -184,9 +183,20 @@ class Graphs:
         *,
         progress: bool = False,
     ) -> None:
+        self._buckets, self._progress = list(buckets), progress
+        self._make = partial(Recorded, model=model, kv=kv, slots=slots, record=record)
+        self.record()
+
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Record all buckets: at first, and after they were forgotten."""
         # The largest first, so that the others reuse its memory.
-        bar = tqdm(list(buckets), desc="graphs", unit="", disable=None if progress else True)
-        self._recorded = [Recorded(bucket, model, kv, slots, record) for bucket in bar]
+        bar = tqdm(self._buckets, desc="graphs", unit="", disable=None if self._progress else True)
+        self._recorded = [self._make(bucket) for bucket in bar]
+
+    def forget(self) -> None:
+        """Free the recordings; until the next ones every step is launched."""
+        self._recorded = []
 
     def fit(self, windows: int, length: int) -> Recorded | None:
         """Return the smallest bucket that fits this number of windows of this length."""

@@ -225,18 +225,23 @@ class Hello:
     secret: bytes
 
 
+AWAKE, WITHOUT_KV, WITHOUT_WEIGHTS = 0, 1, 2  # levels of sleep, with vLLM's numbers
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
-    """New weights for a running engine, which has no request then.
+    """New weights for a running engine, which has no request then; or a `level` of sleep, 0: none.
 
     `number` counts the changes; `source` is a folder or Hub id, or empty if the tensors are in the
-    engine's process. What `restores` cannot be refused: without it the engine is of no use.
+    engine's process. What `restores` brings new ranks to both, and cannot be refused: without it
+    the engine is of no use.
     """
 
     number: int = 0
     version: str = "0"
     source: str = ""
     restores: bool = False
+    level: int | None = None  # None: new weights
 
 
 @dataclass(slots=True)

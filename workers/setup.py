@@ -28,6 +28,7 @@ from diffray.workers.bring_up.start import bring_up
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
+from diffray.workers.sleeper import Sleeper
 from diffray.workers.slots import Slots
 from diffray.workers.text import Tokenizer
 from diffray.workers.upkeep import Upkeep
@@ -100,7 +101,8 @@ def build_rank(
             )
     engine = engine_of(loaded, setup, mask_token_id, eos_token_ids, mesh)
     plan = build_model(config, mesh, loaded.dtype, kernels)
-    engine.upkeep = Upkeep(loaded, plan, config, engine.kv, mesh)
+    sleeper = Sleeper(loaded, engine.kv, engine.graphs)
+    engine.upkeep = Upkeep(loaded, plan, config, engine.kv, mesh, first=path, sleeper=sleeper)
     return engine
 
 

@@ -1,6 +1,7 @@
-"""Replaces the weights of a running engine, on all of its ranks or on none."""
+"""Replaces the weights of a running engine and gives its memory back, on all ranks or on none."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import Tensor
 
@@ -8,51 +9,124 @@ from diffray.components.checkpoints.update import (
     HasParts,
     NewWeights,
     Updatable,
+    first_weights,
     weights_of_folder,
     weights_of_tensors,
 )
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config
-from diffray.workers.messages import Change
+from diffray.workers.messages import AWAKE, WITHOUT_WEIGHTS, Change
+from diffray.workers.sleeper import Sleeper
 
 _TORN = (
     "the last update of the weights was interrupted, so they are of two versions; update them again"
 )
+_GIVEN_UP = "the weights came as tensors and were given up in sleep; update them again"
 _OTHER_RANK = "another rank refused the weights; its log says why"
 
 
 class Upkeep:
-    """Makes an engine's changes; `plan` is its model without storage."""
+    """Makes an engine's changes; `plan` is its model without storage.
+
+    `first` is the folder of the weights that it was loaded with.
+    """
 
     def __init__(
-        self, model: Updatable, plan: HasParts, config: Config, kv: KVPool, mesh: Mesh
+        self,
+        model: Updatable,
+        plan: HasParts,
+        config: Config,
+        kv: KVPool,
+        mesh: Mesh,
+        *,
+        first: Path,
+        sleeper: Sleeper,
     ) -> None:
         self._model, self._plan, self._config = model, plan, config
         self._kv, self._mesh = kv, mesh
+        self._first, self._sleeper = first, sleeper
+        self._source: str | None = None  # of the weights; None: the first; empty: tensors
+        self._stale = False  # whether the weights have to be read when the engine wakes
         self.given: dict[int, Mapping[str, Tensor]] = {}  # for changes without a source
         self.unfit = ""  # why no request can run
 
     def make(self, change: Change) -> str:
         """Make a change while no request is admitted; return why not, with nothing changed."""
+        if change.restores:
+            refusal = self._replace(change) if change.source else ""
+            return refusal or self._sleep(change.level or AWAKE)
+        if change.level is None:
+            return self._replace(change)
+        return self._sleep(change.level)
+
+    def _replace(self, change: Change) -> str:
+        """Replace the weights; asleep, remember which ones to read on waking."""
         found, refusal = None, ""
         try:
             found = self._checked(change)
         except (ValueError, OSError) as error:
             refusal = str(error)
+        if refusal := self._refused(found, refusal):
+            return refusal
+        if self._sleeper.level == AWAKE:
+            self._copy(found)
+        self._source, self._stale = change.source, self._sleeper.level != AWAKE
+        return ""
+
+    def _refused(self, found: NewWeights | None, refusal: str) -> str:
+        """Return why not all ranks found weights right, if so."""
         if self._mesh.smallest("weights", int(found is not None)) == 0 or found is None:
             return refusal or _OTHER_RANK
+        return ""
+
+    def _copy(self, found: NewWeights | None) -> None:
+        assert found is not None
         self.unfit = _TORN
         found.copy()
         self._mesh.smallest("copied", 1)  # a collective would not wait as long for the slowest
         self.unfit = ""
         self._kv.forget_prefixes()
-        return ""
 
     def _checked(self, change: Change) -> NewWeights:
         if change.source:
             return weights_of_folder(self._model, self._plan, self._config, change.source)
-        found = weights_of_tensors(self._model, self._plan, self.given.pop(change.number))
+        given = self.given.pop(change.number)
+        if self._sleeper.level != AWAKE:
+            raise ValueError("asleep it takes the weights of folders only; wake it up first")
+        found = weights_of_tensors(self._model, self._plan, given)
         if self.unfit and not found.whole:
             raise ValueError(f"{self.unfit}, with all tensors of the model")
         return found
+
+    def _sleep(self, level: int) -> str:
+        if level == AWAKE:
+            return self._wake() if self._sleeper.level != AWAKE else ""
+        self._sleeper.sleep(level)
+        self._stale |= level == WITHOUT_WEIGHTS
+        return ""
+
+    def _wake(self) -> str:
+        """Take the memory back, and read the weights if they are not there."""
+        found, refusal = None, ""
+        if self._stale and self._source != "":
+            try:
+                found = self._known()
+            except (ValueError, OSError) as error:
+                refusal = str(error)
+            if refusal := self._refused(found, refusal):
+                return refusal
+        self._sleeper.wake()
+        if found is not None:
+            self._copy(found)
+        elif self._stale:
+            self.unfit = _GIVEN_UP
+        self._stale = False
+        self._sleeper.settle()
+        return ""
+
+    def _known(self) -> NewWeights:
+        """Return the weights that the engine is to have, from where they came."""
+        if self._source is None:
+            return first_weights(self._model, self._plan, self._config, self._first)
+        return weights_of_folder(self._model, self._plan, self._config, self._source)

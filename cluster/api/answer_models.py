@@ -310,6 +310,10 @@ class UpdatedWeights(Answered):
     weight_version: str = Field(description="The version of the new weights.")
 
 
+class Sleeping(Answered):
+    is_sleeping: bool = Field(description="Whether the model has given memory back.")
+
+
 class EngineLoad(Answered):
     server_load: int = Field(description="Requests that run or wait.")
     running: int = Field(description="Requests that run.")

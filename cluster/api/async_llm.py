@@ -12,11 +12,12 @@ from diffray.cluster.control.engine_client import EngineClient
 from diffray.cluster.control.engine_config import EngineConfig, RanksKeywords, RanksOptions
 from diffray.cluster.control.local import load_local
 from diffray.cluster.control.ranks import connect_ray, start_ranks
-from diffray.cluster.control.weight_changes import InFlight
+from diffray.cluster.control.weight_changes import InFlight, check_level
 from diffray.components.checkpoints.checkpoint import resolve
 from diffray.components.checkpoints.update import Source
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
+from diffray.workers.messages import AWAKE
 from diffray.workers.output import Accepted, Followed
 from diffray.workers.prompts import (
     Prompt,
@@ -96,10 +97,25 @@ class AsyncDiffusionLLM:
         self, source: Source, *, in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         """Replace the weights, as `DiffusionLLM.update_weights` does, while requests run."""
+        return await (await self._own_engine()).update_weights(source, in_flight, version)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give memory back, as `DiffusionLLM.sleep` does; requests wait until it wakes."""
+        check_level(level)
+        await (await self._own_engine()).sleep(level)
+
+    async def wake_up(self) -> None:
+        """Take the memory again."""
+        await (await self._own_engine()).sleep(AWAKE)
+
+    async def is_sleeping(self) -> bool:
+        return (await (await self._own_engine()).load()).sleep_level > AWAKE
+
+    async def _own_engine(self) -> EngineClient:
         await self.start()
         if self._service is None:
-            raise ValueError("a running application is updated through its endpoint")
-        return await self._service.engine.update_weights(source, in_flight, version)
+            raise ValueError("a running application is operated through its endpoint")
+        return self._service.engine
 
     async def start(self) -> None:
         """Load the model, if that has not been done."""

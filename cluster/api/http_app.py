@@ -20,8 +20,8 @@ from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
 from diffray.cluster.api.gate import Gate
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
-from diffray.cluster.api.openapi import describe, describe_body, refusals
-from diffray.cluster.api.operations import UPDATE_WEIGHTS
+from diffray.cluster.api.openapi import describe, describe_body, describe_query, refusals
+from diffray.cluster.api.operations import IS_SLEEPING, SLEEP, UPDATE_WEIGHTS, WAKE_UP, Order
 from diffray.cluster.api.page import lacks_slash, page_router
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.served import Served
@@ -168,9 +168,28 @@ def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
     router = APIRouter()
     post, read = partial(_post, router), partial(_read, settings)
 
+    async def operate(path: str, given: object) -> Json:
+        return await get_service().operate(Order(path, given))
+
     @post(UPDATE_WEIGHTS)
     async def update_weights(request: Request) -> Response:
-        return answer(await get_service().update_weights(await read(request)))
+        return answer(await operate(UPDATE_WEIGHTS, await read(request)))
+
+    may_fail = refusals(400, 401, 403, 404, 503)
+
+    @router.post(SLEEP, response_class=Response, responses=may_fail, **describe_query(SLEEP))
+    async def sleep(request: Request) -> Response:
+        await operate(SLEEP, _query(request))
+        return Response()
+
+    @router.post(WAKE_UP, response_class=Response, responses=may_fail, **describe_query(WAKE_UP))
+    async def wake_up(request: Request) -> Response:
+        await operate(WAKE_UP, _query(request))
+        return Response()
+
+    @router.get(IS_SLEEPING, responses=may_fail, **describe_query(IS_SLEEPING))
+    async def is_sleeping(request: Request) -> Response:
+        return answer(await operate(IS_SLEEPING, _query(request)))
 
     return router
 
@@ -181,6 +200,14 @@ def _post(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
 
 async def _read(settings: ApiSettings, request: Request) -> object:
     return await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
+
+
+def _query(request: Request) -> Json:
+    """Return a query as a JSON object, whose `level` is a number."""
+    given: Json = dict(request.query_params)
+    if (level := given.get("level", "")).isdecimal() and len(level) == 1:
+        given["level"] = int(level)
+    return given
 
 
 def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:

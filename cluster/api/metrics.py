@@ -136,6 +136,7 @@ def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iter
     gauges = {
         "num_requests_running": ("Choices in the engine.", load.running),
         "num_requests_waiting": ("Choices in the queue.", load.waiting),
+        "engine_sleep_level": ("How deep the engine sleeps; 0: it is awake.", load.sleep_level),
         "kv_cache_usage_perc": ("Share of the K/V pages in use, 0 to 1.", used),
     }
     counters = {

@@ -20,7 +20,16 @@ from diffray.cluster.api.bodies import (
 )
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.messages import StrictModel
-from diffray.cluster.api.operations import OPERATED, UPDATE_WEIGHTS, UpdateWeightsBody
+from diffray.cluster.api.operations import (
+    IS_SLEEPING,
+    OPERATED,
+    SLEEP,
+    UPDATE_WEIGHTS,
+    WAKE_UP,
+    ModelBody,
+    SleepBody,
+    UpdateWeightsBody,
+)
 from diffray.cluster.api.responses_body import ResponsesBody
 from diffray.components.params import SamplingParams
 
@@ -33,6 +42,13 @@ BODIES: Final[dict[str, type[StrictModel]]] = {
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     UPDATE_WEIGHTS: UpdateWeightsBody,
+}
+
+
+QUERIES: Final[dict[str, type[StrictModel]]] = {
+    SLEEP: SleepBody,
+    WAKE_UP: ModelBody,
+    IS_SLEEPING: ModelBody,
 }
 
 
@@ -104,6 +120,21 @@ ABOUT: Final[dict[str, About]] = {
         "answer mixes versions. What does not fit is refused, and nothing changes. Needs an "
         "operator's key.",
         answers.UpdatedWeights,
+    ),
+    SLEEP: About(
+        _OPERATION,
+        "Give memory back",
+        "Of all replicas: that of the K/V, at level 2 that of the weights too; at level 1 the "
+        "weights of a GPU wait in the host's memory. What has begun ends first. Requests that "
+        "come meanwhile wait. Needs an operator's key.",
+    ),
+    WAKE_UP: About(
+        _OPERATION,
+        "Take the memory again",
+        "After level 2 the newest weights are read again. Needs an operator's key.",
+    ),
+    IS_SLEEPING: About(
+        _OPERATION, "Say whether it sleeps", "Needs an operator's key.", answers.Sleeping
     ),
     "/health": About(_OPERATION, "Say whether the engine can answer", "Needs no key."),
     "/version": About(_OPERATION, "Tell the version", "Needs no key.", answers.Version),
@@ -177,7 +208,7 @@ def describe(app: FastAPI, *, has_keys: tuple[bool, bool], model: str | None = N
     schema["components"] = {"schemas": made["$defs"]}
     _fill_in_meanings(made["$defs"])
     for_all, for_operators = has_keys
-    needed = [{name: []} for name in _KEYS]
+    needed: list[Json] = [{name: []} for name in _KEYS]
     if any(has_keys):
         schema["components"]["securitySchemes"] = _KEYS
     if for_all:
@@ -194,7 +225,7 @@ def _describe_operation(operation: Json, path: str) -> list[type[BaseModel]]:
     about = ABOUT[path]
     operation |= {"tags": [about.tag], "summary": about.summary}
     for parameter in operation.get("parameters", ()):
-        parameter["description"] = "The model's name, as /v1/models lists it."
+        parameter.setdefault("description", "The model's name, as /v1/models lists it.")
     if about.text:
         operation["description"] = about.text
     for status, example in ERRORS.items():  # FastAPI would leave their nulls out
@@ -242,6 +273,16 @@ def _refusal(status: int, body: type[BaseModel]) -> Json:
         name, text, kind = _HEADERS[status]
         made["headers"] = {name: {"description": text, "schema": {"type": kind}}}
     return made
+
+
+def describe_query(path: str) -> Json:
+    """Return the additions to the description of an operator's route with a query."""
+    fields = QUERIES[path].model_json_schema()["properties"]
+    listed = []
+    for name, schema in fields.items():
+        described = {"description": schema.pop("description"), "schema": schema}
+        listed.append({"name": name, "in": "query", "required": False, **described})
+    return {"openapi_extra": {"parameters": listed}}
 
 
 def describe_body(path: str) -> Json:

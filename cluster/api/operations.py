@@ -1,23 +1,47 @@
 """What operators may do to a running engine: the paths, their bodies, and who carries it out."""
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from diffray.cluster.api.bodies import Named
+from diffray.cluster.api.bodies import Named, parse
 from diffray.cluster.api.errors import Json, as_api_error
 from diffray.cluster.api.messages import StrictModel
+from diffray.cluster.control.engine_client import Load
 from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.update import Source
+from diffray.workers.messages import AWAKE
 
 UPDATE_WEIGHTS: Final = "/update_weights_from_disk"  # SGLang's name
-OPERATED: Final = (UPDATE_WEIGHTS,)  # paths that need an operator's key
+SLEEP, WAKE_UP, IS_SLEEPING = "/sleep", "/wake_up", "/is_sleeping"  # vLLM's
+OPERATED: Final = (UPDATE_WEIGHTS, SLEEP, WAKE_UP, IS_SLEEPING)  # they need an operator's key
 
 
-class UpdateWeightsBody(StrictModel):
-    """POST /update_weights_from_disk."""
+class Order(NamedTuple):
+    """What an operator asks for: the path, and the body or the query as a JSON object."""
+
+    path: str
+    given: object
+
+
+class ModelBody(StrictModel):
+    """The query of POST /wake_up and GET /is_sleeping."""
 
     model: Named = None
+
+
+class SleepBody(ModelBody):
+    """The query of POST /sleep."""
+
+    level: Literal[1, 2] = Field(
+        1, description="1: give the K/V memory back; 2: that of the weights, too."
+    )
+
+
+class UpdateWeightsBody(ModelBody):
+    """POST /update_weights_from_disk."""
+
     model_path: str = Field(
         min_length=1,
         description="A folder with the new weights that every replica can read, or a Hub id.",
@@ -44,10 +68,36 @@ class Operated(Protocol):
         """Replace the weights; return their version. Raises ValueError with nothing changed."""
         ...
 
+    async def sleep(self, level: int) -> None:
+        """Give memory back until it is woken with level 0; raises ValueError if it cannot wake."""
+        ...
 
-async def updated_weights(operated: Operated, body: UpdateWeightsBody) -> Json:
-    """Replace the weights; return the answer, or raise ApiError."""
+    async def load(self) -> Load: ...
+
+
+_BODIES: Final[dict[str, type[ModelBody]]] = {
+    UPDATE_WEIGHTS: UpdateWeightsBody,
+    SLEEP: SleepBody,
+    WAKE_UP: ModelBody,
+    IS_SLEEPING: ModelBody,
+}
+
+
+async def carry_out(
+    order: Order, operated: Operated, named: Callable[[str | None], object]
+) -> Json:
+    """Do what an operator asks for; return the answer, or raise ApiError.
+
+    `named` refuses the name of a model that is not there.
+    """
+    body = parse(_BODIES[order.path], order.given)
+    named(body.model)
+    if order.path == IS_SLEEPING:
+        return {"is_sleeping": (await operated.load()).sleep_level > AWAKE}
     try:
+        if not isinstance(body, UpdateWeightsBody):
+            await operated.sleep(body.level if isinstance(body, SleepBody) else AWAKE)
+            return {}
         version = await operated.update_weights(
             body.model_path, body.in_flight, body.weight_version
         )

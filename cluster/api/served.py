@@ -5,6 +5,7 @@ from typing import Protocol
 
 from diffray.cluster.api.bodies import GenerationBody
 from diffray.cluster.api.errors import ApiError, Json
+from diffray.cluster.api.operations import Order
 from diffray.cluster.control.engine_client import Load
 
 
@@ -25,7 +26,9 @@ class Served(Protocol):
 
     async def tokenizer_info(self, name: str | None) -> Json: ...
 
-    async def update_weights(self, given: object) -> Json: ...
+    async def operate(self, order: Order) -> Json:
+        """Do what an operator asks for."""
+        ...
 
     async def models(self) -> Json: ...
 

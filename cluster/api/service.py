@@ -25,7 +25,7 @@ from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid
 from diffray.cluster.api.grammars import GrammarCompiler
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
-from diffray.cluster.api.operations import Operated, UpdateWeightsBody, updated_weights
+from diffray.cluster.api.operations import Operated, Order, carry_out
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompts import PromptReader
 from diffray.cluster.api.templates import Templates
@@ -213,10 +213,8 @@ class Service:
 
     # For operators.
 
-    async def update_weights(self, given: object) -> Json:
-        body = parse(UpdateWeightsBody, given)
-        self._named(body.model)
-        return await updated_weights(self._operated, body)
+    async def operate(self, order: Order) -> Json:
+        return await carry_out(order, self._operated, self._named)
 
     # About the model and the engine.
 

@@ -32,7 +32,8 @@ class ApiSettings(Config):
         (),
         repr=False,
         description="Operators' keys, for the paths that change the engine, such as "
-        "/update_weights_from_disk; they open all others too. Default: nobody may use those paths.",
+        "/update_weights_from_disk and /sleep; they open all others too. Default: nobody may use "
+        "those paths.",
     )
     max_body_bytes: int = Field(8 * 2**20, ge=1, description="The largest body of a request.")
     body_timeout_s: float = Field(

@@ -85,4 +85,5 @@ class Driver:
             restarts=restarts,
             weight_updates=scheduler.weights.made,
             weights_version=scheduler.weights.current.version,
+            sleep_level=scheduler.weights.level,
         )

@@ -67,6 +67,7 @@ class Load:
     restarts: int = 0
     weight_updates: int = 0
     weights_version: str = "0"
+    sleep_level: int = 0
 
 
 class EngineClient(Protocol):
@@ -91,6 +92,13 @@ class EngineClient(Protocol):
         self, source: "Source", in_flight: "InFlight" = "finish", version: str | None = None
     ) -> str:
         """Replace the weights; return their version. Raises ValueError with nothing changed."""
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """Give memory back until it is woken with level 0; raises ValueError if it cannot wake.
+
+        What has begun ends first; requests that come meanwhile wait.
+        """
         ...
 
     async def load(self) -> Load: ...
@@ -123,6 +131,15 @@ class WaitingClient(Protocol):
         self, source: "Source", in_flight: "InFlight" = "finish", version: str | None = None
     ) -> str:
         """Replace the weights; return their version. Raises ValueError with nothing changed."""
+        ...
+
+    def sleep(self, level: int) -> None:
+        """Give memory back until it is woken with level 0; raises ValueError if it cannot wake."""
+        ...
+
+    @property
+    def level(self) -> int:
+        """How deep it sleeps; 0: it is awake. Asleep, `advance` raises ValueError."""
         ...
 
     def release(self) -> None:

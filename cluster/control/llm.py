@@ -4,8 +4,6 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
-from functools import cached_property, partial
-from itertools import count
 from typing import Any, Final, Self, Unpack
 from weakref import WeakValueDictionary, finalize
 
@@ -16,21 +14,20 @@ from diffray.cluster.control.engine_config import RanksKeywords, RanksOptions
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
-from diffray.cluster.control.weight_changes import InFlight
+from diffray.cluster.control.weight_changes import InFlight, check_level
 from diffray.components.checkpoints.checkpoint import resolve
 from diffray.components.checkpoints.update import Source
 from diffray.components.grammar.canvas import LONGEST
-from diffray.components.grammar.compile import Grammars
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
-from diffray.workers.admission import CheckedRequest, Limits, check_choices
-from diffray.workers.bad_words import with_bad_tokens
+from diffray.workers.admission import CheckedRequest, Limits
+from diffray.workers.checked import RequestMaker
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import list_options
 from diffray.workers.given import Given, Reader
 from diffray.workers.image_files import Picture
 from diffray.workers.job import Job
-from diffray.workers.messages import Request
+from diffray.workers.messages import AWAKE
 from diffray.workers.output import Delta, RequestOutput
 from diffray.workers.prompts import (
     Prompt,
@@ -62,9 +59,9 @@ class DiffusionLLM:
         diffusion: DiffusionParams | dict[str, Any] | None = None,
         **options: Unpack[RanksKeywords],
     ) -> None:
-        self._default = as_diffusion(diffusion)
+        default = as_diffusion(diffusion)
         # CUDA graphs are recorded for the default block length.
-        given: dict[str, Any] = {"graph_block_length": self._default.block_length, **options}
+        given: dict[str, Any] = {"graph_block_length": default.block_length, **options}
         setup = RanksOptions(**given)
         self.model = model
         self._ranks = setup.tensor_parallel_size
@@ -79,10 +76,10 @@ class DiffusionLLM:
             finalize(self, ranks.close)
             self.tokenizer = Tokenizer.load(path, ranks.limits.mask_token_id)
         self._reader = Reader(self.tokenizer, self.limits.spec.sight)
+        self._maker = RequestMaker(self._reader, default, self.limits)
         # By the uid of their request; calls own their jobs, which end with them.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self._events: deque[Event] = deque()  # not applied yet if Ctrl-C came first
-        self._uids = count()
 
     def __repr__(self) -> str:
         if self._client is None:
@@ -135,6 +132,23 @@ class DiffusionLLM:
         under "restart" only those of which tokens have been reported. A refusal changes nothing.
         """
         return self.client.update_weights(source, in_flight, version)
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the K/V memory back, at level 2 that of the weights too, until `wake_up`.
+
+        Answers that have begun end first. At level 1 a GPU's weights wait in the host's memory.
+        Asleep, the model refuses to answer.
+        """
+        check_level(level)
+        self.client.sleep(level)
+
+    def wake_up(self) -> None:
+        """Take the memory again; after level 2 the weights are read from where they came."""
+        self.client.sleep(AWAKE)
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self.client.level > AWAKE
 
     def get_tokenizer(self) -> Any:
         """Return the Hugging Face tokenizer."""
@@ -228,7 +242,7 @@ class DiffusionLLM:
     ) -> Iterator[Delta]:
         """Yield the answer to one prompt or conversation as it becomes final."""
         (params,) = as_params("stream", sampling_params, options, 1)
-        requests = self._requests(self._reader.any(prompt), params)
+        requests = self._maker.requests(self._reader.any(prompt), params)
         with self._running([requests]) as jobs:
             while jobs:
                 self._advance()
@@ -252,7 +266,7 @@ class DiffusionLLM:
         (params,) = as_params("watch", sampling_params, options, 1)
         if params.n != 1:
             raise ValueError(f"watch shows one answer; leave n out (given: {params.n})")
-        requests = self._requests(self._reader.any(prompt), params, watch=True)
+        requests = self._maker.requests(self._reader.any(prompt), params, watch=True)
         with self._running([requests]) as jobs:
             (job,) = jobs.values()
             while not job.finished:
@@ -268,7 +282,7 @@ class DiffusionLLM:
         self, given: list[Given], params: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
         # All are checked before any begins.
-        checked = [self._requests(*both) for both in zip(given, params, strict=True)]
+        checked = [self._maker.requests(*both) for both in zip(given, params, strict=True)]
         total = sum(map(len, checked))
         # Shown only for work that takes longer than a few seconds.
         progress = tqdm(total=total, unit="seq", delay=3, disable=not use_tqdm)
@@ -284,23 +298,6 @@ class DiffusionLLM:
                     jobs.pop(uid).result()
                 progress.update(len(finished))
         return outputs
-
-    def _requests(
-        self, given: Given, params: SamplingParams, watch: bool = False
-    ) -> list[CheckedRequest]:
-        """Return an engine request for each choice; raise ValueError if it cannot run."""
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
-        params = with_bad_tokens(params, self.tokenizer).model_copy(
-            update={"diffusion": params.diffusion.over(self._default)}
-        )
-        grammar = b""
-        if params.structured_outputs is not None:
-            grammar = self._grammars.compile(params.structured_outputs, params.diffusion.slots)
-        request = Request(
-            0, given.prompt, params, given.suffix, watch, images=given.images, grammar=grammar
-        )
-        return check_choices(request, self.limits, partial(next, self._uids))
 
     @contextmanager
     def _running(self, prompts: list[list[CheckedRequest]]) -> Iterator[dict[int, Job]]:
@@ -328,9 +325,12 @@ class DiffusionLLM:
         self._events += client.advance(steps)
         while self._events:
             event = self._events.popleft()
+            job = self._jobs.get(event.uid)
             if event.update is None:
+                if job is None:
+                    continue  # of a call that has ended with another's failure
                 raise RuntimeError(event.reason)
-            if job := self._jobs.get(event.uid):
+            if job is not None:
                 job.apply(event.update)
             if job is None or job.finished:
                 client.cancel(event.uid)  # the engine ignores stop strings
@@ -339,10 +339,6 @@ class DiffusionLLM:
             client.release()
         elif not client.open:
             raise RuntimeError("this answer was lost when another call was interrupted")
-
-    @cached_property
-    def _grammars(self) -> Grammars:
-        return self._reader.grammars(self.limits)
 
 
 list_options(DiffusionLLM, RanksOptions)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -16,12 +17,12 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.open_requests import OpenRequests
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.cluster.control.weight_changes import AskedChange, InFlight, WeightChanges
+from diffray.cluster.control.weight_changes import ASLEEP, AskedChange, InFlight, WeightChanges
 from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.messages import Round, Update
+from diffray.workers.messages import Change, Round, Update
 from diffray.workers.setup import build_engine
 from diffray.workers.text import Tokenizer
 
@@ -64,6 +65,8 @@ class WaitingEngine:
         if self._news:
             events, self._news = self._news, []
             return events
+        if self.level and self.open:
+            raise ValueError(ASLEEP)
         return self._round(steps)
 
     def update_weights(
@@ -71,16 +74,32 @@ class WaitingEngine:
     ) -> str:
         """Run rounds until the weights are replaced; raise ValueError if they are refused."""
         refusals: list[str] = []
-        weights = self.driver.scheduler.weights
-        asked = _ask(self._engine, weights, source, in_flight, version, refusals.append)
+        asked = _ask(self._engine, self._weights, source, in_flight, version, refusals.append)
+        return self._made(asked, refusals).version
+
+    def sleep(self, level: int) -> None:
+        """Run rounds until memory is given back, or taken again."""
+        refusals: list[str] = []
+        change = self._weights.next_sleep(level)
+        self._made(self._weights.ask(change, "finish", refusals.append), refusals)
+
+    def _made(self, asked: AskedChange, refusals: list[str]) -> Change:
         try:
             while not refusals:
                 self._news += self._round()
         finally:
-            _withdraw(self._engine, weights, asked)
+            _withdraw(self._engine, self._weights, asked)
         if refusals[0]:
             raise ValueError(refusals[0])
-        return asked.change.version
+        return asked.change
+
+    @property
+    def _weights(self) -> WeightChanges:
+        return self.driver.scheduler.weights
+
+    @property
+    def level(self) -> int:
+        return self._weights.level
 
     def _round(self, steps: int | None = None) -> list[Event]:
         driver = self.driver
@@ -168,6 +187,18 @@ class LocalEngine:
     async def update_weights(
         self, source: Source, in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
+        return (
+            await self._made(partial(_ask, self._engine, self._weights, source, in_flight, version))
+        ).version
+
+    async def sleep(self, level: int) -> None:
+        def ask(done: Callable[[str], object]) -> AskedChange:
+            return self._weights.ask(self._weights.next_sleep(level), "finish", done)
+
+        await self._made(ask)
+
+    async def _made(self, ask: Callable[[Callable[[str], object]], AskedChange]) -> Change:
+        """Ask for a change, and wait until it is made; raise ValueError if it is refused."""
         loop = asyncio.get_running_loop()
         refusal: asyncio.Future[str] = loop.create_future()
 
@@ -181,18 +212,21 @@ class LocalEngine:
 
         with self._lock:
             self._requests.check()
-            weights = self._driver.scheduler.weights
-            asked = _ask(self._engine, weights, source, in_flight, version, done)
+            asked = ask(done)
             self._lock.notify()
         try:
             reason = await refusal
         finally:
             with self._lock:
-                _withdraw(self._engine, weights, asked)
+                _withdraw(self._engine, self._weights, asked)
         self._requests.check()
         if reason:
             raise ValueError(reason)
-        return asked.change.version
+        return asked.change
+
+    @property
+    def _weights(self) -> WeightChanges:
+        return self._driver.scheduler.weights
 
     async def load(self) -> Load:
         with self._lock:

@@ -11,14 +11,14 @@ import threading
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import aclosing
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig, RanksOptions
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.ray_settings import ALONE, SETTINGS, set_defaults
-from diffray.cluster.control.weight_changes import InFlight
+from diffray.cluster.control.weight_changes import ASLEEP, InFlight
 from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest
 
@@ -130,7 +130,13 @@ class WaitingRanks:
         """Wait for the next events; with `steps` for a single one, so that no canvas is missed."""
         if not self.open and self._events.empty():
             return []
-        events = [self._events.get()]
+        while True:
+            try:
+                events = [self._events.get(timeout=_LOOK_S)]
+                break
+            except Empty:
+                if self.level:  # and what had begun has ended
+                    raise ValueError(ASLEEP) from None
         while steps is None and not self._events.empty():
             events.append(self._events.get())
         self.open -= {event.uid for event in events if event.ends}
@@ -140,6 +146,13 @@ class WaitingRanks:
         self, source: Source, in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         return self._wait(self._engine.update_weights(source, in_flight, version))
+
+    def sleep(self, level: int) -> None:
+        self._wait(self._engine.sleep(level))
+
+    @property
+    def level(self) -> int:
+        return self._engine.weights.level
 
     def release(self) -> None:
         """Cancel what is open."""

@@ -134,6 +134,9 @@ class RemoteEngine:
     ) -> str:
         return await self.weights.update(source, in_flight, version, self._make)
 
+    async def sleep(self, level: int) -> None:
+        await self.weights.sleep(level, self._make)
+
     async def _make(self, change: Change, in_flight: InFlight) -> str:
         """Have the coordinator make a change, and the next one if it is lost meanwhile."""
         while True:

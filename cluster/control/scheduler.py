@@ -219,7 +219,7 @@ class Scheduler:
 
     def _admit(self, admitted: list[QueuedRequest]) -> None:
         """Admit requests: after a crash first the suspects one by one, then the others."""
-        if len(self.running) >= self.slots:
+        if len(self.running) >= self.slots or self.weights.level:
             return
         free = self._free - sum(flight.pages for flight in self._flying)
         free -= sum(queued.taken for queued in admitted)

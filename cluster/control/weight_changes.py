@@ -1,4 +1,4 @@
-"""The weights that an engine has, and those that it is to have: which requests they wait for."""
+"""The weights and the sleep of an engine, and those it is to have: which requests they wait for."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -6,21 +6,27 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from diffray.cluster.control.queued_request import QueuedRequest
-from diffray.workers.messages import Change
+from diffray.workers.messages import AWAKE, WITHOUT_KV, WITHOUT_WEIGHTS, Change
 
 InFlight = Literal["finish", "restart"]
 MODES: Final[tuple[str, ...]] = get_args(InFlight)
 
 LOST: Final = "the engine was lost while it took the new weights; it has the old ones, try again"
+ASLEEP: Final = "the model is asleep; wake it up first (wake_up)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AskedChange:
-    """New weights that wait for requests; `done` gets the reason if they are refused, or ""."""
+    """New weights or a sleep that wait for requests; `done` gets the reason of a refusal, or ""."""
 
     change: Change
     in_flight: InFlight
     done: Callable[[str], object]
+
+
+def check_level(level: int) -> None:
+    if level not in (WITHOUT_KV, WITHOUT_WEIGHTS):
+        raise ValueError(f"level is {level!r}; 1 gives the K/V memory back, 2 the weights' too")
 
 
 def already(version: str | None) -> str:
@@ -32,7 +38,8 @@ class WeightChanges:
 
     While one waits, only requests that have reported something are admitted: they end on the
     weights they began with. When none is left the change is made, and the others run on the new
-    weights. Under "restart" a running request that has reported nothing starts over on them.
+    weights. Under "restart" a running request that has reported nothing starts over on them. A
+    sleep waits in the same way; requests that come while the engine is asleep wait until it wakes.
     """
 
     def __init__(self, current: Change | None = None) -> None:
@@ -45,13 +52,26 @@ class WeightChanges:
     def waiting(self) -> bool:
         return bool(self._asked)
 
+    @property
+    def level(self) -> int:
+        """How deep the engine sleeps; 0: it is awake."""
+        return self.current.level or AWAKE
+
     def next(self, version: str | None, source: str = "") -> Change:
         """Return the change after all others; versions that are not named count up."""
         if version == self.current.version:
             raise ValueError(already(version))
+        named = [asked for asked in self._asked if asked.change.level is None]
+        return Change(self._number, version or str(self.made + len(named) + 1), source)
+
+    def next_sleep(self, level: int) -> Change:
+        """Return the change to this level of sleep, after all others."""
+        return Change(self._number, level=level)
+
+    @property
+    def _number(self) -> int:
         before = [self.current, *(asked.change for asked in self._asked)]
-        number = max(change.number for change in before) + 1
-        return Change(number, version or str(self.made + len(before)), source)
+        return max(change.number for change in before) + 1
 
     def ask(
         self, change: Change, in_flight: InFlight, done: Callable[[str], object]
@@ -87,8 +107,15 @@ class WeightChanges:
     def settle(self, asked: AskedChange, refusal: str) -> None:
         """Note what became of a change that the ranks were given."""
         if not refusal and not asked.change.restores:
-            self.current, self.made = asked.change, self.made + 1
+            self.has(asked.change)
         asked.done(refusal)
+
+    def has(self, change: Change) -> None:
+        """Note a change that was made."""
+        if change.level is not None:
+            self.current = replace(self.current, number=change.number, level=change.level)
+        else:
+            self.current, self.made = replace(change, level=self.level), self.made + 1
 
     def new_ranks(self) -> None:
         """Give the next ranks the current weights: they begin with those of the checkpoint."""

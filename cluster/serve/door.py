@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody
 from diffray.cluster.api.errors import ApiError, Json, invalid, unavailable
 from diffray.cluster.api.metrics import Refusals, Snapshot, render
+from diffray.cluster.api.operations import Order
 from diffray.cluster.control.engine_client import EngineFailed, Load
 from diffray.cluster.serve.door_config import DoorConfig
 from diffray.cluster.serve.remote_model import RemoteModel
@@ -59,8 +60,8 @@ class Door:
     async def tokenizer_info(self, name: str | None) -> Json:
         return await self._named(name).ask("tokenizer_info", name)
 
-    async def update_weights(self, given: object) -> Json:
-        return await self._asked(given).ask("update_weights", given)
+    async def operate(self, order: Order) -> Json:
+        return await self._asked(order.given).ask("operate", order)
 
     async def models(self) -> Json:
         found = await asyncio.gather(*(each.described() for each in self._models.values()))

@@ -4,16 +4,18 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import msgspec
 from ray.experimental import internal_kv
 
 from diffray.cluster.api.operations import Operated
-from diffray.cluster.control.engine_client import EngineFailed
+from diffray.cluster.control.engine_client import EngineFailed, Load
 from diffray.cluster.control.weight_changes import InFlight, already
 from diffray.cluster.serve.replicas import Replicas
 from diffray.components.checkpoints.update import Source
+from diffray.workers.messages import AWAKE
 
 log = logging.getLogger("ray.serve")
 
@@ -31,6 +33,7 @@ class Wanted:
     version: str = "0"  # of the weights
     source: str = ""  # where they are; empty: in the model's checkpoint
     in_flight: InFlight = "finish"
+    level: int = AWAKE  # of sleep
 
 
 class Record:
@@ -106,6 +109,12 @@ class EveryReplica:
             raise ValueError(refused)
         return (await self._want(change)).version
 
+    async def sleep(self, level: int) -> None:
+        await self._want(partial(replace, level=level))
+
+    async def load(self) -> Load:
+        return await self._engine.load()
+
     async def _want(self, change: Callable[[Wanted], Wanted]) -> Wanted:
         """Write down what is wanted, and wait until the replicas have it."""
         while True:
@@ -144,13 +153,15 @@ class EveryReplica:
                 await self._bring_to(wanted)
                 self.failure = ""
             except ValueError as error:
-                self.failure = f"this replica cannot have the weights {wanted.version}: {error}"
+                self.failure = f"a replica cannot have the weights {wanted.version}: {error}"
             self._has = wanted
             return self.failure
 
     async def _bring_to(self, wanted: Wanted) -> None:
         if wanted.updates != self._has.updates:
             await self._engine.update_weights(wanted.source, wanted.in_flight, wanted.version)
+        if wanted.level != self._has.level:
+            await self._engine.sleep(wanted.level)
 
     async def keep_up(self) -> None:
         """Catch up again and again."""

@@ -6,7 +6,7 @@ They are copied into the parameters that are there, so recordings that read thos
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Items
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -79,10 +79,14 @@ class NewWeights:
 
     def __init__(self, model: Updatable, plan: HasParts, files: Items[WeightFile]) -> None:
         self._model, self._files, self._names = model, files, names_in(files)
-        parts = plan.parts(self._names)
-        needed = {name for name, part in parts.items() if not part.optional}
+        self._parts = plan.parts(self._names)
+        needed = {name for name, part in self._parts.items() if not part.optional}
         self.whole = needed <= self._names
-        look_through(parts, files, model.dtype)
+
+    def looked_through(self) -> Self:
+        """Return the same, once all numbers have been read and found right."""
+        look_through(self._parts, self._files, self._model.dtype)
+        return self
 
     @torch.no_grad()
     def copy(self) -> None:
@@ -123,6 +127,13 @@ def weights_of_folder(
             f"{path} is quantized; give the weights from before that, which are rounded here"
         )
     account(plan.parts(names_in(files)), files, path)
+    return NewWeights(model, plan, files).looked_through()
+
+
+def first_weights(model: Updatable, plan: HasParts, config: Config, path: Path) -> NewWeights:
+    """Return the weights that a model was loaded with, from the same folder, as they were found."""
+    files, _ = open_checkpoint(path, config)
+    account(plan.parts(names_in(files)), files, path)
     return NewWeights(model, plan, files)
 
 
@@ -139,7 +150,7 @@ def weights_of_tensors(
         raise CheckpointError(
             f"the given tensors are not those of the model, by its checkpoint's names: {complaints}"
         )
-    return NewWeights(model, plan, files)
+    return NewWeights(model, plan, files).looked_through()
 
 
 class _Noted(Mapping[str, object]):

@@ -298,7 +298,7 @@ def test_what_the_endpoint_refuses_is_described(document: dict[str, Any], path: 
 
 def test_a_server_with_keys_says_so() -> None:
     service = Service(Recorder(), None, ["some"])
-    needed = [{"bearer": []}, {"header": []}]
+    needed: list[Any] = [{"bearer": []}, {"header": []}]
     for keys, operators in product(((), ("key",)), repeat=2):
         with serve(service, ApiSettings(api_keys=keys, operator_keys=operators)) as url:
             found = httpx2.get(f"{url}/openapi.json").json()

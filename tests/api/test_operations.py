@@ -1,6 +1,7 @@
 """What operators may do over HTTP, and that nobody else may."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def test_only_operators_operate(
     )
     with serve(served.service, settings) as url:
         for header in ({}, CLIENT, OPERATOR, {"x-api-key": "operator"}):
-            answer = httpx2.post(url + path, headers=header)
+            method = "GET" if path == "/is_sleeping" else "POST"
+            answer = httpx2.request(method, url + path, headers=header)
             is_operator = has_operator and header not in ({}, CLIENT)
             if is_operator:
                 assert answer.status_code not in (401, 403)  # the body is what is wrong
@@ -114,6 +116,53 @@ def test_new_weights_from_a_folder(http: httpx2.Client, folders: list[str]) -> N
     back = http.post(UPDATE, json={"model_path": old, "model": "tiny", "in_flight": "restart"})
     assert back.json()["weight_version"] == version(http) == "2"
     assert written(http) == (before[0], "2")
+
+
+def asleep(http: httpx2.Client) -> bool:
+    found: dict[str, bool] = http.get("/is_sleeping").json()
+    return found["is_sleeping"]
+
+
+@pytest.mark.parametrize(("query", "level"), [("", 1), ("?level=1", 1), ("?level=2&model=tiny", 2)])
+def test_asleep_it_lets_requests_wait(
+    served: Served, http: httpx2.Client, query: str, level: int
+) -> None:
+    before = written(http)
+    assert not asleep(http)
+    slept = http.post(f"/sleep{query}")
+    assert (slept.status_code, slept.content) == (200, b"")
+    assert asleep(http) and f'diffray:engine_sleep_level{{model_name="tiny"}} {level}.0' in (
+        http.get("/metrics").text
+    )
+    assert http.get("/health").status_code == 200
+    with ThreadPoolExecutor(1) as clients:
+        waiting = clients.submit(written, http)
+        while http.get("/load").json()["waiting"] == 0:
+            assert not waiting.done()
+        assert http.post("/wake_up").status_code == 200
+        assert waiting.result() == before
+    assert not asleep(http) and http.post("/wake_up?model=tiny").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("POST", "/sleep?level=0", 400, "level"),
+        ("POST", "/sleep?level=deep", 400, "level"),
+        ("POST", "/sleep?level=" + "1" * 5000, 400, "level"),
+        ("POST", "/sleep?mode=abort", 400, "mode"),
+        ("POST", "/wake_up?tags=weights", 400, "tags"),
+        ("POST", "/sleep?model=other", 404, "`other` does not exist"),
+        ("GET", "/is_sleeping?model=other", 404, "`other` does not exist"),
+        ("GET", "/sleep", 405, "Method Not Allowed (GET /sleep)"),
+    ],
+)
+def test_other_words_are_refused(
+    http: httpx2.Client, method: str, path: str, status: int, words: str
+) -> None:
+    answer = http.request(method, path)
+    assert answer.status_code == status and words in answer.json()["error"]["message"]
+    assert not asleep(http)
 
 
 @pytest.mark.parametrize(

@@ -304,6 +304,34 @@ def test_weights_that_were_lost_with_their_ranks_are_refused() -> None:
     run(story)
 
 
+def test_ranks_lost_asleep_come_back_asleep() -> None:
+    async def story(world: World) -> None:
+        await world.ask(1, 10)
+        await world.some_rounds()
+        assert await world.coordinator.change(Change(1, "a", "/a"), "finish") == ""
+        assert await world.coordinator.change(Change(2, level=2), "finish") == ""
+        assert len(world.wrote[1]) == 10, "what has begun ends first"
+        await world.ask(2, 5)
+        for _ in range(2):
+            asleep = world.workers
+            world.workers.kill()
+            while world.workers is asleep or world.workers.ranks.level == 0:
+                await asyncio.sleep(0.001)
+        assert world.workers.ranks.version == "a" and 2 not in world.wrote
+        load = await world.coordinator.load()
+        assert (load.sleep_level, load.waiting, load.weight_updates) == (2, 1, 1)
+        world.refusals[:] = ["there is no folder"]
+        world.workers.ranks.refusals = world.refusals
+        assert await world.coordinator.change(Change(3, level=0), "finish") == "there is no folder"
+        assert (await world.coordinator.load()).sleep_level == 2
+        assert await world.coordinator.change(Change(4, level=0), "finish") == ""
+        await world.until(finished(2))
+        assert {*world.wrote[2]} == {"a"}
+        assert (await world.coordinator.load()).sleep_level == 0
+
+    run(story)
+
+
 def test_asked_twice_weights_are_read_once() -> None:
     async def story(world: World) -> None:
         twice = [world.coordinator.change(Change(1, "a", "/a"), "finish") for _ in range(2)]

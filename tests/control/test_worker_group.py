@@ -4,12 +4,15 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
 from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed, Overloaded
 from diffray.cluster.control.llm import DiffusionLLM
+from diffray.cluster.control.remote import RemoteEngine
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
 from tests.helpers.local_ray import local_cluster
@@ -107,6 +110,41 @@ def test_a_killed_coordinator_costs_a_pause_and_no_token() -> None:
     answers, restarts = asyncio.run(run())
     assert restarts == 1
     assert [a.ids for a in answers] == [a.ids for a in expected]
+
+
+@pytest.mark.parametrize("lost", ["rank", "coordinator"])
+def test_what_is_lost_asleep_comes_back_asleep(lost: str) -> None:
+    """And healthy; the request that came meanwhile is answered when the ranks are awake."""
+    asked = prompts("demo", 2)
+    params = wish({"max_tokens": 16})
+    expected = in_process("demo", asked, [params] * 2)
+
+    async def run() -> list[Answer]:
+        async with engine(ranks=2) as running:
+            first = await answer(running, 0, asked[0], params)
+            await running.sleep(2)
+            pids = await running.pids()
+            os.kill(pids[-1 if lost == "rank" else 0], signal.SIGKILL)
+            second = asyncio.create_task(answer(running, 1, asked[1], params))
+            while not await replaced(running, pids):
+                await running.check_health()
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
+            assert (await running.load()).sleep_level == 2 and not second.done()
+            await running.check_health()
+            await running.sleep(0)
+            return [first, await second]
+
+    assert [a.ids for a in asyncio.run(run())] == [a.ids for a in expected]
+
+
+async def replaced(running: RemoteEngine, pids: list[int]) -> bool:
+    """Return whether all ranks are others than before, and a request waits for them."""
+    with suppress(EngineFailed, RayError):
+        now = await running.pids()
+        waiting = (await running.load()).waiting
+        return len(now) == len(pids) and not {*now[1:]} & {*pids} and waiting == 1
+    return False
 
 
 async def paused(pid: int, seconds: float) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diffray.cluster.control.events import Event
-from diffray.workers.messages import Reply, Round, Stats, Update, WireRequest
+from diffray.workers.messages import Change, Reply, Round, Stats, Update, WireRequest
 
 
 def asked(
@@ -31,6 +31,7 @@ class FakeRanks:
     poison: dict[int, int] = field(default_factory=dict)  # rounds that each is borne for
     waiting: int = 0
     version: str = "0"
+    level: int = 0  # of sleep
     refusals: list[str] = field(default_factory=list)  # of the next changes of weights
     wrote: dict[int, list[str]] = field(default_factory=dict)  # on which weights, by request
 
@@ -41,8 +42,9 @@ class FakeRanks:
         if order.change is not None:
             assert not self.running, "new weights while requests run"
             unchanged = self.refusals.pop(0) if self.refusals else ""
-            self.version = self.version if unchanged else order.change.version
+            self._make(order.change if not unchanged else None)
         for request in order.add:
+            assert not self.level, "admitted while asleep"
             assert request.uid not in self.running, "admitted twice"
             self.running[request.uid] = {
                 "written": len(request.resume.ids) if request.resume else 0,
@@ -68,6 +70,12 @@ class FakeRanks:
         assert free >= 0
         stats = Stats(free_pages=free, waiting=self.waiting)
         return Reply(order.number, 1, updates, [], stats, unchanged=unchanged)
+
+    def _make(self, change: Change | None) -> None:
+        if change is not None and (change.level is None or change.restores):
+            self.version = change.version
+        if change is not None and change.level is not None:
+            self.level = change.level
 
 
 def ids_of(uid: int, news: list[Event]) -> list[int]:

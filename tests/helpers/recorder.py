@@ -23,6 +23,7 @@ class Recorder:
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
+        self.level = 0
         self.updates: list[tuple[Source, str, str | None]] = []
         self.requests: list[tuple[Request, int, float | None]] = []
 
@@ -40,7 +41,10 @@ class Recorder:
             yield heard
 
     async def load(self) -> Load:
-        return Load(running=1, waiting=2)
+        return Load(running=1, waiting=2, sleep_level=self.level)
+
+    async def sleep(self, level: int) -> None:
+        self.level = level
 
     async def check_health(self) -> None: ...
 

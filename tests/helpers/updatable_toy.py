@@ -1,18 +1,19 @@
 """Toys whose weights can be replaced, and what each set of weights writes."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffray.components.layers import Parts, whole
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
+from diffray.workers.sleeper import Sleeper
 from diffray.workers.upkeep import Upkeep
 from tests.helpers.toy import ToyModel, drain, toy_engine
 
@@ -33,6 +34,9 @@ class UpdatableToy(ToyModel):
     def parts(self, names: Collection[str]) -> Parts:
         return {name: whole(tensor) for name, tensor in self.tensors.items()}
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        raise AssertionError("its weights have no checkpoint to come back from")
+
     def pack(self) -> None: ...
 
     def unpack(self) -> bool:
@@ -49,7 +53,11 @@ def updatable(block_causal: bool = False, **options: Any) -> Engine:
     model = UpdatableToy(block_causal)
     engine = toy_engine(model, **options)
     plan = UpdatableToy(block_causal)
-    engine.upkeep = Upkeep(model, plan, CONFIG, engine.kv, engine.mesh)
+    sleeper = Sleeper(model, engine.kv)
+    nowhere = Path("/nowhere")
+    engine.upkeep = Upkeep(
+        model, plan, CONFIG, engine.kv, engine.mesh, first=nowhere, sleeper=sleeper
+    )
     return engine
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diffray.cluster.control.engine_client import EngineFailed
+from diffray.cluster.control.engine_client import EngineFailed, Load
 from diffray.cluster.control.weight_changes import InFlight
 from diffray.cluster.serve.wanted import EveryReplica, Wanted
 from diffray.components.checkpoints.update import check_folder
@@ -32,9 +32,10 @@ class Memory:
 
 
 class Engine:
-    """An engine that notes its weights, or refuses them."""
+    """An engine that notes its weights and its sleep, or refuses weights."""
 
     def __init__(self) -> None:
+        self.level = 0
         self.made: list[tuple[str, InFlight, str | None]] = []
         self.refuses = ""
 
@@ -46,6 +47,12 @@ class Engine:
             raise ValueError(self.refuses)
         self.made.append((source, in_flight, version))
         return str(version)
+
+    async def sleep(self, level: int) -> None:
+        self.level = level
+
+    async def load(self) -> Load:
+        return Load(sleep_level=self.level)
 
 
 class Deployment:
@@ -75,8 +82,9 @@ class Deployment:
 
     async def ask(self, method: str, *given: str, within: float) -> list[str]:
         heard = [each for at, each in enumerate(self.replicas) if at not in self.deaf]
-        calls = {"check_weights": EveryReplica.check, "catch_up": EveryReplica.catch_up}
-        return list(await asyncio.gather(*(calls[method](each, *given) for each in heard)))
+        if method == "check_weights":
+            return list(await asyncio.gather(*(each.check(*given) for each in heard)))
+        return list(await asyncio.gather(*(each.catch_up() for each in heard)))
 
 
 def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
@@ -159,6 +167,23 @@ def test_a_replica_that_cannot_have_them_is_not_healthy() -> None:
         found.engines[1].refuses = ""
         await found.replicas[0].update_weights("/b")
         assert [each.failure for each in found.replicas] == ["", ""]
+
+    asyncio.run(story())
+
+
+def test_all_replicas_sleep_and_those_that_start_meanwhile_too() -> None:
+    async def story() -> None:
+        found = Deployment(2)
+        await found.replicas[0].update_weights("/a")
+        await found.replicas[1].sleep(2)
+        assert (await found.replicas[0].load()).sleep_level == 2
+        assert await found.start().catch_up() == ""
+        await found.replicas[0].update_weights("/b")
+        assert [engine.level for engine in found.engines] == [2, 2, 2]
+        assert {engine.made[-1][0] for engine in found.engines} == {"/b"}
+        await found.replicas[2].sleep(0)
+        assert [engine.level for engine in found.engines] == [0, 0, 0]
+        assert len(found.engines[0].made) == 2
 
     asyncio.run(story())
 

@@ -306,7 +306,7 @@ def test_an_operator_gives_all_replicas_new_weights(served: ServeProcess) -> Non
     assert [*updates(served).values()] == [1, 1]
     listed = httpx2.get(f"{served.url}/v1/models", headers=HEADERS).json()["data"]
     assert [each["weight_version"] for each in listed] == ["again", "0"]
-    traced = {"return_trajectory": True, "max_tokens": 8}
+    traced: dict[str, Any] = {"return_trajectory": True, "max_tokens": 8}
     for _ in range(4):
         (choice,) = post(served, "demo", **traced).json()["choices"]
         assert choice["trajectory"]["weight_version"] == "again"

@@ -21,8 +21,8 @@ ASK = {"prompt": PROMPT, "max_tokens": 4}
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[ServeProcess]:
-    arguments = ("demo", "--device", "cpu", "--dashboard", "--api-key", KEYS[0])
-    arguments += ("--operator-key", OPERATORS[0])
+    keys = ("--api-key", KEYS[0], "--operator-key", OPERATORS[0])
+    arguments = ("demo", "--device", "cpu", "--dashboard", *keys)
     settings = {"DIFFRAY_API_KEY": KEYS[1], "DIFFRAY_OPERATOR_KEY": OPERATORS[1]}
     with serve_process(*arguments, settings=settings) as running:
         running.wait_for("is ready", 1)

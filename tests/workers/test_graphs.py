@@ -27,6 +27,7 @@ from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves, memory_for
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_rank
+from diffray.workers.sleeper import Sleeper
 from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 from tests.helpers.paths import GOLDEN
 from tests.helpers.replays import replays
@@ -80,6 +81,20 @@ def test_ragged_and_padded_equals_run_as_it_is(
     for request in requests:
         alone = run(with_graphs(toy_engine(model), SMALL), [request])
         assert alone[request.uid] == expected[request.uid]
+
+
+def test_what_was_forgotten_in_sleep_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = mixed_requests([p for p in MIXED if "iteration" not in p and "cfg_scale" not in p])
+    engine = with_graphs(toy_engine(BIDIRECTIONAL), SMALL)
+    sleeper = Sleeper(engine.model, engine.kv, engine.graphs)  # type: ignore[arg-type]  # a toy
+    expected = run(engine, requests)
+    sleeper.sleep(1)
+    assert engine.graphs is not None and engine.graphs.fit(1, 8) is None
+    sleeper.wake()
+    sleeper.settle()
+    seen = replays(monkeypatch)
+    assert run(engine, requests) == expected
+    assert seen
 
 
 def test_what_no_bucket_is_for_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,253 @@
+"""An engine that sleeps gives its memory back, and is the same when it wakes."""
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffray import AsyncDiffusionLLM, DiffusionLLM
+from diffray.cluster.api.request_handle import Phase
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.local import LocalEngine
+from diffray.components.checkpoints.quantize import quantize_checkpoint
+from diffray.workers.admission import check_request
+from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save
+from tests.helpers.updatable_toy import asked, resident_bytes, updatable, written
+
+LEVELS = [1, 2]
+
+
+def made(folder: Path, config: dict[str, Any], weights: dict[str, Tensor] | None = None) -> Path:
+    config = config | {"mask_token_id": 62, "eos_token_id": 63}
+    return save(folder, config, weights or random_weights(config))
+
+
+def shifted(config: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: tensor.flip(0) for name, tensor in random_weights(config).items()}
+
+
+def load(folder: Path, **options: Any) -> DiffusionLLM:
+    return DiffusionLLM(str(folder), **({"dtype": "float32", "device": "cpu"} | options))
+
+
+def ids(llm: DiffusionLLM) -> list[list[int]]:
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5]]
+    outputs = llm.generate(prompts, max_tokens=12, ignore_eos=True, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("config", [LLADA, LLADA_MOE, SDAR], ids=["llada", "llada_moe", "sdar"])
+def test_it_writes_the_same_afterwards(tmp_path: Path, config: dict[str, Any], level: int) -> None:
+    llm = load(made(tmp_path / "model", config))
+    before = ids(llm)
+    assert not llm.is_sleeping
+    for _ in range(2):
+        llm.sleep(level)
+        assert llm.is_sleeping and llm.engine.kv.nbytes == 0
+        llm.sleep(level)  # it does already
+        with pytest.raises(ValueError, match="the model is asleep; wake it up first"):
+            ids(llm)
+        llm.wake_up()
+        llm.wake_up()
+        assert not llm.is_sleeping and llm.engine.kv.num_free == llm.limits.num_pages
+        assert ids(llm) == before
+
+
+@pytest.mark.parametrize("quantization", ["int8", "w8a8", "stored"])
+def test_a_quantized_model_too(tmp_path: Path, quantization: str) -> None:
+    config = LLADA | {"mlp_hidden_size": 128, "d_model": 64}
+    folder, options = made(tmp_path / "model", config), {"quantization": quantization}
+    if quantization == "stored":
+        quantize_checkpoint(folder, tmp_path / "int8", "int8", progress=False)
+        folder, options = tmp_path / "int8", {}
+    llm = load(folder, **options)
+    before = ids(llm)
+    for level in LEVELS:
+        llm.sleep(level)
+        llm.wake_up()
+        assert ids(llm) == before
+
+
+def test_only_vllm_s_levels(tmp_path: Path) -> None:
+    llm = load(made(tmp_path / "model", LLADA))
+    for level in (0, 3, -1):
+        with pytest.raises(ValueError, match=f"level is {level}; 1 gives the K/V memory back"):
+            llm.sleep(level)
+    assert not llm.is_sleeping
+
+
+def test_it_may_fall_into_a_deeper_sleep(tmp_path: Path) -> None:
+    llm = load(made(tmp_path / "model", LLADA))
+    before = ids(llm)
+    weights = sum(each.untyped_storage().nbytes() for each in parameters(llm) if not each.is_mkldnn)
+    assert weights
+    for level in (1, 2, 1):
+        llm.sleep(level)
+    assert sum(each.untyped_storage().nbytes() for each in parameters(llm)) == 0
+    llm.wake_up()
+    assert ids(llm) == before
+
+
+def parameters(llm: DiffusionLLM) -> list[torch.nn.Parameter]:
+    model: Any = llm.engine.model
+    return list(model.parameters())
+
+
+def use_all_pages(llm: DiffusionLLM) -> None:
+    """Those that were never used take no memory."""
+    for store in llm.engine.kv.stores.values():
+        for kept in store:
+            kept.fill_(1.0)
+
+
+def test_memory_is_given_back(tmp_path: Path) -> None:
+    """Of about 64 MiB of K/V and 100 MiB of weights."""
+    config = LLADA | {"d_model": 512, "n_heads": 8, "n_kv_heads": 8, "mlp_hidden_size": 4096}
+    config |= {"n_layers": 3, "max_sequence_length": 4096}
+    llm = load(made(tmp_path / "model", config), kv_cache_memory=64 << 20)
+    before = ids(llm)
+    for _ in range(2):
+        use_all_pages(llm)
+        weights = sum(each.numel() * 4 for each in parameters(llm))
+        pages = llm.engine.kv.nbytes
+        assert weights > 80 << 20 and pages > 60 << 20
+        gc.collect()
+        awake = resident_bytes()
+        llm.sleep(1)
+        light = resident_bytes()
+        assert awake - light > 0.9 * pages
+        llm.sleep(2)
+        assert light - resident_bytes() > 0.9 * weights
+        llm.wake_up()
+        assert ids(llm) == before
+    assert resident_bytes() < awake
+
+
+def test_new_weights_while_it_sleeps(tmp_path: Path) -> None:
+    old, new = made(tmp_path / "old", LLADA), made(tmp_path / "new", LLADA, shifted(LLADA))
+    llm, other = load(old), load(new)
+    first, second = ids(llm), ids(other)
+    assert first != second
+    for level in LEVELS:
+        llm.sleep(level)
+        with pytest.raises(ValueError, match="asleep it takes the weights of folders only"):
+            llm.update_weights(shifted(LLADA))
+        with pytest.raises(ValueError, match="there is no folder"):
+            llm.update_weights(tmp_path / "none")
+        assert llm.update_weights(new, version=f"new {level}") == f"new {level}"
+        assert llm.is_sleeping
+        llm.wake_up()
+        assert ids(llm) == second
+        (output,) = llm.generate([[1, 2]], max_tokens=2, use_tqdm=False)
+        assert output.weights_version == f"new {level}"
+        llm.sleep(level)
+        llm.update_weights(old)
+        llm.wake_up()
+        assert ids(llm) == first
+
+
+def test_tensors_that_were_given_up_have_to_be_given_again(tmp_path: Path) -> None:
+    llm = load(made(tmp_path / "model", LLADA))
+    llm.update_weights(shifted(LLADA))
+    before = ids(llm)
+    llm.sleep(1)
+    llm.wake_up()
+    assert ids(llm) == before
+    llm.sleep(2)
+    llm.wake_up()
+    with pytest.raises(RuntimeError, match="given up in sleep; update them again"):
+        ids(llm)
+    some = "model.transformer.ln_f.weight"
+    with pytest.raises(ValueError, match="with all tensors"):
+        llm.update_weights({some: shifted(LLADA)[some]})
+    llm.update_weights(shifted(LLADA))
+    assert ids(llm) == before
+
+
+def test_who_cannot_find_its_weights_sleeps_on(tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", LLADA)
+    llm = load(folder)
+    before = ids(llm)
+    llm.sleep(2)
+    folder.rename(tmp_path / "away")
+    with pytest.raises(ValueError, match="model"):
+        llm.wake_up()
+    assert llm.is_sleeping
+    (tmp_path / "away").rename(folder)
+    llm.wake_up()
+    assert ids(llm) == before
+
+
+def test_a_stream_that_has_begun_ends_first(tmp_path: Path) -> None:
+    llm = load(made(tmp_path / "model", LLADA), diffusion={"block_length": 4})
+    options: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
+    (whole,) = llm.generate([[1, 2, 3]], use_tqdm=False, **options)
+    stream = llm.stream([1, 2, 3], **options)
+    found = list(next(stream).token_ids)
+    llm.sleep()
+    found += [token for delta in stream for token in delta.token_ids]
+    assert found == whole.outputs[0].token_ids
+
+
+def test_stored_prefixes_are_forgotten(tmp_path: Path) -> None:
+    llm = load(made(tmp_path / "model", SDAR), page_size=4)
+    prompt = [list(range(1, 41))]
+
+    def cached() -> int:
+        (output,) = llm.generate(prompt, max_tokens=4, use_tqdm=False)
+        return output.cached_tokens
+
+    assert [cached(), cached()] == [0, 40]
+    llm.sleep()
+    llm.wake_up()
+    assert [cached(), cached()] == [0, 40]
+
+
+@pytest.mark.parametrize("level", [1])
+def test_requests_that_come_while_it_sleeps_wait(level: int) -> None:
+    requests = [asked(uid) for uid in range(3)]
+
+    async def story(engine: LocalEngine) -> None:
+        async def answer(uid: int) -> list[int]:
+            checked = check_request(requests[uid], engine.limits)
+            return [token async for update in engine.submit(checked) for token in update.ids]
+
+        begun = asyncio.create_task(answer(0))
+        while (await engine.load()).rounds == 0:
+            await asyncio.sleep(0.001)
+        await engine.sleep(level)
+        assert begun.done()
+        late = [asyncio.create_task(answer(uid)) for uid in (1, 2)]
+        await asyncio.sleep(0.05)
+        load = await engine.load()
+        assert (load.sleep_level, load.running, load.waiting) == (level, 0, 2)
+        await engine.check_health()
+        await engine.sleep(0)
+        assert [await begun, *await asyncio.gather(*late)] == written(0, requests)
+
+    with LocalEngine(updatable(), EngineConfig()) as engine:
+        asyncio.run(story(engine))
+
+
+def test_coroutines_sleep_and_wake_their_model(tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", LLADA)
+
+    async def story() -> None:
+        options: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
+        async with AsyncDiffusionLLM(str(folder), **options) as llm:
+            await llm.sleep(2)
+            assert await llm.is_sleeping()
+            handle = await llm.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
+            await asyncio.sleep(0.05)
+            assert handle.status.phase == Phase.QUEUED
+            await llm.wake_up()
+            assert not await llm.is_sleeping()
+            output = await handle.result()
+            assert len(output.outputs[0].token_ids) == 4
+
+    asyncio.run(story())

@@ -1,0 +1,43 @@
+"""Makes the engine's requests of what is given, checked before any of them begins."""
+
+from collections.abc import Iterator
+from functools import cached_property, partial
+from itertools import count
+
+from diffray.components.grammar.compile import Grammars
+from diffray.components.params import SamplingParams
+from diffray.components.policy import DiffusionParams
+from diffray.workers.admission import CheckedRequest, Limits, check_choices
+from diffray.workers.bad_words import with_bad_tokens
+from diffray.workers.given import Given, Reader
+from diffray.workers.messages import Request
+
+
+class RequestMaker:
+    """Makes requests with uids that count up; `default` holds what they leave out of diffusion."""
+
+    def __init__(self, reader: Reader, default: DiffusionParams, limits: Limits) -> None:
+        self._reader, self._default, self._limits = reader, default, limits
+        self._uids: Iterator[int] = count()
+
+    def requests(
+        self, given: Given, params: SamplingParams, watch: bool = False
+    ) -> list[CheckedRequest]:
+        """Return an engine request for each choice; raise ValueError if it cannot run."""
+        tokenizer = self._reader.given
+        if params.stop and tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
+        params = with_bad_tokens(params, tokenizer).model_copy(
+            update={"diffusion": params.diffusion.over(self._default)}
+        )
+        grammar = b""
+        if params.structured_outputs is not None:
+            grammar = self._grammars.compile(params.structured_outputs, params.diffusion.slots)
+        request = Request(
+            0, given.prompt, params, given.suffix, watch, images=given.images, grammar=grammar
+        )
+        return check_choices(request, self._limits, partial(next, self._uids))
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return self._reader.grammars(self._limits)

@@ -30,6 +30,7 @@ T = TypeVar("T")
 _COORDINATOR: Final = {"CPU": 1.0}
 _ROOM_S: Final = 20.0  # for what has just ended to free its resources
 _LOOK_S: Final = 0.2
+_SILENCE_S: Final = 2.0  # after which nothing more comes from ranks that sleep
 
 
 def connect_ray(options: RanksOptions) -> None:
@@ -132,7 +133,7 @@ class WaitingRanks:
             return []
         while True:
             try:
-                events = [self._events.get(timeout=_LOOK_S)]
+                events = [self._events.get(timeout=_SILENCE_S)]
                 break
             except Empty:
                 if self.level:  # and what had begun has ended

@@ -104,7 +104,9 @@ class EveryReplica:
             )
 
         change(await self._record.newest())
-        found = await self._ask("check_weights", str(source))
+        found = await self._tell("check_weights", str(source))
+        if not found:
+            raise EngineFailed("no replica answered; try again")
         if refused := next(filter(None, found), ""):
             raise ValueError(refused)
         return (await self._want(change)).version
@@ -122,16 +124,15 @@ class EveryReplica:
             wanted = replace(change(before), number=before.number + 1)
             if await self._record.put(wanted):
                 break
-        failed = [reason for reason in await self._ask("catch_up") if reason]
+        # Who is not reached looks at the record soon.
+        found = await self._tell("catch_up") or [await self.catch_up()]
+        failed = [reason for reason in found if reason]
         if failed:
             raise EngineFailed(f"{failed[0]}; that replica is being replaced")
         return wanted
 
-    async def _ask(self, method: str, *given: str) -> list[str]:
-        found = await self._replicas.ask(method, *given, within=self._patience_s)
-        if not found:
-            raise EngineFailed("no replica answered; try again")
-        return found
+    async def _tell(self, method: str, *given: str) -> list[str]:
+        return await self._replicas.ask(method, *given, within=self._patience_s)
 
     # For each replica.
 

@@ -99,6 +99,19 @@ def test_what_was_left_or_interrupted_is_cancelled(
     assert output.completion_tokens == 4
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_two_ranks_sleep_and_wake(two: DiffusionLLM, level: int) -> None:
+    before = tokens(two.chat(MESSAGES[:2], PARAMS))
+    two.sleep(level)
+    assert two.is_sleeping
+    with pytest.raises(ValueError, match="the model is asleep; wake it up first"):
+        two.chat(MESSAGES[:2], PARAMS)
+    assert not two.client.open
+    two.wake_up()
+    assert not two.is_sleeping
+    assert tokens(two.chat(MESSAGES[:2], PARAMS)) == before
+
+
 def test_it_says_what_it_is_and_where_its_engine_is(two: DiffusionLLM) -> None:
     assert repr(two) == "DiffusionLLM('demo', tensor_parallel_size=2)"
     assert two.limits.max_num_seqs == 4

@@ -195,6 +195,8 @@ def test_without_an_answer_nothing_is_wanted() -> None:
         with pytest.raises(EngineFailed, match="no replica answered"):
             await found.replicas[0].update_weights("/a")
         assert len(found.record.written) == 1
+        await found.replicas[0].sleep(1)
+        assert found.engines[0].level == 1, "it reaches itself"
 
     asyncio.run(story())
 

@@ -280,16 +280,20 @@ def test_metrics_and_load_are_those_of_all_replicas_of_all_models(served: ServeP
     assert load(served)["num_pages"] == 2 * pages[0] + pages[1]
 
 
-def updates(served: ServeProcess) -> dict[str, int]:
-    """Return how often the weights of each replica of `demo` were replaced."""
+def of_replicas(served: ServeProcess, name: str, model: str = "demo") -> dict[str, int]:
+    """Return a metric of each replica of a model."""
     text = httpx2.get(f"{served.url}/metrics").text
     return {
         sample.labels["replica"]: int(sample.value)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name == "diffray:num_weight_updates_total"
-        if sample.labels["model_name"] == "demo"
+        if sample.name == f"diffray:{name}" and sample.labels["model_name"] == model
     }
+
+
+def updates(served: ServeProcess) -> dict[str, int]:
+    """Return how often the weights of each replica of `demo` were replaced."""
+    return of_replicas(served, "num_weight_updates_total")
 
 
 def test_an_operator_gives_all_replicas_new_weights(served: ServeProcess) -> None:
@@ -310,6 +314,32 @@ def test_an_operator_gives_all_replicas_new_weights(served: ServeProcess) -> Non
     for _ in range(4):
         (choice,) = post(served, "demo", **traced).json()["choices"]
         assert choice["trajectory"]["weight_version"] == "again"
+
+
+def test_an_operator_lets_all_replicas_of_a_model_sleep(served: ServeProcess) -> None:
+    def operate(method: str, path: str) -> httpx2.Response:
+        url = f"{served.url}{path}"
+        answer = httpx2.request(method, url, headers=OPERATES, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    def levels(model: str) -> list[int]:
+        return [*of_replicas(served, "engine_sleep_level", model).values()]
+
+    assert httpx2.post(f"{served.url}/sleep?model=demo", headers=HEADERS).status_code == 403
+    before = text_of(post(served, "demo", max_tokens=8))
+    operate("POST", "/sleep?level=2&model=demo")
+    assert operate("GET", "/is_sleeping?model=demo").json() == {"is_sleeping": True}
+    assert operate("GET", "/is_sleeping?model=demo-llada2").json() == {"is_sleeping": False}
+    assert (levels("demo"), levels("demo-llada2")) == ([2, 2], [0])
+    assert set(health(served).values()) == {"healthy"}
+    assert text_of(post(served, "demo-llada2", max_tokens=8))
+    with ThreadPoolExecutor(2) as clients:
+        waiting = [clients.submit(post, served, "demo", max_tokens=8) for _ in range(2)]
+        wait_for_load(served, waiting=2)
+        operate("POST", "/wake_up?model=demo")
+        assert [text_of(each.result()) for each in waiting] == [before] * 2
+    assert levels("demo") == [0, 0]
 
 
 @pytest.mark.long

@@ -226,6 +226,7 @@ class Hello:
 
 
 AWAKE, WITHOUT_KV, WITHOUT_WEIGHTS = 0, 1, 2  # levels of sleep, with vLLM's numbers
+ASLEEP = "the model is asleep; wake it up first (wake_up)"
 
 
 @dataclass(frozen=True, slots=True)

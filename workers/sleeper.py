@@ -43,14 +43,15 @@ class Sleeper:
         """Give memory back; what is asleep may sleep deeper."""
         if level <= self.level:
             return
-        if self.level == AWAKE:
+        was_awake = self.level == AWAKE
+        self.level = level  # first, so that an interrupted call leaves it asleep
+        if was_awake:
             self._kv.give_back()
             if self._graphs is not None:
                 self._graphs.forget()  # they read the memory at its place
         on_host = self._kv.device.type == "cpu"
         if level == WITHOUT_WEIGHTS or not on_host:
             self._take_weights(keep=level < WITHOUT_WEIGHTS)
-        self.level = level
         give_back_all(self._kv.device)
 
     def wake(self) -> None:

@@ -16,7 +16,7 @@ from diffray.components.checkpoints.update import (
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config
-from diffray.workers.messages import AWAKE, WITHOUT_WEIGHTS, Change
+from diffray.workers.messages import ASLEEP, AWAKE, WITHOUT_WEIGHTS, Change
 from diffray.workers.sleeper import Sleeper
 
 _TORN = (
@@ -49,7 +49,12 @@ class Upkeep:
         self._source: str | None = None  # of the weights; None: the first; empty: tensors
         self._stale = False  # whether the weights have to be read when the engine wakes
         self.given: dict[int, Mapping[str, Tensor]] = {}  # for changes without a source
-        self.unfit = ""  # why no request can run
+        self._broken = ""  # what is wrong with the weights
+
+    @property
+    def unfit(self) -> str:
+        """Why no request can run; or nothing."""
+        return self._broken if self._sleeper.level == AWAKE else ASLEEP
 
     def make(self, change: Change) -> str:
         """Make a change while no request is admitted; return why not, with nothing changed."""
@@ -82,10 +87,10 @@ class Upkeep:
 
     def _copy(self, found: NewWeights | None) -> None:
         assert found is not None
-        self.unfit = _TORN
+        self._broken = _TORN
         found.copy()
         self._mesh.smallest("copied", 1)  # a collective would not wait as long for the slowest
-        self.unfit = ""
+        self._broken = ""
         self._kv.forget_prefixes()
 
     def _checked(self, change: Change) -> NewWeights:
@@ -95,15 +100,15 @@ class Upkeep:
         if self._sleeper.level != AWAKE:
             raise ValueError("asleep it takes the weights of folders only; wake it up first")
         found = weights_of_tensors(self._model, self._plan, given)
-        if self.unfit and not found.whole:
-            raise ValueError(f"{self.unfit}, with all tensors of the model")
+        if self._broken and not found.whole:
+            raise ValueError(f"{self._broken}, with all tensors of the model")
         return found
 
     def _sleep(self, level: int) -> str:
         if level == AWAKE:
             return self._wake() if self._sleeper.level != AWAKE else ""
-        self._sleeper.sleep(level)
         self._stale |= level == WITHOUT_WEIGHTS
+        self._sleeper.sleep(level)
         return ""
 
     def _wake(self) -> str:
@@ -120,7 +125,7 @@ class Upkeep:
         if found is not None:
             self._copy(found)
         elif self._stale:
-            self.unfit = _GIVEN_UP
+            self._broken = _GIVEN_UP
         self._stale = False
         self._sleeper.settle()
         return ""

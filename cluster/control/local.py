@@ -17,12 +17,12 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.open_requests import OpenRequests
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.cluster.control.weight_changes import ASLEEP, AskedChange, InFlight, WeightChanges
+from diffray.cluster.control.weight_changes import AskedChange, InFlight, WeightChanges
 from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.messages import Change, Round, Update
+from diffray.workers.messages import ASLEEP, Change, Round, Update
 from diffray.workers.setup import build_engine
 from diffray.workers.text import Tokenizer
 
@@ -187,9 +187,8 @@ class LocalEngine:
     async def update_weights(
         self, source: Source, in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
-        return (
-            await self._made(partial(_ask, self._engine, self._weights, source, in_flight, version))
-        ).version
+        ask = partial(_ask, self._engine, self._weights, source, in_flight, version)
+        return (await self._made(ask)).version
 
     async def sleep(self, level: int) -> None:
         def ask(done: Callable[[str], object]) -> AskedChange:

@@ -18,9 +18,10 @@ from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig, RanksOptions
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.ray_settings import ALONE, SETTINGS, set_defaults
-from diffray.cluster.control.weight_changes import ASLEEP, InFlight
+from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest
+from diffray.workers.messages import ASLEEP
 
 if TYPE_CHECKING:
     from diffray.cluster.control.remote import RemoteEngine

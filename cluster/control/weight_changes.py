@@ -12,7 +12,6 @@ InFlight = Literal["finish", "restart"]
 MODES: Final[tuple[str, ...]] = get_args(InFlight)
 
 LOST: Final = "the engine was lost while it took the new weights; it has the old ones, try again"
-ASLEEP: Final = "the model is asleep; wake it up first (wake_up)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,8 @@ from diffray.cluster.api.request_handle import Phase
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import LocalEngine
 from diffray.components.checkpoints.quantize import quantize_checkpoint
+from diffray.components.denoiser import Denoiser
+from diffray.components.kv_pool import KVPool
 from diffray.workers.admission import check_request
 from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save
 from tests.helpers.updatable_toy import asked, resident_bytes, updatable, written
@@ -208,8 +210,38 @@ def test_stored_prefixes_are_forgotten(tmp_path: Path) -> None:
     assert [cached(), cached()] == [0, 40]
 
 
-@pytest.mark.parametrize("level", [1])
-def test_requests_that_come_while_it_sleeps_wait(level: int) -> None:
+class Interrupted(BaseException):
+    """What Ctrl-C raises."""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("step", ["KVPool.give_back", "Denoiser.unpack", "KVPool.take_back"])
+def test_after_an_interrupt_it_can_be_woken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int, step: str
+) -> None:
+    llm = load(made(tmp_path / "model", LLADA))
+    before = ids(llm)
+    homes = {"KVPool": KVPool, "Denoiser": Denoiser}
+    home, name = step.split(".")
+
+    def interrupt(self: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(homes[home], name, interrupt)
+        if (level, step) == (1, "Denoiser.unpack"):  # on a CPU the weights stay
+            llm.sleep(level)
+        else:
+            with pytest.raises(Interrupted):
+                llm.sleep(level)
+                llm.wake_up()
+    with pytest.raises((ValueError, RuntimeError), match="the model is asleep; wake it up first"):
+        ids(llm)
+    llm.wake_up()
+    assert ids(llm) == before
+
+
+def test_requests_that_come_while_it_sleeps_wait() -> None:
     requests = [asked(uid) for uid in range(3)]
 
     async def story(engine: LocalEngine) -> None:
@@ -220,12 +252,12 @@ def test_requests_that_come_while_it_sleeps_wait(level: int) -> None:
         begun = asyncio.create_task(answer(0))
         while (await engine.load()).rounds == 0:
             await asyncio.sleep(0.001)
-        await engine.sleep(level)
+        await engine.sleep(1)
         assert begun.done()
         late = [asyncio.create_task(answer(uid)) for uid in (1, 2)]
         await asyncio.sleep(0.05)
         load = await engine.load()
-        assert (load.sleep_level, load.running, load.waiting) == (level, 0, 2)
+        assert (load.sleep_level, load.running, load.waiting) == (1, 0, 2)
         await engine.check_health()
         await engine.sleep(0)
         assert [await begun, *await asyncio.gather(*late)] == written(0, requests)

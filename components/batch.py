@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from diffray.components.backend import send
+from diffray.components.low_rank import Adapted
 from diffray.kernels.windows import Group, PagedWindows, Windows
 
 
@@ -58,6 +59,7 @@ class Batch:
     windows: Windows
     read_R: Tensor | None = None  # the tokens whose hidden states are used; None: all of them
     masked_T1: Tensor | None = None  # which tokens are masks, for models that run these otherwise
+    adapted: tuple[Adapted, ...] = ()  # the tokens that LoRA adapters are for
 
     @staticmethod
     def pack(windows: Items[Window], device: torch.device, page_size: int) -> "Batch":

@@ -17,6 +17,7 @@ from diffray.components.batch import Batch
 from diffray.components.dims import Dims
 from diffray.components.kv_pool import KVPool
 from diffray.components.layers import Norm, Part, Parts, Rotary, VocabTable
+from diffray.components.low_rank import Running
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
 from diffray.components.quantization import Scheme
@@ -157,6 +158,7 @@ class Denoiser(nn.Module):
                 Norm(dims.hidden, dims.norm_eps, dtype, kernels),
             )
         self.dims, self.names, self.kernels = dims, names, kernels
+        self.running = Running()
         self.embedding = VocabTable("embedding", dims.vocab, dims.hidden, mesh, dtype)
         self.rotary, self.norm = own.rotary, own.norm
         self.stack: list[Any] = list(own.layers)
@@ -209,6 +211,7 @@ class Denoiser(nn.Module):
         return x_TH + soft_TH * masked_T1
 
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
+        self.running.adapted = batch.adapted
         angles = self.rotary(batch.positions_T)
         last = self.stack[-1]
         residual_TH, normed_TH = self.stack[0].attention_norm(x_TH, None)

@@ -157,7 +157,7 @@ class RowLinear(nn.Module):
 
     def add_norm(self, x_TI: Tensor, residual_TO: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         """Return the output plus the residual, which is the next one, and its norm."""
-        if self.mesh.size == 1 and self.weight.format is None:
+        if self.mesh.size == 1 and self.weight.format is None and self.weight.lora is None:
             return norm.after(x_TI, self.weight.plain, residual_TO)
         return norm(self(x_TI), residual_TO)  # type: ignore[no-any-return]
 

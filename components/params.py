@@ -44,6 +44,7 @@ class SamplingKeywords(TypedDict, total=False):
     frequency_penalty: float
     repetition_penalty: float
     no_repeat_ngram_size: int
+    lora: str
     seed: int | None
     stop: str | Items[str]
     include_stop_str_in_output: bool
@@ -109,6 +110,9 @@ class SamplingParams(Config):
         ge=0,
         description="Write no so many tokens in a row that the text has before; needs blocks of "
         "one position; 0: off.",
+    )
+    lora: str = Field(
+        "", description="The name of a loaded LoRA adapter to answer with; default: none."
     )
     seed: int | None = Field(
         None,

@@ -24,6 +24,7 @@ from diffray.components.decoder import Memory
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.images import Images
 from diffray.components.iterations import Renoise
+from diffray.components.lora import LoRA
 from diffray.components.pins import Pins, Stretch
 from diffray.components.row_transform import RowTransform
 from diffray.components.speculation import Chance
@@ -53,6 +54,7 @@ class Sequence:
     suffix: tuple[int, ...] = ()
     watch: bool = False  # whether updates contain the canvas
     cache_salt: str = ""  # K/V are shared only within the same salt
+    lora: LoRA | None = None  # the adapter that it runs with
     automaton: Automaton | None = None  # that the answer follows
     pins: Pins | None = None  # what is given of the answer
     images: Images = NO_IMAGES  # in the prompt

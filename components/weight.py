@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from diffray.components.low_rank import LowRank
 from diffray.kernels.formats import Format
 from diffray.kernels.linear import linear, pack
 from diffray.kernels.quantize import Quantized, quantize
@@ -30,6 +31,7 @@ class Weight(nn.Module):
         self.values_EOI: nn.Parameter | None = None
         self.scale_EOG: nn.Parameter | None = None
         self.zero_EOG: nn.Parameter | None = None
+        self.lora: LowRank | None = None  # what adapters add to its product
 
     @property
     def plain(self) -> nn.Parameter:
@@ -57,8 +59,10 @@ class Weight(nn.Module):
     def product(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias."""
         if self.format is None:
-            return linear(x_TI, self.plain, bias_O)
-        return quantized_linear(x_TI, self.kept, bias_O)
+            y_TO = linear(x_TI, self.plain, bias_O)
+        else:
+            y_TO = quantized_linear(x_TI, self.kept, bias_O)
+        return y_TO if self.lora is None else self.lora.add(y_TO, x_TI)
 
     def quantize(self, form: Format) -> None:
         """Keep the matrix in this format; without storage, only make the room for it."""

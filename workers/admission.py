@@ -83,7 +83,7 @@ class CheckedRequest:
     @property
     def content(self) -> int:
         params = self.request.params.model_dump_json(exclude={"seed"})
-        parts = self.request.suffix, self.request.images, self.request.grammar
+        parts = self.request.suffix, self.request.images, self.request.grammar, self.request.lora
         return hash((self.prompt, params, *parts))
 
     def new_sequence(self) -> Sequence:
@@ -181,6 +181,7 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         suffix=request.suffix,
         watch=request.watch,
         cache_salt=request.cache_salt,
+        lora=request.lora,
         automaton=_automaton(request, limits, end_ids),
         pins=None if canvas is None else Pins(canvas),
         images=images_of(request.prompt, request.images, spec.sight),

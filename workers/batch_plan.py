@@ -121,7 +121,9 @@ class BatchPlan:
             x_TH[at : at + span.stop - span.start] = self._look(span).to(x_TH)
         if self.soft and masked_T1 is not None:
             x_TH = self.model.soften(x_TH, slots.soft.read(layout.batch.cells_T, x_TH), masked_T1)
-        read_R = self._plan_head().read_T if self.sequences else None
+        # Of an adapter's tokens it is known where they are in the whole batch.
+        reads = bool(self.sequences) and not layout.batch.adapted
+        read_R = self._plan_head().read_T if reads else None
         batch = replace(layout.batch, read_R=read_R, masked_T1=masked_T1)
         return self.model.forward(x_TH, batch, self.kv)
 

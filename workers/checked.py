@@ -7,6 +7,7 @@ from itertools import count
 from diffray.components.grammar.compile import Grammars
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
+from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.admission import CheckedRequest, Limits, check_choices
 from diffray.workers.bad_words import with_bad_tokens
 from diffray.workers.given import Given, Reader
@@ -16,8 +17,15 @@ from diffray.workers.messages import Request
 class RequestMaker:
     """Makes requests with uids that count up; `default` holds what they leave out of diffusion."""
 
-    def __init__(self, reader: Reader, default: DiffusionParams, limits: Limits) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        default: DiffusionParams,
+        limits: Limits,
+        adapters: LoadedAdapters,
+    ) -> None:
         self._reader, self._default, self._limits = reader, default, limits
+        self._adapters = adapters
         self._uids: Iterator[int] = count()
 
     def requests(
@@ -36,6 +44,7 @@ class RequestMaker:
         request = Request(
             0, given.prompt, params, given.suffix, watch, images=given.images, grammar=grammar
         )
+        request = self._adapters.given_to(request)
         return check_choices(request, self._limits, partial(next, self._uids))
 
     @cached_property

@@ -16,6 +16,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.model import Model
 from diffray.components.prefixes import num_held
 from diffray.components.sequence import Sequence
+from diffray.workers.adapters import Adapters
 from diffray.workers.admission import Limits, check
 from diffray.workers.batch_plan import BatchPlan, Chunk
 from diffray.workers.drafting import Drafting
@@ -52,6 +53,7 @@ class Engine:
         self.most_threads = most_threads  # per step; None: torch's number
         most_windows = None if graphs is None else slots.num_slots
         self.upkeep = upkeep  # None: its weights stay
+        self.adapters: Adapters | None = None  # None: it takes none
         self.drafting = Drafting(kv, slots, draft_overhead, most_windows)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
@@ -85,6 +87,10 @@ class Engine:
         self.enqueue(self.check(request))
 
     def enqueue(self, sequence: Sequence) -> None:
+        if sequence.lora is not None:
+            if self.adapters is None:
+                raise ValueError("this engine takes no adapters")
+            self.adapters.enter(sequence.lora, [*self.running, *self.waiting])
         self.waiting.append(sequence)
 
     def cancel(self, uid: int) -> None:

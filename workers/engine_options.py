@@ -46,6 +46,15 @@ class EngineOptions(Config):
         "(int8, uint8, int4, uint4, fp8, w8a8; int4_g128 has a scale for each 128 weights), or "
         "parts with formats (experts=fp8,attention=int8,head=int8). Default: as dtype says.",
     )
+    lora_modules: dict[str, str] = Field(
+        {},
+        description="LoRA adapters by name (NAME=PATH, repeatable): folders or Hub ids of PEFT's. "
+        "A request names one, a client of a server as its model.",
+    )
+    max_loras: int = Field(
+        8, ge=1, description="The most LoRA adapters that stay loaded while no request uses them."
+    )
+    max_lora_rank: int = Field(64, ge=1, description="The largest rank of a LoRA adapter.")
     cuda_graphs: bool | None = Field(
         None,
         description="Record CUDA graphs at startup; default: on one GPU with triton kernels.",
@@ -123,6 +132,17 @@ class EngineOptions(Config):
     def _by_its_name(cls, given: object) -> str:
         return str(given)  # a torch.device's name is what it is called here
 
+    @field_validator("lora_modules", mode="before")
+    @classmethod
+    def _named_paths(cls, given: Any) -> Any:
+        """Read NAME=PATH, as the command line gives them."""
+        if not isinstance(given, list | tuple):
+            return given
+        pairs = [str(each).partition("=") for each in given]
+        if wrong := next((name for name, equals, path in pairs if not (name and path)), None):
+            raise ValueError(f"expected NAME=PATH (given: {wrong!r})")
+        return {name: path for name, _, path in pairs}
+
     @field_validator("quantization")
     @classmethod
     def _known(cls, given: Quantization | None) -> Quantization | None:
@@ -146,6 +166,9 @@ class EngineKeywords(TypedDict, total=False):
     device: "str | torch.device"
     kernels: Kernels | str
     quantization: "Mapping[str, str] | str | None"
+    lora_modules: "Mapping[str, str]"
+    max_loras: int
+    max_lora_rank: int
     cuda_graphs: bool | None
     graph_block_length: int | None
     bring_up: bool

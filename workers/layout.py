@@ -1,10 +1,16 @@
 """Where the windows of one forward are in the packed batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from diffray.components.backend import send
 from diffray.components.batch import Batch, Window
 from diffray.components.copies import Copy
+from diffray.components.lora import LoRA
+from diffray.components.low_rank import Adapted
 from diffray.components.sequence import Sequence
 from diffray.workers.graphs import Graphs, Recorded
 from diffray.workers.slots import Slots
@@ -42,7 +48,7 @@ class Layout:
         """
         if slots.layout is None or slots.layout.windows != windows:
             recorded = None
-            if graphs is not None:
+            if graphs is not None and not any(span.sequence.lora for span in windows):
                 longest = max(span.stop - span.start for span in windows)
                 recorded = graphs.fit(len(windows), longest)
             if recorded is None:
@@ -71,6 +77,8 @@ class Layout:
             offsets[number] = at
             at += window.stop - window.start
         packed = Batch.pack([window for window, _ in parts], slots.device, page_size)
+        if any(span.sequence.lora for span in windows):
+            packed = replace(packed, adapted=_adapted(windows, offsets, slots.device))
         return Layout(windows=windows, batch=packed, offsets=tuple(offsets))
 
     @property
@@ -82,6 +90,16 @@ class Layout:
     def offset_of(self, span: Span) -> int:
         """Return the packed token at which a window starts."""
         return self.offsets[self.windows.index(span)]
+
+
+def _adapted(windows: list[Span], offsets: list[int], device: torch.device) -> tuple[Adapted, ...]:
+    """Return the packed tokens of each adapter's windows."""
+    tokens: dict[LoRA, list[Tensor]] = {}
+    for span, at in zip(windows, offsets, strict=True):
+        if (lora := span.sequence.lora) is not None:
+            own = torch.arange(at, at + span.stop - span.start)
+            tokens.setdefault(lora, []).append(own)
+    return tuple(Adapted(lora, send(torch.cat(own), device)) for lora, own in tokens.items())
 
 
 def _window(span: Span, slots: Slots) -> Window:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from diffray.components.image import Image
+from diffray.components.lora import LoRA
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
@@ -63,6 +64,7 @@ class Request:
     cache_salt: str = ""
     images: tuple[Image, ...] = ()  # whose soft tokens stand in the prompt
     grammar: bytes = b""  # an `Automaton` or a `Canvas` that the answer follows; empty: none
+    lora: LoRA | None = None  # the adapter to answer with
 
     def to_wire(self) -> "WireRequest":
         return WireRequest(
@@ -75,6 +77,7 @@ class Request:
             cache_salt=self.cache_salt,
             images=self.images,
             grammar=self.grammar,
+            lora=self.lora,
         )
 
 
@@ -91,6 +94,7 @@ class WireRequest:
     cache_salt: str = ""
     images: tuple[Image, ...] = ()
     grammar: bytes = b""
+    lora: LoRA | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -105,7 +109,7 @@ class WireRequest:
     @property
     def content(self) -> int:
         params = {name: value for name, value in self.params.items() if name != "seed"}
-        return hash((self.prompt, self.suffix, self.images, repr(params), self.grammar))
+        return hash((self.prompt, self.suffix, self.images, repr(params), self.grammar, self.lora))
 
     def resumed(self, resume: Resume | None) -> Self:
         return replace(self, resume=resume)
@@ -123,6 +127,7 @@ class WireRequest:
             cache_salt=self.cache_salt,
             images=self.images,
             grammar=self.grammar,
+            lora=self.lora,
         )
 
 

@@ -23,6 +23,7 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model, check_prefix_caching, kernels_for
 from diffray.kernels.choose import TORCH
+from diffray.workers.adapters import Adapters
 from diffray.workers.bring_up.findings import Findings
 from diffray.workers.bring_up.start import bring_up
 from diffray.workers.engine import Engine
@@ -103,6 +104,7 @@ def build_rank(
     plan = build_model(config, mesh, loaded.dtype, kernels)
     sleeper = Sleeper(loaded, engine.kv, engine.graphs)
     engine.upkeep = Upkeep(loaded, plan, config, engine.kv, mesh, first=path, sleeper=sleeper)
+    engine.adapters = Adapters(loaded, plan, mesh, setup.max_loras, setup.max_lora_rank)
     return engine
 
 

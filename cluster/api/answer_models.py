@@ -255,7 +255,7 @@ class Model(Answered):
     created: int = Field(description="When its server was started, in seconds since 1970.")
     owned_by: Literal["diffray"] = Field(description="Always diffray.")
     root: str = Field(description="The first of its names.")
-    parent: None = Field(description="Always null.")
+    parent: str | None = Field(description="Of a LoRA adapter: the model that it adapts.")
     weight_version: str | None = Field(
         description="The version of its weights, 0 at first; null while it starts."
     )
@@ -304,9 +304,12 @@ class Version(Answered):
     version: str = Field(description="diffray's version.")
 
 
-class UpdatedWeights(Answered):
+class Operation(Answered):
     success: Literal[True] = Field(description="Always true; else there is an error.")
     message: str = Field(description="What was done.")
+
+
+class UpdatedWeights(Operation):
     weight_version: str = Field(description="The version of the new weights.")
 
 

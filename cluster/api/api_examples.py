@@ -10,7 +10,7 @@ from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.anthropic_models import MessagesAnswer, MessagesEvent
 from diffray.cluster.api.dialects import Dialect
 from diffray.cluster.api.errors import ApiError, Json, bug, unavailable
-from diffray.cluster.api.operations import UPDATE_WEIGHTS
+from diffray.cluster.api.operations import LOAD_ADAPTER, UNLOAD_ADAPTER, UPDATE_WEIGHTS
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.responses_models import Response, ResponsesEvent
 from diffray.cluster.control.quarantine import REASON
@@ -151,6 +151,10 @@ REQUESTS: Final[dict[str, dict[str, Json]]] = {
     UPDATE_WEIGHTS: {
         "demo": _example("The weights of the checkpoint again", {"model_path": "demo"}),
     },
+    LOAD_ADAPTER: {
+        "adapter": _example("A folder of PEFT's", {"lora_name": "mine", "lora_path": "/my/lora"}),
+    },
+    UNLOAD_ADAPTER: {"adapter": _example("An adapter", {"lora_name": "mine"})},
 }
 
 _ENVELOPE: Final = {

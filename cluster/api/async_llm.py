@@ -17,6 +17,7 @@ from diffray.components.checkpoints.checkpoint import resolve
 from diffray.components.checkpoints.update import Source
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
+from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.messages import AWAKE
 from diffray.workers.output import Accepted, Followed
 from diffray.workers.prompts import (
@@ -54,6 +55,9 @@ class AsyncDiffusionLLM:
         if not isinstance(model, str) and (options or diffusion):
             names = ", ".join([*options, *["diffusion"] * (diffusion is not None)])
             raise ValueError(f"a running application has its own options; leave out {names}")
+        self.adapters = LoadedAdapters(
+            model if isinstance(model, str) else None, self._options.max_lora_rank
+        )
         self._starting = asyncio.Lock()
         self._service: Service | None = None
         self._running = AsyncExitStack()  # what is to be ended
@@ -131,9 +135,16 @@ class AsyncDiffusionLLM:
         await self._running.aclose()
 
     async def _load(self, model: str) -> Service:
+        for name, path in self._options.lora_modules.items():
+            self.adapters.load(name, path)
         engine, tokenizer = await self._engine(model)
         service = Service(
-            engine, tokenizer, (model,), diffusion=self._diffusion, scheduling_policy="priority"
+            engine,
+            tokenizer,
+            (model,),
+            diffusion=self._diffusion,
+            scheduling_policy="priority",
+            adapters=self.adapters,
         )
         self._running.callback(service.close)
         return service

@@ -21,7 +21,15 @@ from diffray.cluster.api.gate import Gate
 from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
 from diffray.cluster.api.openapi import describe, describe_body, describe_query, refusals
-from diffray.cluster.api.operations import IS_SLEEPING, SLEEP, UPDATE_WEIGHTS, WAKE_UP, Order
+from diffray.cluster.api.operations import (
+    IS_SLEEPING,
+    LOAD_ADAPTER,
+    SLEEP,
+    UNLOAD_ADAPTER,
+    UPDATE_WEIGHTS,
+    WAKE_UP,
+    Order,
+)
 from diffray.cluster.api.page import lacks_slash, page_router
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.served import Served
@@ -171,9 +179,13 @@ def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
     async def operate(path: str, given: object) -> Json:
         return await get_service().operate(Order(path, given))
 
-    @post(UPDATE_WEIGHTS)
-    async def update_weights(request: Request) -> Response:
-        return answer(await operate(UPDATE_WEIGHTS, await read(request)))
+    def with_body(path: str) -> None:
+        @post(path)
+        async def carry_out(request: Request) -> Response:
+            return answer(await operate(path, await read(request)))
+
+    for path in (UPDATE_WEIGHTS, LOAD_ADAPTER, UNLOAD_ADAPTER):
+        with_body(path)
 
     may_fail = refusals(400, 401, 403, 404, 503)
 

@@ -22,13 +22,13 @@ from diffray.cluster.api.errors import Json
 from diffray.cluster.api.messages import StrictModel
 from diffray.cluster.api.operations import (
     IS_SLEEPING,
+    LOAD_ADAPTER,
     OPERATED,
+    OPERATIONS,
     SLEEP,
+    UNLOAD_ADAPTER,
     UPDATE_WEIGHTS,
     WAKE_UP,
-    ModelBody,
-    SleepBody,
-    UpdateWeightsBody,
 )
 from diffray.cluster.api.responses_body import ResponsesBody
 from diffray.components.params import SamplingParams
@@ -41,14 +41,12 @@ BODIES: Final[dict[str, type[StrictModel]]] = {
     "/v1/messages/count_tokens": CountTokensBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
-    UPDATE_WEIGHTS: UpdateWeightsBody,
+    **{path: OPERATIONS[path].given for path in (UPDATE_WEIGHTS, LOAD_ADAPTER, UNLOAD_ADAPTER)},
 }
 
 
 QUERIES: Final[dict[str, type[StrictModel]]] = {
-    SLEEP: SleepBody,
-    WAKE_UP: ModelBody,
-    IS_SLEEPING: ModelBody,
+    path: OPERATIONS[path].given for path in (SLEEP, WAKE_UP, IS_SLEEPING)
 }
 
 
@@ -135,6 +133,19 @@ ABOUT: Final[dict[str, About]] = {
     ),
     IS_SLEEPING: About(
         _OPERATION, "Say whether it sleeps", "Needs an operator's key.", answers.Sleeping
+    ),
+    LOAD_ADAPTER: About(
+        _OPERATION,
+        "Load a LoRA adapter",
+        "On all replicas; from then on requests name it as their model. An adapter that does not "
+        "fit is refused. Needs an operator's key.",
+        answers.Operation,
+    ),
+    UNLOAD_ADAPTER: About(
+        _OPERATION,
+        "Unload a LoRA adapter",
+        "Answers that have begun with it go on. Needs an operator's key.",
+        answers.Operation,
     ),
     "/health": About(_OPERATION, "Say whether the engine can answer", "Needs no key."),
     "/version": About(_OPERATION, "Tell the version", "Needs no key.", answers.Version),

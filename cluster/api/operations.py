@@ -1,21 +1,24 @@
 """What operators may do to a running engine: the paths, their bodies, and who carries it out."""
 
-from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, Protocol
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
 from diffray.cluster.api.bodies import Named, parse
 from diffray.cluster.api.errors import Json, as_api_error
 from diffray.cluster.api.messages import StrictModel
-from diffray.cluster.control.engine_client import Load
+from diffray.cluster.control.engine_client import EngineClient, Load
 from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.update import Source
+from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.messages import AWAKE
 
 UPDATE_WEIGHTS: Final = "/update_weights_from_disk"  # SGLang's name
 SLEEP, WAKE_UP, IS_SLEEPING = "/sleep", "/wake_up", "/is_sleeping"  # vLLM's
-OPERATED: Final = (UPDATE_WEIGHTS, SLEEP, WAKE_UP, IS_SLEEPING)  # they need an operator's key
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class Order(NamedTuple):
@@ -59,6 +62,21 @@ class UpdateWeightsBody(ModelBody):
     )
 
 
+class UnloadAdapterBody(ModelBody):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str = Field(min_length=1, max_length=200, description="The adapter's name.")
+
+
+class LoadAdapterBody(UnloadAdapterBody):
+    """POST /v1/load_lora_adapter."""
+
+    lora_path: str = Field(
+        min_length=1,
+        description="A folder of PEFT's with the adapter that every replica can read, or a Hub id.",
+    )
+
+
 class Operated(Protocol):
     """What carries out an operator's wishes: an engine, or all replicas of a deployment."""
 
@@ -74,13 +92,90 @@ class Operated(Protocol):
 
     async def load(self) -> Load: ...
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Make an adapter known; raises ValueError with nothing changed."""
+        ...
 
-_BODIES: Final[dict[str, type[ModelBody]]] = {
-    UPDATE_WEIGHTS: UpdateWeightsBody,
-    SLEEP: SleepBody,
-    WAKE_UP: ModelBody,
-    IS_SLEEPING: ModelBody,
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; raises ValueError if there is none of this name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OneEngine:
+    """An engine without replicas, and the adapters that its requests may name."""
+
+    engine: EngineClient
+    adapters: LoadedAdapters
+
+    async def update_weights(
+        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+    ) -> str:
+        return await self.engine.update_weights(source, in_flight, version)
+
+    async def sleep(self, level: int) -> None:
+        await self.engine.sleep(level)
+
+    async def load(self) -> Load:
+        return await self.engine.load()
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        await asyncio.to_thread(self.adapters.load, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        self.adapters.unload(name)
+
+
+async def _update_weights(operated: Operated, body: UpdateWeightsBody) -> Json:
+    version = await operated.update_weights(body.model_path, body.in_flight, body.weight_version)
+    return _done(f"The weights are those of {body.model_path}.") | {"weight_version": version}
+
+
+async def _load_adapter(operated: Operated, body: LoadAdapterBody) -> Json:
+    await operated.load_adapter(body.lora_name, body.lora_path)
+    return _done(f"The adapter {body.lora_name} is loaded.")
+
+
+async def _unload_adapter(operated: Operated, body: UnloadAdapterBody) -> Json:
+    await operated.unload_adapter(body.lora_name)
+    return _done(f"The adapter {body.lora_name} is unloaded.")
+
+
+async def _sleep(operated: Operated, query: SleepBody) -> Json:
+    await operated.sleep(query.level)
+    return {}
+
+
+async def _wake_up(operated: Operated, _: ModelBody) -> Json:
+    await operated.sleep(AWAKE)
+    return {}
+
+
+async def _is_sleeping(operated: Operated, _: ModelBody) -> Json:
+    return {"is_sleeping": (await operated.load()).sleep_level > AWAKE}
+
+
+def _done(message: str) -> Json:
+    return {"success": True, "message": message}
+
+
+class Operation(NamedTuple):
+    """What a path is given, as a body or a query, and what is done with it."""
+
+    given: type[ModelBody]
+    carry_out: Callable[[Operated, Any], Awaitable[Json]]
+
+
+# By their paths, which need an operator's key.
+OPERATIONS: Final = {
+    UPDATE_WEIGHTS: Operation(UpdateWeightsBody, _update_weights),
+    LOAD_ADAPTER: Operation(LoadAdapterBody, _load_adapter),
+    UNLOAD_ADAPTER: Operation(UnloadAdapterBody, _unload_adapter),
+    SLEEP: Operation(SleepBody, _sleep),
+    WAKE_UP: Operation(ModelBody, _wake_up),
+    IS_SLEEPING: Operation(ModelBody, _is_sleeping),
 }
+OPERATED: Final = tuple(OPERATIONS)
 
 
 async def carry_out(
@@ -90,18 +185,10 @@ async def carry_out(
 
     `named` refuses the name of a model that is not there.
     """
-    body = parse(_BODIES[order.path], order.given)
-    named(body.model)
-    if order.path == IS_SLEEPING:
-        return {"is_sleeping": (await operated.load()).sleep_level > AWAKE}
+    operation = OPERATIONS[order.path]
+    given = parse(operation.given, order.given)
+    named(given.model)
     try:
-        if not isinstance(body, UpdateWeightsBody):
-            await operated.sleep(body.level if isinstance(body, SleepBody) else AWAKE)
-            return {}
-        version = await operated.update_weights(
-            body.model_path, body.in_flight, body.weight_version
-        )
+        return await operation.carry_out(operated, given)
     except ValueError as error:
         raise as_api_error(error) from None
-    message = f"The weights are those of {body.model_path}."
-    return {"success": True, "message": message, "weight_version": version}

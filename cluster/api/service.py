@@ -25,7 +25,7 @@ from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid
 from diffray.cluster.api.grammars import GrammarCompiler
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
-from diffray.cluster.api.operations import Operated, Order, carry_out
+from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompts import PromptReader
 from diffray.cluster.api.templates import Templates
@@ -33,6 +33,7 @@ from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, accepted_by
+from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.admission import check_choices
 from diffray.workers.bad_words import bad_tokens, with_bad_tokens
 from diffray.workers.job import Job
@@ -59,6 +60,7 @@ class Service:
     seconds of a choice. Requests may set a priority under the scheduling policy "priority". With
     several replicas, `replica` names this one, `others` returns the metrics of the others, and
     `operated` carries out an operator's wishes on all of them, instead of the engine alone.
+    `adapters` are those that requests may name as their model.
     `description` and `examples`, prompts to try, are part of what is told about the model.
     """
 
@@ -74,6 +76,7 @@ class Service:
         replica: str = "",
         others: Others | None = None,
         operated: Operated | None = None,
+        adapters: LoadedAdapters | None = None,
         scheduling_policy: str = "fcfs",
         description: str = "",
         examples: Sequence[str] = (),
@@ -83,7 +86,8 @@ class Service:
         self.engine, self.tokenizer, self.names = engine, tokenizer, tuple(names)
         self.metrics = Metrics(self.names[0], replica)
         self._replica, self._others = replica, others
-        self._operated = operated or engine
+        self.adapters = adapters or LoadedAdapters()
+        self._operated = operated or OneEngine(engine, self.adapters)
         self._params = ParamsBuilder(
             engine.limits,
             tokenizer,
@@ -167,6 +171,7 @@ class Service:
         try:
             params = with_bad_tokens(params, self.tokenizer)
             request = Request(0, prompt.ids, params, images=prompt.images, grammar=grammar)
+            request = self.adapters.given_to(request)
             checked = check_choices(request, self.engine.limits, _draw_uid)
         except ValueError as error:
             raise as_api_error(error) from None
@@ -219,7 +224,8 @@ class Service:
     # About the model and the engine.
 
     async def models(self) -> Json:
-        return {"object": "list", "data": [await self.model(name) for name in self.names]}
+        names = *self.names, *self.adapters.names
+        return {"object": "list", "data": [await self.model(name) for name in names]}
 
     async def model(self, name: str) -> Json:
         return {
@@ -228,7 +234,7 @@ class Service:
             "created": self._created,
             "owned_by": "diffray",
             "root": self.names[0],
-            "parent": None,
+            "parent": self.names[0] if name in self.adapters.names else None,
             "weight_version": (await self._recent_load()).weights_version,
             **self._params.about(),
             **self._about,
@@ -322,6 +328,7 @@ class Service:
                 cache_salt=body.cache_salt,
                 grammar=grammar,
             )
+            request = self.adapters.given_to(request, body.model)
             for index, checked in enumerate(check_choices(request, self.engine.limits, _draw_uid)):
                 job = Job(index, checked.request.params, self.tokenizer, depth=checked.depth)
                 choices.append(Choice(len(choices), prompt, checked, job))
@@ -329,8 +336,8 @@ class Service:
         return choices
 
     def _named(self, name: str | None) -> str:
-        """Return the requested model's name; there is one model, under several names."""
-        if name is not None and name not in self.names:
+        """Return the requested model's name; there is one, under several names, or adapted."""
+        if name is not None and name not in self.names and name not in self.adapters.names:
             raise ApiError(
                 404,
                 f"The model `{name[:100]}` does not exist; this is `{self.names[0]}`.",

@@ -71,6 +71,7 @@ async def engine_answers(model: str, config: "EngineConfig") -> AsyncGenerator[A
     from diffray.cluster.control.engine_client import EngineFailed
     from diffray.cluster.control.local import load_local
     from diffray.components.checkpoints.checkpoint import resolve
+    from diffray.workers.adapters import LoadedAdapters
 
     engine, tokenizer = load_local(model, config)
     service = Service(
@@ -78,6 +79,7 @@ async def engine_answers(model: str, config: "EngineConfig") -> AsyncGenerator[A
         tokenizer,
         (model,),
         defaults=read_generation_defaults(resolve(model)),
+        adapters=LoadedAdapters.of(model, config.lora_modules, config.max_lora_rank, (model,)),
         scheduling_policy=config.scheduling_policy,
     )
 

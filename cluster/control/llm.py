@@ -20,6 +20,7 @@ from diffray.components.checkpoints.update import Source
 from diffray.components.grammar.canvas import LONGEST
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
+from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.admission import CheckedRequest, Limits
 from diffray.workers.checked import RequestMaker
 from diffray.workers.engine import Engine
@@ -64,6 +65,7 @@ class DiffusionLLM:
         given: dict[str, Any] = {"graph_block_length": default.block_length, **options}
         setup = RanksOptions(**given)
         self.model = model
+        self.adapters = LoadedAdapters.of(model, setup.lora_modules, setup.max_lora_rank)
         self._ranks = setup.tensor_parallel_size
         self._engine: Engine | None = None
         self._client: WaitingClient | None
@@ -76,7 +78,7 @@ class DiffusionLLM:
             finalize(self, ranks.close)
             self.tokenizer = Tokenizer.load(path, ranks.limits.mask_token_id)
         self._reader = Reader(self.tokenizer, self.limits.spec.sight)
-        self._maker = RequestMaker(self._reader, default, self.limits)
+        self._maker = RequestMaker(self._reader, default, self.limits, self.adapters)
         # By the uid of their request; calls own their jobs, which end with them.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self._events: deque[Event] = deque()  # not applied yet if Ctrl-C came first

@@ -4,7 +4,10 @@ It holds no model; it looks at the `model` of a request, and passes the request 
 """
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Final
 
 from ray import serve
@@ -25,6 +28,8 @@ _METHODS: Final[dict[type[GenerationBody], tuple[str, str]]] = {
     CompletionBody: ("complete", "stream_completion"),
 }
 
+_LOOK_S: Final = 1.0  # between questions for adapters
+
 _door: "Door | None" = None  # of this process, for its endpoint
 
 
@@ -44,31 +49,37 @@ class Door:
         self._models = {each.name: each for each in models}
         self._doors, self._own = doors, own
         self._refusals = Refusals(own)
+        self._adapters: dict[str, RemoteModel] = {}  # by the names of their LoRA adapters
+        self._looking, self._looked = asyncio.Lock(), -math.inf
 
     async def whole(self, kind: type[GenerationBody], given: object) -> Json:
-        return await self._asked(given).ask(_METHODS[kind][0], given)
+        return await (await self._asked(given)).ask(_METHODS[kind][0], given)
 
-    def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
-        return self._asked(given).stream(_METHODS[kind][1], given)
+    async def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
+        model = await self._asked(given)
+        async with aclosing(model.stream(_METHODS[kind][1], given)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def tokenize(self, given: object) -> Json:
-        return await self._asked(given).ask("tokenize", given)
+        return await (await self._asked(given)).ask("tokenize", given)
 
     async def detokenize(self, given: object) -> Json:
-        return await self._asked(given).ask("detokenize", given)
+        return await (await self._asked(given)).ask("detokenize", given)
 
     async def tokenizer_info(self, name: str | None) -> Json:
-        return await self._named(name).ask("tokenizer_info", name)
+        return await (await self._named(name)).ask("tokenizer_info", name)
 
     async def operate(self, order: Order) -> Json:
-        return await self._asked(order.given).ask("operate", order)
+        return await (await self._asked(order.given)).ask("operate", order)
 
     async def models(self) -> Json:
         found = await asyncio.gather(*(each.described() for each in self._models.values()))
-        return {"object": "list", "data": found}
+        return {"object": "list", "data": [model for described in found for model in described]}
 
     async def model(self, name: str) -> Json:
-        return await self._named(name).described()
+        described = await (await self._named(name)).described()
+        return next((model for model in described if model["id"] == name), described[0])
 
     async def health(self) -> Json:
         """Return each model's health; raise if none can answer.
@@ -109,13 +120,14 @@ class Door:
         if not error.counted:
             self._refusals.count(error.status)
 
-    def _asked(self, given: object) -> RemoteModel:
+    async def _asked(self, given: object) -> RemoteModel:
         """Return the model that a body names."""
         if not isinstance(given, dict):
             raise invalid("the body must be a JSON object")
-        return self._named(given.get("model"))
+        return await self._named(given.get("model"))
 
-    def _named(self, name: object) -> RemoteModel:
+    async def _named(self, name: object) -> RemoteModel:
+        """Return the model of this name, or that has a LoRA adapter of this name."""
         names = ", ".join(f"`{each}`" for each in self._models)
         if name is None:
             raise invalid(
@@ -125,14 +137,32 @@ class Door:
             )
         if not isinstance(name, str):
             raise invalid(f"model must be one of these texts: {names}", "model", "invalid_value")
-        if name not in self._models:
+        if name in self._models:
+            return self._models[name]
+        if name not in self._adapters:
+            await self._look_for_adapters()
+        if name not in self._adapters:
             raise ApiError(
                 404,
                 f"The model `{name[:100]}` does not exist; these do: {names}.",
                 param="model",
                 code="model_not_found",
             )
-        return self._models[name]
+        return self._adapters[name]
+
+    async def _look_for_adapters(self) -> None:
+        """Ask the models, but not again and again for names that nobody has."""
+        async with self._looking:
+            if time.monotonic() < self._looked + _LOOK_S:
+                return
+            models = self._models.values()
+            found = await asyncio.gather(*(model.described() for model in models))
+            self._adapters = {
+                each["id"]: model
+                for model, described in zip(models, found, strict=True)
+                for each in described[1:]
+            }
+            self._looked = time.monotonic()
 
 
 class DoorReplica:

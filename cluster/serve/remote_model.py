@@ -28,16 +28,17 @@ class RemoteModel:
         handle: Any = DeploymentHandle(REPLICA, application)
         self.name, self.replicas = name, Replicas(handle)
         self._whole, self._streams = handle.options(), handle.options(stream=True)
-        self._described: Json = {
+        described: Json = {
             "id": name, "object": "model", "created": 0, "owned_by": "diffray",
             "root": name, "parent": None, "max_model_len": None, "examples": [], "accepts": None,
             "weight_version": None,
         }  # fmt: skip
+        self._described = [described]
 
-    async def ask(self, method: str, given: object) -> Json:
+    async def ask(self, method: str, *given: object) -> Json:
         """Return what a method of its service returns."""
         for _ in range(TRIES):
-            response = self._whole.ask.remote(method, given)
+            response = self._whole.ask.remote(method, *given)
             with suppress(_Lost):
                 async with self._sent(response):
                     return _answer(await response)
@@ -64,10 +65,10 @@ class RemoteModel:
         """Return what its replicas say of themselves."""
         return await self.replicas.ask("about")
 
-    async def described(self) -> Json:
-        """Return its description; the last known one if no replica answers."""
+    async def described(self) -> list[Json]:
+        """Return what it is, then its LoRA adapters; as last known if no replica answers."""
         for about in await self.about():
-            self._described = about.model
+            self._described = about.models
         return self._described
 
     @asynccontextmanager

@@ -25,6 +25,7 @@ from diffray.cluster.serve.wanted import EveryReplica, Record
 from diffray.components.checkpoints.checkpoint import resolve
 from diffray.components.checkpoints.demos import description, examples
 from diffray.components.checkpoints.update import check_folder
+from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.output import Followed
 from diffray.workers.text import Tokenizer
 
@@ -57,9 +58,12 @@ class Replica:
         context = serve.get_replica_context()
         own = context.replica_id.unique_id
         replicas = Replicas(DeploymentHandle(context.deployment, context.app_name))
+        adapters = LoadedAdapters.of(
+            source, options.lora_modules, options.max_lora_rank, reserved=(config.model_id,)
+        )
         check = partial(check_folder, path, options.dtype)
         self.every = EveryReplica(
-            self.engine, replicas, Record(deployed), check, options.load_timeout_s
+            self.engine, adapters, replicas, Record(deployed), check, options.load_timeout_s
         )
         if failure := await self.every.catch_up():
             raise EngineFailed(failure)
@@ -73,6 +77,7 @@ class Replica:
             replica=own,
             others=partial(replicas.ask, "snapshot"),
             operated=self.every,
+            adapters=adapters,
             scheduling_policy=options.scheduling_policy,
             description=description(source, config.model_id),
             examples=examples(source),
@@ -117,11 +122,11 @@ class Replica:
 
     # For the door. It gets refusals as values, because Serve logs what is raised with a traceback.
 
-    async def ask(self, method: str, given: object) -> object:
+    async def ask(self, method: str, *given: object) -> object:
         """Return what a method of the service returns, or its ApiError."""
         try:
             with _api_errors():
-                return await getattr(current_service(), method)(given)
+                return await getattr(current_service(), method)(*given)
         except ApiError as refusal:
             return refusal
 
@@ -147,12 +152,18 @@ class Replica:
             await service.health()
         except EngineFailed as error:
             failure = str(error)
-        return About(await service.model(service.names[0]), await service.load(), failure)
+        models = (await service.models())["data"]
+        return About(models, await service.load(), failure)
 
     async def check_weights(self, source: str) -> str:
         """Return why a folder with new weights does not fit, or nothing."""
         assert self.every is not None
-        return await self.every.check(source)
+        return await self.every.check_weights(source)
+
+    async def check_adapter(self, path: str) -> str:
+        """Return why a LoRA adapter does not fit, or nothing."""
+        assert self.every is not None
+        return await self.every.check_adapter(path)
 
     async def catch_up(self) -> str:
         """Do what operators want of all replicas; return why not, or nothing."""

@@ -17,7 +17,7 @@ _ANSWER_S = 2.0  # for other replicas
 class About:
     """What a replica says of itself."""
 
-    model: Json  # its description, as in /v1/models
+    models: list[Json]  # its model and LoRA adapters, as in /v1/models
     load: Load
     failure: str  # why it cannot answer requests, if so
 

@@ -10,11 +10,12 @@ from typing import Final
 import msgspec
 from ray.experimental import internal_kv
 
-from diffray.cluster.api.operations import Operated
-from diffray.cluster.control.engine_client import EngineFailed, Load
+from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.cluster.control.weight_changes import InFlight, already
 from diffray.cluster.serve.replicas import Replicas
 from diffray.components.checkpoints.update import Source
+from diffray.components.lora import LoRA
+from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.messages import AWAKE
 
 log = logging.getLogger("ray.serve")
@@ -34,6 +35,7 @@ class Wanted:
     source: str = ""  # where they are; empty: in the model's checkpoint
     in_flight: InFlight = "finish"
     level: int = AWAKE  # of sleep
+    adapters: tuple[LoRA, ...] | None = None  # None: those of the configuration
 
 
 class Record:
@@ -77,13 +79,16 @@ class EveryReplica:
 
     def __init__(
         self,
-        engine: Operated,
+        engine: EngineClient,
+        adapters: LoadedAdapters,
         replicas: Replicas,
         record: Record,
         check: Callable[[str], None],
         patience_s: float,
     ) -> None:
-        self._engine, self._replicas, self._record = engine, replicas, record
+        self._engine, self._adapters = engine, adapters
+        self._configured = adapters.all
+        self._replicas, self._record = replicas, record
         self._check, self._patience_s = check, patience_s
         self._has = Wanted()
         self._following = asyncio.Lock()
@@ -104,12 +109,39 @@ class EveryReplica:
             )
 
         change(await self._record.newest())
-        found = await self._tell("check_weights", str(source))
+        await self._check_all("check_weights", str(source))
+        return (await self._want(change)).version
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        def change(before: Wanted) -> Wanted:
+            known = self._known(before)
+            self._adapters.replace(known)
+            self._adapters.check_name(name)
+            return replace(before, adapters=(*known, LoRA(name, path, before.number + 1)))
+
+        change(await self._record.newest())
+        await self._check_all("check_adapter", path)
+        await self._want(change)
+
+    async def unload_adapter(self, name: str) -> None:
+        def change(before: Wanted) -> Wanted:
+            known = self._known(before)
+            self._adapters.replace(known)
+            found = self._adapters.find(name, "lora_name")
+            return replace(before, adapters=tuple(each for each in known if each != found))
+
+        await self._want(change)
+
+    def _known(self, wanted: Wanted) -> tuple[LoRA, ...]:
+        return self._configured if wanted.adapters is None else wanted.adapters
+
+    async def _check_all(self, method: str, source: str) -> None:
+        """Raise ValueError if some replica refuses what is at a place."""
+        found = await self._tell(method, source)
         if not found:
             raise EngineFailed("no replica answered; try again")
         if refused := next(filter(None, found), ""):
             raise ValueError(refused)
-        return (await self._want(change)).version
 
     async def sleep(self, level: int) -> None:
         await self._want(partial(replace, level=level))
@@ -136,13 +168,13 @@ class EveryReplica:
 
     # For each replica.
 
-    async def check(self, source: str) -> str:
+    async def check_weights(self, source: str) -> str:
         """Return why a folder does not fit this replica's model, or nothing."""
-        try:
-            await asyncio.to_thread(self._check, source)
-        except (ValueError, OSError) as error:
-            return str(error)
-        return ""
+        return await _refusal(self._check, source)
+
+    async def check_adapter(self, path: str) -> str:
+        """Return why an adapter does not fit this replica's model, or nothing."""
+        return await _refusal(self._adapters.check, path)
 
     async def catch_up(self) -> str:
         """Bring this replica to what is wanted; return why it cannot have that, or nothing."""
@@ -159,6 +191,7 @@ class EveryReplica:
             return self.failure
 
     async def _bring_to(self, wanted: Wanted) -> None:
+        self._adapters.replace(self._known(wanted))
         if wanted.updates != self._has.updates:
             await self._engine.update_weights(wanted.source, wanted.in_flight, wanted.version)
         if wanted.level != self._has.level:
@@ -172,3 +205,11 @@ class EveryReplica:
                 await self.catch_up()
             except Exception:
                 log.exception("this replica could not learn what is wanted of it")
+
+
+async def _refusal(check: Callable[[str], object], source: str) -> str:
+    try:
+        await asyncio.to_thread(check, source)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""

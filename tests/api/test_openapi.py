@@ -9,6 +9,7 @@ from contextlib import closing
 from hashlib import sha256
 from html import unescape
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -20,7 +21,7 @@ from diffray.cluster.api.api_examples import REQUESTS
 from diffray.cluster.api.errors import bug
 from diffray.cluster.api.http_app import build_api
 from diffray.cluster.api.openapi import BODIES
-from diffray.cluster.api.operations import OPERATED
+from diffray.cluster.api.operations import LOAD_ADAPTER, OPERATED, UNLOAD_ADAPTER
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
@@ -34,8 +35,10 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
+from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.messages import Update
+from tests.helpers.adapters import adapter_of
 from tests.helpers.api_server import serve
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import Recorder
@@ -60,7 +63,9 @@ def document() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def demo() -> Iterator[httpx2.Client]:
     engine, tokenizer = load_local("demo", EngineConfig(max_num_seqs=4))
-    service = Service(engine, tokenizer, ["demo"], description="A toy.", examples=["a"])
+    adapters = LoadedAdapters("demo")
+    told: dict[str, Any] = {"description": "A toy.", "examples": ["a"]}
+    service = Service(engine, tokenizer, ["demo"], adapters=adapters, **told)
     with (
         engine,
         closing(service),
@@ -153,10 +158,17 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     ("path", "name"), [(path, name) for path, found in REQUESTS.items() for name in found]
 )
 def test_examples_are_answered_as_described(
-    document: dict[str, Any], demo: httpx2.Client, path: str, name: str
+    document: dict[str, Any], demo: httpx2.Client, tmp_path: Path, path: str, name: str
 ) -> None:
     content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     body = content["examples"][name]["value"]
+    if path in (LOAD_ADAPTER, UNLOAD_ADAPTER):
+        adapter = {"lora_name": "mine", "lora_path": str(adapter_of("demo", tmp_path / "mine"))}
+        demo.post(UNLOAD_ADAPTER, json={"lora_name": "mine"})
+        if path == UNLOAD_ADAPTER:
+            demo.post(LOAD_ADAPTER, json=adapter)
+        else:
+            body = body | adapter
     answer = demo.post(path, json=body)
     assert answer.status_code == 200, answer.text
     check(document, path, answer)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from diffray.cluster.api.operations import OPERATED
 from diffray.cluster.api.settings import ApiSettings
+from tests.helpers.adapters import adapter_of
 from tests.helpers.api_server import Served, serve, serve_model
 from tests.helpers.tiny import tiny_checkpoint
 
@@ -192,3 +193,47 @@ def test_what_is_wrong_is_one_sentence_and_changes_nothing(
     before = written(http), version(http)
     assert words in refused(http.post(UPDATE, json=body), status)["message"]
     assert (written(http), version(http)) == before
+
+
+def test_an_adapter_is_a_model_of_its_own_from_load_to_unload(
+    http: httpx2.Client, folders: list[str], tmp_path: Path
+) -> None:
+    """vLLM's endpoints and listing; the answers are those of the adapter."""
+    adapter = str(adapter_of(folders[0], tmp_path / "adapter", rank=8, lora_alpha=64))
+
+    def text(model: str) -> str:
+        body = {"model": model, "prompt": "abc", "max_tokens": 12}
+        answer = http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["model"] == model
+        written: str = answer.json()["choices"][0]["text"]
+        return written
+
+    plain = text("tiny")
+    load = {"lora_name": "mine", "lora_path": adapter}
+    answer = http.post("/v1/load_lora_adapter", json=load)
+    assert answer.json() == {"success": True, "message": "The adapter mine is loaded."}
+    listed = http.get("/v1/models").json()["data"]
+    assert [(each["id"], each["parent"]) for each in listed] == [
+        ("tiny", None),
+        ("tiny-alias", None),
+        ("mine", "tiny"),
+    ]
+    assert http.get("/v1/models/mine").json()["root"] == "tiny"
+    adapted = text("mine")
+    assert adapted != plain
+    assert text("tiny") == plain
+    assert (
+        "unload it first" in refused(http.post("/v1/load_lora_adapter", json=load), 400)["message"]
+    )
+    own = refused(http.post("/v1/load_lora_adapter", json=load | {"lora_name": "tiny"}), 400)
+    assert own["param"] == "lora_name" and "choose another" in own["message"]
+    wrong = http.post("/v1/load_lora_adapter", json=load | {"lora_name": "x", "lora_path": "/no"})
+    assert "/no" in refused(wrong, 400)["message"]
+    assert http.post("/v1/unload_lora_adapter", json={"lora_name": "mine"}).status_code == 200
+    gone = refused(http.post("/v1/completions", json={"model": "mine", "prompt": "a"}), 404)
+    assert gone["code"] == "model_not_found"
+    again = http.post("/v1/unload_lora_adapter", json={"lora_name": "mine"})
+    assert "no adapter 'mine' is loaded" in refused(again, 400)["message"]
+    assert http.post("/v1/load_lora_adapter", json=load).status_code == 200
+    assert text("mine") == adapted

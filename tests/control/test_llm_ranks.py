@@ -1,6 +1,7 @@
 """DiffusionLLM on several ranks of a Ray: the tokens of one process, and no end of calls."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import ray
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.output import RequestOutput
+from tests.helpers.adapters import adapter_of
 from tests.helpers.local_ray import local_cluster
 from tests.helpers.paths import ROOT
 
@@ -177,3 +179,21 @@ def processes_of(folder: str) -> Iterator[str]:
             continue
         if folder in command:
             yield command
+
+
+def test_adapters_are_loaded_where_a_request_needs_them(
+    one: DiffusionLLM, two: DiffusionLLM, tmp_path: Path
+) -> None:
+    adapter = adapter_of("demo", tmp_path / "mine", rank=8, lora_alpha=64)
+    plain = tokens(one.chat(MESSAGES, PARAMS))
+    for llm in (one, two):
+        llm.adapters.load("mine", adapter)
+    mixed = [PARAMS.model_copy(update={"lora": ("", "mine")[n % 2]}) for n in range(len(MESSAGES))]
+    found = tokens(two.chat(MESSAGES, mixed))
+    assert found == tokens(one.chat(MESSAGES, mixed))
+    assert found[::2] == plain[::2] and found[1::2] != plain[1::2]
+    shutil.rmtree(adapter)
+    two.adapters.unload("mine")
+    assert tokens(two.chat(MESSAGES, mixed[:1] * len(MESSAGES))) == plain
+    with pytest.raises(ValueError, match="no adapter 'mine' is loaded"):
+        two.chat(MESSAGES, mixed)

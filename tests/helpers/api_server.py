@@ -18,6 +18,7 @@ from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.control.local import LocalEngine, load_local
+from diffray.workers.adapters import LoadedAdapters
 
 DTYPE = "float64"  # in which an answer does not depend on who else is running
 
@@ -62,7 +63,9 @@ def serve_model(
     """Serve a model, and load it a second time to compare with."""
     config = EngineConfig.model_validate({"dtype": DTYPE, "max_num_seqs": 8} | options)
     engine, tokenizer = load_local(model, config)
-    service = Service(engine, tokenizer, (name or model, f"{name or model}-alias"))
+    names = name or model, f"{name or model}-alias"
+    adapters = LoadedAdapters(model, reserved=names)
+    service = Service(engine, tokenizer, names, adapters=adapters)
     with (
         engine,
         closing(service),

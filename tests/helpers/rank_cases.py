@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from diffray.components.lora import LoRA
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
@@ -251,4 +252,45 @@ def run_updates(mesh: Mesh, first: str, folders: Items[str]) -> Updated:
         found.tokens.append([token for update in reply.updates for token in update.ids])
         while not engine.idle:
             found.tokens[-1] += [token for update in engine.step() for token in update.ids]
+    return found
+
+
+class Adapted(NamedTuple):
+    """What one rank has to say of adapters: refusals, and the tokens of each request."""
+
+    refused: list[str]
+    tokens: dict[int, list[int]]
+
+
+def run_adapted(
+    mesh: Mesh, folder: str, adapters: Items[LoRA], expert_parallel: bool = False
+) -> Adapted:
+    """Answer with each adapter and with none; the last one's folder is found on rank 0 alone."""
+    mesh = replace(mesh, expert_parallel=expert_parallel)
+    setup = EngineOptions(
+        dtype="float64",
+        device="cpu",
+        max_model_len=64,
+        max_loras=2,
+        mask_token_id=62,
+        eos_token_id=63,
+    )
+    engine, _ = build_engine(folder, setup, mesh)
+    last = adapters[-1]._replace(name="gone", number=99)
+    if mesh.rank > 0:
+        last = last._replace(path="nowhere")
+    wishes = [None, *adapters, None, last]
+    requests = [
+        Request(uid, (5, 9, 30 + uid), SamplingParams(max_tokens=12, ignore_eos=True), lora=lora)
+        for uid, lora in enumerate(wishes)
+    ]
+    found = Adapted([], {uid: [] for uid in range(len(wishes))})
+    order = Round(1, [], [request.to_wire() for request in requests], 1)
+    reply = engine.run(order, lambda wire: engine.check(wire.to_request()))
+    found.refused.extend(reason for _, reason in reply.refused)
+    updates = reply.updates
+    while updates or not engine.idle:
+        for update in updates:
+            found.tokens[update.uid] += update.ids
+        updates = engine.step()
     return found

@@ -10,6 +10,8 @@ from diffray.cluster.control.engine_client import EngineFailed, Load
 from diffray.cluster.control.weight_changes import InFlight
 from diffray.cluster.serve.wanted import EveryReplica, Wanted
 from diffray.components.checkpoints.update import check_folder
+from diffray.workers.adapters import LoadedAdapters
+from tests.helpers.adapters import Story
 from tests.helpers.tiny import tiny_checkpoint
 
 
@@ -58,10 +60,12 @@ class Engine:
 class Deployment:
     """Replicas that share a record and reach each other."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, model: str | None = None) -> None:
+        self.model = model
         self.record = Memory()
         self.wrong: dict[str, str] = {}  # folders that do not fit, and why
         self.engines: list[Engine] = []
+        self.adapters: list[LoadedAdapters] = []
         self.replicas: list[EveryReplica] = []
         self.deaf: set[int] = set()  # replicas that no message reaches
         for _ in range(count):
@@ -71,7 +75,10 @@ class Deployment:
         engine = Engine()
         record: Any = self.record
         peers: Any = self
-        made = EveryReplica(engine, peers, record, self._check, 1.0)
+        client: Any = engine
+        adapters = LoadedAdapters(self.model, reserved=("base",))
+        made = EveryReplica(client, adapters, peers, record, self._check, 1.0)
+        self.adapters.append(adapters)
         self.engines.append(engine)
         self.replicas.append(made)
         return made
@@ -82,9 +89,7 @@ class Deployment:
 
     async def ask(self, method: str, *given: str, within: float) -> list[str]:
         heard = [each for at, each in enumerate(self.replicas) if at not in self.deaf]
-        if method == "check_weights":
-            return list(await asyncio.gather(*(each.check(*given) for each in heard)))
-        return list(await asyncio.gather(*(each.catch_up() for each in heard)))
+        return list(await asyncio.gather(*(getattr(each, method)(*given) for each in heard)))
 
 
 def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
@@ -186,6 +191,38 @@ def test_all_replicas_sleep_and_those_that_start_meanwhile_too() -> None:
         assert len(found.engines[0].made) == 2
 
     asyncio.run(story())
+
+
+def test_all_replicas_know_the_adapters_that_are_loaded(tmp_path: Path) -> None:
+    """Each load has its own number, so that no K/V of the one before are read."""
+    story = Story(tmp_path)
+
+    async def run() -> None:
+        found = Deployment(2, str(story.base))
+        first, second = found.replicas
+        await asyncio.gather(
+            *(found.replicas[at].load_adapter(f"a{at}", story.adapters[f"a{at}"]) for at in (0, 1))
+        )
+        assert [{*each.names} for each in found.adapters] == [{"a0", "a1"}] * 2
+        before = found.adapters[0].find("a0")
+        await second.unload_adapter("a0")
+        await first.load_adapter("a0", story.adapters["a2"])
+        late = found.start()
+        assert await late.catch_up() == ""
+        assert found.adapters[2].all == found.adapters[0].all == found.adapters[1].all
+        assert found.adapters[2].find("a0").number > before.number
+        for name, path, words in (
+            ("a0", story.adapters["a1"], "'a0' is loaded; unload it first"),
+            ("base", story.adapters["a1"], "'base' cannot be an adapter's name"),
+            ("other", str(story.base), "has no adapter_config.json"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                await first.load_adapter(name, path)
+        with pytest.raises(ValueError, match="no adapter 'other' is loaded"):
+            await first.unload_adapter("other")
+        assert {*found.adapters[1].names} == {"a0", "a1"}
+
+    asyncio.run(run())
 
 
 def test_without_an_answer_nothing_is_wanted() -> None:

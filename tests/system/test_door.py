@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -22,6 +23,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.helpers.adapters import adapter_of
 from tests.helpers.serve_process import ServeProcess, serve_process
 
 pytestmark = pytest.mark.slow
@@ -340,6 +342,33 @@ def test_an_operator_lets_all_replicas_of_a_model_sleep(served: ServeProcess) ->
         operate("POST", "/wake_up?model=demo")
         assert [text_of(each.result()) for each in waiting] == [before] * 2
     assert levels("demo") == [0, 0]
+
+
+def test_an_adapter_is_a_model_behind_the_door(served: ServeProcess, tmp_path: Path) -> None:
+    """Of both replicas, from its loading to its unloading."""
+    path = str(adapter_of("demo", tmp_path / "mine", rank=8, lora_alpha=64))
+    body = {"model": "demo", "lora_name": "mine", "lora_path": path}
+
+    def operate(name: str, **headers: str) -> httpx2.Response:
+        url = f"{served.url}/v1/{name}_lora_adapter"
+        asked = body if name == "load" else {"model": "mine", "lora_name": "mine"}
+        return httpx2.post(url, json=asked, headers=headers or OPERATES, timeout=PATIENCE_S)
+
+    assert operate("load", **HEADERS).status_code == 403
+    assert post(served, "mine").status_code == 404
+    made = operate("load")
+    assert made.status_code == 200, made.text
+    time.sleep(1.1)  # the door has just asked the models for such a name
+    listed = httpx2.get(f"{served.url}/v1/models", headers=HEADERS).json()["data"]
+    parents = {each["id"]: each["parent"] for each in listed}
+    assert parents == {"demo": None, "mine": "demo", "demo-llada2": None}
+    texts = {text_of(post(served, "mine")) for _ in range(6)}
+    assert len(texts) == 1 and texts != {text_of(post(served, "demo"))}
+    with client(served) as openai:
+        chunks = openai.chat.completions.create(model="mine", messages=MESSAGES, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) in texts
+    assert operate("unload").status_code == 200
+    assert [post(served, "mine").status_code for _ in range(4)] == [404] * 4
 
 
 @pytest.mark.long

@@ -5,17 +5,21 @@ import re
 import time
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.lora import LoRA
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
+from tests.helpers.adapters import Story
 from tests.helpers.paths import GOLDEN
 from tests.helpers.rank_cases import (
     Case,
     Found,
+    run_adapted,
     run_case,
     run_cases,
     run_drafted,
@@ -23,7 +27,7 @@ from tests.helpers.rank_cases import (
     run_updates,
 )
 from tests.helpers.ranks import on_ranks
-from tests.helpers.tiny_checkpoints import LLADA, random_weights, save
+from tests.helpers.tiny_checkpoints import LLADA, LLADA2_MOE, LLADA_MOE, random_weights, save
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +69,25 @@ def test_ranks_find_what_one_finds(size: int, tmp_path: Path) -> None:
         assert found[-1].tokens == ranks[0][0][-1].tokens
     position = 2 * 5 * 8 * 32 * 4 // size  # bytes: keys and values, layers, heads, size, float32
     assert {pages for _, pages in ranks} == {(1 << 20) // (16 * position) + 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "expert_parallel"),
+    [(LLADA | {"n_kv_heads": 2}, False), (LLADA_MOE, True), (LLADA2_MOE, True)],
+)
+def test_ranks_answer_with_adapters_as_one_does(
+    tmp_path: Path, config: dict[str, Any], expert_parallel: bool
+) -> None:
+    """An adapter that one rank cannot read is refused by all of them, and the others run."""
+    story = Story(tmp_path, config)
+    loras = [LoRA(*each, 1) for each in story.adapters.items()]
+    work = partial(run_adapted, folder=str(story.base), adapters=loras)
+    whole = work(Mesh())
+    parts = on_ranks(2, partial(work, expert_parallel=expert_parallel))
+    assert whole.refused == [] and len(whole.tokens[5]) == 12
+    for part, reason in zip(parts, ("another rank could not", "nowhere has no"), strict=True):
+        assert len(part.refused) == 1 and part.refused[0].startswith(reason)
+        assert part.tokens == whole.tokens | {5: []}
 
 
 @pytest.mark.long

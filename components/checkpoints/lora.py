@@ -1,0 +1,139 @@
+"""LoRA adapters in PEFT's folders: checked against a model as a whole, then read by rank."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray.components.backend import send
+from diffray.components.checkpoints.weights import (
+    CheckpointError,
+    SafetensorsFile,
+    read_json,
+)
+from diffray.components.denoiser import Denoiser
+from diffray.components.layers import Part, Parts, wide
+from diffray.components.lora import CONFIG, WEIGHTS, LoRA, PeftConfig
+from diffray.components.low_rank import Delta, LowRank
+from diffray.components.spelling import did_you_mean
+from diffray.components.weight import Weight
+
+MAX_RANK: Final = 64
+_PREFIX: Final = "base_model.model."
+_SIDES: Final = (".lora_A.weight", ".lora_B.weight")
+_PARTS: Final = ("attention", "mlp")  # of a model, that can be adapted
+
+
+class Target(NamedTuple):
+    """A module that an adapter changes, and the part of the model that it is."""
+
+    module: str  # as in the model's checkpoint
+    part: Part
+    scale: float
+
+
+class Adapter:
+    """An adapter's folder, every tensor of which was found right for a model of these parts."""
+
+    def __init__(self, path: str | Path, parts: Parts, max_rank: int = MAX_RANK) -> None:
+        self.path = Path(path)
+        if not (self.path / CONFIG).is_file():
+            raise CheckpointError(
+                f"{self.path} has no {CONFIG}; give the folder of a LoRA adapter, as PEFT saves it"
+            )
+        if not (self.path / WEIGHTS).is_file():
+            raise CheckpointError(f"{self.path} has no {WEIGHTS}; save the adapter as safetensors")
+        config = PeftConfig(read_json(self.path / CONFIG), self.path)
+        self._file = SafetensorsFile(self.path / WEIGHTS)
+        self._names: dict[tuple[str, str], str] = {}  # by module and side
+        for name in self._file.tensors:
+            self._names[self._place_of(name)] = name
+        modules = sorted({module for module, _ in self._names})
+        if not modules:
+            raise CheckpointError(f"{self.path / WEIGHTS} has no tensors")
+        self.targets = [self._target(module, parts, config, max_rank) for module in modules]
+
+    def _place_of(self, name: str) -> tuple[str, str]:
+        plain = name.removeprefix(_PREFIX).replace(".default.weight", ".weight")
+        side = next((side for side in _SIDES if plain.endswith(side)), None)
+        if side is None:
+            raise CheckpointError(
+                f"{self.path / WEIGHTS}: {name} is not supported; an adapter has lora_A and lora_B "
+                "of linear layers"
+            )
+        return plain.removesuffix(side), side
+
+    def _target(self, module: str, parts: Parts, config: PeftConfig, max_rank: int) -> Target:
+        part = parts.get(f"{module}.weight")
+        if part is None:
+            modules = [name.removesuffix(".weight") for name in parts if name.endswith(".weight")]
+            raise CheckpointError(
+                f"{self.path} adapts {module}, which this model has not"
+                f"{did_you_mean(module, modules)}; it was trained on another one"
+            )
+        if part.weight is None or part.weight.part not in _PARTS:
+            raise CheckpointError(
+                f"{self.path} adapts {module}; only linear layers of attention and MLPs can be "
+                "adapted, no experts, embeddings or head"
+            )
+        if missing := [side for side in _SIDES if (module, side) not in self._names]:
+            raise CheckpointError(f"{self.path / WEIGHTS} lacks {module}{missing[0]}")
+        rank = config.rank(module)
+        if rank > max_rank:
+            raise CheckpointError(
+                f"{self.path} has rank {rank}, and max_lora_rank is {max_rank}; raise it"
+            )
+        rows, columns = part.shape
+        for side, expected in zip(_SIDES, ((rank, columns), (rows, rank)), strict=True):
+            found = self._file.tensors[self._names[module, side]].shape
+            if found != expected:
+                raise CheckpointError(
+                    f"{self.path / WEIGHTS}: {module}{side} is {list(found)}, and with rank {rank} "
+                    f"this model needs {list(expected)}"
+                )
+        return Target(module, part, config.scale(module))
+
+    def deltas(self, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[Weight, Delta]]:
+        """Yield what is added to this rank's share of each matrix."""
+        for module, part, scale in self.targets:
+            down_RI, up_OR = (self._read(module, side) for side in _SIDES)
+            up_OR = up_OR.to(wide(dtype)) * scale
+            for piece in part.pieces:
+                assert part.weight is not None and isinstance(piece.target, Tensor)
+                start = piece.target.storage_offset() // part.weight.stored.shape[-1]
+                columns = piece.take[1] if len(piece.take) > 1 else slice(None)
+                both = down_RI[:, columns], up_OR[piece.take[0]]
+                down, up = (send(side.to(dtype).contiguous(), device) for side in both)
+                yield part.weight, Delta(down, up, start)
+
+    def _read(self, module: str, side: str) -> Tensor:
+        name = self._names[module, side]
+        tensor = self._file.read(name, (slice(None), slice(None)))
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{self.path / WEIGHTS}: {name} has values that are no numbers")
+        return tensor
+
+
+def add_adapter(model: Denoiser, plan: Denoiser, adapter: Adapter, lora: LoRA) -> None:
+    """Add an adapter to a model; `plan` is the same without storage, from which it was read."""
+    names = {module: name for name, module in plan.named_modules()}
+    found: list[tuple[Weight, Delta]] = []
+    for planned, delta in adapter.deltas(model.dtype, model.device):
+        weight = model.get_submodule(names[planned])
+        assert isinstance(weight, Weight)
+        found.append((weight, delta))
+    for weight, delta in found:  # now nothing can fail
+        if weight.lora is None:
+            weight.lora = LowRank(model.running)
+        weight.lora.deltas.setdefault(lora, []).append(delta)
+
+
+def remove_adapter(model: Denoiser, lora: LoRA) -> None:
+    """Take an adapter out of a model; nothing of it is left."""
+    for weight in model.modules():
+        if isinstance(weight, Weight) and weight.lora is not None:
+            weight.lora.deltas.pop(lora, None)
+            if not weight.lora.deltas:
+                weight.lora = None

@@ -1,0 +1,251 @@
+"""LoRA adapters: each request is answered as by a model into which its adapter was merged."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diffray import DiffusionLLM, SamplingParams
+from diffray.components.weight import Weight
+from tests.helpers.adapters import Story, merged, modules_of, write_adapter
+from tests.helpers.tiny_checkpoints import (
+    DREAM,
+    LLADA,
+    LLADA2_MOE,
+    LLADA_MOE,
+    SDAR,
+    random_weights,
+    save,
+)
+
+FAMILIES = {
+    "llada": LLADA, "llada_moe": LLADA_MOE, "llada2_moe": LLADA2_MOE, "dream": DREAM, "sdar": SDAR,
+}  # fmt: skip
+OPTIONS: dict[str, Any] = {"dtype": "float64", "mask_token_id": 62, "eos_token_id": 63}
+
+
+def prompts(count: int = 9) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(60) for _ in range(3 + 2 * number)] for number in range(count)]
+
+
+def asked(name: str, number: int = 0) -> SamplingParams:
+    return SamplingParams(max_tokens=12, ignore_eos=True, lora=name, seed=number)
+
+
+def answers(model: Path, asks: list[tuple[list[int], SamplingParams]], **options: Any) -> list[Any]:
+    with DiffusionLLM(str(model), **OPTIONS, **options) as llm:
+        several = llm.generate([each for each, _ in asks], [params for _, params in asks])
+        return [output.outputs[0].token_ids for output in several]
+
+
+def by_merged_weights(story: Story, asks: list[tuple[list[int], SamplingParams]]) -> list[Any]:
+    found = []
+    for prompt, params in asks:
+        plain = params.model_copy(update={"lora": ""})
+        found += answers(story.merged[params.lora], [(prompt, plain)])
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_in_a_batch_each_is_answered_as_by_merged_weights(
+    tmp_path: Path, family: str
+) -> None:
+    story = Story(tmp_path, FAMILIES[family])
+    names = ["", *story.adapters]
+    asks = [(p, asked(names[n % 4], n)) for n, p in enumerate(prompts())]
+    expected = by_merged_weights(story, asks)
+    assert answers(story.base, asks, lora_modules=story.adapters) == expected
+    plain = [(prompt, asked("")) for prompt, _ in asks]
+    assert expected != answers(story.base, plain)
+    for one, own in zip(asks, expected, strict=True):
+        assert answers(story.base, [one], lora_modules=story.adapters) == [own]
+
+
+@pytest.mark.parametrize("family", ["llada", "sdar"])
+def test_k_v_are_shared_among_requests_of_one_adapter_alone(tmp_path: Path, family: str) -> None:
+    story = Story(tmp_path, FAMILIES[family])
+    prompt = prompts()[-1]
+    asks = [(prompt, asked(name)) for name in ("a0", "", "a1", "a0", "a1", "")]
+    expected = by_merged_weights(story, asks)
+    with DiffusionLLM(str(story.base), **OPTIONS, lora_modules=story.adapters, page_size=4) as llm:
+        outputs = [llm.generate([ids], params)[0].outputs[0] for ids, params in asks]
+    assert [output.token_ids for output in outputs] == expected
+    shared = [output.cached_tokens > 0 for output in outputs]
+    assert shared == ([False] * 6 if family == "llada" else [False] * 3 + [True] * 3)
+
+
+def test_policies_that_run_copies_run_them_with_the_adapter(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    policies: list[dict[str, Any]] = [
+        {"cfg_scale": 1.5},
+        {"cache": {"kind": "dual"}, "block_length": 4},
+        {"cache": {"kind": "prefix"}, "block_length": 4},
+        {"decoder": {"kind": "fixed"}, "speculation": {"kind": "verify", "drafts": 2}},
+        {"iteration": {"kind": "soft"}},
+    ]
+    asks = [
+        (prompt, asked(f"a{n % 3}").model_copy(update={"diffusion": asked("").diffusion}))
+        for n, prompt in enumerate(prompts(5))
+    ]
+    asks = [
+        (prompt, SamplingParams(**params.model_dump(exclude={"diffusion"}), diffusion=policy))
+        for (prompt, params), policy in zip(asks, policies, strict=True)
+    ]
+    assert answers(story.base, asks, lora_modules=story.adapters) == by_merged_weights(story, asks)
+
+
+def test_rows_without_an_adapter_are_the_same_bit_for_bit(tmp_path: Path) -> None:
+    """In float32 too: nothing is added to what they are, beside others or alone."""
+    story = Story(tmp_path)
+    asks = [(prompt, asked("a1" if n % 2 else "")) for n, prompt in enumerate(prompts())]
+
+    def logprobs(among: list[tuple[list[int], SamplingParams]]) -> list[Any]:
+        options = OPTIONS | {"dtype": "float32"}
+        with DiffusionLLM(str(story.base), **options, lora_modules=story.adapters) as llm:
+            params = [p.model_copy(update={"logprobs": True}) for _, p in among]
+            outputs = llm.generate([each for each, _ in among], params)
+        return [output.outputs[0].logprobs for output in outputs]
+
+    plain = [(prompt, asked("")) for prompt, _ in asks]
+    assert logprobs(asks)[::2] == logprobs(plain)[::2]
+    assert logprobs(asks)[1::2] != logprobs(plain)[1::2]
+
+
+def test_adapters_that_nobody_uses_make_room(tmp_path: Path) -> None:
+    story = Story(tmp_path, adapters=5)
+    asks = [(prompt, asked(f"a{n % 5}")) for n, prompt in enumerate(prompts(10))]
+    expected = by_merged_weights(story, asks)
+    options = OPTIONS | {"lora_modules": story.adapters, "max_loras": 2, "max_num_seqs": 3}
+    with DiffusionLLM(str(story.base), **options) as llm:
+        for _ in range(2):
+            outputs = llm.generate([each for each, _ in asks], [params for _, params in asks])
+            assert [output.outputs[0].token_ids for output in outputs] == expected
+        llm.generate([1, 2, 3], lora="a4", max_tokens=4)
+        weights = [m for m in llm.engine.model.modules() if isinstance(m, Weight)]  # type: ignore[attr-defined]
+        kept = {lora.name for m in weights if m.lora is not None for lora in m.lora.deltas}
+    assert "a4" in kept
+    assert len(kept) == 2
+
+
+def test_loaded_and_unloaded_while_the_engine_runs(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    prompt = prompts()[3]
+    own = {name: answers(path, [(prompt, asked(""))])[0] for name, path in story.merged.items()}
+    with DiffusionLLM(str(story.base), **OPTIONS) as llm:
+
+        def written(name: str) -> Any:
+            return llm.generate([prompt], asked(name))[0].outputs[0].token_ids
+
+        llm.adapters.load("mine", story.adapters["a0"])
+        assert written("mine") == own["a0"]
+        with pytest.raises(ValueError, match="'mine' is loaded; unload it first"):
+            llm.adapters.load("mine", story.adapters["a1"])
+        llm.adapters.unload("mine")
+        with pytest.raises(ValueError, match="no adapter 'mine' is loaded"):
+            written("mine")
+        llm.adapters.load("mine", story.adapters["a1"])
+        assert written("mine") == own["a1"]
+        assert written("") == own[""]
+        with pytest.raises(ValueError, match=r"no adapter 'mime' is loaded, did you mean 'mine'\?"):
+            written("mime")
+
+
+def test_new_weights_are_adapted_too(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    prompt = prompts()[5]
+    other = {name: tensor * 1.1 for name, tensor in story.weights.items()}
+    with DiffusionLLM(str(story.base), **OPTIONS, lora_modules=story.adapters) as llm:
+        llm.generate([prompt], asked("a0"))
+        llm.update_weights(other)
+        adapted = llm.generate([prompt], asked("a0"))[0].outputs[0].token_ids
+        llm.adapters.load("again", story.adapters["a0"])
+        assert llm.generate([prompt], asked("again"))[0].outputs[0].token_ids == adapted
+        assert llm.generate([prompt], asked(""))[0].outputs[0].token_ids != adapted
+
+
+def test_beside_quantized_weights(tmp_path: Path) -> None:
+    """An adapter is added to what the bytes stand for."""
+    story = Story(tmp_path)
+    asks = [(prompt, asked("a0")) for prompt in prompts(3)]
+    options: dict[str, Any] = {"quantization": "int8", "lora_modules": story.adapters}
+    adapted = answers(story.base, asks, **options)
+    assert adapted != answers(story.base, [(p, asked("")) for p, _ in asks], **options)
+    with DiffusionLLM(str(story.base), **OPTIONS, **options) as llm:
+        again = llm.generate([p for p, _ in asks], [params for _, params in asks])
+    assert [output.outputs[0].token_ids for output in again] == adapted
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA"),
+        ({"use_dora": True}, "use_dora is True, which is not supported"),
+        ({"bias": "all"}, "bias is 'all', which is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+        ({"r": 4}, r"lora_A.weight is \[3, 32\], and with rank 4 this model needs \[4, 32\]"),
+        ({"r": 100}, "has rank 100, and max_lora_rank is 64; raise it"),
+        ({"r": 0}, "r is 0; expected a number above 0"),
+        ({"lora_alpha": None}, "lora_alpha is None"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_one_sentence(
+    tmp_path: Path, fields: dict[str, Any], sentence: str
+) -> None:
+    story = Story(tmp_path, adapters=1)
+    adapter = write_adapter(tmp_path / "x", story.weights, modules_of(story.weights)[:1])
+    change_config(adapter, **fields)
+    with pytest.raises(ValueError, match=sentence):
+        DiffusionLLM(str(story.base), **OPTIONS, lora_modules={"x": str(adapter)})
+
+
+def test_what_is_no_adapter_of_this_model_is_one_sentence(tmp_path: Path) -> None:
+    story = Story(tmp_path, LLADA_MOE, adapters=1)
+    other = random_weights(SDAR)
+    foreign = write_adapter(tmp_path / "foreign", other, modules_of(other))
+    named = sorted(story.weights)
+    expert = next(n for n in named if ".experts.0.gate" in n).removesuffix(".weight")
+    experts = write_adapter(tmp_path / "experts", story.weights, [expert])
+    head = write_adapter(tmp_path / "head", story.weights, ["lm_head"])
+    odd = write_adapter(tmp_path / "odd", story.weights, modules_of(story.weights))
+    (odd / "adapter_model.safetensors").rename(odd / "adapter_model.bin")
+    with DiffusionLLM(str(story.base), **OPTIONS) as llm:
+        for path, sentence in (
+            (foreign, "which this model has not"),
+            (experts, "no experts, embeddings or head"),
+            (head, "no experts, embeddings or head"),
+            (odd, "save the adapter as safetensors"),
+            (story.base, "has no adapter_config.json; give the folder of a LoRA adapter"),
+            (tmp_path / "nowhere", "nowhere"),
+        ):
+            with pytest.raises(ValueError, match=sentence):
+                llm.adapters.load("x", str(path))
+        assert not llm.adapters.names
+
+
+def test_scales_of_peft(tmp_path: Path) -> None:
+    """Rank-stabilised scaling and patterns of ranks and alphas, as PEFT applies them."""
+    story = Story(tmp_path, adapters=0)
+    module = modules_of(story.weights)[0]
+    prompt = prompts()[4]
+    written = {}
+    for name, fields, scale in (
+        ("plain", {}, 2.0),
+        ("stable", {"use_rslora": True}, 6 / 3**0.5),
+        ("alphas", {"alpha_pattern": {module.rsplit(".", 1)[1]: 12}}, 4.0),
+        ("ranks", {"r": 8, "rank_pattern": {module: 3}}, 2.0),
+    ):
+        adapter = write_adapter(tmp_path / name, story.weights, [module], **fields)
+        both = save(tmp_path / f"{name} merged", LLADA, merged(story.weights, adapter, scale))
+        given = {"lora_modules": {"x": str(adapter)}}
+        written[name] = answers(story.base, [(prompt, asked("x"))], **given)
+        assert written[name] == answers(both, [(prompt, asked(""))]), name
+    assert torch.tensor(written["plain"]).ne(torch.tensor(written["alphas"])).any()

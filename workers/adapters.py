@@ -1,0 +1,138 @@
+"""The LoRA adapters that an engine has loaded: what a request names is loaded when it arrives."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from diffray.components.checkpoints.checkpoint import read_config, resolve
+from diffray.components.checkpoints.lora import MAX_RANK, Adapter, add_adapter, remove_adapter
+from diffray.components.config import InvalidField
+from diffray.components.denoiser import Denoiser
+from diffray.components.layers import Parts
+from diffray.components.lora import LoRA
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import build_model
+from diffray.components.sequence import Sequence
+from diffray.components.spelling import did_you_mean
+from diffray.workers.messages import Request
+
+_OTHER_RANK = "another rank could not load the adapter; its log says why"
+
+
+class Adapters:
+    """The adapters of one rank; of those that no request uses, the latest used stay loaded.
+
+    A request carries its adapter's folder, so ranks that were replaced load it again. All ranks
+    load the same at the same time, or none does.
+    """
+
+    def __init__(
+        self, model: Denoiser, plan: Denoiser, mesh: Mesh, most: int, max_rank: int
+    ) -> None:
+        self._model, self._plan, self._mesh = model, plan, mesh
+        self._most, self._max_rank = most, max_rank
+        self._loaded: dict[LoRA, None] = {}  # least recently used first
+
+    def enter(self, lora: LoRA, others: Iterable[Sequence]) -> None:
+        """Load what a request needs; `others` are those that the engine has."""
+        if lora not in self._loaded:
+            self._load(lora)
+        self._loaded.pop(lora, None)
+        self._loaded[lora] = None
+        used = {sequence.lora for sequence in others} | {lora}
+        unused = [each for each in self._loaded if each not in used]
+        for each in unused[: max(len(self._loaded) - self._most, 0)]:
+            remove_adapter(self._model, each)
+            del self._loaded[each]
+
+    def _load(self, lora: LoRA) -> None:
+        refusal = ""
+        try:
+            adapter = Adapter(resolve(lora.path), self._plan.parts(()), self._max_rank)
+            add_adapter(self._model, self._plan, adapter, lora)
+        except (ValueError, OSError) as error:
+            refusal = str(error) or _OTHER_RANK
+        if self._mesh.smallest("adapter", int(not refusal)) == 0:
+            remove_adapter(self._model, lora)
+            raise ValueError(refusal or _OTHER_RANK)
+
+
+@dataclass(slots=True)
+class LoadedAdapters:
+    """The adapters that requests may name, checked against a model; without its weights."""
+
+    model: str | None = None  # its folder or Hub id; None: no adapter can be loaded
+    max_rank: int = MAX_RANK  # of an adapter
+    reserved: Collection[str] = ()  # the model's own names
+    _by_name: dict[str, LoRA] = field(default_factory=dict)
+    _parts: Parts = field(default_factory=dict)
+    _numbers: "count[int]" = field(default_factory=lambda: count(1))
+
+    @staticmethod
+    def of(
+        model: str, given: Mapping[str, str], max_rank: int, reserved: Collection[str] = ()
+    ) -> "LoadedAdapters":
+        loaded = LoadedAdapters(model, max_rank, reserved)
+        for name, path in given.items():
+            loaded.load(name, path)
+        return loaded
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._by_name.keys()
+
+    @property
+    def all(self) -> tuple[LoRA, ...]:
+        return tuple(self._by_name.values())
+
+    def load(self, name: str, path: str | Path) -> LoRA:
+        """Make an adapter known; raise ValueError if it does not fit the model."""
+        self.check_name(name)
+        lora = LoRA(name, self.check(path), next(self._numbers))
+        self._by_name[name] = lora
+        return lora
+
+    def check_name(self, name: str) -> None:
+        if not name or name in self.reserved:
+            raise InvalidField(f"{name!r} cannot be an adapter's name; choose another", "lora_name")
+        if name in self._by_name:
+            raise InvalidField(f"an adapter {name!r} is loaded; unload it first", "lora_name")
+
+    def check(self, path: str | Path) -> str:
+        """Return an adapter's folder; raise ValueError if it does not fit the model."""
+        if self.model is None:
+            raise ValueError("this engine takes no adapters")
+        folder = resolve(path)
+        if not self._parts:
+            config = read_config(resolve(self.model))
+            self._parts = build_model(config, Mesh(), torch.float32).parts(())
+        Adapter(folder, self._parts, self.max_rank)
+        return str(folder.resolve())
+
+    def replace(self, loras: Iterable[LoRA]) -> None:
+        """Know these adapters from now on, which were checked elsewhere."""
+        self._by_name = {lora.name: lora for lora in loras}
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; requests that have begun with it go on."""
+        self.find(name, "lora_name")
+        del self._by_name[name]
+
+    def given_to(self, request: Request, model: str | None = None) -> Request:
+        """Return a request with the adapter that its parameters name, or that is its model."""
+        name = model if model in self._by_name else request.params.lora
+        if not name:
+            return request
+        lora = self.find(name)
+        return replace(request, lora=lora, cache_salt=lora.salted(request.cache_salt))
+
+    def find(self, name: str, field: str = "lora") -> LoRA:
+        if name not in self._by_name:
+            known = f"; loaded are {', '.join(self._by_name)}" if self._by_name else ""
+            raise InvalidField(
+                f"no adapter {name!r} is loaded{did_you_mean(name, self._by_name)}{known}", field
+            )
+        return self._by_name[name]

@@ -154,7 +154,7 @@ class Denoiser(nn.Module):
         if own is None:
             own = OwnStack(
                 [Layer(at, dims, mlp, mesh, dtype, kernels) for at, mlp in enumerate(mlps)],
-                Rotary(dims.max_positions, dims.rotated, dims.rope_theta),
+                Rotary(dims.rope, dims.rotated),
                 Norm(dims.hidden, dims.norm_eps, dtype, kernels),
             )
         self.dims, self.names, self.kernels = dims, names, kernels
@@ -174,7 +174,7 @@ class Denoiser(nn.Module):
             hidden_size=dims.hidden,
             vocab_size=dims.vocab,
             vocab_start=self.output.rows.start,
-            max_positions=dims.max_positions,
+            max_positions=dims.rope.positions,
             block_causal=block_causal,
             block_length=block_length,
             logit_shift=logit_shift,

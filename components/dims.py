@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from diffray.kernels.rope_scaling import Rope
+
 
 @dataclass(frozen=True, slots=True)
 class Dims:
@@ -15,10 +17,9 @@ class Dims:
     head_dim: int
     head_norm: bool  # whether query and key heads are normalised before rotation
     rotated: int  # rotated dimensions of a head
-    rope_theta: float
+    rope: Rope
     norm_eps: float
     vocab: int
-    max_positions: int
     tied: bool  # whether the embedding is also the head
     qkv_bias: bool = False
 

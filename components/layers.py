@@ -17,6 +17,7 @@ from diffray.kernels.choose import Kernels
 from diffray.kernels.experts import Activation
 from diffray.kernels.quantize import Quantized
 from diffray.kernels.rope import rope_tables
+from diffray.kernels.rope_scaling import Rope
 
 Index = tuple[slice, ...]
 
@@ -273,11 +274,11 @@ class VocabTable(nn.Module):
 class Rotary(nn.Module):
     """The angles of every position; looked up once per forward and shared by the layers."""
 
-    def __init__(self, positions: int, rotated: int, theta: float) -> None:
+    def __init__(self, rope: Rope, rotated: int) -> None:
         super().__init__()
-        self.theta = theta
+        self.rope = rope
         # The models define angles and rotation in float32, whatever the dtype of their weights.
-        table_P1R = empty(positions, 1, rotated, dtype=torch.float32).data
+        table_P1R = empty(rope.positions, 1, rotated, dtype=torch.float32).data
         self.cos_P1R: Tensor
         self.sin_P1R: Tensor
         self.register_buffer("cos_P1R", table_P1R, persistent=False)
@@ -285,8 +286,7 @@ class Rotary(nn.Module):
 
     def fill(self) -> None:
         """Compute the tables in place, after the model has been allocated."""
-        positions, _, rotated = self.cos_P1R.shape
-        cos_PR, sin_PR = rope_tables(positions, rotated, self.theta, self.cos_P1R.dtype)
+        cos_PR, sin_PR = rope_tables(self.rope, self.cos_P1R.shape[-1], self.cos_P1R.dtype)
         self.cos_P1R.copy_(cos_PR.unsqueeze(1))
         self.sin_P1R.copy_(sin_PR.unsqueeze(1))
 

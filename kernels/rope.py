@@ -7,14 +7,14 @@ P positions.
 import torch
 from torch import Tensor
 
+from diffray.kernels.rope_scaling import Rope
 
-def rope_tables(
-    num_positions: int, rotated: int, theta: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+
+def rope_tables(rope: Rope, rotated: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cos and sin [P, R]; sin carries the sign of rotate-half in its first half."""
-    exponents = torch.arange(0, rotated, 2, dtype=dtype) / rotated
-    angles = torch.outer(torch.arange(num_positions, dtype=dtype), 1.0 / theta**exponents)
-    cos_PR, sin_PR = angles.cos().repeat(1, 2), angles.sin()
+    positions = torch.arange(rope.positions, dtype=dtype)
+    angles = torch.outer(positions, rope.frequencies(rotated, dtype))
+    cos_PR, sin_PR = angles.cos().repeat(1, 2) * rope.magnitude, angles.sin() * rope.magnitude
     return cos_PR, torch.cat([-sin_PR, sin_PR], dim=1)
 
 

@@ -21,6 +21,7 @@ from diffray.kernels.confidence import Draw
 from diffray.kernels.formats import FORMATS
 from diffray.kernels.quantize import quantize
 from diffray.kernels.rope import rope_tables
+from diffray.kernels.rope_scaling import Rope
 
 EPS = 1e-5
 PAGE_SIZE = 32
@@ -112,7 +113,7 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
     norm = normal(shape.heads + shape.kv_heads, size) if shape.head_norm else None
     cos, sin = (
         table.to(x.device)[batch.positions_T].unsqueeze(1)
-        for table in rope_tables(work.context, shape.rotated, 5e5, torch.float32)
+        for table in rope_tables(Rope(5e5, work.context), shape.rotated, torch.float32)
     )
     rotary = QKRotary(norm, EPS, cos, sin)
 

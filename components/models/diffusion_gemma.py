@@ -27,6 +27,7 @@ from diffray.components.sandwich import (
 from diffray.components.two_pass import SelfConditioning, TwoPass
 from diffray.components.vision import Eye, Vision
 from diffray.kernels.choose import TORCH, Kernels
+from diffray.kernels.rope_scaling import Rope
 
 FAMILY: Final = "DiffusionGemma"
 NAMES: Final = QWEN3._replace(
@@ -58,10 +59,10 @@ def read_dims(fields: Fields) -> Dims:
         head_dim=head_dim,
         head_norm=True,
         rotated=head_dim,
-        rope_theta=1.0,  # layers have their own
+        # Layers have their own theta.
+        rope=Rope(1.0, fields.count("max_position_embeddings", 131072)),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         vocab=fields.count("vocab_size"),
-        max_positions=fields.count("max_position_embeddings", 131072),
         tied=True,
     )
 
@@ -125,7 +126,7 @@ def build_diffusion_gemma(
             end_id=whole.count("eoi_token_id", 258882),
             patch=3 * eye.patch**2,
             pool=eye.pool,
-            most=heads[NEAR].reach or dims.max_positions,
+            most=heads[NEAR].reach or dims.rope.positions,
             places=eye.places,
         ),
         (CONDITIONING, SelfConditioning(dense(CONDITIONING_NAMES), hidden, eps, dtype)),

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+from diffray.kernels.rope_scaling import Rope, yarn_magnitude
+
 Config = Mapping[str, object]
 
 REQUIRED: Final = object()
@@ -81,17 +83,42 @@ class Fields:
         if value != allowed:
             raise self._wrong(key, value, f"{allowed!r}: nothing else is implemented")
 
-    def rope_theta(self) -> float:
-        """Return theta, which newer files keep in `rope_parameters`; refuse scaled frequencies."""
-        self.only("rope_scaling")
-        nested = self.config.get("rope_parameters")
-        if nested is None:
-            return self.number("rope_theta")
-        if not isinstance(nested, dict):
-            raise self._wrong("rope_parameters", nested, "an object")
-        inner = Fields(nested, f"{self.family} rope_parameters")
-        inner.only("rope_type", "default")
-        return inner.number("rope_theta", self.config.get("rope_theta", REQUIRED))
+    def rope(self, positions: int) -> Rope:
+        """Return the rotation of a model made for so many positions, perhaps stretched to more.
+
+        Newer files keep its fields in `rope_parameters`, older ones the stretching in
+        `rope_scaling`.
+        """
+        is_new = self.config.get("rope_parameters") is not None
+        inner = self.inner("rope_parameters" if is_new else "rope_scaling", {})
+        theta = inner.number("rope_theta", self.config.get("rope_theta", REQUIRED))
+        kind = inner.config.get("rope_type", inner.config.get("type")) or "default"
+        if kind == "default":
+            return Rope(theta, positions)
+        if kind not in ("linear", "yarn", "llama3"):
+            known = "default, linear, yarn or llama3: nothing else is implemented"
+            raise inner._wrong("rope_type", kind, known)
+        factor = inner.number("factor")
+        if kind == "linear":
+            return Rope(theta, int(positions * factor), "linear", factor)
+        trained = inner.count("original_max_position_embeddings", positions)
+        if kind == "llama3":
+            turns = inner.number("high_freq_factor"), inner.number("low_freq_factor")
+            return Rope(theta, positions, "llama3", factor, trained, *turns)
+        turns = inner.number("beta_fast", 32), inner.number("beta_slow", 1)
+        longest = max(positions, int(trained * factor))
+        ramp = *turns, inner.flag("truncate", True), inner.yarn_magnitude()
+        return Rope(theta, longest, "yarn", factor, trained, *ramp)
+
+    def yarn_magnitude(self) -> float:
+        """Return what cos and sin are multiplied with: as given, or as the factor makes it."""
+        if self.config.get("attention_factor") is not None:
+            return self.number("attention_factor")
+        factor, weights = self.number("factor"), ("mscale", "mscale_all_dim")
+        if all(self.config.get(key) for key in weights):
+            over, under = (yarn_magnitude(factor, self.number(key)) for key in weights)
+            return over / under
+        return yarn_magnitude(factor)
 
     def head_dim(self, hidden: int, heads: int) -> int:
         """Return the size of a head: its own key, or the hidden size's share."""

@@ -43,6 +43,7 @@ def read_dims(fields: Fields) -> Dims:
     fields.only("rope_full_precision", True)
     fields.only("block_group_size", 1)
     fields.only("clip_qkv")
+    fields.only("rope_scaling")
     heads = fields.count("n_heads")
     head_dim = fields.head_dim(fields.count("d_model"), heads)
     shared_keys = fields.flag("multi_query_attention", False)
@@ -55,10 +56,9 @@ def read_dims(fields: Fields) -> Dims:
         head_dim=head_dim,
         head_norm=False,
         rotated=head_dim,
-        rope_theta=fields.rope_theta(),
+        rope=fields.rope(fields.count("max_sequence_length")),
         norm_eps=fields.number("rms_norm_eps", 1e-5),
         vocab=fields.optional_count("embedding_size") or fields.count("vocab_size"),
-        max_positions=fields.count("max_sequence_length"),
         tied=fields.flag("weight_tying"),
     )
 

@@ -110,10 +110,9 @@ def read_dims(fields: Fields) -> Dims:
         head_dim=head_dim,
         head_norm=True,
         rotated=fields.rotated(head_dim, default=0.5),
-        rope_theta=fields.rope_theta(),
+        rope=fields.rope(fields.count("max_position_embeddings", 16384)),
         norm_eps=fields.number("rms_norm_eps", 1e-5),
         vocab=fields.count("vocab_size"),
-        max_positions=fields.count("max_position_embeddings", 16384),
         tied=fields.flag("tie_word_embeddings", False),
     )
 

@@ -39,10 +39,9 @@ def read_dims(fields: Fields, names: Names) -> Dims:
         head_dim=head_dim,
         head_norm=bool(names.head_norms),
         rotated=head_dim,
-        rope_theta=fields.rope_theta(),
+        rope=fields.rope(fields.count("max_position_embeddings")),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         vocab=fields.count("vocab_size"),
-        max_positions=fields.count("max_position_embeddings"),
         tied=fields.flag("tie_word_embeddings", False),
         qkv_bias=bool(names.qkv_bias),
     )

@@ -8,6 +8,7 @@ from torch.nn.functional import silu
 from diffray.kernels.experts import experts_forward
 from diffray.kernels.norm import rms_norm
 from diffray.kernels.rope import rope_tables, rotate
+from diffray.kernels.rope_scaling import Rope
 from diffray.kernels.router import grouped_sigmoid_topk, softmax_topk
 
 
@@ -68,7 +69,7 @@ def test_norm_computes_wide_then_casts_then_scales(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rotated", [4, 8])
 def test_rotation_depends_on_distance_alone(rotated: int) -> None:
     torch.manual_seed(0)
-    cos, sin = (t.unsqueeze(1) for t in rope_tables(50, rotated, 1e4, torch.float64))
+    cos, sin = (t.unsqueeze(1) for t in rope_tables(Rope(1e4, 50), rotated, torch.float64))
     q, k = torch.randn(2, 1, 1, 8, dtype=torch.float64)
 
     def score(at: int, to: int) -> Tensor:

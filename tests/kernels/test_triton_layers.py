@@ -8,6 +8,7 @@ from tests.helpers.triton_device import DEVICE  # isort: skip
 from diffray.kernels import attention, norm
 from diffray.kernels.attention import QKRotary
 from diffray.kernels.rope import rope_tables
+from diffray.kernels.rope_scaling import Rope
 from diffray.kernels.triton.norm import add_norm, rms_norm
 from diffray.kernels.triton.rope import rotate_and_store
 
@@ -68,4 +69,4 @@ def test_heads_are_rotated_and_stored_as_in_the_reference(
 
 
 def tables(rotated: int) -> tuple[Tensor, Tensor]:
-    return rope_tables(10, rotated, 1e4, torch.float32)
+    return rope_tables(Rope(1e4, 10), rotated, torch.float32)

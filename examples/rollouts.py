@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 
 import torch
 import torch.nn.functional as F
@@ -134,8 +135,8 @@ def loss(model: DemoModel, outputs: list[RequestOutput], mask: int, ends: list[i
 
 def rollouts(
     steps: int, choices: int = 12, seed: int = 0, learning_rate: float = 1e-3
-) -> Iterator[float]:
-    """Yield the mean reward of each step's answers, and at last that of the trained model's."""
+) -> Iterator[list[float]]:
+    """Yield the rewards of each step's answers, and at last those of the trained model's."""
     with DiffusionLLM("demo", dtype="float32", device="cpu") as llm:
         mask, ends = llm.limits.mask_token_id, [*llm.limits.eos_token_ids]
         model = Policy(resolve(llm.model))
@@ -144,8 +145,7 @@ def rollouts(
             params = sampling(choices, seed + 1000 * step)
             outputs = llm.generate(list(PROMPTS), params, use_tqdm=False)
             assert {output.weights_version for output in outputs} == {str(step)}
-            found = [reward(choice) for output in outputs for choice in output.outputs]
-            yield sum(found) / len(found)
+            yield [reward(choice) for output in outputs for choice in output.outputs]
             if step == steps:
                 return
             optimizer.zero_grad()
@@ -163,8 +163,8 @@ def main() -> None:
     parser.add_argument("--choices", type=int, default=12, help="answers to each prompt")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    for step, mean in enumerate(rollouts(given.steps, given.choices, given.seed)):
-        print(f"step {step}: mean reward {mean:.3f}", flush=True)
+    for step, found in enumerate(rollouts(given.steps, given.choices, given.seed)):
+        print(f"step {step}: mean reward {mean(found):.3f}", flush=True)
 
 
 if __name__ == "__main__":

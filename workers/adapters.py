@@ -48,6 +48,12 @@ class Adapters:
             remove_adapter(self._model, each)
             del self._loaded[each]
 
+    def forget(self) -> None:
+        """Give up all adapters; requests that name them load them again."""
+        for lora in self._loaded:
+            remove_adapter(self._model, lora)
+        self._loaded.clear()
+
     def _load(self, lora: LoRA) -> None:
         refusal = ""
         try:

@@ -102,9 +102,10 @@ def build_rank(
             )
     engine = engine_of(loaded, setup, mask_token_id, eos_token_ids, mesh)
     plan = build_model(config, mesh, loaded.dtype, kernels)
-    sleeper = Sleeper(loaded, engine.kv, engine.graphs)
+    adapters = Adapters(loaded, plan, mesh, setup.max_loras, setup.max_lora_rank)
+    sleeper = Sleeper(loaded, engine.kv, engine.graphs, adapters)
     engine.upkeep = Upkeep(loaded, plan, config, engine.kv, mesh, first=path, sleeper=sleeper)
-    engine.adapters = Adapters(loaded, plan, mesh, setup.max_loras, setup.max_lora_rank)
+    engine.adapters = adapters
     return engine
 
 

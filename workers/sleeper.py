@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from diffray.components.backend import give_back_all, send
 from diffray.components.kv_pool import KVPool
+from diffray.workers.adapters import Adapters
 from diffray.workers.graphs import Graphs
 from diffray.workers.messages import AWAKE, WITHOUT_WEIGHTS
 
@@ -32,8 +33,14 @@ class Sleeper:
     At level 1 the weights leave a GPU for the host; on a CPU they stay where they are.
     """
 
-    def __init__(self, model: Sleepy, kv: KVPool, graphs: Graphs | None = None) -> None:
-        self._model, self._kv, self._graphs = model, kv, graphs
+    def __init__(
+        self,
+        model: Sleepy,
+        kv: KVPool,
+        graphs: Graphs | None = None,
+        adapters: Adapters | None = None,
+    ) -> None:
+        self._model, self._kv, self._graphs, self._adapters = model, kv, graphs, adapters
         self.level = AWAKE
         self._packed = False
         self._sizes: list[int] = []  # of the parameters' storages; empty: they have them
@@ -77,6 +84,8 @@ class Sleeper:
 
     def _take_weights(self, *, keep: bool) -> None:
         """Leave the parameters without storage, perhaps with copies of them on the host."""
+        if self._adapters is not None:
+            self._adapters.forget()
         if not self._sizes:
             self._packed = self._model.unpack()
             storages = [each.untyped_storage() for each in self._parameters()]

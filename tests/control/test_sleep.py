@@ -16,7 +16,9 @@ from diffray.cluster.control.local import LocalEngine
 from diffray.components.checkpoints.quantize import quantize_checkpoint
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
+from diffray.components.weight import Weight
 from diffray.workers.admission import check_request
+from tests.helpers.adapters import Story
 from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save
 from tests.helpers.updatable_toy import asked, resident_bytes, updatable, written
 
@@ -73,6 +75,27 @@ def test_a_quantized_model_too(tmp_path: Path, quantization: str) -> None:
         llm.sleep(level)
         llm.wake_up()
         assert ids(llm) == before
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_adapters_are_loaded_again(tmp_path: Path, level: int) -> None:
+    story = Story(tmp_path)
+    options: dict[str, Any] = {"mask_token_id": 62, "eos_token_id": 63}
+    llm = load(story.base, lora_modules=story.adapters, **options)
+
+    def written() -> list[list[int]]:
+        asked: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "use_tqdm": False}
+        outputs = [llm.generate([[1, 2, 3]], lora=name, **asked) for name in ("", "a0", "a1")]
+        return [output.outputs[0].token_ids for (output,) in outputs]
+
+    before = written()
+    assert before[0] not in before[1:]
+    model: Any = llm.engine.model
+    llm.sleep(level)
+    kept = [each for each in model.modules() if isinstance(each, Weight) and each.lora is not None]
+    assert bool(kept) == (level == 1)
+    llm.wake_up()
+    assert written() == before
 
 
 def test_only_vllm_s_levels(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from diffray.cluster.api.grammars import GrammarCompiler
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompts import PromptReader
+from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
@@ -57,7 +58,8 @@ class Service:
     `diffusion` and `defaults` are the defaults of requests; `deadline` is the maximum number of
     seconds of a choice. Requests may set a priority under the scheduling policy "priority". With
     several replicas, `replica` names this one, and `others` returns the metrics of the others.
-    `description` and `examples`, prompts to try, are part of what is told about the model.
+    `description` and `examples`, prompts to try, are part of what is told about the model;
+    `remote_images` fetches the images of requests from other servers, by default from none.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Service:
         scheduling_policy: str = "fcfs",
         description: str = "",
         examples: Sequence[str] = (),
+        remote_images: RemoteImages | None = None,
     ) -> None:
         if not names:
             raise ValueError("a served model needs at least one name")
@@ -92,7 +95,9 @@ class Service:
         self._runner = Runner(engine, self.metrics, deadline)
         self._tokens = Tokens(tokenizer, engine.limits)
         self._templates = Templates()
-        self._prompts = PromptReader(self._templates, self._tokens, engine.limits.spec.sight)
+        self._prompts = PromptReader(
+            self._templates, self._tokens, engine.limits.spec.sight, remote_images or RemoteImages()
+        )
         self._grammars = GrammarCompiler(tokenizer, engine.limits)
         self._created, self._last_load = int(time.time()), Load()
 

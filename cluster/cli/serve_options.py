@@ -68,6 +68,7 @@ class Listening:
 class Api:
     api_keys: list[str] | None = flag(None, "--api-key", envvar=API_KEY)
     cors_origins: list[str] | None = flag(None, "--allowed-origins")
+    allowed_media_domains: list[str] | None = flag()
     vllm_metric_names: bool | None = flag()
     page: bool | None = flag()
 

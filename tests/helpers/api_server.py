@@ -13,6 +13,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from diffray.cluster.api.http_app import build_api
+from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_config import EngineConfig
@@ -62,7 +63,8 @@ def serve_model(
     """Serve a model, and load it a second time to compare with."""
     config = EngineConfig.model_validate({"dtype": DTYPE, "max_num_seqs": 8} | options)
     engine, tokenizer = load_local(model, config)
-    service = Service(engine, tokenizer, (name or model, f"{name or model}-alias"))
+    names = name or model, f"{name or model}-alias"
+    service = Service(engine, tokenizer, names, remote_images=RemoteImages(settings))
     with (
         engine,
         closing(service),

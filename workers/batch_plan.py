@@ -146,7 +146,9 @@ class BatchPlan:
         drafts: list[Span] = []
         for own in windows:
             found = self.drafting.spans(own, own.sequence.step + step)
-            own.sequence.chance.run = len(found)
+            chance, copies = own.sequence.chance, own.sequence.drafts
+            chance.run, chance.lent = len(found), bool(copies)
+            chance.made = chance.lent and copies[0].ready
             drafts += found
         windows += drafts + encoded
         windows += [span for chunk in chunks for span in spans_of(*chunk)]

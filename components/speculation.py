@@ -59,7 +59,7 @@ class Chance:
     """
 
     run: int = 0  # drafts in the current forward
-    lent: bool = False  # whether there is a copy for the first draft ...
+    lent: bool = False  # whether there are a copy and masks for a first draft ...
     made: bool = False  # ... and the forward before has made it
     watched: bool = False  # whether the block's first drafts are made even where none are run
     own: Record = field(default_factory=Record)

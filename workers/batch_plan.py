@@ -145,11 +145,7 @@ class BatchPlan:
             windows.append(Span(s, start, stop, s.kv_stop))
         drafts: list[Span] = []
         for own in windows:
-            found = self.drafting.spans(own, own.sequence.step + step)
-            chance, copies = own.sequence.chance, own.sequence.drafts
-            chance.run, chance.lent = len(found), bool(copies)
-            chance.made = chance.lent and copies[0].ready
-            drafts += found
+            drafts += self.drafting.spans(own, own.sequence.step + step)
         windows += drafts + encoded
         windows += [span for chunk in chunks for span in spans_of(*chunk)]
         windows += [w._replace(copy=w.sequence.twin) for w in windows if w.sequence.twin]

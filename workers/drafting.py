@@ -65,10 +65,12 @@ class Drafting:
         """
         found: list[Span] = []
         sequence = own.sequence
-        copies = sequence.drafts[: self.running.get(sequence, 0)]
+        copies, chance = sequence.drafts, sequence.chance
         masks = int(sequence.masked.sum()) if copies else 0  # each step takes one
         drafts = sequence.policy.speculation is not None
-        for number, draft in enumerate(copies, 1):
+        chance.lent = masks > 1
+        chance.made = chance.lent and copies[0].ready
+        for number, draft in enumerate(copies[: self.running.get(sequence, 0)], 1):
             ahead = number if drafts else 0
             window = sequence.policy.cache.window(sequence, step + ahead)
             start, stop = sequence.policy.cache.window(sequence, step + ahead + 1)
@@ -78,6 +80,7 @@ class Drafting:
             if not draft.ready or number > most or not self._cover(draft, own):
                 break
             found.append(own._replace(copy=draft))
+        chance.run = len(found)
         return found
 
     def share_edges(self, spans: Items[Span]) -> None:

@@ -35,6 +35,9 @@ class ModelSpec:
     own_shapes: tuple[tuple[int, int], ...] = ()  # of each layer's keys, where they differ
     # Of requests that name none: what the model's authors recommend.
     decoder: Mapping[str, Any] = field(default_factory=lambda: {"kind": "threshold"})
+    iteration: Mapping[str, Any] = field(default_factory=dict)
+    # What generation_config.json calls the settings of these two, by its names.
+    sampler: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:

@@ -229,7 +229,7 @@ def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpe
     if not spec.block_causal:
         return Blockwise()
     if spec.encodes:
-        return Renoise()
+        return Renoise(**spec.iteration)
     fits = decoder.has_threshold and params.canvas == "free"
     wanted = spec.logit_shift or (params.cache is not None and params.cache.follows_masks)
     return SubBlocks() if wanted and fits else BlockDiffusion()

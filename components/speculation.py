@@ -5,7 +5,7 @@ The next forward runs the real canvas and the drafts, and a draft is right if th
 gives the very same canvas: so FreeDave does (arXiv 2510.00294).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from pydantic import Field
@@ -14,7 +14,11 @@ from diffray.components.config import PolicyPart
 
 _GUESS: Final = 0.7  # how likely a draft is to be right before any was checked ...
 _WEIGHT: Final = 2.0  # ... which counts as much as so many checked ones
-_SUREST: Final = 0.95
+_MOST_WEIGHT: Final = 8.0  # of what other requests have shown
+_ENOUGH: Final = 16.0  # checked ones by which drafts can be judged
+SUREST: Final = 0.95
+_KEPT: Final = 0.5  # of what a block has shown, for the next block of the request ...
+_KEPT_OF_ALL: Final = 0.99  # ... and for all others
 
 
 class Verify(PolicyPart):
@@ -27,22 +31,60 @@ class Verify(PolicyPart):
 
 
 @dataclass(slots=True)
-class Chance:
-    """How likely a draft of a request is to be right if the one before is."""
+class Record:
+    """How many drafts were checked and how many of them were right; what is long ago counts less.
 
-    run: int = 0  # drafts in the current forward
+    So what did not pay is tried again some day.
+    """
+
     right: float = 0.0
     checked: float = 0.0
 
+    def add(self, right: int, checked: int) -> None:
+        self.right, self.checked = self.right + right, self.checked + checked
+
+    def fade(self, kept: float) -> None:
+        self.right, self.checked = self.right * kept, self.checked * kept
+
+    def over(self, guess: float, weight: float) -> float:
+        """Return the share of right ones, with a guess that counts as so many checked ones."""
+        return (self.right + guess * weight) / (self.checked + weight)
+
+
+@dataclass(slots=True)
+class Chance:
+    """How likely a draft of a request is to bring a step if the one before does.
+
+    Of a request that has shown little, it is what those with the same decoder have shown.
+    """
+
+    run: int = 0  # drafts in the current forward
+    lent: bool = False  # whether there are a copy and masks for a first draft ...
+    made: bool = False  # ... and the forward before has made it
+    watched: bool = False  # whether the block's first drafts are made even where none are run
+    own: Record = field(default_factory=Record)
+    others: Record = field(default_factory=Record)  # of all requests with this decoder
+
     @property
     def value(self) -> float:
-        found = (self.right + _GUESS * _WEIGHT) / (self.checked + _WEIGHT)
-        return min(found, _SUREST)
+        guess = self.others.over(_GUESS, _WEIGHT)
+        weight = min(_WEIGHT + self.others.checked, _MOST_WEIGHT)
+        return min(self.own.over(guess, weight), SUREST)
 
-    def note(self, right: int, *, done: bool) -> None:
-        """Take in how many drafts of a forward were right, and whether they ended the block."""
-        if self.run:
-            self.right += right
-            self.checked += right + (right < self.run and not done)
-        if done:  # what is long ago counts less, so what did not pay is tried again some day
-            self.right, self.checked = self.right / 2, self.checked / 2
+    def begin(self, others: Record) -> None:
+        """Begin a block: watch all of it if little is known, as its steps are not alike."""
+        self.others, self.watched = others, others.checked < _ENOUGH
+
+    def note(self, right: int, *, foreseen: bool = False, done: bool) -> None:
+        """Take in how many drafts of a forward were right, or if the first would have been.
+
+        What is made or run beside the forward that ends a block brings no step.
+        """
+        checked = right + (right < self.run)
+        if not self.run:
+            right = int(self.made and foreseen and not done)
+            checked = int(self.made or (self.lent and done))
+        for record, kept in ((self.own, _KEPT), (self.others, _KEPT_OF_ALL)):
+            record.add(right, checked)
+            if done:
+                record.fade(kept)

@@ -6,7 +6,7 @@ it expected a step before (self-conditioning), the encoder's do not; its logits 
 Letters: T packed tokens, R rows of the head, H hidden size, V this rank's vocabulary, K ids.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -59,7 +59,8 @@ class TwoPass(Denoiser):
         dtype: torch.dtype,
         *,
         block_length: int,
-        decoder: dict[str, object],
+        decoder: Mapping[str, object],
+        sampler: Mapping[str, str],
         kernels: Kernels,
     ) -> None:
         super().__init__(
@@ -78,7 +79,14 @@ class TwoPass(Denoiser):
         self.prefix, self.conditioning = conditioning
         self.scaled = layers
         shapes = tuple((each.attention.num_keys, each.attention.heads.size) for each in layers)
-        self.spec = replace(self.spec, encodes=True, own_shapes=shapes, sight=sight)
+        self.spec = replace(
+            self.spec,
+            encodes=True,
+            own_shapes=shapes,
+            sight=sight,
+            iteration={"kind": "renoise"},
+            sampler=sampler,
+        )
 
     def embed(self, ids_T: Tensor) -> Tensor:
         return self._scale(self.embedding.embed(ids_T))

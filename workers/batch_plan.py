@@ -147,9 +147,7 @@ class BatchPlan:
             windows.append(Span(s, start, stop, s.kv_stop))
         drafts: list[Span] = []
         for own in windows:
-            found = self.drafting.spans(own, own.sequence.step + step)
-            own.sequence.chance.run = len(found)
-            drafts += found
+            drafts += self.drafting.spans(own, own.sequence.step + step)
         windows += drafts + encoded
         windows += [span for chunk in chunks for span in spans_of(*chunk)]
         windows += [w._replace(copy=w.sequence.twin) for w in windows if w.sequence.twin]

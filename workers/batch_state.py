@@ -74,6 +74,7 @@ class BatchState:
         self.steps_BL = self._cells(slots.steps_SN)
         self.logprobs_BL = self._cells(slots.logprobs_SN)
         self.done_B = torch.zeros_like(self.steps_B, dtype=torch.bool)
+        self.foreseen_B = self.done_B
         self.options_EK: Tensor | None = None  # of the last step, for pinned canvases
         self.groups = self._plan_groups()
         # Rows without sub-blocks have one, as long as the longest block.
@@ -176,7 +177,8 @@ class BatchState:
 
     def outcomes(self) -> list[Outcome]:
         """Copy the outcome to the host: the only place where a round waits for the device."""
-        counts_B3 = torch.stack([self.steps_B, self.settled_B, self.done_B.long()], dim=1)
+        flags = self.done_B.long(), self.foreseen_B.long()
+        counts_B4 = torch.stack([self.steps_B, self.settled_B, *flags], dim=1)
         own = slice(len(self.sequences))
         return copy_outcomes(
             self.lengths,
@@ -184,7 +186,7 @@ class BatchState:
             self.masked_BL[own],
             self.steps_BL[own],
             self.logprobs_BL[own],
-            counts_B3[own],
+            counts_B4[own],
             self.top_tokens.rankings(),
         )
 

@@ -1,14 +1,19 @@
 """Lends copies: drafts while they promise more than they take, branches while rows are few."""
 
 from collections.abc import Sequence as Items
+from typing import Final
 
 import torch
 
 from diffray.components.copies import Copy
+from diffray.components.decoder import Decoder
 from diffray.components.kv_pool import KVPool
 from diffray.components.sequence import Sequence
+from diffray.components.speculation import SUREST, Record
 from diffray.workers.layout import Span
 from diffray.workers.slots import MOST_DRAFTS, Slots
+
+_MOST_RECORDS: Final = 64  # of decoders with other settings
 
 
 class Drafting:
@@ -21,14 +26,21 @@ class Drafting:
     def __init__(self, kv: KVPool, slots: Slots, overhead: int, most_windows: int | None) -> None:
         self.kv, self.slots = kv, slots
         self.overhead, self.most_windows = overhead, most_windows
-        self._holders: dict[Sequence, int] = {}  # of so many copies
+        self._holders: dict[Sequence, int] = {}  # of so many copies ...
+        self.running: dict[Sequence, int] = {}  # ... of which so many may run
+        self._records: dict[tuple[Decoder, bool], Record] = {}  # of greedy requests, and of others
 
     def allot(self, sequences: Items[Sequence]) -> bool:
         """Give each sequence as many drafts or branches as pay while these run together.
 
-        Returns whether anything changes.
+        One draft more is only made, not run, where too little is known of how often they are right.
+        Returns whether anyone's copies change.
         """
-        wanted = self._wanted(sequences)
+        for sequence in sequences:
+            if sequence.policy.speculation is not None and sequence.step == 0:
+                sequence.chance.begin(self._record(sequence))
+        self.running = self._wanted(sequences)
+        wanted = self.running | self._watched(sequences)
         if wanted == self._holders:
             return False
         for sequence in self._holders:
@@ -53,9 +65,12 @@ class Drafting:
         """
         found: list[Span] = []
         sequence = own.sequence
-        masks = int(sequence.masked.sum()) if sequence.drafts else 0  # each step takes one
+        copies, chance = sequence.drafts, sequence.chance
+        masks = int(sequence.masked.sum()) if copies else 0  # each step takes one
         drafts = sequence.policy.speculation is not None
-        for number, draft in enumerate(sequence.drafts, 1):
+        chance.lent = masks > 1
+        chance.made = chance.lent and copies[0].ready
+        for number, draft in enumerate(copies[: self.running.get(sequence, 0)], 1):
             ahead = number if drafts else 0
             window = sequence.policy.cache.window(sequence, step + ahead)
             start, stop = sequence.policy.cache.window(sequence, step + ahead + 1)
@@ -65,6 +80,7 @@ class Drafting:
             if not draft.ready or number > most or not self._cover(draft, own):
                 break
             found.append(own._replace(copy=draft))
+        chance.run = len(found)
         return found
 
     def share_edges(self, spans: Items[Span]) -> None:
@@ -116,6 +132,27 @@ class Drafting:
             wanted[sequence] = wanted.get(sequence, 0) + 1
             cost, steps = cost + sizes[sequence], steps + chance
         return wanted
+
+    def _watched(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
+        """Return who gets a draft that is only made: where no more is known, and one could pay."""
+        cost = self.overhead + sum(map(_size, sequences))
+        found = [
+            sequence
+            for sequence in sequences
+            if sequence.policy.speculation is not None
+            and sequence.chance.watched
+            and sequence not in self.running
+            and SUREST * cost > len(sequences) * _size(sequence)
+        ]
+        left = MOST_DRAFTS - sum(self.running.values()) if self.overhead else 0
+        return dict.fromkeys(found[:left], 1)
+
+    def _record(self, sequence: Sequence) -> Record:
+        """Return what requests with this decoder have shown."""
+        key = sequence.policy.decoder, sequence.params.temperature == 0
+        if key not in self._records and len(self._records) == _MOST_RECORDS:
+            del self._records[next(iter(self._records))]
+        return self._records.setdefault(key, Record())
 
     def _cover(self, draft: Copy, own: Span) -> bool:
         """Give a draft pages for its window, in the place of the sequence's own."""

@@ -318,7 +318,8 @@ class Engine:
 
     def _settle(self, sequence: Sequence, outcome: Outcome) -> Update:
         """Apply a round's outcome: report final tokens, move to the next block, or finish."""
-        sequence.chance.note(outcome.step - sequence.step - 1, done=outcome.done)
+        right = outcome.step - sequence.step - 1
+        sequence.chance.note(right, foreseen=outcome.foreseen, done=outcome.done)
         sequence.step = outcome.step
         sequence.post_steps = outcome.post_steps
         if sequence.clean_end < sequence.start:  # the block's first step stored the missing K/V

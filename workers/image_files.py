@@ -115,10 +115,11 @@ def from_data_url(url: str) -> bytes:
     head, comma, data = url.partition(",")
     if not (head.startswith("data:") and head.endswith(";base64") and comma):
         raise InvalidField(
-            "image_url: expected a data URL, data:image/png;base64,...; others are not fetched",
+            "an image's URL: expected a data URL, data:image/png;base64,...; others are not "
+            "fetched",
             "images",
         )
     try:
         return b64decode(data, validate=True)
     except ValueError as error:
-        raise InvalidField(f"image_url: this is not base64: {error}", "images") from None
+        raise InvalidField(f"an image's URL: this is not base64: {error}", "images") from None

@@ -24,6 +24,7 @@ class Outcome(NamedTuple):
     step: int  # steps of the block so far, up to its end
     post_steps: int  # those of them after the last mask
     done: bool
+    foreseen: bool  # whether the last step's canvas is that of the first draft
     top: list[Ranking]  # the most probable ids at each position, if requested
 
     @staticmethod
@@ -39,6 +40,7 @@ class Outcome(NamedTuple):
             step=sequence.step,
             post_steps=0,
             done=not bool(masked.any()),
+            foreseen=False,
             top=[],
         )
 
@@ -49,14 +51,14 @@ def copy_outcomes(
     masked_BL: Tensor,
     steps_BL: Tensor,
     logprobs_BL: Tensor,
-    counts_B3: Tensor,  # step, post_steps, done
+    counts_B4: Tensor,  # step, post_steps, done, foreseen
     rankings: dict[int, list[Ranking]],
 ) -> list[Outcome]:
     """Return the outcome of each sequence; waits for the device, once."""
     bits_BL = logprobs_BL.double().view(torch.long)
-    parts = [ids_BL, masked_BL.long(), steps_BL, bits_BL, counts_B3]
+    parts = [ids_BL, masked_BL.long(), steps_BL, bits_BL, counts_B4]
     copied = torch.cat(parts, dim=1).cpu().split([part.shape[1] for part in parts], dim=1)
-    ids_BL, masked_BL, steps_BL, bits_BL, counts_B3 = copied
+    ids_BL, masked_BL, steps_BL, bits_BL, counts_B4 = copied
     decided_B = masked_BL.argmax(1).where(masked_BL.any(1), masked_BL.shape[1])
     rows = zip(
         range(len(lengths)),
@@ -66,7 +68,7 @@ def copy_outcomes(
         decided_B.tolist(),
         steps_BL.tolist(),
         bits_BL.view(torch.float64).tolist(),
-        counts_B3.tolist(),
+        counts_B4.tolist(),
         strict=True,
     )
     return [
@@ -79,7 +81,9 @@ def copy_outcomes(
             step,
             post_steps,
             bool(done),
+            bool(foreseen),
             rankings.get(b, []),
         )
-        for b, n, ids, masked_L, decided, steps, logprobs, (step, post_steps, done) in rows
+        for b, n, ids, masked_L, decided, steps, logprobs, counts in rows
+        for step, post_steps, done, foreseen in (counts,)
     ]

@@ -76,10 +76,13 @@ def take_over(
     last_B = torch.arange(len(accepted_BL), device=state.device)
     going_B = torch.ones_like(last_B, dtype=torch.bool)
     known_B = masked_BL.any(-1) & ~_guessed(accepted_BL, proposal)
-    for rows_G, drafts_G in state.links:
+    for ahead, (rows_G, drafts_G) in enumerate(state.links):
         same_GL = block.ids_BL[drafts_G] == state.ids_BL[rows_G]
         same_GL &= masked_BL[drafts_G] == state.masked_BL[rows_G]
-        right_G = going_B[rows_G] & known_B[drafts_G] & same_GL.all(-1)
+        same_G = same_GL.all(-1)
+        if not ahead:
+            state.foreseen_B = torch.zeros_like(state.done_B).index_copy(0, rows_G, same_G)
+        right_G = going_B[rows_G] & known_B[drafts_G] & same_G
         going_B = going_B.index_copy(0, rows_G, right_G)
         last_B = last_B.index_copy(0, rows_G, torch.where(right_G, drafts_G, last_B[rows_G]))
         written_GL = accepted_BL[drafts_G] & right_G.unsqueeze(1)

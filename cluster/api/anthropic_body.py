@@ -1,14 +1,14 @@
 """The body of POST /v1/messages, Anthropic's API, and the body of the chat that it asks for."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from diffray.cluster.api.bodies import MOST_MESSAGES, Named, SharedFields
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.field_types import Word
-from diffray.cluster.api.messages import NOTED, StrictModel
+from diffray.cluster.api.messages import NOTED, ImagePart, StrictModel, Url
 from diffray.cluster.api.structures import ToolName
 from diffray.components.params import SamplingParams
 
@@ -25,6 +25,42 @@ class TextBlock(_Block):
     type: Literal["text"]
     text: str = Field(description="The text of this part.")
 
+    def for_chat(self) -> Json:
+        return {"type": "text", "text": self.text}
+
+
+class Base64Source(_Block):
+    """An image in the request itself."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] = Field(
+        description="The format, which is found out from the content."
+    )
+    data: str = Field(repr=False, description="The file's content in base64.")
+
+    @property
+    def url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(_Block):
+    """An image elsewhere."""
+
+    type: Literal["url"]
+    url: Url
+
+
+class ImageBlock(_Block):
+    """An image, for models that take some."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Discriminator("type")] = Field(
+        description="Where the image is."
+    )
+
+    def for_chat(self) -> Json:
+        return ImagePart.of(self.source.url)
+
 
 def _is_list(given: Any) -> str:
     return "blocks" if isinstance(given, list) else "text"
@@ -34,6 +70,7 @@ Texts = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[TextBlock], Tag("blocks")],
     Discriminator(_is_list),
 ]
+Shown = Annotated[TextBlock | ImageBlock, Discriminator("type")]
 
 
 class ToolUse(_Block):
@@ -50,17 +87,23 @@ class ToolResult(_Block):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(description="The call's id.")
-    content: Texts = Field("", description="What the function returned.")
+    content: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[Shown], Tag("blocks")],
+        Discriminator(_is_list),
+    ] = Field("", description="What the function returned: a text; or texts and images.")
     is_error: bool = Field(False, description='"Error: " comes before the content.')
 
     def for_chat(self) -> Json:
         content = _parts(self.content)
         if self.is_error:
-            content.insert(0, _text("Error:"))
+            content = [*_parts("Error:"), *content]
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
 
 
-Block = Annotated[TextBlock | ToolUse | ToolResult, Discriminator("type")]
+Block = Annotated[TextBlock | ImageBlock | ToolUse | ToolResult, Discriminator("type")]
+
+
+_OWNERS: Final = {"tool_use": "assistant", "tool_result": "user", "image": "user"}
 
 
 class Turn(StrictModel):
@@ -70,18 +113,20 @@ class Turn(StrictModel):
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[list[Block], Tag("blocks")],
         Discriminator(_is_list),
-    ] = Field(description="A text; or texts, calls of the assistant and results of the user.")
+    ] = Field(
+        description="A text; or texts, calls of the assistant, and images and results of the user."
+    )
 
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> Self:
         for block in self.blocks:
-            owner = {"tool_use": "assistant", "tool_result": "user"}.get(block.type, self.role)
+            owner = _OWNERS.get(block.type, self.role)
             if owner != self.role:
-                raise ValueError(f"a {block.type} belongs into a message of the {owner}")
+                raise ValueError(f"{block.type} belongs into a message of the {owner}")
         return self
 
     @property
-    def blocks(self) -> list[TextBlock | ToolUse | ToolResult]:
+    def blocks(self) -> list[Block]:
         if isinstance(self.content, str):
             return [TextBlock(type="text", text=self.content)]
         return list(self.content)
@@ -212,7 +257,7 @@ class MessagesBody(SharedFields, ConversationFields):
         return chat
 
 
-def _add(messages: list[Json], role: str, block: TextBlock | ToolUse | ToolResult) -> None:
+def _add(messages: list[Json], role: str, block: Block) -> None:
     """Add a block to the last message if it is of this role, or in a new one."""
     if isinstance(block, ToolResult):
         messages.append(block.for_chat())
@@ -224,15 +269,10 @@ def _add(messages: list[Json], role: str, block: TextBlock | ToolUse | ToolResul
         call = {"id": block.id, "type": "function", "function": function}
         messages[-1].setdefault("tool_calls", []).append(call)
     else:
-        messages[-1]["content"].append(_text(block.text))
+        messages[-1]["content"].append(block.for_chat())
 
 
-def _text(text: str) -> Json:
-    return {"type": "text", "text": text}
-
-
-def _parts(given: str | Iterable[TextBlock]) -> list[Json]:
-    """Return a text as a chat has it."""
-    if isinstance(given, str):
-        return [_text(given)]
-    return [_text(block.text) for block in given]
+def _parts(given: str | Iterable[TextBlock | ImageBlock]) -> list[Json]:
+    """Return a text, or texts and images, as a chat has them."""
+    shown = [TextBlock(type="text", text=given)] if isinstance(given, str) else given
+    return [block.for_chat() for block in shown]

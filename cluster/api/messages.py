@@ -33,15 +33,22 @@ class TextPart(StrictModel):
     text: str = Field(description="The text of this part.")
 
 
+Url = Annotated[
+    str,
+    Field(
+        repr=False,
+        description="A data URL, data:image/png;base64,... (PNG, JPEG, WebP, GIF), or one of a "
+        "host that the server may fetch from.",
+    ),
+]
+Detail = Annotated[Literal["auto", "low", "high"] | None, Field(description=NOTED)]
+
+
 class ImageUrl(StrictModel):
     """Where an image is."""
 
-    url: str = Field(
-        repr=False,
-        description="A data URL, data:image/png;base64,... (PNG, JPEG, WebP, GIF); no other is "
-        "fetched.",
-    )
-    detail: Literal["auto", "low", "high"] | None = Field(None, description=NOTED)
+    url: Url
+    detail: Detail = None
 
 
 class ImagePart(StrictModel):
@@ -49,6 +56,11 @@ class ImagePart(StrictModel):
 
     type: Literal["image_url"]
     image_url: ImageUrl = Field(description="The image.")
+
+    @staticmethod
+    def of(url: str) -> dict[str, Any]:
+        """Return a part of a message as JSON."""
+        return {"type": "image_url", "image_url": {"url": url}}
 
 
 Content = Annotated[

@@ -7,10 +7,11 @@ from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody,
 from diffray.cluster.api.choices import Prompt
 from diffray.cluster.api.errors import as_api_error, invalid
 from diffray.cluster.api.messages import Message
+from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens
 from diffray.components.image import Sight
-from diffray.workers.image_files import from_data_url, place_images, read_image
+from diffray.workers.image_files import place_images, read_image
 
 _MOST_IMAGES: Final = 16  # of a conversation: each takes some tenths of a second to decode
 
@@ -18,8 +19,11 @@ _MOST_IMAGES: Final = 16  # of a conversation: each takes some tenths of a secon
 class PromptReader:
     """Reads what a client sends with a service's tokenizer and templates."""
 
-    def __init__(self, templates: Templates, tokens: Tokens, sight: Sight | None) -> None:
+    def __init__(
+        self, templates: Templates, tokens: Tokens, sight: Sight | None, remote: RemoteImages
+    ) -> None:
         self._templates, self._tokens, self._sight = templates, tokens, sight
+        self._remote = remote
 
     async def prompts(self, body: GenerationBody) -> list[Prompt]:
         match body:
@@ -44,7 +48,7 @@ class PromptReader:
         sight, images = self._sight, []
         try:
             for url in urls:
-                data = from_data_url(url)
+                data = await self._remote.read(url)
                 images.append(await asyncio.to_thread(read_image, data, sight))
             placed, shown = place_images(ids, images, sight)
         except ValueError as error:

@@ -15,7 +15,14 @@ from pydantic import (
 from diffray.cluster.api.bodies import MOST_MESSAGES, SharedFields
 from diffray.cluster.api.errors import Json, invalid
 from diffray.cluster.api.field_types import Stops
-from diffray.cluster.api.messages import NOTED, StrictModel, as_arguments
+from diffray.cluster.api.messages import (
+    NOTED,
+    Detail,
+    ImagePart,
+    StrictModel,
+    Url,
+    as_arguments,
+)
 from diffray.cluster.api.structures import ToolName
 from diffray.components.params import SamplingParams
 
@@ -34,18 +41,32 @@ class InputText(_Part):
     type: Literal["input_text", "output_text"] = Field(description="What was asked, or answered.")
     text: str = Field(description="The text of this part.")
 
+    def for_chat(self) -> Json:
+        return {"type": "text", "text": self.text}
 
-Texts = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[InputText], Tag("parts")],
+
+class InputImage(_Part):
+    """An image, for models that take some."""
+
+    type: Literal["input_image"]
+    image_url: Url
+    detail: Detail = None
+    file_id: None = Field(None, description="Not supported: there are no files.")
+
+    def for_chat(self) -> Json:
+        return ImagePart.of(self.image_url)
+
+
+Part = Annotated[InputText | InputImage, Discriminator("type")]
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[Part], Tag("parts")],
     Discriminator(lambda given: "parts" if isinstance(given, list) else "text"),
 ]
 
 
-def _content(given: str | list[InputText]) -> str | list[Json]:
-    """Return a text as a chat has it."""
-    if isinstance(given, str):
-        return given
-    return [{"type": "text", "text": part.text} for part in given]
+def _content(given: str | list[Part]) -> str | list[Json]:
+    """Return a text, or texts and images, as a chat has them."""
+    return given if isinstance(given, str) else [part.for_chat() for part in given]
 
 
 class InputMessage(_Part):
@@ -55,7 +76,7 @@ class InputMessage(_Part):
     role: Literal["user", "assistant", "system", "developer"] = Field(
         description="Who says it; developer is the same as system."
     )
-    content: Texts = Field(description="The text.")
+    content: Content = Field(description="A text; or texts and images.")
 
 
 def _json(arguments: str) -> str:
@@ -77,7 +98,7 @@ class FunctionCallOutput(_Part):
 
     type: Literal["function_call_output"]
     call_id: str = Field(description="The call's id.")
-    output: Texts = Field(description="What the function returned.")
+    output: Content = Field(description="What the function returned.")
 
 
 def _kind(given: Any) -> str:

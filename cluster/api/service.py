@@ -28,6 +28,7 @@ from diffray.cluster.api.metrics import Metrics, Snapshot, render
 from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompts import PromptReader
+from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
@@ -60,8 +61,8 @@ class Service:
     seconds of a choice. Requests may set a priority under the scheduling policy "priority". With
     several replicas, `replica` names this one, `others` returns the metrics of the others, and
     `operated` carries out an operator's wishes on all of them, instead of the engine alone.
-    `adapters` are those that requests may name as their model.
-    `description` and `examples`, prompts to try, are part of what is told about the model.
+    Requests may name `adapters` as their model, and images that `remote_images` fetches; by default
+    none. `description` and `examples`, prompts to try, are told about the model.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Service:
         scheduling_policy: str = "fcfs",
         description: str = "",
         examples: Sequence[str] = (),
+        remote_images: RemoteImages | None = None,
     ) -> None:
         if not names:
             raise ValueError("a served model needs at least one name")
@@ -88,19 +90,17 @@ class Service:
         self._replica, self._others = replica, others
         self.adapters = adapters or LoadedAdapters()
         self._operated = operated or OneEngine(engine, self.adapters)
-        self._params = ParamsBuilder(
-            engine.limits,
-            tokenizer,
-            diffusion or DiffusionParams(),
-            defaults or GenerationDefaults(),
-        )
+        usual = diffusion or DiffusionParams(), defaults or GenerationDefaults()
+        self._params = ParamsBuilder(engine.limits, tokenizer, *usual)
         self._scheduling_policy = scheduling_policy
         self._about: Json = {"description": description or None, "examples": list(examples)}
         self._about |= {"accepts": accepted_by(engine.limits.spec)}
         self._runner = Runner(engine, self.metrics, deadline)
         self._tokens = Tokens(tokenizer, engine.limits)
         self._templates = Templates()
-        self._prompts = PromptReader(self._templates, self._tokens, engine.limits.spec.sight)
+        self._prompts = PromptReader(
+            self._templates, self._tokens, engine.limits.spec.sight, remote_images or RemoteImages()
+        )
         self._grammars = GrammarCompiler(tokenizer, engine.limits)
         self._created, self._last_load = int(time.time()), Load()
 

@@ -15,6 +15,7 @@ from diffray.components.config import Config, explain
 
 _MARK: Final = "sha256:"
 _DIGEST: Final = re.compile(rf"{_MARK}[0-9a-f]{{64}}")
+_HOST: Final = re.compile(r"([a-z0-9._-]{1,253}|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,512}")  # characters that a header carries unchanged
 
 
@@ -44,6 +45,12 @@ class ApiSettings(Config):
         description="Origins that browsers may send requests from, such as "
         "https://chat.example.com, or * for all.",
     )
+    allowed_media_domains: tuple[str, ...] = Field(
+        (),
+        description="Hosts from which the server may fetch the images of requests, such as "
+        "images.example.com or 10.0.0.5:9000. A name stands for public addresses, and for others "
+        "that are allowed too. Default: none.",
+    )
     vllm_metric_names: bool = Field(False, description="Show every metric under vLLM's name too.")
     docs: bool = Field(True, description="Serve /docs and /openapi.json.")
     page: bool = Field(
@@ -57,6 +64,17 @@ class ApiSettings(Config):
         if not isinstance(given, list | tuple) or not all(isinstance(key, str) for key in given):
             raise ValueError("expected a list of texts")
         return tuple(as_digest(key) for key in given)
+
+    @field_validator("allowed_media_domains")
+    @classmethod
+    def _hosts(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for host in given:
+            if not _HOST.fullmatch(host.lower()):
+                raise ValueError(
+                    f"{host!r:.99} is no host; write a name or an address, with a port if it is "
+                    "not the usual one"
+                )
+        return tuple(host.lower() for host in given)
 
     def refuse_keys_beside(self, api_key_env: str | None, operator_key_env: str | None) -> None:
         if self.api_keys and api_key_env is not None:

@@ -71,6 +71,7 @@ class Api:
         None, "--operator-key", "--admin-api-key", envvar=OPERATOR_KEY
     )
     cors_origins: list[str] | None = flag(None, "--allowed-origins")
+    allowed_media_domains: list[str] | None = flag()
     vllm_metric_names: bool | None = flag()
     page: bool | None = flag()
 

@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from diffray.cluster.api.defaults import read_generation_defaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error
 from diffray.cluster.api.metrics import Snapshot
+from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
@@ -81,6 +82,7 @@ class Replica:
             scheduling_policy=options.scheduling_policy,
             description=description(source, config.model_id),
             examples=examples(source),
+            remote_images=RemoteImages(config.api),
         )
         _service.start()
         forever = export(_service.snapshot), self.every.keep_up()

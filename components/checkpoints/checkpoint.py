@@ -20,6 +20,7 @@ from diffray.components.backend import (
 )
 from diffray.components.checkpoints.demos import DEMOS, HUB_ID, demo_path
 from diffray.components.checkpoints.quantized import QuantizedFile, read_layout
+from diffray.components.checkpoints.recommended import with_recommended
 from diffray.components.checkpoints.weights import (
     FLOATS,
     CheckpointError,
@@ -68,6 +69,7 @@ def load_model(
     config = read_config(path)
     chosen = kernels_for(config, kernels, place, number, choices)
     model = build_model(config, mesh or Mesh(), number, chosen)
+    model.spec = with_recommended(model.spec, path)
     files, stored = open_checkpoint(path, config)
     scheme = one_of(wished, stored, path)
     if stored is not None:

@@ -17,6 +17,7 @@ from diffray.components.checkpoints.checkpoint import (
     read_config,
     resolve,
 )
+from diffray.components.checkpoints.recommended import with_recommended
 from diffray.components.checkpoints.special_tokens import find_ids
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
@@ -72,7 +73,7 @@ def describe(path_or_hub_id: str | Path, quantization: Given | None = None) -> I
     total = sum(sizes.values())
     routed = sum(size for name, size in sizes.items() if _ROUTED.search(name))
     experts, chosen = model.experts
-    dims = model.dims
+    dims, spec = model.dims, with_recommended(model.spec, path)
     elements = model.spec.kv_elements
     masks = find_ids(path, config, "mask")
     return Info(
@@ -89,7 +90,7 @@ def describe(path_or_hub_id: str | Path, quantization: Given | None = None) -> I
         vocab=dims.vocab,
         max_positions=dims.rope.positions,
         block_causal=model.spec.block_causal,
-        diffusion=Policy.resolve(DiffusionParams(), model.spec).options(),
+        diffusion=Policy.resolve(DiffusionParams(), spec).options(),
         parameters=total,
         parameters_active=total - (routed - routed * chosen // experts if routed else 0),
         bytes_on_disk=sum(file.path.stat().st_size for file in files),

@@ -39,6 +39,14 @@ CONDITIONING: Final = "model.decoder.self_conditioning"
 CONDITIONING_NAMES: Final = GatedNames("gate_proj.weight", "up_proj.weight", "down_proj.weight")
 ENCODER: Final = "model.encoder"
 NEAR, FAR = "sliding_attention", "full_attention"
+SAMPLER: Final = {
+    "max_denoising_steps": "iteration.max_steps",
+    "t_min": "iteration.t_min",
+    "t_max": "iteration.t_max",
+    "stability_threshold": "iteration.stability",
+    "confidence_threshold": "iteration.confidence",
+    "sampler_config.entropy_bound": "decoder.gamma",
+}
 _GELU = partial(gelu, approximate="tanh")
 
 
@@ -135,6 +143,7 @@ def build_diffusion_gemma(
         dtype,
         block_length=whole.count("canvas_length", 256),
         decoder={"kind": "entropy_bound"},
+        sampler=SAMPLER,
         kernels=kernels,
     )
 

@@ -33,6 +33,11 @@ CALLED: dict[str, Any] = ASKED | {"tools": TOOLS, "tool_choice": {"type": "any"}
 SMALL_BLOCKS = {"diffusion": {"block_length": 16}}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {"zone": "UTC"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
+IMAGE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+}
+FILE = {"type": "image", "source": {"type": "file", "file_id": "f"}}
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +216,14 @@ def test_json_on_request(http: httpx2.Client) -> None:
     [
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role: .*'assistant'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "no kind 'image'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "source: Field required",
+        ),
+        ({"messages": [{"role": "user", "content": [FILE]}]}, "source: no kind 'file'"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "this model takes no images"),
+        ({"messages": [{"role": "assistant", "content": [IMAGE]}]}, "image belongs .*the user"),
+        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "no kind 'video'"),
         ({"messages": [{"role": "user", "content": [USE]}]}, "tool_use belongs .*the assistant"),
         ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "tool_result belongs"),
         ({"max_tokens": 0}, "max_tokens: "),

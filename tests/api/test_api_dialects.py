@@ -57,6 +57,28 @@ def test_blocks_become_messages() -> None:
     assert more == {"role": "user", "content": [TEXT]}
 
 
+def test_images_become_parts_of_messages() -> None:
+    """Where they stand among texts, and in the results of calls."""
+    url = "https://example.com/cat.png"
+    shown = [{"type": "image_url", "image_url": {"url": url}}, TEXT]
+    text = {"type": "input_text", "text": TEXT["text"]}
+    image = {"type": "input_image", "image_url": url, "detail": "high", "file_id": None}
+    output = {"type": "function_call_output", "call_id": "c1", "output": [image, text]}
+    made = Responses({"input": [{"role": "user", "content": [image, text]}, output]})
+    user, result = made.chat["messages"]
+    assert user == {"role": "user", "content": shown} and result["content"] == shown
+
+    source = {"type": "base64", "media_type": "image/webp", "data": "AAAA"}
+    block: Any = {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}}
+    by_url = {"type": "image", "source": {"type": "url", "url": url}}
+    turn = {"role": "user", "content": [RESULT | {"content": [by_url, TEXT]}, block, TEXT]}
+    result, user = Messages({"messages": [turn]}).chat["messages"]
+    assert result["content"] == shown
+    data = {"type": "image_url", "image_url": {"url": "data:image/webp;base64,AAAA"}}
+    assert user["content"] == [data, TEXT]
+    assert "AAAA" not in repr(Messages({"messages": [turn]}).body)
+
+
 def test_a_stream_that_fails_says_so() -> None:
     """The events of a chat whose engine is lost after the first delta."""
     made = Responses({"input": QUESTION, "stream": True})

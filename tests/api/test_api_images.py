@@ -15,10 +15,12 @@ from PIL import Image as Pillow
 from transformers import PreTrainedTokenizerFast
 
 from diffray import DiffusionLLM
+from diffray.cluster.api.settings import ApiSettings
 from diffray.components.config import InvalidField
 from diffray.components.image import Sight
 from diffray.workers.image_files import place_images, read_image
 from tests.helpers.api_server import Served, serve_model
+from tests.helpers.files_server import files_server
 from tests.helpers.tiny import tiny_checkpoint
 
 GEMMA = Sight(258880, 255999, 258882, patch=768, pool=3, most=1024, places=10240)
@@ -117,14 +119,23 @@ def test_images_and_their_tokens_belong_together(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def elsewhere() -> Iterator[str]:
+    """Another server, which has two images."""
+    files = {"/image.png": file_of(noise(40, 25)), "/text.png": b"no image"}
+    with files_server(files) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, elsewhere: str) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("tiny") / "model"
     model = tiny_checkpoint(folder, "diffusion_gemma", TEMPLATE)
     fast = PreTrainedTokenizerFast.from_pretrained(model)
     fast.add_special_tokens({"additional_special_tokens": [IMAGE_TOKEN]})
     fast.mask_token = None
     fast.save_pretrained(model)
-    with serve_model(model, "gemma") as served:
+    settings = ApiSettings(allowed_media_domains=(elsewhere.removeprefix("http://"),))
+    with serve_model(model, "gemma", settings) as served:
         yield served
 
 
@@ -157,6 +168,68 @@ def test_all_ways_to_show_an_image_give_one_answer(served: Served, tmp_path: Pat
         answer = http.post("/v1/chat/completions", json=body | {"messages": two}).json()
         assert answer["usage"]["prompt_tokens"] == 2 * len(found[0].prompt_token_ids)
     assert tuple(changed.outputs[0].token_ids) not in answers
+
+
+def test_all_apis_show_the_same_image(served: Served, elsewhere: str) -> None:
+    """A data URL, and the URL of an allowed host."""
+    data = file_of(noise(40, 25))
+    given = {"text": "What is it?"}
+    source = {"type": "base64", "media_type": "image/png", "data": b64encode(data).decode()}
+    url = f"{elsewhere}/image.png"
+    sources = [(data_url(data), source), (url, {"type": "url", "url": url})]
+    found = set()
+    with httpx2.Client(base_url=served.url, timeout=120) as http:
+
+        def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            reply = http.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            made: dict[str, Any] = reply.json()
+            return made
+
+        def asked(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+            return [{"role": "user", "content": [*parts]}]
+
+        for shown, source in sources:
+            text = {"type": "text", **given}
+            part = {"type": "image_url", "image_url": {"url": shown}}
+            chat = answer("/v1/chat/completions", OPTIONS | {"messages": asked(text, part)})
+            usage, said = chat["usage"], chat["choices"][0]["message"]["content"]
+            found.add((said, usage["prompt_tokens"]))
+            items = {"input": asked({"type": "input_text", **given}, _shown(shown))}
+            options = {key: OPTIONS[key] for key in OPTIONS if key != "max_tokens"}
+            made = answer("/v1/responses", options | items | {"max_output_tokens": 16})
+            said = made["output"][0]["content"][0]["text"]
+            found.add((said, made["usage"]["input_tokens"]))
+            blocks = {"messages": asked(text, {"type": "image", "source": source})}
+            made = answer("/v1/messages", OPTIONS | blocks)
+            read = made["usage"]["input_tokens"] + made["usage"]["cache_read_input_tokens"]
+            found.add((made["content"][0]["text"], read))
+            counted = answer("/v1/messages/count_tokens", blocks)["input_tokens"]
+            assert counted == usage["prompt_tokens"] > len(given["text"].split()) + 2
+    assert len(found) == 1
+
+
+def _shown(url: str) -> dict[str, Any]:
+    return {"type": "input_image", "detail": "auto", "image_url": url}
+
+
+def test_other_apis_refuse_a_wrong_image_in_their_words(served: Served, elsewhere: str) -> None:
+    wrong = [
+        ("https://example.com/cat.png", "--allowed-media-domains"),
+        (f"{elsewhere}/text.png", "no PNG, JPEG, WebP or GIF"),
+        (f"{elsewhere}/none.png", "answers with status 404"),
+    ]
+    with httpx2.Client(base_url=served.url, timeout=120) as http:
+        for url, message in wrong:
+            body: dict[str, Any] = {"input": [{"role": "user", "content": [_shown(url)]}]}
+            answer = http.post("/v1/responses", json=body)
+            assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+            assert answer.json()["error"]["param"] == "input"
+            block = {"type": "image", "source": {"type": "url", "url": url}}
+            body = {"max_tokens": 4, "messages": [{"role": "user", "content": [block]}]}
+            answer = http.post("/v1/messages", json=body)
+            assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+            assert answer.json()["type"] == "error"
 
 
 def test_a_wrong_image_is_one_400(served: Served) -> None:

@@ -2,7 +2,9 @@
 
 import json
 from copy import deepcopy
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +12,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.golden import golden
+from diffray import DiffusionLLM
 from diffray.components.batch import Batch, Window
 from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.checkpoints.info import describe
+from diffray.components.checkpoints.weights import CheckpointError
+from diffray.components.decoders.entropy_bound import EntropyBound
+from diffray.components.iterations import Renoise
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model, kernels_for
+from diffray.components.policy import DiffusionParams, Policy
 from diffray.components.two_pass import TwoPass
 from tests.helpers.paths import GOLDEN
 from tests.helpers.threads import over_ranks
@@ -195,6 +203,72 @@ def test_what_is_not_implemented_is_refused(part: str, changes: dict[str, Any], 
     changed[part] |= changes
     with pytest.raises(ValueError, match=said):
         build_model(changed, Mesh(), torch.float32)
+
+
+def recommending(folder: Path, given: object) -> Path:
+    """Return a checkpoint with this generation_config.json."""
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(FOLDER / name)
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    return folder
+
+
+def test_generation_config_has_the_sampler_s_defaults(tmp_path: Path) -> None:
+    """Under transformers' names, as its own class writes them; what is left out stays."""
+    given = {
+        "eos_token_id": [1, 106],
+        "max_denoising_steps": 7,
+        "sampler_config": {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 0.25},
+        "t_max": 0.9,
+        "stability_threshold": 0,
+        "confidence_threshold": None,
+    }
+    folder = recommending(tmp_path, given)
+    wanted = Policy.resolve(
+        DiffusionParams(
+            iteration=Renoise(max_steps=7, t_max=0.9, stability=0),
+            decoder=EntropyBound(gamma=0.25),
+        ),
+        loaded().spec,
+    )
+    spec = load_model(folder, dtype="float32", device="cpu").spec
+    assert Policy.resolve(DiffusionParams(), spec) == wanted
+    assert Policy.resolve(DiffusionParams(), loaded().spec) != wanted
+    assert describe(folder).diffusion == wanted.options()
+    own = DiffusionParams(iteration=Renoise(max_steps=3))
+    assert Policy.resolve(own, spec).iteration == Renoise(max_steps=3)  # nothing of the file's
+
+
+def test_a_request_that_names_no_policy_takes_the_checkpoint_s(tmp_path: Path) -> None:
+    folder = recommending(tmp_path, {"max_denoising_steps": 3, "eos_token_id": 1})
+    asked: dict[str, Any] = {"max_tokens": 16, "seed": 3, "temperature": 1, "ignore_eos": True}
+    named = asked | {"diffusion": {"iteration": {"kind": "renoise", "max_steps": 3}}}
+    found = []
+    for path, params in ((folder, asked), (FOLDER, named), (FOLDER, asked)):
+        with DiffusionLLM(str(path), dtype="float64", eos_token_id=1) as llm:
+            (output,) = llm.generate([[5, 6, 7]], use_tqdm=False, **params)
+            found.append((output.outputs[0].token_ids, output.forwards))
+    assert found[0] == found[1] and found[0][1] == 3 < found[2][1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_denoising_steps": 0}, "max_denoising_steps: Input should be .*given: 0"),
+        ({"t_min": "warm"}, "t_min: .*given: 'warm'"),
+        ({"t_max": 1e9}, "t_max: "),
+        ({"stability_threshold": -1}, "stability_threshold: "),
+        ({"confidence_threshold": [1]}, "confidence_threshold: "),
+        ({"sampler_config": {"entropy_bound": -0.1}}, "sampler_config.entropy_bound: "),
+        ({"sampler_config": "entropy"}, "'sampler_config' is 'entropy'; expected an object"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(tmp_path: Path, given: object, said: str) -> None:
+    folder = recommending(tmp_path, given)
+    for read in (describe, partial(load_model, device="cpu")):
+        with pytest.raises(CheckpointError, match=f"generation_config.json: {said}") as caught:
+            read(folder)
+        assert "\n" not in str(caught.value)
 
 
 def test_it_runs_on_torchs_functions_alone() -> None:

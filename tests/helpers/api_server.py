@@ -13,6 +13,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from diffray.cluster.api.http_app import build_api
+from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_config import EngineConfig
@@ -65,7 +66,8 @@ def serve_model(
     engine, tokenizer = load_local(model, config)
     names = name or model, f"{name or model}-alias"
     adapters = LoadedAdapters(model, reserved=names)
-    service = Service(engine, tokenizer, names, adapters=adapters)
+    remote_images = RemoteImages(settings)
+    service = Service(engine, tokenizer, names, adapters=adapters, remote_images=remote_images)
     with (
         engine,
         closing(service),

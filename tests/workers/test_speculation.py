@@ -160,7 +160,7 @@ def test_drafts_are_run_while_they_bring_more_than_they_take(
     for uid in range(rows):
         engine.add(Request(uid, prompt_of(10, seed=uid), SLOW))
     engine.step()
-    assert sum(len(sequence.drafts) for sequence in engine.running) == drafts
+    assert sum(engine.drafting.running.values()) == drafts
 
 
 def test_what_was_right_makes_the_next_draft_likelier() -> None:
@@ -174,6 +174,55 @@ def test_what_was_right_makes_the_next_draft_likelier() -> None:
     low, chance.run = chance.value, 0
     chance.note(0, done=True)
     assert low < chance.value < before  # it is tried again some day
+
+
+@pytest.mark.parametrize(
+    ("state", "foreseen", "done", "counted"),
+    [
+        ({"run": 2, "made": True}, False, False, (0, 1)),
+        ({"run": 2, "made": True}, False, True, (0, 1)),  # the block ended without it
+        ({"made": True}, True, False, (1, 1)),  # only made, and it would have been right
+        ({"made": True}, True, True, (0, 1)),  # ... but would have brought no step
+        ({"made": True}, False, False, (0, 1)),
+        ({"lent": True}, False, True, (0, 1)),  # the block ended before it could be of use
+        ({"lent": True}, True, False, (0, 0)),
+        ({}, True, True, (0, 0)),
+    ],
+)
+def test_a_draft_counts_by_whether_it_brings_a_step(
+    state: dict[str, Any], foreseen: bool, done: bool, counted: tuple[int, int]
+) -> None:
+    chance = Chance(**state)
+    chance.note(0, foreseen=foreseen, done=done)
+    assert chance.own.right * 2 == counted[0] * (2 - done)
+    assert chance.own.checked * 2 == counted[1] * (2 - done)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "pays"),
+    [
+        ({"kind": "fixed", "steps": 40}, True),
+        ({"kind": "threshold", "threshold": 0.2}, False),
+        ({"kind": "threshold", "threshold": 0.03}, False),  # a block takes one step
+    ],
+)
+def test_requests_learn_from_those_before_them(decoder: dict[str, Any], pays: bool) -> None:
+    """Drafts that are never right are soon only made, then not even that."""
+    engine = toy_engine(ToyModel())
+    engine.drafting.overhead = 20
+    diffusion: dict[str, Any] = {"decoder": decoder, "block_length": 20, **VERIFY}
+    params = SamplingParams(max_tokens=40, ignore_eos=True, diffusion=diffusion)
+    run, made = [], []
+    for uid in range(40):
+        engine.add(Request(uid, prompt_of(10, seed=uid), params))
+        run.append(0)
+        made.append(0)
+        while not engine.idle:
+            engine.step()
+            run[-1] += sum(engine.drafting.running.values())
+            made[-1] += sum(engine.drafting._holders.values())
+    assert run[0] > 0 and (sum(run[-10:]) > 0) == pays
+    assert pays or sum(made[-20:]) < 20
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Images at other servers: only from allowed hosts, at allowed addresses, and in bounds."""
+
+import asyncio
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from diffray.cluster.api.remote_images import RemoteImages
+from diffray.cluster.api.settings import ApiSettings
+from diffray.components.config import InvalidField
+from tests.helpers.files_server import files_server
+
+SECONDS = 1.0
+CONTENT = b"an image's bytes"
+MOST = 64 * 1024
+NOT_FETCHED = "others are not fetched.*--allowed-media-domains"
+SEEN: list[str] = []
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A server, and another one whose host is not allowed."""
+    with files_server({"/image": CONTENT}) as other:
+        moved = {
+            "/moved": "/image",
+            "/twice": "/moved",
+            "/round": "/round",
+            "/away": f"{other}/image",
+            "/file": "file:///etc/passwd",
+            "/broken": "https://a:b/",
+        }
+        files = {"/image": CONTENT, "/full": bytes(MOST), "/over": bytes(MOST + 1)}
+        endless = {"/slow": 0.05, "/large": 0.0}
+        with files_server(files, moved, endless, SEEN) as url:
+            found = urlsplit(url).port
+            assert found is not None
+            yield found
+
+
+def read(url: str, *hosts: str) -> bytes:
+    settings = ApiSettings(allowed_media_domains=hosts, max_body_bytes=MOST)
+    return asyncio.run(RemoteImages(settings, SECONDS).read(url))
+
+
+@pytest.mark.parametrize("path", ["image", "moved", "twice", "image?a=b#c"])
+def test_an_allowed_host_is_read(port: int, path: str) -> None:
+    assert read(f"http://127.0.0.1:{port}/{path}", f"127.0.0.1:{port}") == CONTENT
+
+
+def test_an_image_may_be_as_large_as_a_body(port: int) -> None:
+    assert read(f"http://127.0.0.1:{port}/full", f"127.0.0.1:{port}") == bytes(MOST)
+
+
+def test_a_name_needs_its_address_allowed_unless_that_is_public(port: int) -> None:
+    """Otherwise a name of an allowed host could stand for any machine of the operator's."""
+    url, name = f"http://localhost:{port}/image", f"localhost:{port}"
+    with pytest.raises(InvalidField, match="localhost has no public address"):
+        read(url, name)
+    SEEN.clear()
+    assert read(url, name, "127.0.0.1") == CONTENT
+    assert [name] == SEEN  # although the connection is to the address
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("slow", "127.0.0.1 takes longer than 1 s"),
+        ("large", f"it has more than {MOST} bytes"),
+        ("over", f"it has more than {MOST} bytes"),
+        ("round", "redirects more than 3 times"),
+        ("away", f"127.0.0.1 redirects to another place: .*{NOT_FETCHED}"),
+        ("file", f"127.0.0.1 redirects to another place: .*{NOT_FETCHED}"),
+        ("broken", "this is no URL"),
+        ("none", "answers with status 404"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(port: int, path: str, message: str) -> None:
+    with pytest.raises(InvalidField, match=f"^an image's URL: .*{message}") as caught:
+        read(f"http://127.0.0.1:{port}/{path}", f"127.0.0.1:{port}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/image",  # only other ports are
+        "https://127.0.0.1/image",
+        "http://example.com@127.0.0.1:{port}/image",
+        "http://127.1:{port}/image",
+        "http://[::ffff:127.0.0.1]:{port}/image",
+        "http://example.com.:80/image",
+        "https://sub.example.com/",
+        "ftp://example.com/image",
+        "file://example.com/etc/passwd",
+        "/etc/passwd",
+        "",
+        "//example.com/image",
+    ],
+)
+def test_nothing_else_is_fetched(port: int, url: str) -> None:
+    SEEN.clear()
+    with pytest.raises(InvalidField, match=NOT_FETCHED):
+        read(url.format(port=port), "example.com", "127.0.0.1:1")
+    assert not SEEN
+
+
+def test_what_is_no_url_is_one_sentence() -> None:
+    for url in ("https://example.com:b/", "https://example.com/\n", "https://" + "a" * 70_000):
+        with pytest.raises(InvalidField, match="this is no URL"):
+            read(url, "example.com")
+
+
+def test_without_hosts_nothing_is_fetched(port: int) -> None:
+    for url in (f"http://127.0.0.1:{port}/image", "https://example.com/image"):
+        with pytest.raises(InvalidField, match=NOT_FETCHED):
+            asyncio.run(RemoteImages().read(url))
+
+
+def test_a_host_that_is_gone_is_one_sentence(port: int) -> None:
+    with pytest.raises(InvalidField, match=r"127\.0\.0\.1 cannot be reached"):
+        read("http://127.0.0.1:1/image", "127.0.0.1:1")
+    with pytest.raises(InvalidField, match=r"127\.0\.0\.1 cannot be reached"):
+        read(f"https://127.0.0.1:{port}/image", f"127.0.0.1:{port}")  # it speaks no TLS
+
+
+@pytest.mark.parametrize(
+    "host", ["https://example.com", "example.com/images", "*", "a:0", "", "a@b"]
+)
+def test_a_wrong_host_is_refused_at_the_start(host: str) -> None:
+    with pytest.raises(ValueError, match=r"allowed_media_domains: .* is no host; write a name"):
+        ApiSettings(allowed_media_domains=(host,))
+
+
+def test_hosts_are_in_lower_case() -> None:
+    settings = ApiSettings(allowed_media_domains=("Example.com", "[::1]:8000"))
+    assert settings.allowed_media_domains == ("example.com", "[::1]:8000")

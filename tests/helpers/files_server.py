@@ -1,0 +1,57 @@
+"""A server of files on 127.0.0.1, and of answers that no client should wait for."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import sleep
+
+
+@contextmanager
+def files_server(
+    files: Mapping[str, bytes],
+    moved: Mapping[str, str] | None = None,
+    endless: Mapping[str, float] | None = None,
+    seen: list[str] | None = None,
+) -> Iterator[str]:
+    """Serve files; `moved` are redirects, `endless` send a kilobyte every so many seconds.
+
+    `seen` takes the Host headers of requests.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if seen is not None:
+                seen.append(str(self.headers["Host"]))
+            if moved is not None and path in moved:
+                self.send_response(302)
+                self.send_header("Location", moved[path])
+                self.end_headers()
+            elif endless is not None and path in endless:
+                self.send_response(200)
+                self.end_headers()
+                with suppress(OSError):  # until the client has enough
+                    for _ in range(10_000):
+                        self.wfile.write(bytes(1024))
+                        sleep(endless[path])
+            elif path in files:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(files[path])
+            else:
+                self.send_error(404)
+
+        def log_message(self, *given: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join(timeout=10)
+        server.server_close()

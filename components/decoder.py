@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.config import PolicyPart
+from diffray.kernels.acceptance import Rule
 
 if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
@@ -58,6 +59,13 @@ class Decoder(PolicyPart, ABC):
         They become `block.plans`. Together they are the block's masks.
         """
         return ()
+
+    def rule(self, sequence: "Sequence") -> Rule | None:
+        """Return the same as `accept` in numbers that a kernel reads, for the current block.
+
+        None: only `accept` can tell.
+        """
+        return None
 
     def lookahead(self) -> int:
         """Return how many branches a forward tries beside the row's canvas, if there is room."""

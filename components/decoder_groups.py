@@ -49,11 +49,10 @@ def reward(
     ids, values = [], []
     for group in groups:
         if group.memory is not None:
-            own = (
-                block.rows(group.rows_G, group.members),
-                top_BL[group.rows_G],
-                prob_BL[group.rows_G],
-            )
+            own = block, top_BL, prob_BL
+            if len(groups) > 1:  # else there are no rows to select
+                rows_G = group.rows_G
+                own = block.rows(rows_G, group.members), top_BL[rows_G], prob_BL[rows_G]
             bonus = group.decoder.remember(group.memory, *own)
             ids.append((group.rows_G, bonus.ids_BLK))
             values.append((group.rows_G, bonus.values_BLK))
@@ -108,6 +107,8 @@ def _exchanged(lse_R: Tensor, before_RK: Tensor, after_RK: Tensor) -> Tensor:
 def _at(parts: Items[tuple[Tensor, Tensor]], cells_R: Tensor, block: Block, other: int) -> Tensor:
     """Return the head rows of what groups say of their rows; `other` for rows of other groups."""
     _, first_GLK = parts[0]
+    if len(first_GLK) == len(block.ids_BL):  # of all rows, in their order
+        return first_GLK.flatten(0, 1)[cells_R]
     all_BLK = first_GLK.new_full((len(block.ids_BL), *first_GLK.shape[1:]), other)
     for rows_G, part_GLK in parts:
         all_BLK[rows_G] = part_GLK

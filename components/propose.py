@@ -19,10 +19,10 @@ from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.row_transform import Planned
 from diffray.components.transforms import LogitBias
+from diffray.kernels.acceptance import RATHER_MASKED
 from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.noise import gumbel
 
-_RATHER_MASKED = -1.0
 _LIKELY = 16  # tokens that drafts are drawn among
 
 
@@ -296,7 +296,7 @@ def _proposal(
     block: Block,
     top: Top | None,
 ) -> Proposal:
-    confidence_R = confidence_R + torch.where(rather_masked_R, _RATHER_MASKED, 0.0)
+    confidence_R = confidence_R + torch.where(rather_masked_R, RATHER_MASKED, 0.0)
     return Proposal(
         _spread(ids_R, cells_R, block.ids_BL),
         _spread(confidence_R, cells_R, logprob_R.new_full(block.ids_BL.shape, -torch.inf)),

@@ -12,7 +12,16 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.kernels import attention, confidence, experts, linear, norm, quantized, router
+from diffray.kernels import (
+    acceptance,
+    attention,
+    confidence,
+    experts,
+    linear,
+    norm,
+    quantized,
+    router,
+)
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.router import Pairs, Routing
@@ -40,7 +49,8 @@ class Kernels(NamedTuple):
     ]
     experts_add_norm: Callable[..., tuple[Tensor, Tensor]]
     confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
-    # Not called by models: the halves of `attend`.
+    # Not called by models: the end of a step, and the halves of `attend`.
+    settle: Callable[..., None]
     rotate_and_store: Callable[[Tensor, QKRotary, Tensor, Tensor, Tensor], Tensor]
     paged_attention: Callable[[Tensor, Tensor, Tensor, PagedWindows], Tensor]
 
@@ -58,6 +68,7 @@ TORCH: Final = Kernels(
     quantized.quantized_experts_forward,
     quantized.experts_add_norm,
     confidence.confidence,
+    acceptance.settle,
     attention.rotate_and_store,
     attention.paged_attention,
 )

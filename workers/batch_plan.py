@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.backend import send
-from diffray.components.block import Block, Proposal
+from diffray.components.block import Block
 from diffray.components.decoder_groups import DecoderGroup, recall, rewarded
 from diffray.components.kv_pool import KVPool
 from diffray.components.logits import Logits
@@ -87,9 +87,9 @@ class BatchPlan:
         if not self.sequences:
             return
         if self._blocks is None:
-            self._blocks = BatchState(self.sequences, self.slots)
+            self._blocks = BatchState(self.sequences, self.slots, self.kv.kernels)
         block = self._blocks.now(step, first_only)
-        self._blocks.accept(self._propose(hidden_TH, self._blocks, block, step), block)
+        self._choose(hidden_TH, self._blocks, block, step)
         for sequence, only in zip(self.sequences, first_only, strict=False):
             for draft in sequence.drafts:
                 draft.ready = not only  # else nothing is known of what would follow
@@ -174,16 +174,22 @@ class BatchPlan:
                 self._layout.recorded.read(self._head.tokens_R)
         return self._head
 
-    def _propose(self, hidden_TH: Tensor, blocks: BatchState, block: Block, step: int) -> Proposal:
-        """Choose tokens; logits are written only if a request needs more than the best token."""
-        plan, mask_token_id = self._plan_head(), self.slots.mask_token_id
+    def _choose(self, hidden_TH: Tensor, blocks: BatchState, block: Block, step: int) -> None:
+        """Choose tokens and accept some; one kernel does the latter where that is all there is.
+
+        Logits are written only if a request needs more than the best token.
+        """
+        plan = self._plan_head()
         if plan.plain and (plan.rows.draws is None or not blocks.remembering):
             found = self._confidence(hidden_TH, plan, blocks.groups, block)
-            return propose_plain(found, plan.rows, block)
+            if blocks.rules is not None:
+                return blocks.settle(found, plan.rows.cells_R, block)
+            return blocks.accept(propose_plain(found, plan.rows, block), block)
         logits = self._logits(hidden_TH, plan)
         if plan.soft is not None:
             self._soften(hidden_TH, logits, plan.soft, blocks.done_B, step)
-        return propose(logits, plan.rows, block, blocks.groups, mask_token_id)
+        proposal = propose(logits, plan.rows, block, blocks.groups, self.slots.mask_token_id)
+        return blocks.accept(proposal, block)
 
     def _confidence(
         self, hidden_TH: Tensor, plan: HeadPlan, groups: Items[DecoderGroup], block: Block

@@ -16,6 +16,9 @@ from diffray.components.config import LARGEST
 from diffray.components.decoder import Decoder, Memory
 from diffray.components.decoder_groups import DecoderGroup
 from diffray.components.sequence import Sequence
+from diffray.kernels.acceptance import LONGEST, Progress, Rules, best_where_none
+from diffray.kernels.choose import TORCH, Kernels
+from diffray.kernels.confidence import Confidence
 from diffray.workers.branching import branches_of, make_branches, take_best
 from diffray.workers.outcome import Outcome, copy_outcomes
 from diffray.workers.renoised_rows import RenoisedRows
@@ -27,7 +30,8 @@ from diffray.workers.verification import links_of, make_drafts, rows_of, take_ov
 class BatchState:
     """One row per sequence and per copy, valid until the block of any sequence changes."""
 
-    def __init__(self, sequences: Items[Sequence], slots: Slots) -> None:
+    def __init__(self, sequences: Items[Sequence], slots: Slots, kernels: Kernels = TORCH) -> None:
+        self.kernels = kernels
         self.sequences, self.slots, self.device = sequences, slots, slots.device
         self.lengths = [s.stop - s.start for s in sequences]
         self.length = max(self.lengths)
@@ -57,10 +61,10 @@ class BatchState:
             for row in self.rows
             for s in (row.sequence,)
         ]
-        # One copy to the device for all of them.
+        # One copy to the device for all of them, each without gaps.
         start_B, stop_B, base_B, ours_B, self.seed_B, self.before_B, *rest = send(
-            torch.tensor(facts), self.device
-        ).unbind(1)
+            torch.tensor(facts).T.contiguous(), self.device
+        )
         self.steps_B, self.index_B, self.count_B, self.settle_B, self.settled_B, self.last_B = rest
         self.positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=self.device)
         self.length_B = stop_B - start_B
@@ -88,6 +92,8 @@ class BatchState:
         self.renoised: RenoisedRows | None = None
         if any(s.policy.iteration.renoises for s in sequences):
             self.renoised = RenoisedRows(sequences, slots, self.positions_BL)
+
+        self.rules = self._find_rules()
 
     @property
     def remembering(self) -> bool:
@@ -175,6 +181,26 @@ class BatchState:
             empty_B &= ~accepted_BL.any(-1) | settled_B
         self.done_B = self.done_B | empty_B
 
+    def settle(self, found: Confidence, cells_R: Tensor, block: Block) -> None:
+        """Do the same as `accept` with what was found, by one kernel; `rules` says if it can."""
+        assert self.rules is not None, "the rows' decoders have no rules"
+        self.options_EK = None
+        heads_BL = torch.full_like(self.ids_BL, -1)
+        heads_BL.view(-1)[cells_R] = torch.arange(len(cells_R), device=self.device)
+        progress = Progress(
+            self.ids_BL,
+            self.masked_BL,
+            self.steps_BL,
+            self.logprobs_BL,
+            self.steps_B,
+            self.done_B,
+            self.before_B,
+            self.length_B,
+            self.cells_BL,
+        )
+        canvases = self.slots.ids_SN.view(-1), self.slots.masked_SN.view(-1)
+        self.kernels.settle(found, heads_BL, block.masked_BL, self.rules, progress, *canvases)
+
     def outcomes(self) -> list[Outcome]:
         """Copy the outcome to the host: the only place where a round waits for the device."""
         flags = self.done_B.long(), self.foreseen_B.long()
@@ -209,7 +235,8 @@ class BatchState:
         """Return what decoders accept, and in rows without that the best masked position."""
         open_BL = block.masked_BL | block.editable_BL if self.edits else block.masked_BL
         accepted_BL = self._accept(proposal, block) & open_BL
-        return accepted_BL | _rescue(proposal, block, accepted_BL)
+        confidence_BL = proposal.confidence_BL
+        return accepted_BL | best_where_none(confidence_BL, block.masked_BL, accepted_BL)
 
     def _accept(self, proposal: Proposal, block: Block) -> Tensor:
         """Ask each group's decoder about its rows."""
@@ -257,6 +284,22 @@ class BatchState:
         cells_GL = base_G.unsqueeze(1) + positions_GL
         self.twin_cells_GL = torch.where(ours_GL, cells_GL, self.slots.trash)
 
+    def _find_rules(self) -> Rules | None:
+        """Return how rows accept, if that and nothing else happens to them."""
+        more = self.links, self.branches, self.renoised, self.edits, any(self._measures)
+        if self.kernels.name == TORCH.name or self.length > LONGEST or any(more):
+            return None
+        found = []
+        for sequence in self.sequences:
+            rule = sequence.policy.decoder.rule(sequence)
+            if rule is None or sequence.policy.iteration.soft or sequence.twin is not None:
+                return None
+            found.append(rule)
+        kind, least, steps = zip(*found, strict=True)
+        numbers_2B = send(torch.tensor([kind, steps]), self.device)
+        least_B = send(torch.tensor(least, dtype=torch.float64), self.device)
+        return Rules(numbers_2B[0], least_B, numbers_2B[1])
+
     def _plan_groups(self) -> list[DecoderGroup]:
         rows: dict[Decoder, list[int]] = defaultdict(list)
         for b, row in enumerate(self.rows):
@@ -289,12 +332,3 @@ class BatchState:
     def _put(self, state_SN: Tensor, block_BL: Tensor, cells_BL: Tensor | None = None) -> None:
         cells_BL = self.cells_BL if cells_BL is None else cells_BL
         state_SN.view(-1).index_copy_(0, cells_BL.view(-1), block_BL.view(-1))
-
-
-def _rescue(proposal: Proposal, block: Block, accepted_BL: Tensor) -> Tensor:
-    """Return the best masked position of each row without an accepted token."""
-    confidence_BL = proposal.confidence_BL.nan_to_num(nan=-2.0, neginf=-3.0)
-    best_B1 = confidence_BL.masked_fill(~block.masked_BL, -4.0).argmax(-1, keepdim=True)
-    is_best_BL = torch.arange(accepted_BL.shape[1], device=best_B1.device) == best_B1
-    got_B1 = (accepted_BL & block.masked_BL).any(-1, keepdim=True)
-    return is_best_BL & block.masked_BL & ~got_B1

@@ -54,6 +54,7 @@ class Worker:
         from diffray.components.backend import choose_device, use_threads
         from diffray.components.mesh import Mesh, join_store
         from diffray.workers.bring_up.start import bring_up
+        from diffray.workers.bring_up.sum_trial import use_one_shot
         from diffray.workers.engine_options import EngineOptions
         from diffray.workers.setup import build_rank
 
@@ -74,6 +75,7 @@ class Worker:
                 expert_parallel=setup["expert_parallel"],
             )
         findings = bring_up(model, options, self.mesh, say=self._say)
+        self.mesh = use_one_shot(self.mesh, findings.sums, self._say)
         self.engine = build_rank(model, options, self.mesh, findings)
         return asdict(self.engine.limits)
 

@@ -15,9 +15,10 @@ from torch.nn.functional import linear
 
 from benchmarks.gpu.shapes import ALL, Shape, Sparse, Work
 from diffray.components.batch import Batch, Window
+from diffray.kernels.acceptance import LONGEST, Settling
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.choose import Kernels
-from diffray.kernels.confidence import Draw
+from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.formats import FORMATS
 from diffray.kernels.quantize import quantize
 from diffray.kernels.rope import rope_tables
@@ -195,3 +196,19 @@ def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
             ),
             exact_ids=True,
         )
+    yield _settle_case(work, normal)
+
+
+def _settle_case(work: Work, normal: Normal) -> Case:
+    """Return the end of a step, with confidences of all sizes."""
+    window = min(work.window, LONGEST)
+    logits = -normal(work.rows * window).float().abs()
+    ids, zeros = torch.arange(len(logits), device=logits.device) * 7, torch.zeros_like(logits)
+    found = Confidence(ids, logits, logits, logits, zeros, (logits - 1).unsqueeze(1))
+
+    def settle(kernels: Kernels) -> tuple[Tensor, ...]:
+        place = Settling.made_up(work.rows, window, logits.device)
+        kernels.settle(found, *place)
+        return (*place.progress[:6], place.ids_N, place.masked_N)
+
+    return Case("settle", settle)

@@ -22,6 +22,8 @@ from diffray.components.decoders.credit import Credit
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
+from diffray.components.sequence import Sequence
+from diffray.kernels.acceptance import Rule
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Bucket, Recorded
@@ -36,6 +38,9 @@ class ScriptedCredit(Credit):
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         return self.script.accept(proposal, block)
+
+    def rule(self, sequence: Sequence) -> Rule | None:
+        return self.script.rule(sequence)
 
 
 def random_engine(model: Denoiser, **options: Any) -> Engine:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.components.decoders.fixed import highest
+from diffray.kernels.acceptance import highest
 
 
 class BudgetThreshold(Decoder):

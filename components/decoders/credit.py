@@ -3,7 +3,7 @@
 Letters: B rows, L positions, K token ids remembered per position.
 """
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -12,6 +12,10 @@ from torch import Tensor
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Bonus, Decoder, Memory
 from diffray.components.decoders.threshold import accept_confident
+from diffray.kernels.acceptance import CONFIDENT, Rule
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class Credit(Decoder):
@@ -52,3 +56,6 @@ class Credit(Decoder):
         return accept_confident(
             proposal.confidence_BL, block.masked_BL, self.threshold, block.floor_B
         )
+
+    def rule(self, sequence: "Sequence") -> Rule | None:
+        return Rule(CONFIDENT, self.threshold)

@@ -1,6 +1,6 @@
 """A fixed number of denoising steps, as in LLaDA's own sampler."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -9,6 +9,10 @@ from torch import Tensor
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
 from diffray.kernels import noise
+from diffray.kernels.acceptance import EVEN, Rule, highest
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class Fixed(Decoder):
@@ -33,6 +37,13 @@ class Fixed(Decoder):
 
         return block.masked_BL & highest(self._scores(proposal, block), accepted_B)
 
+    def rule(self, sequence: "Sequence") -> Rule | None:
+        if self.remasking == "random":
+            return None
+        before = self.steps * sequence.index // sequence.num_blocks
+        after = self.steps * (sequence.index + 1) // sequence.num_blocks
+        return Rule(EVEN, steps=max(after - before, 1))
+
     def _scores(self, proposal: Proposal, block: Block) -> Tensor:
         scores_BL = proposal.confidence_BL
         if self.remasking == "random":
@@ -41,11 +52,3 @@ class Fixed(Decoder):
             step_BL = block.step_B.unsqueeze(1).expand(shape)
             scores_BL = noise.uniform(seed_BL, block.positions_BL, step_BL).to(scores_BL)
         return scores_BL.masked_fill(~block.masked_BL, -torch.inf)
-
-
-def highest(scores_BL: Tensor, count_B: Tensor) -> Tensor:
-    """Return which positions hold the highest `count` scores of their row; of equals the left."""
-    order_BL = scores_BL.argsort(dim=-1, descending=True, stable=True)
-    places = torch.arange(scores_BL.shape[1], device=scores_BL.device).expand_as(order_BL)
-    rank_BL = torch.empty_like(order_BL).scatter_(1, order_BL, places)
-    return rank_BL < count_B.unsqueeze(1)

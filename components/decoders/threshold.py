@@ -1,6 +1,6 @@
 """Accept every masked position whose confidence reaches the threshold (Fast-dLLM, dInfer)."""
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -8,9 +8,10 @@ from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.components.decoders.fixed import highest
+from diffray.kernels.acceptance import CONFIDENT, SHARE, TIE, Rule, highest
 
-_TIE = 1e-5  # positions this close to the row's best are accepted with it, as dInfer does
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 def accept_confident(
@@ -19,7 +20,7 @@ def accept_confident(
     """Return the masked positions at or above the threshold, and always the row's best."""
     wanted_B = floor_B.clamp(min=threshold)
     best_B = confidence_BL.masked_fill(~masked_BL, -torch.inf).amax(-1)
-    cut_B = torch.minimum(wanted_B, best_B - _TIE)
+    cut_B = torch.minimum(wanted_B, best_B - TIE)
     return masked_BL & (confidence_BL >= cut_B.unsqueeze(1))
 
 
@@ -62,3 +63,8 @@ class Threshold(Decoder):
         if self.steps_per_block is None:
             return accept_confident(confidence_BL, masked_BL, self.threshold, block.floor_B)
         return accept_share(confidence_BL, block, self.threshold, self.steps_per_block)
+
+    def rule(self, sequence: "Sequence") -> Rule:
+        if self.steps_per_block is None:
+            return Rule(CONFIDENT, self.threshold)
+        return Rule(SHARE, self.threshold, self.steps_per_block)

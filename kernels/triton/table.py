@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from diffray.kernels.triton.acceptance import SETTLE
 from diffray.kernels.triton.attention import ATTEND
 from diffray.kernels.triton.confidence import CONFIDENCE
 from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM, QUANTIZED_EXPERTS
@@ -20,4 +21,5 @@ KERNELS: Final = (
     QUANTIZED_EXPERTS,
     EXPERTS_ADD_NORM,
     CONFIDENCE,
+    SETTLE,
 )

@@ -50,6 +50,7 @@ HOPPER = {
     },
     "linear_add_norm triton fused pdl": {"_split_product": (80, 64), "_norm_row": (72, 1)},
     "confidence triton pdl 64x256x64 w8 s3": {"_weigh_head": (255, 120), "_join_tiles": (56, 1)},
+    "settle triton pdl": {"_settle_row": (152, 1)},
     "confidence triton after product pdl": {"_weigh_logits": (144, 1), "_join_tiles": (40, 1)},
 }
 AMPERE = [
@@ -58,6 +59,7 @@ AMPERE = [
     "experts_add_norm triton fused stay 64x64x64 w4 s4",
     "linear_add_norm triton fused",
     "attend triton 64 keys 64x64x128 w4 s3",
+    "settle triton",
 ]
 
 

@@ -160,7 +160,7 @@ def test_the_trials_are_of_the_calls_that_the_model_makes(name: str, ranks: int)
     routers["llada2_moe"] = {"grouped_sigmoid_router"}
     sparse = "experts_add_norm" if ranks == 1 else "experts_forward"
     experts = {sparse} if name in routers else set()
-    shared = {"rms_norm", "attend", "confidence"}
+    shared = {"rms_norm", "attend", "confidence", "settle"}
     if ranks == 1:
         shared.add("linear_add_norm")
     if ranks > 1 or name not in routers:

@@ -33,6 +33,17 @@ class GraphsOutcome:
     replayed_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SumsOutcome:
+    """Up to which size tensors are summed over the ranks in one shot."""
+
+    most_bytes: int = 0
+    refused: str = ""  # why none is
+    dtype: str = ""
+    one_shot_s: float | None = None  # of the largest such size, on rank 0 ...
+    group_s: float | None = None  # ... and of the group's all-reduce
+
+
 class Findings(Config):
     """The outcomes of one bring-up."""
 
@@ -41,6 +52,7 @@ class Findings(Config):
     selection: Selection = "fastest"  # which variants are used
     conflicts: dict[Selection, str] = Field(default_factory=dict)  # why these are wrong together
     graphs: GraphsOutcome | None = None  # None: they were not tried
+    sums: SumsOutcome | None = None  # None: they were not tried
     untried: int = 0  # variants for which there was no time
     seconds: float = 0.0
     failed: str = ""  # why only torch's kernels can be used

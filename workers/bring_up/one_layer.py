@@ -21,6 +21,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
 from diffray.components.models.registry import build_model
 from diffray.components.quantization import Given, parse_quantization
+from diffray.kernels.acceptance import LONGEST, Settling
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.confidence import Draw
 from diffray.kernels.noise import mix, spread
@@ -86,7 +87,7 @@ class OneLayer:
             _fill(name, weight, seed)
         if sizes.quantization is not None:
             self.model.quantize(parse_quantization(sizes.quantization))
-        self.device, spec = device, self.model.spec
+        self.device, self.kernels, spec = device, kernels, self.model.spec
         self.steps = steps_of(spec)
         pages = max(step.windows * -(-step.context // sizes.page_size) for step in self.steps)
         self.kv = KVPool(
@@ -123,7 +124,11 @@ class OneLayer:
             for tokens_TH in (x_TH, alike_TH):
                 hidden_TH = self.model.forward(tokens_TH, batch, self.kv)
                 if step.reads:
-                    self.model.confidence(hidden_TH, self.model.spec.vocab_size - 1, None)
+                    vocab = self.model.spec.vocab_size
+                    found = self.model.confidence(hidden_TH, vocab - 1, None)
+                    if step.length <= LONGEST:
+                        place = Settling.made_up(step.windows, step.length, self.device)
+                        self.kernels.settle(found, *place)
                     if step.windows in _DRAWING:
                         self._draw(hidden_TH, step)
 

@@ -7,6 +7,7 @@ loaded, while memory is free.
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from diffray.components.models.registry import kernels_for
 from diffray.kernels import variants
 from diffray.workers.bring_up.findings import Findings, FindingsFile
 from diffray.workers.bring_up.one_layer import Sizes, shapes_of
+from diffray.workers.bring_up.sum_trial import OPENER, try_sums
 from diffray.workers.bring_up.trial_process import TrialPlan
 from diffray.workers.bring_up.trials import TimeLimits, run_trials
 from diffray.workers.engine_options import EngineOptions
@@ -44,9 +46,37 @@ def bring_up(
 ) -> Findings:
     """Return what is known of the kernels on this GPU; try them if nothing is, or `again`.
 
-    All ranks of a mesh must call it: rank 0 tries its share, and the others get what it found.
+    All ranks of a mesh must call it: rank 0 tries its share, and the others get what it found. What
+    needs several ranks, all try.
     """
-    return from_rank_0(mesh, lambda: _bring_up(model, setup, mesh, again, say))
+    found = from_rank_0(mesh, lambda: _bring_up(model, setup, mesh, again, say))
+    if mesh.group is None or not setup.bring_up or not found.key or found.sums is not None:
+        return found
+    graphs = found.graphs is not None and not found.graphs.refused
+    return with_sums(found, mesh, setup.dtype, graphs=graphs, say=say)
+
+
+def with_sums(
+    found: Findings,
+    mesh: Mesh,
+    dtype: str,
+    *,
+    graphs: bool,
+    say: Say = print_line,
+    opener: str = OPENER,
+) -> Findings:
+    """Return the findings with what the ranks find about sums over them; rank 0 keeps it."""
+    assert mesh.device is not None, "ranks have a device"
+    name = str(choose_dtype(dtype, mesh.device)).removeprefix("torch.")
+    found = found.model_copy(
+        update={"sums": (sums := try_sums(mesh, name, graphs=graphs, opener=opener))}
+    )
+    if sums.refused:
+        say(f"all-reduce: the group's alone: {sums.refused}")
+    if mesh.rank == 0:
+        with suppress(OSError):  # the next start tries again
+            FindingsFile(found.key).write(found)
+    return found
 
 
 def from_rank_0(mesh: Mesh, find: Callable[[], Findings]) -> Findings:

@@ -47,6 +47,7 @@ OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 GRAPHS: TypeAdapter[GraphsOutcome] = TypeAdapter(GraphsOutcome)
 
 Calls = dict[tuple[str, Shape], list[Call]]
+Say = Callable[..., None]
 
 
 class TrialPlan(Config):
@@ -83,7 +84,12 @@ class Trial(NamedTuple):
 
 
 def main() -> None:
-    plan = TrialPlan.model_validate_json(sys.stdin.readline())
+    answer_parent(lambda order, say: try_all(TrialPlan.model_validate_json(order), say))
+
+
+def answer_parent(work: Callable[[str, Say], None]) -> None:
+    """Do what the input's first line orders, say what is found, and end the process."""
+    order = sys.stdin.readline()
     threading.Thread(target=_end_with_input, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is no news; its dump takes long
     # Libraries may print; what they print goes to standard error.
@@ -93,7 +99,7 @@ def main() -> None:
     def say(**message: Any) -> None:
         out.write(json.dumps(message) + "\n")
 
-    try_all(plan, say)
+    work(order, say)
     say(end=True)
     out.flush()
     os._exit(0)  # a thread still reads the input
@@ -105,7 +111,7 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
-def try_all(plan: TrialPlan, say: Callable[..., None]) -> None:
+def try_all(plan: TrialPlan, say: Say) -> None:
     """Try what is left; report how much that is, what begins, and its outcome."""
     device = torch.device(plan.device)
     make_current(device)
@@ -135,7 +141,7 @@ def _try_variants(
     table: Items[Kernel],
     device: torch.device,
     record: Record | None,
-    say: Callable[..., None],
+    say: Say,
 ) -> list[Outcome]:
     """Return the outcomes of all trials, of earlier processes too."""
     calls: Calls = {}

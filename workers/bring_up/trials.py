@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from tqdm.auto import tqdm
 
+from diffray.components.config import Config
 from diffray.kernels.trial import SELECTIONS, Outcome, Selection
 from diffray.kernels.variants import TORCH_VARIANT
 from diffray.workers.bring_up.findings import Findings, GraphsOutcome
@@ -91,7 +92,7 @@ class Trials:
             }
         )
         self._last = {}
-        with _Process(plan) as process:
+        with ChildProcess(_CHILD, plan) as process:
             while True:
                 wait = self._limits.trial if self._last else self._limits.start
                 left = limit - time.monotonic()
@@ -164,15 +165,15 @@ def run_trials(plan: TrialPlan, limits: TimeLimits) -> Findings:
     )
 
 
-class _Process:
+class ChildProcess:
     """A trial process; it is ended on leaving, and by itself if this process dies."""
 
-    def __init__(self, plan: TrialPlan) -> None:
+    def __init__(self, module: str, plan: Config) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on leaving
         # It imports what this process imports, wherever that comes from.
         path = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _CHILD],
+            [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -1,0 +1,106 @@
+"""What two ranks do in tests/workers/test_sum_trial.py: they try sums, and generate with them.
+
+The functions are importable by name, because processes that are started anew must find them.
+"""
+
+import os
+from collections.abc import Sequence as Items
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray import SamplingParams
+from diffray.components import mesh as meshes
+from diffray.components.mesh import Mesh
+from diffray.workers.bring_up.findings import Findings, FindingsFile, SumsOutcome
+from diffray.workers.bring_up.start import with_sums
+from diffray.workers.bring_up.sum_trial import try_sums, use_one_shot
+from diffray.workers.engine_options import EngineOptions
+from diffray.workers.messages import Request
+from diffray.workers.setup import build_rank
+from tests.helpers import stand_in_sums
+from tests.helpers.toy import prompt_of, run
+
+STAND_INS = "tests.helpers.stand_in_sums"
+KEY = {"gpu": "Test"}
+
+
+def tried(mesh: Mesh, names: Items[str], patience_s: float) -> list[SumsOutcome]:
+    """Return what this rank is told of each stand-in."""
+    return [
+        try_sums(mesh, "float32", graphs=False, opener=f"{STAND_INS}:{name}", patience_s=patience_s)
+        for name in names
+    ]
+
+
+def tried_with_torch(mesh: Mesh) -> SumsOutcome:
+    """Try torch's own, where there is no symmetric memory."""
+    return try_sums(mesh, "float32", graphs=False)
+
+
+class Kept(NamedTuple):
+    """What this rank is told, what it said, and what is on disk then."""
+
+    found: Findings
+    said: list[str]
+    kept: Findings | None
+
+
+def kept(mesh: Mesh, cache: Path, name: str) -> Kept:
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    said: list[str] = []
+    found = with_sums(
+        Findings(key=KEY),
+        mesh,
+        "float32",
+        graphs=False,
+        say=said.append,
+        opener=f"{STAND_INS}:{name}",
+    )
+    mesh.smallest("written", 1)
+    return Kept(found, said, FindingsFile(KEY).read())
+
+
+class Generated(NamedTuple):
+    """Tokens, and the shapes of the sums behind them, in their order."""
+
+    tokens: dict[int, list[int]]
+    one_shot: list[tuple[int, ...]]
+    group: list[tuple[int, ...]]
+    said: list[str]
+
+
+def generated(mesh: Mesh, model: str, most_bytes: int, opener: str) -> Generated:
+    """Generate with sums in one shot up to this size."""
+    found = Generated({}, [], [], [])
+    plain = Mesh.all_reduce
+
+    def noted_sum(of: Mesh, x: Tensor) -> Tensor:
+        found.one_shot.append(tuple(x.shape))
+        return stand_in_sums.sum_of(of, x)
+
+    def noted(self: Mesh, x: Tensor) -> Tensor:
+        if self.one_shot is None or not self.one_shot.fits(x):
+            found.group.append(tuple(x.shape))
+        return plain(self, x)
+
+    Mesh.all_reduce = noted  # type: ignore[method-assign]  # in this process alone
+    if not opener:
+        meshes.open_one_shot = lambda mesh, *_: lambda x: noted_sum(mesh, x)
+        opener = "diffray.components.mesh:open_one_shot"
+    sums = SumsOutcome(most_bytes=most_bytes, dtype="float64")
+    mesh = use_one_shot(mesh, sums, found.said.append, opener=opener)
+    options = EngineOptions(
+        dtype="float64", device="cpu", mask_token_id=510, eos_token_id=511, max_num_seqs=2,
+        max_model_len=96,
+    )  # fmt: skip
+    params = SamplingParams(max_tokens=16, ignore_eos=True, diffusion={"block_length": 8})
+    requests = [Request(uid, prompt_of(5 + 3 * uid), params) for uid in range(3)]
+    engine = build_rank(model, options, mesh)
+    return found._replace(tokens=run(engine, requests))
+
+
+def alone(model: str) -> dict[int, list[int]]:
+    return generated(Mesh(device=torch.device("cpu")), model, 0, "").tokens

@@ -1,0 +1,200 @@
+"""Tries one-shot sums over the ranks, in a process of its own on each of them.
+
+The ranks' processes meet as the ranks did. One-shot sums are used up to the largest size to which
+they are right and faster than the group's on every rank: where one would not take part, the others
+would wait for it without end.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pkgutil import resolve_name
+from typing import Final
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from diffray.components.backend import DTYPES, Record, cuda_recorder, make_current
+from diffray.components.config import Config
+from diffray.components.mesh import Mesh, OneShot, Sum, join_store, open_store
+from diffray.kernels.checksum import checksum
+from diffray.kernels.errors import share_of_rows_beyond
+from diffray.kernels.noise import spread
+from diffray.kernels.trial import TOLERANCE, one_line
+from diffray.workers.bring_up.findings import SumsOutcome
+from diffray.workers.bring_up.step_trial import finish
+from diffray.workers.bring_up.trial_process import Say, answer_parent
+from diffray.workers.bring_up.trials import ChildProcess
+
+OPENER: Final = "diffray.components.mesh:open_one_shot"
+PATIENCE_S: Final = 90.0  # for the processes to start, to meet and to try all sizes
+OUTCOME: Final[TypeAdapter[SumsOutcome]] = TypeAdapter(SumsOutcome)
+_BYTES: Final = tuple(1 << power for power in range(13, 22))
+_ROW = 1024  # numbers
+_TIMES, _RUNS = 5, 50  # that a sum is compared, and timed
+
+
+class SumPlan(Config):
+    """How the ranks' processes meet, and what they try."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    device: str
+    dtype: str
+    graphs: bool  # whether sums are recorded
+    opener: str = OPENER
+    patience_s: float = PATIENCE_S
+
+
+def try_sums(
+    mesh: Mesh,
+    dtype: str,
+    *,
+    graphs: bool,
+    opener: str = OPENER,
+    patience_s: float = PATIENCE_S,
+) -> SumsOutcome:
+    """Return what is right and faster on all ranks; all of them must call it."""
+    if not mesh.on_one_machine():
+        return SumsOutcome(refused="the ranks are on several machines")
+    assert mesh.store is not None, "ranks meet at a store"
+    host = mesh.store.host
+    store = open_store(host, timeout=patience_s) if mesh.rank == 0 else None
+    port = int(mesh.share("port of the sums", "" if store is None else str(store.port)))
+    plan = SumPlan(
+        rank=mesh.rank,
+        size=mesh.size,
+        host=host,
+        port=port,
+        device=str(mesh.device),
+        dtype=dtype,
+        graphs=graphs,
+        opener=opener,
+        patience_s=patience_s,
+    )
+    own = _tried(plan)
+    most = mesh.smallest("bytes of a one-shot sum", own.most_bytes)
+    if most < own.most_bytes:
+        own = replace(own, refused="" if most else "another rank refused it; its log says why")
+    return replace(own, most_bytes=most)
+
+
+def _tried(plan: SumPlan) -> SumsOutcome:
+    """Return what this rank's process finds; if it fails, how."""
+    until = time.monotonic() + plan.patience_s
+    found = SumsOutcome(refused="it found nothing")
+    with ChildProcess("diffray.workers.bring_up.sum_trial", plan) as process:
+        while True:
+            try:
+                message = process.message(max(until - time.monotonic(), 0.0))
+            except TimeoutError:
+                return SumsOutcome(refused=f"it did not end within {plan.patience_s:g} s")
+            if message is None:
+                return SumsOutcome(refused=process.ending())
+            if "end" in message:
+                return found
+            found = OUTCOME.validate_python(message["sums"])
+
+
+def use_one_shot(
+    mesh: Mesh, found: SumsOutcome | None, say: Callable[[str], None], *, opener: str = OPENER
+) -> Mesh:
+    """Return a mesh that sums in one shot what was found faster; all ranks must call it."""
+    if found is None or not found.most_bytes or not mesh.on_one_machine():
+        return mesh
+    dtype, add_up, failure = DTYPES[found.dtype], None, "another rank cannot"
+    try:
+        add_up = resolve_name(opener)(mesh, dtype, found.most_bytes)
+    except Exception as error:  # whatever torch or the driver raises
+        failure = one_line(error)
+    if not mesh.smallest("one-shot sums", int(add_up is not None)) or add_up is None:
+        say(f"all-reduce: in one shot no longer: {failure}")
+        return mesh
+    return replace(mesh, one_shot=OneShot(add_up, dtype, found.most_bytes))
+
+
+def main() -> None:
+    answer_parent(lambda order, say: _try_all(SumPlan.model_validate_json(order), say))
+
+
+@torch.inference_mode()
+def _try_all(plan: SumPlan, say: Say) -> None:
+    """Compare and time all sizes as one of the ranks."""
+    device, dtype = torch.device(plan.device), DTYPES[plan.dtype]
+    make_current(device)
+    store = join_store(plan.host, plan.port, timeout=plan.patience_s)
+    mesh = Mesh.connect(store, plan.rank, plan.size, device=device, timeout=plan.patience_s)
+    add_up, failure = None, "another rank cannot"
+    try:
+        add_up = resolve_name(plan.opener)(mesh, dtype, _BYTES[-1])
+    except Exception as error:  # whatever torch or the driver raises
+        failure = one_line(error)
+    if not mesh.smallest("opened", int(add_up is not None)) or add_up is None:
+        found = SumsOutcome(refused=failure)
+    else:
+        record = cuda_recorder() if plan.graphs else None
+        found = replace(_compared(mesh, add_up, dtype, record), dtype=plan.dtype)
+    say(sums=OUTCOME.dump_python(found, mode="json"))
+    mesh.smallest("done", 1)  # one that ends earlier would break the others' connections
+
+
+def _compared(mesh: Mesh, add_up: Sum, dtype: torch.dtype, record: Record | None) -> SumsOutcome:
+    """Return the largest size to which sums are right and faster here.
+
+    All sizes are tried in any case, as the others wait for this rank.
+    """
+    best, refused = SumsOutcome(), ""
+    for most_bytes in _BYTES:
+        x = torch.empty(most_bytes // dtype.itemsize, dtype=dtype, device=mesh.device)
+        x = x.view(-1, _ROW)
+        one_shot = _recorded(add_up, x, record)
+        wrong = _wrong(mesh, one_shot, x, TOLERANCE[dtype])
+        group = _recorded(mesh.all_reduce, x, record)
+        ours, theirs = _seconds(one_shot, mesh), _seconds(group, mesh)
+        if not wrong and ours >= theirs:
+            wrong = f"{ours * 1e6:.0f} us, and the group's {theirs * 1e6:.0f}"
+        refused = refused or (wrong and f"{most_bytes} bytes: {wrong}")
+        if not refused:
+            best = SumsOutcome(most_bytes, one_shot_s=ours, group_s=theirs)
+    return best if best.most_bytes else SumsOutcome(refused=refused)
+
+
+def _recorded(add_up: Sum, x: Tensor, record: Record | None) -> Callable[[], Tensor]:
+    """Return what sums `x` as it stands."""
+
+    def run() -> Tensor:
+        return add_up(x.clone())
+
+    return run if record is None else record(run)
+
+
+def _wrong(mesh: Mesh, one_shot: Callable[[], Tensor], x: Tensor, allowed: float) -> str:
+    """Return how sums of different numbers differ from the group's; empty if they do not."""
+    wrong = ""
+    for turn in range(_TIMES):
+        spread(x, turn * mesh.size + mesh.rank, 1.0)
+        expected, got = mesh.all_reduce(x.clone()), one_shot()
+        if not bool(mesh.all_equal(checksum(got.view(torch.int32)))):
+            wrong = wrong or "the ranks' sums differ"
+        if (off := share_of_rows_beyond(allowed, got, expected)) > 0:
+            wrong = wrong or f"{off:.0%} of the rows are wrong"
+    return wrong
+
+
+def _seconds(run: Callable[[], Tensor], mesh: Mesh) -> float:
+    """Return the seconds of a sum."""
+    assert mesh.device is not None, "ranks have a device"
+    finish(mesh.device)
+    mesh.all_gather(torch.zeros(1, device=mesh.device))  # all begin together
+    begin = time.perf_counter()
+    for _ in range(_RUNS):
+        run()
+    finish(mesh.device)
+    return (time.perf_counter() - begin) / _RUNS
+
+
+if __name__ == "__main__":
+    main()

@@ -34,7 +34,7 @@ from tests.helpers.tiny_checkpoints import (
 
 WIDE = LLADA | {"mlp_hidden_size": 96}  # a multiple of the smallest group
 GIVEN: list[Given] = [
-    *("int8", "uint8", "int4", "uint4", "fp8", "w8a8"),
+    *("int8", "uint8", "int4", "uint4", "fp8", "w8a8", "w8a8_fp8"),
     *("int8_g32", "uint8_g32", "int4_g32", "uint4_g32"),
     {"attention": "int8", "mlp": "uint4", "head": "fp8"},
     {"re:.*blocks\\.0\\.": "int8", "mlp": "int4_g32"},
@@ -61,7 +61,7 @@ def test_loaded_equals_quantized_at_load(tmp_path: Path, plain: Path, given: Giv
     assert_same(parameters(written, None), parameters(plain, given))
 
 
-@pytest.mark.parametrize("given", ["int4_g32", "uint4", "w8a8"])
+@pytest.mark.parametrize("given", ["int4_g32", "uint4", "w8a8", "w8a8_fp8"])
 def test_each_rank_reads_its_share(tmp_path: Path, given: Given) -> None:
     config = LLADA | {"mlp_hidden_size": 128, "d_model": 64}
     plain = save(tmp_path / "plain", config, random_weights(config))
@@ -77,6 +77,37 @@ def test_experts_come_back_one_by_one(tmp_path: Path, name: str) -> None:
     written = quantize_checkpoint(GOLDEN / name, tmp_path / "small", given, progress=False)
     assert_same(parameters(written, None), parameters(GOLDEN / name, given))
     assert describe(written).experts == describe(GOLDEN / name).experts
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "layout"),
+    [("w8a8", "int", "int-quantized"), ("w8a8_fp8", "float", "float-quantized")],
+)
+def test_rounded_activations_are_stored_as_dynamic_ones_of_each_token(
+    tmp_path: Path, kind: str, number: str, layout: str
+) -> None:
+    given = {"experts": FORMATS[kind].for_experts.name, "attention": kind}
+    written = quantize_checkpoint(GOLDEN / "llada_moe", tmp_path / "small", given, progress=False)
+    config = json.loads((written / "config.json").read_text())["quantization_config"]
+    rounded = [g for g in config["config_groups"].values() if g["input_activations"]]
+    about = {"num_bits": 8, "type": number, "symmetric": True, "strategy": "token", "dynamic": True}
+    assert [(g["input_activations"], g["format"]) for g in rounded] == [(about, layout)]
+    model = load_model(written, dtype="float32", device="cpu", progress=False)
+    for part, name in given.items():
+        assert {each.format for each in weights_of(model, part)} == {FORMATS[name]}
+
+
+def test_experts_of_others_checkpoints_keep_their_activations(tmp_path: Path) -> None:
+    """Theirs may say that activations are rounded everywhere."""
+    written = quantize_checkpoint(GOLDEN / "llada_moe", tmp_path / "small", "fp8", progress=False)
+    config = json.loads((written / "config.json").read_text())["quantization_config"]
+    (group,) = config["config_groups"].values()
+    group["input_activations"] = {"num_bits": 8, "type": "float", "strategy": "token"}
+    group["input_activations"] |= {"symmetric": True, "dynamic": True}
+    rewrite(written, config_groups={"group_0": group})
+    model = load_model(written, dtype="float32", device="cpu", progress=False)
+    assert {each.format for each in weights_of(model, "experts")} == {FORMATS["fp8"]}
+    assert {each.format for each in weights_of(model, "attention")} == {FORMATS["w8a8_fp8"]}
 
 
 def test_the_demo_answers_the_same_token_for_token(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Letters: T packed tokens, E experts, O output rows, I input columns, G scales of
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from diffray.kernels.formats import Format
 from diffray.kernels.linear import linear, pack
 from diffray.kernels.quantize import Quantized, quantize
 from diffray.kernels.quantized import quantized_linear
+
+Multiply = Callable[[Tensor, Quantized, Tensor | None], Tensor]
 
 
 def empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -30,6 +33,7 @@ class Weight(nn.Module):
         self.values_EOI: nn.Parameter | None = None
         self.scale_EOG: nn.Parameter | None = None
         self.zero_EOG: nn.Parameter | None = None
+        self._multiply: Multiply = quantized_linear
 
     @property
     def plain(self) -> nn.Parameter:
@@ -58,11 +62,16 @@ class Weight(nn.Module):
         """Return x @ weight.T + bias."""
         if self.format is None:
             return linear(x_TI, self.plain, bias_O)
-        return quantized_linear(x_TI, self.kept, bias_O)
+        return self._multiply(x_TI, self.kept, bias_O)
 
-    def quantize(self, form: Format) -> None:
-        """Keep the matrix in this format; without storage, only make the room for it."""
+    def quantize(self, form: Format, multiply: Multiply) -> None:
+        """Keep the matrix in this format; without storage, only make the room for it.
+
+        `multiply` is for formats in bytes; the others have but one implementation.
+        """
         dense = self.plain
+        if form.in_bytes:
+            self._multiply = multiply
         kept = Quantized.empty(dense.shape, form, dense.device)
         if not dense.is_meta:
             # One expert at a time: all of them in float32 would take several times the final size.

@@ -15,6 +15,7 @@ from torch import Tensor
 from diffray.kernels import attention, confidence, experts, linear, norm, quantized, router
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.quantize import Quantized
 from diffray.kernels.router import Pairs, Routing
 from diffray.kernels.variants import UNTRIED, Choices, Kernel, chosen
 from diffray.kernels.windows import PagedWindows, Windows
@@ -25,12 +26,13 @@ _CAPABILITY: Final = (8, 0)
 
 
 class Kernels(NamedTuple):
-    """One implementation of everything that a step runs besides dense matrix products."""
+    """One implementation of everything that a step runs besides plain matrix products."""
 
     name: str
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     linear_add_norm: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    quantized_linear: Callable[[Tensor, Quantized, Tensor | None], Tensor]
     attend: Callable[[Tensor, QKRotary, KVLayer, Tensor, Windows], Tensor]
     softmax_router: Callable[[Tensor, Tensor, Tensor | None, int], Routing]
     grouped_sigmoid_router: Callable[..., Routing]
@@ -51,6 +53,7 @@ TORCH: Final = Kernels(
     norm.rms_norm,
     norm.add_norm,
     linear.linear_add_norm,
+    quantized.quantized_linear,
     attention.attend,
     router.softmax_router,
     router.grouped_sigmoid_router,

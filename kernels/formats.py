@@ -49,7 +49,7 @@ class Format(NamedTuple):
     @property
     def in_bytes(self) -> bool:
         """Whether a row is bytes and one scale, as the byte-a-weight kernels read it."""
-        return self.kind in ("int8", "fp8") and not self.group
+        return self.kind in ("int8", "fp8", "w8a8_fp8") and not self.group
 
     def scales_of(self, columns: int) -> int:
         """Return how many scales a row has."""

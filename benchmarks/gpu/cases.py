@@ -104,6 +104,12 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         "linear_add_norm",
         lambda kernels: kernels.linear_add_norm(seen, out, residual, weight, EPS),
     )
+    for name, kind in (("int8", "int8"), ("float8", "fp8"), ("float8 rows", "w8a8_fp8")):
+        kept = quantize(out, FORMATS[kind])
+        yield Case(
+            f"quantized_linear {name}",
+            lambda kernels, kept=kept: (kernels.quantized_linear(seen, kept, None),),  # type: ignore[misc]
+        )
     yield Case("rms_norm", lambda kernels: (kernels.rms_norm(x, weight, EPS),))
 
     batch, num_pages = last_windows(shape, work, x.device)

@@ -3,6 +3,7 @@
 from typing import Final
 
 from diffray.kernels.triton.attention import ATTEND
+from diffray.kernels.triton.byte_product import QUANTIZED_LINEAR
 from diffray.kernels.triton.confidence import CONFIDENCE
 from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM, QUANTIZED_EXPERTS
 from diffray.kernels.triton.norm import ADD_NORM, RMS_NORM
@@ -13,6 +14,7 @@ KERNELS: Final = (
     RMS_NORM,
     ADD_NORM,
     LINEAR_ADD_NORM,
+    QUANTIZED_LINEAR,
     ATTEND,
     SOFTMAX_ROUTER,
     GROUPED_SIGMOID_ROUTER,

@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 
 from diffray import DiffusionLLM, SamplingParams
-from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.checkpoints.checkpoint import load_model, read_config
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
+from diffray.components.models.registry import build_model
 from diffray.components.quantization import PARTS, USUAL, Given, parse_quantization
 from diffray.components.weight import Weight
-from diffray.kernels.formats import FORMATS
-from diffray.kernels.quantize import dequantize
+from diffray.kernels.choose import TORCH
+from diffray.kernels.formats import FORMATS, Format
+from diffray.kernels.quantize import Quantized, dequantize
+from diffray.kernels.quantized import quantized_linear
 from tests.helpers.paths import GOLDEN
 from tests.helpers.quantized import weights_of
 from tests.helpers.threads import over_ranks
@@ -128,6 +131,28 @@ def test_ranks_with_rounded_activations_are_near(kind: str, most: float) -> None
     ranks, _ = over_ranks(2, False, work)
     together = torch.cat([logits for (logits,) in ranks], dim=-1)
     assert 0 < float((together - alone).norm() / alone.norm()) < most
+
+
+@pytest.mark.parametrize(("kind", "share"), [("fp8", 1), ("w8a8_fp8", 1), ("w8a8", 0), ("int4", 0)])
+def test_a_model_s_kernels_multiply_with_bytes(kind: str, share: int) -> None:
+    """Formats that they do not read have one implementation."""
+    seen: list[Format] = []
+
+    def noted(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None) -> Tensor:
+        seen.append(kept.format)
+        return quantized_linear(x_TI, kept, bias_O)
+
+    config = read_config(GOLDEN / "llada")
+    model = build_model(
+        config, Mesh(), torch.float32, TORCH._replace(name="noting", quantized_linear=noted)
+    )
+    model.allocate(torch.device("cpu"))
+    for parameter in model.parameters():
+        parameter.fill_(0.01)
+    model.quantize(parse_quantization({"attention": kind, "mlp": kind, "head": kind}))
+    full_forward(model, IDS)
+    matrices = 4 * len(model.stack) + 1
+    assert seen == [FORMATS[kind]] * matrices * share
 
 
 def test_a_quantized_head_chooses_the_same() -> None:

@@ -60,7 +60,6 @@ def parse_quantization(given: Given) -> Scheme:
     mapping = _as_mapping(given)
     if mapping is None:
         form = _format(str(given), shown)
-        # Experts are bound by reading their weights: rounding what they multiply gains nothing.
         experts = form if form is None else form.for_experts
         named = {"experts": experts, "attention": form, "mlp": form}
         return Scheme(shown, tuple(Rule(part, named[part], asked=False) for part in USUAL))
@@ -70,8 +69,8 @@ def parse_quantization(given: Given) -> Scheme:
     for rule in rules:
         if rule.key == "experts" and rule.form is not None and rule.form != rule.form.for_experts:
             raise ValueError(
-                "quantization: experts keep their activations, as reading weights takes their "
-                f"time; choose {rule.form.for_experts.name} for experts"
+                "quantization: experts keep their activations where weights are whole numbers; "
+                f"choose {rule.form.for_experts.name} for experts"
             )
     return Scheme(shown, tuple(sorted(rules, key=lambda rule: not rule.key.startswith(PATTERN))))
 

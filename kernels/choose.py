@@ -40,6 +40,9 @@ class Kernels(NamedTuple):
     quantized_experts_forward: Callable[
         [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor, Pairs | None], Tensor
     ]
+    float8_experts_forward: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Pairs | None], Tensor
+    ]
     experts_add_norm: Callable[..., tuple[Tensor, Tensor]]
     confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
     # Not called by models: the halves of `attend`.
@@ -59,6 +62,7 @@ TORCH: Final = Kernels(
     router.grouped_sigmoid_router,
     experts.experts_forward,
     quantized.quantized_experts_forward,
+    quantized.float8_experts_forward,
     quantized.experts_add_norm,
     confidence.confidence,
     attention.rotate_and_store,

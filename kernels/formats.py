@@ -43,8 +43,8 @@ class Format(NamedTuple):
 
     @property
     def for_experts(self) -> "Format":
-        """The same for experts, whose inputs are not rounded."""
-        return Format({"w8a8": "int8", "w8a8_fp8": "fp8"}.get(self.kind, self.kind), self.group)
+        """The same for experts, for which there are no products of whole numbers."""
+        return Format("int8" if self.kind == "w8a8" else self.kind, self.group)
 
     @property
     def in_bytes(self) -> bool:

@@ -134,9 +134,10 @@ def kept_experts_forward(
     """Return `experts_forward` for weights of which some are quantized, in any format.
 
     On a CPU only the matrices of chosen experts are widened, one at a time. On a GPU all are: which
-    ones are chosen is not known to the host.
+    ones are chosen is not known to the host, unless it waits as it does to round what they take.
     """
-    if x_TH.is_cuda:
+    rounds = any(isinstance(w, Quantized) and w.format.rounds_inputs for w in (w13_EFH, w2_EHI))
+    if x_TH.is_cuda and not rounds:
         w13, w2 = (
             dequantize(w, x_TH.dtype) if isinstance(w, Quantized) else w for w in (w13_EFH, w2_EHI)
         )
@@ -169,6 +170,24 @@ def quantized_experts_forward(
         return experts_forward(x_TH, w13_EFH, w2_EHI, ids_TK, weights_TK, pairs, activation)
     kept = _in_bytes(w13_EFH, scale13_EF), _in_bytes(w2_EHI, scale2_EH)
     return kept_experts_forward(x_TH, *kept, ids_TK, weights_TK, activation)
+
+
+def float8_experts_forward(
+    x_TH: Tensor,
+    w13_EFH: Tensor,
+    scale13_EF: Tensor,
+    w2_EHI: Tensor,
+    scale2_EH: Tensor,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    _pairs: Pairs | None = None,
+    activation: Activation = silu,
+) -> Tensor:
+    """Return the same for weights in float8 that multiply rows rounded to it."""
+    form = FORMATS["w8a8_fp8"]
+    w13 = Quantized(form, w13_EFH, scale13_EF.unsqueeze(-1), None)
+    w2 = Quantized(form, w2_EHI, scale2_EH.unsqueeze(-1), None)
+    return kept_experts_forward(x_TH, w13, w2, ids_TK, weights_TK, activation)
 
 
 def _in_bytes(values_EOI: Tensor, scale_EO: Tensor | None) -> Kept:

@@ -35,6 +35,8 @@ class Case:
     kernel: str
     run: Callable[[Kernels], tuple[Tensor, ...]]
     exact_ids: bool = False  # the first output is of integers that rounding may change
+    # Rounds to float8 in between: the last bit of a dtype may decide, in float32 as in bfloat16.
+    rounds: bool = False
 
 
 class Which(NamedTuple):
@@ -177,6 +179,14 @@ def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> I
                 kernels.quantized_experts_forward(x, *parts, ids, weights, None),
             ),
         )
+    one, scale_one, two, scale_two = parts  # the last are float8
+    yield Case(
+        "float8_experts_forward",
+        lambda kernels: (
+            kernels.float8_experts_forward(x, one, scale_one, two, scale_two, ids, weights, None),
+        ),
+        rounds=True,
+    )
 
 
 def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:

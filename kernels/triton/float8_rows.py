@@ -54,15 +54,26 @@ def _round_row(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Round one row; the scale is stored apart, or multiplied with what it divided.
-
-    In integers and sums alone, as conversions to float8 are not the same everywhere.
-    """
+    """Round one row; the scale is stored apart, or multiplied with what it divided."""
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < columns
     x = tl.load(x_ptr + row * columns + at, mask=inside, other=0.0).to(tl.float32)
+    x, scale = float8_row(x)
+    if APART:
+        tl.store(scale_ptr + row, scale)
+    else:
+        x *= scale
+    tl.store(out_ptr + row * columns + at, x.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def float8_row(x):
+    """Return the float8 numbers of a float32 row, still in float32, and their scale.
+
+    In integers and sums alone, as conversions to float8 are not the same everywhere.
+    """
     largest = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12)
     # The least power of 2 with which 1.75 * 2**8 is enough.
     power = ((largest.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - (8 << 23)
@@ -72,9 +83,4 @@ def _round_row(
     # and taken away again is so large that the sum ends there.
     first = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     added = tl.maximum(first, 0.015625) * 1572864.0  # 1.5 * 2**20
-    x = (x + added) - added
-    if APART:
-        tl.store(scale_ptr + row, scale)
-    else:
-        x *= scale
-    tl.store(out_ptr + row * columns + at, x.to(out_ptr.dtype.element_ty), mask=inside)
+    return (x + added) - added, scale

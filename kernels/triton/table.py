@@ -6,6 +6,7 @@ from diffray.kernels.triton.attention import ATTEND
 from diffray.kernels.triton.byte_product import QUANTIZED_LINEAR
 from diffray.kernels.triton.confidence import CONFIDENCE
 from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM, QUANTIZED_EXPERTS
+from diffray.kernels.triton.float8_experts import FLOAT8_EXPERTS
 from diffray.kernels.triton.norm import ADD_NORM, RMS_NORM
 from diffray.kernels.triton.router import GROUPED_SIGMOID_ROUTER, SOFTMAX_ROUTER
 from diffray.kernels.triton.small_product import LINEAR_ADD_NORM
@@ -20,6 +21,7 @@ KERNELS: Final = (
     GROUPED_SIGMOID_ROUTER,
     EXPERTS,
     QUANTIZED_EXPERTS,
+    FLOAT8_EXPERTS,
     EXPERTS_ADD_NORM,
     CONFIDENCE,
 )

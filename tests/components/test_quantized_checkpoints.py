@@ -16,6 +16,7 @@ from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.convert import convert
 from diffray.components.checkpoints.info import describe
 from diffray.components.checkpoints.quantize import quantize_checkpoint
+from diffray.components.checkpoints.schemes import groups_of
 from diffray.components.mesh import Mesh
 from diffray.components.quantization import Given
 from diffray.kernels.formats import FORMATS, Format
@@ -97,17 +98,23 @@ def test_rounded_activations_are_stored_as_dynamic_ones_of_each_token(
         assert {each.format for each in weights_of(model, part)} == {FORMATS[name]}
 
 
-def test_experts_of_others_checkpoints_keep_their_activations(tmp_path: Path) -> None:
-    """Theirs may say that activations are rounded everywhere."""
-    written = quantize_checkpoint(GOLDEN / "llada_moe", tmp_path / "small", "fp8", progress=False)
-    config = json.loads((written / "config.json").read_text())["quantization_config"]
-    (group,) = config["config_groups"].values()
-    group["input_activations"] = {"num_bits": 8, "type": "float", "strategy": "token"}
-    group["input_activations"] |= {"symmetric": True, "dynamic": True}
-    rewrite(written, config_groups={"group_0": group})
-    model = load_model(written, dtype="float32", device="cpu", progress=False)
-    assert {each.format for each in weights_of(model, "experts")} == {FORMATS["fp8"]}
-    assert {each.format for each in weights_of(model, "attention")} == {FORMATS["w8a8_fp8"]}
+@pytest.mark.parametrize(
+    ("number", "name", "of_experts"),
+    [("int", "w8a8", "int8"), ("float", "w8a8_fp8", "w8a8_fp8")],
+)
+def test_others_checkpoints_may_round_what_everything_takes(
+    number: str, name: str, of_experts: str
+) -> None:
+    """Of whole numbers there are no products for experts, which keep their activations."""
+    both = {"num_bits": 8, "type": number, "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": both | {"strategy": "channel"},
+        "input_activations": both | {"strategy": "token", "dynamic": True},
+    }
+    (read,) = groups_of({"format": "naive-quantized", "config_groups": {"group_0": group}})
+    assert read.format(packed=False, expert=False).name == name
+    assert read.format(packed=False, expert=True).name == of_experts
 
 
 def test_the_demo_answers_the_same_token_for_token(tmp_path: Path) -> None:

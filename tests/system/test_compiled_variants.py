@@ -43,6 +43,17 @@ HOPPER = {
         "_gate_up": (192, 64),
         "_down": (144, 52),
     },
+    "float8_experts_forward triton half pdl 64x64x64 w4 s4": {
+        "_round_row": (40, 1),
+        "_gate_up": (192, 64),
+        "_down": (144, 52),
+        "_sum_pairs": (48, 1),
+    },
+    "float8_experts_forward scaled_grouped_mm pdl": {
+        "_gather_row": (40, 1),
+        "_gate_row": (72, 1),
+        "_sum_pairs": (48, 1),
+    },
     "attend triton 64 keys pdl 64x64x128 w4 s3": {
         "_rotate_heads": (64, 4),
         "_read_keys": (192, 81),

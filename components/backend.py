@@ -65,13 +65,13 @@ def choose_quantization(given: Given | None, device: torch.device) -> Scheme | N
 
 def check_formats(scheme: Scheme, device: torch.device) -> None:
     """Refuse formats that the device cannot read."""
-    if "fp8" in scheme.kinds and device.type == "cuda":
+    if scheme.kinds & {"fp8", "w8a8_fp8"} and device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if capability < (8, 9):
             found = ".".join(map(str, capability))
             raise ValueError(
-                f"quantization is {scheme.given}, but fp8 needs a GPU of compute capability 8.9, "
-                f"and this one has {found}; use int8"
+                f"quantization is {scheme.given}, but float8 needs a GPU of compute capability "
+                f"8.9, and this one has {found}; use int8 or w8a8"
             )
 
 

@@ -289,7 +289,7 @@ class Denoiser(nn.Module):
         Patterns are about the checkpoint's names. Refuse what does not fit, before any change.
         """
         for weight, form in chosen_formats(self.parts(names), scheme):
-            weight.quantize(form)
+            weight.quantize(form, self.kernels.quantized_linear)
 
     def unpack(self) -> bool:
         """Lay packed matrices out as before, one after the other; return whether any was packed."""

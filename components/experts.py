@@ -17,7 +17,11 @@ from diffray.components.mesh import Mesh
 from diffray.components.weight import Weight
 from diffray.kernels.choose import Kernels
 from diffray.kernels.experts import Activation, experts_forward
-from diffray.kernels.quantized import kept_experts_forward, quantized_experts_forward
+from diffray.kernels.quantized import (
+    float8_experts_forward,
+    kept_experts_forward,
+    quantized_experts_forward,
+)
 from diffray.kernels.router import Routing
 
 
@@ -89,6 +93,7 @@ class Experts(nn.Module):
             self.kernels = kernels._replace(
                 experts_forward=partial(experts_forward, activation=activation),
                 quantized_experts_forward=partial(quantized_experts_forward, activation=activation),
+                float8_experts_forward=partial(float8_experts_forward, activation=activation),
             )
         self.experts = cut(mesh if mesh.expert_parallel else alone, num_experts, "the experts")
         self.width = cut(
@@ -101,8 +106,9 @@ class Experts(nn.Module):
 
     @property
     def _has_kernel(self) -> bool:
-        """Whether the kernels for bytes read these weights."""
-        return all(w.format is None or w.format.in_bytes for w in (self.w13, self.w2))
+        """Whether the kernels for bytes read these weights, and take rows that are not rounded."""
+        forms = [weight.format for weight in (self.w13, self.w2) if weight.format is not None]
+        return all(form.in_bytes and not form.rounds_inputs for form in forms)
 
     def forward(self, x_TH: Tensor, routing: Routing) -> Tensor:
         own = routing.of(self.experts.start, self.experts.stop)
@@ -114,6 +120,11 @@ class Experts(nn.Module):
             experts = *_in_bytes(self.w13), *_in_bytes(self.w2)
             run_bytes = self.kernels.quantized_experts_forward
             return run_bytes(x_TH, *experts, ids_TK, weights_TK, own.pairs)
+        if all(w.format is not None and w.format.rounds_inputs for w in (self.w13, self.w2)):
+            (w13, w2), chosen = (self.w13.kept, self.w2.kept), (ids_TK, weights_TK, own.pairs)
+            scales = w13.scale_EOG.squeeze(2), w2.scale_EOG.squeeze(2)
+            run_rounded = self.kernels.float8_experts_forward
+            return run_rounded(x_TH, w13.values_EOI, scales[0], w2.values_EOI, scales[1], *chosen)
         kept = self.w13.stored, self.w2.stored
         return kept_experts_forward(x_TH, *kept, ids_TK, weights_TK, self.activation)
 

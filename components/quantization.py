@@ -60,18 +60,17 @@ def parse_quantization(given: Given) -> Scheme:
     mapping = _as_mapping(given)
     if mapping is None:
         form = _format(str(given), shown)
-        # Experts are bound by reading their weights: rounding what they multiply gains nothing.
-        experts = FORMATS["int8"] if form is not None and form.kind == "w8a8" else form
+        experts = form if form is None else form.for_experts
         named = {"experts": experts, "attention": form, "mlp": form}
         return Scheme(shown, tuple(Rule(part, named[part], asked=False) for part in USUAL))
     rules = [Rule(_key(key, shown), _format(name, shown)) for key, name in mapping.items()]
     if not rules:
         raise ValueError(f"quantization is {shown}; name a format, or leave it out")
     for rule in rules:
-        if rule.key == "experts" and rule.form is not None and rule.form.kind == "w8a8":
+        if rule.key == "experts" and rule.form is not None and rule.form != rule.form.for_experts:
             raise ValueError(
-                "quantization: experts keep their activations, as reading weights takes their "
-                "time; choose int8 for experts"
+                "quantization: experts keep their activations where weights are whole numbers; "
+                f"choose {rule.form.for_experts.name} for experts"
             )
     return Scheme(shown, tuple(sorted(rules, key=lambda rule: not rule.key.startswith(PATTERN))))
 
@@ -113,6 +112,6 @@ def _format(name: str, shown: str) -> Format | None:
         raise ValueError(
             f"quantization is {shown}: there is no format {name!r}{did_you_mean(name, FORMATS)}; "
             "expected int8, uint8, int4 or uint4, each perhaps with a group as in int4_g128, "
-            f"fp8, w8a8 or {NONE}, or a mapping from parts to formats"
+            f"fp8, w8a8, w8a8_fp8 or {NONE}, or a mapping from parts to formats"
         )
     return FORMATS[name]

@@ -4,6 +4,7 @@ Letters: T packed tokens, E experts, O output rows, I input columns, G scales of
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from diffray.kernels.formats import Format
 from diffray.kernels.linear import linear, pack
 from diffray.kernels.quantize import Quantized, quantize
 from diffray.kernels.quantized import quantized_linear
+
+Multiply = Callable[[Tensor, Quantized, Tensor | None], Tensor]
 
 
 def empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -32,6 +35,7 @@ class Weight(nn.Module):
         self.scale_EOG: nn.Parameter | None = None
         self.zero_EOG: nn.Parameter | None = None
         self.lora: LowRank | None = None  # what adapters add to its product
+        self._multiply: Multiply = quantized_linear
 
     @property
     def plain(self) -> nn.Parameter:
@@ -61,12 +65,17 @@ class Weight(nn.Module):
         if self.format is None:
             y_TO = linear(x_TI, self.plain, bias_O)
         else:
-            y_TO = quantized_linear(x_TI, self.kept, bias_O)
+            y_TO = self._multiply(x_TI, self.kept, bias_O)
         return y_TO if self.lora is None else self.lora.add(y_TO, x_TI)
 
-    def quantize(self, form: Format) -> None:
-        """Keep the matrix in this format; without storage, only make the room for it."""
+    def quantize(self, form: Format, multiply: Multiply) -> None:
+        """Keep the matrix in this format; without storage, only make the room for it.
+
+        `multiply` is for formats in bytes; the others have but one implementation.
+        """
         dense = self.plain
+        if form.in_bytes:
+            self._multiply = multiply
         kept = Quantized.empty(dense.shape, form, dense.device)
         if not dense.is_meta:
             # One expert at a time: all of them in float32 would take several times the final size.

@@ -24,6 +24,7 @@ from diffray.kernels import (
 )
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.quantize import Quantized
 from diffray.kernels.router import Pairs, Routing
 from diffray.kernels.variants import UNTRIED, Choices, Kernel, chosen
 from diffray.kernels.windows import PagedWindows, Windows
@@ -34,18 +35,22 @@ _CAPABILITY: Final = (8, 0)
 
 
 class Kernels(NamedTuple):
-    """One implementation of everything that a step runs besides dense matrix products."""
+    """One implementation of everything that a step runs besides plain matrix products."""
 
     name: str
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     linear_add_norm: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    quantized_linear: Callable[[Tensor, Quantized, Tensor | None], Tensor]
     attend: Callable[[Tensor, QKRotary, KVLayer, Tensor, Windows], Tensor]
     softmax_router: Callable[[Tensor, Tensor, Tensor | None, int], Routing]
     grouped_sigmoid_router: Callable[..., Routing]
     experts_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Pairs | None], Tensor]
     quantized_experts_forward: Callable[
         [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor, Pairs | None], Tensor
+    ]
+    float8_experts_forward: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Pairs | None], Tensor
     ]
     experts_add_norm: Callable[..., tuple[Tensor, Tensor]]
     confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
@@ -61,11 +66,13 @@ TORCH: Final = Kernels(
     norm.rms_norm,
     norm.add_norm,
     linear.linear_add_norm,
+    quantized.quantized_linear,
     attention.attend,
     router.softmax_router,
     router.grouped_sigmoid_router,
     experts.experts_forward,
     quantized.quantized_experts_forward,
+    quantized.float8_experts_forward,
     quantized.experts_add_norm,
     confidence.confidence,
     acceptance.settle,

@@ -28,12 +28,28 @@ class Format(NamedTuple):
     @property
     def largest(self) -> float:
         """The largest magnitude that stands for a row's, or the number of steps of its range."""
-        return {"int4": 7.5, "uint4": 15.0, "uint8": 255.0, "fp8": 448.0}.get(self.kind, 127.0)
+        if self.is_float8:
+            return 448.0
+        return {"int4": 7.5, "uint4": 15.0, "uint8": 255.0}.get(self.kind, 127.0)
+
+    @property
+    def is_float8(self) -> bool:
+        return self.kind in ("fp8", "w8a8_fp8")
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether what the weights multiply is rounded as well, with a scale for each row."""
+        return self.kind in ("w8a8", "w8a8_fp8")
+
+    @property
+    def for_experts(self) -> "Format":
+        """The same for experts, for which there are no products of whole numbers."""
+        return Format("int8" if self.kind == "w8a8" else self.kind, self.group)
 
     @property
     def in_bytes(self) -> bool:
         """Whether a row is bytes and one scale, as the byte-a-weight kernels read it."""
-        return self.kind in ("int8", "fp8") and not self.group
+        return self.kind in ("int8", "fp8", "w8a8_fp8") and not self.group
 
     def scales_of(self, columns: int) -> int:
         """Return how many scales a row has."""
@@ -50,11 +66,10 @@ class Format(NamedTuple):
         return None
 
 
-# w8a8: int8 weights, and activations rounded to int8 by one scale per row.
-KINDS: Final = ("int8", "uint8", "int4", "uint4", "fp8", "w8a8")
+KINDS: Final = ("int8", "uint8", "int4", "uint4", "fp8", "w8a8", "w8a8_fp8")
 FORMATS: Final = {
     form.name: form
     for kind in KINDS
     for form in (Format(kind, group) for group in GROUPS)
-    if not form.group or kind not in ("fp8", "w8a8")
+    if not form.group or not (form.is_float8 or form.rounds_inputs)
 }

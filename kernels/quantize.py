@@ -15,7 +15,12 @@ from torch import Tensor
 from diffray.kernels.formats import Format
 
 _TINY: Final = 1e-12  # ranges below count as this, so that no scale is 0
-_STORED: Final = {"int8": torch.int8, "w8a8": torch.int8, "fp8": torch.float8_e4m3fn}
+_STORED: Final = {
+    "int8": torch.int8,
+    "w8a8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "w8a8_fp8": torch.float8_e4m3fn,
+}
 _MIDDLE: Final = 8  # what stands for 0 in int4, which is kept unsigned
 
 
@@ -112,7 +117,7 @@ def quantize(w_EOI: Tensor, form: Format) -> Quantized:
     else:
         scale = wide.abs().amax(-1).clamp(min=_TINY) / form.largest
     steps = (wide / scale.unsqueeze(-1)).flatten(-2)
-    if form.kind == "fp8":
+    if form.is_float8:
         stored = steps.clamp(-form.largest, form.largest).to(torch.float8_e4m3fn)
         return Quantized(form, stored, scale, None)
     whole = steps.round()
@@ -131,7 +136,7 @@ def dequantize(kept: Quantized, dtype: torch.dtype) -> Tensor:
     """Return the matrix [E, O, I] in a floating dtype; computed in float32 at least."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     form, scale = kept.format, kept.scale_EOG.to(wide)
-    found = _numbers(kept).to(wide).unflatten(-1, (scale.shape[-1], -1))
+    found = numbers(kept).to(wide).unflatten(-1, (scale.shape[-1], -1))
     if kept.zero_EOG is not None:
         found.sub_(kept.zero_EOG.unsqueeze(-1))
     elif form.bits == 4:
@@ -140,12 +145,17 @@ def dequantize(kept: Quantized, dtype: torch.dtype) -> Tensor:
     return widened.to(dtype)
 
 
-def _numbers(kept: Quantized) -> Tensor:
+def numbers(kept: Quantized) -> Tensor:
     """Return the stored numbers, one in each element."""
     values = kept.values_EOI
     if kept.format.bits == 4:
         return unpack_nibbles(values)
-    if kept.format.kind != "fp8" or not values.is_cpu:
+    return _readable(values) if kept.format.is_float8 else values
+
+
+def _readable(values: Tensor) -> Tensor:
+    """Return float8 numbers in a dtype that is fast to convert."""
+    if not values.is_cpu:
         return values
     # torch converts float8 one by one on a CPU, six times as slow: a float16 has the same bits in
     # other places, and 2**8 times the number.
@@ -165,6 +175,28 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
     pair = packed.to(torch.int16)
     pair = (pair << 4).bitwise_or_(pair).bitwise_and_(0x0F0F)
     return pair.view(torch.uint8)
+
+
+def float8_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
+    """Return activations in float8 and the scale of each row [T, 1], in float32.
+
+    A scale is the least power of 2 with which the row fits. So dividing and multiplying by it are
+    exact, every device rounds alike, and a float8 number times its scale is a bfloat16 number.
+    """
+    largest_T1 = x_TI.abs().amax(-1, keepdim=True).float().clamp(min=_TINY)
+    # 448 is 1.75 * 2**8: a larger significand needs the next power.
+    bits_T1 = (largest_T1.view(torch.int32) + 0x1FFFFF) & ~0x7FFFFF
+    scale_T1 = bits_T1.view(torch.float32) * 2.0**-8
+    wide = x_TI if x_TI.dtype == torch.float64 else x_TI.float()
+    return (wide / scale_T1).to(torch.float8_e4m3fn), scale_T1
+
+
+def round_rows(x_TI: Tensor) -> Tensor:
+    """Return activations rounded by `float8_rows`, in their own dtype."""
+    rounded_TI, scale_T1 = float8_rows(x_TI)
+    wide = torch.float64 if x_TI.dtype == torch.float64 else torch.float32
+    found: Tensor = _readable(rounded_TI).to(wide).mul_(scale_T1)
+    return found.to(x_TI.dtype)
 
 
 def quantize_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,13 @@ from diffray.kernels.experts import Activation, experts_forward, run_experts
 from diffray.kernels.formats import FORMATS
 from diffray.kernels.linear import linear, pad_rows
 from diffray.kernels.norm import add_norm
-from diffray.kernels.quantize import Quantized, dequantize, quantize_rows
+from diffray.kernels.quantize import (
+    Quantized,
+    dequantize,
+    numbers,
+    quantize_rows,
+    round_rows,
+)
 from diffray.kernels.router import Pairs
 
 Kept = Tensor | Quantized
@@ -30,11 +36,13 @@ _INT8_UNITS: Final = ("avx512_vnni", "avx_vnni", "amx_int8")
 def quantized_linear(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias.
 
-    The weights are widened to the dtype of x as they are used; those of w8a8 are not: rows of x are
-    rounded to bytes too, and whole numbers are added up.
+    The weights are widened to the dtype of x as they are used. For w8a8 and w8a8_fp8 rows of x are
+    rounded to bytes too: whole numbers are added up as they are, and float8 ones widened.
     """
     if kept.format.kind == "w8a8":
         out_TO = _integer_linear(x_TI, kept)
+    elif kept.format.rounds_inputs:
+        out_TO = _float8_linear(x_TI, kept)
     elif x_TI.is_cuda:
         return functional.linear(x_TI, dequantize(kept, x_TI.dtype), bias_O)
     else:
@@ -44,7 +52,9 @@ def quantized_linear(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None = None
 
 
 def _blocks(kept: Quantized) -> list[Quantized]:
-    """Return views of its rows, some at a time."""
+    """Return views of its rows, on a CPU some at a time."""
+    if kept.values_EOI.is_cuda:
+        return [kept]
     rows, columns = kept.shape
     step = max(_BLOCK // columns, 1)
     return [kept[start : start + step] for start in range(0, rows, step)]
@@ -56,6 +66,20 @@ def _integer_linear(x_TI: Tensor, kept: Quantized) -> Tensor:
     sums_TO = integer_product(rounded_TI, kept.values_EOI).to(scale_T1.dtype)
     scale_O = kept.scale_EOG.squeeze(1).to(scale_T1.dtype)
     return sums_TO.mul_(scale_T1).mul_(scale_O).to(x_TI.dtype)
+
+
+def _float8_linear(x_TI: Tensor, kept: Quantized) -> Tensor:
+    """Return the product of rounded rows, scaled behind the sums.
+
+    Products of float8 numbers are multiples of 2**-18 and less than 2**18, so float64 adds up
+    2**17 of them exactly: a row's outcome depends on it alone.
+    """
+    # Unscaled sums are too large for float16.
+    wide = torch.float32 if x_TI.dtype == torch.float16 else x_TI.dtype
+    rounded_TI = round_rows(x_TI.to(wide))
+    parts = (linear(rounded_TI, numbers(rows).to(wide)) for rows in _blocks(kept))
+    sums_TO = torch.cat([*parts], dim=1)
+    return sums_TO.mul_(kept.scale_EOG.squeeze(1)).to(x_TI.dtype)
 
 
 def integer_product(x_TI: Tensor, w_OI: Tensor) -> Tensor:
@@ -110,9 +134,10 @@ def kept_experts_forward(
     """Return `experts_forward` for weights of which some are quantized, in any format.
 
     On a CPU only the matrices of chosen experts are widened, one at a time. On a GPU all are: which
-    ones are chosen is not known to the host.
+    ones are chosen is not known to the host, unless it waits as it does to round what they take.
     """
-    if x_TH.is_cuda:
+    rounds = any(isinstance(w, Quantized) and w.format.rounds_inputs for w in (w13_EFH, w2_EHI))
+    if x_TH.is_cuda and not rounds:
         w13, w2 = (
             dequantize(w, x_TH.dtype) if isinstance(w, Quantized) else w for w in (w13_EFH, w2_EHI)
         )
@@ -145,6 +170,24 @@ def quantized_experts_forward(
         return experts_forward(x_TH, w13_EFH, w2_EHI, ids_TK, weights_TK, pairs, activation)
     kept = _in_bytes(w13_EFH, scale13_EF), _in_bytes(w2_EHI, scale2_EH)
     return kept_experts_forward(x_TH, *kept, ids_TK, weights_TK, activation)
+
+
+def float8_experts_forward(
+    x_TH: Tensor,
+    w13_EFH: Tensor,
+    scale13_EF: Tensor,
+    w2_EHI: Tensor,
+    scale2_EH: Tensor,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    _pairs: Pairs | None = None,
+    activation: Activation = silu,
+) -> Tensor:
+    """Return the same for weights in float8 that multiply rows rounded to it."""
+    form = FORMATS["w8a8_fp8"]
+    w13 = Quantized(form, w13_EFH, scale13_EF.unsqueeze(-1), None)
+    w2 = Quantized(form, w2_EHI, scale2_EH.unsqueeze(-1), None)
+    return kept_experts_forward(x_TH, w13, w2, ids_TK, weights_TK, activation)
 
 
 def _in_bytes(values_EOI: Tensor, scale_EO: Tensor | None) -> Kept:

@@ -43,8 +43,9 @@ class EngineOptions(Config):
     quantization: Quantization | None = Field(
         None,
         description="Keep weights in fewer bits: one format for all linear layers but the head "
-        "(int8, uint8, int4, uint4, fp8, w8a8; int4_g128 has a scale for each 128 weights), or "
-        "parts with formats (experts=fp8,attention=int8,head=int8). Default: as dtype says.",
+        "(int8, uint8, int4, uint4, fp8, w8a8, w8a8_fp8; int4_g128 has a scale for each 128 "
+        "weights), or parts with formats (experts=fp8,attention=int8,head=int8). Default: as dtype "
+        "says.",
     )
     lora_modules: dict[str, str] = Field(
         {},

@@ -37,6 +37,8 @@ class Case:
     kernel: str
     run: Callable[[Kernels], tuple[Tensor, ...]]
     exact_ids: bool = False  # the first output is of integers that rounding may change
+    # Rounds to float8 in between: the last bit of a dtype may decide, in float32 as in bfloat16.
+    rounds: bool = False
 
 
 class Which(NamedTuple):
@@ -106,6 +108,12 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         "linear_add_norm",
         lambda kernels: kernels.linear_add_norm(seen, out, residual, weight, EPS),
     )
+    for name, kind in (("int8", "int8"), ("float8", "fp8"), ("float8 rows", "w8a8_fp8")):
+        kept = quantize(out, FORMATS[kind])
+        yield Case(
+            f"quantized_linear {name}",
+            lambda kernels, kept=kept: (kernels.quantized_linear(seen, kept, None),),  # type: ignore[misc]
+        )
     yield Case("rms_norm", lambda kernels: (kernels.rms_norm(x, weight, EPS),))
 
     batch, num_pages = last_windows(shape, work, x.device)
@@ -173,6 +181,14 @@ def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> I
                 kernels.quantized_experts_forward(x, *parts, ids, weights, None),
             ),
         )
+    one, scale_one, two, scale_two = parts  # the last are float8
+    yield Case(
+        "float8_experts_forward",
+        lambda kernels: (
+            kernels.float8_experts_forward(x, one, scale_one, two, scale_two, ids, weights, None),
+        ),
+        rounds=True,
+    )
 
 
 def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from benchmarks.gpu.shapes import Shape, Sparse, Work
+from benchmarks.gpu.shapes import Shape, Sparse, Work, more_tiles, rounded_up
 
 BANDWIDTH: Final = 4.3e12  # bytes/s of a copy; 4.8 on paper
 L2_BANDWIDTH: Final = 5.5e12  # bytes/s into all multiprocessors
@@ -164,7 +164,7 @@ class Step:
         self._add("_rotate_heads", calls, moved, kind="triton")
 
         shared, window = self.heads // self.keys, min(work.window, work.context)
-        tile = min(max(_rounded_up(window * shared), 16), 64)
+        tile = min(max(rounded_up(window * shared), 16), 64)
         programs = math.ceil(window * shared / tile) * self.keys * work.rows
         fewest = 128 if "shorter splits" in self.changes else 256
         splits = max(1, min(512 // programs, work.context // fewest, 32))
@@ -243,9 +243,20 @@ class Step:
             self._add(choose, calls, logits, chain=TOPK_US, kind="triton")
             self._add("_list_pairs", calls, 12.0 * pairs, chain=listing, kind="triton")
         width = sparse.width // self.ranks
+        rounds, names = self.experts == "float8_rows", ("_round_row", "_round_row")
+        sizes = 4.0 * tokens * hidden, 4.0 * pairs * width
+        many = rounds and pairs >= 48 * sparse.experts
+        self.grouped = many and "float8 products" in self.changes  # torch's product of float8
+        if self.grouped:
+            names = "_gather_row", "_gate_row"
+            sizes = (2.0 * tokens + pairs) * hidden, 5.0 * pairs * width
+        if rounds:
+            self._add(names[0], calls, sizes[0], kind="triton")
         self._expert_product("_gate_up", calls, sparse, hidden, width, 2)
+        if rounds:
+            self._add(names[1], calls, sizes[1], kind="triton")
         self._expert_product("_down", calls, sparse, width, hidden, 1)
-        fused = "sum and norm" in self.changes and self.ranks == 1  # ranks add up in between
+        fused = "sum and norm" in self.changes and self.ranks == 1 and not rounds
         if not fused:
             self._add("_sum_pairs", calls, 2.0 * (pairs + tokens) * hidden, kind="triton")
         if sparse.shared_width:
@@ -268,22 +279,24 @@ class Step:
         chance, mean = sparse.chosen / sparse.experts, pairs / sparse.experts
         distinct = self.shape.distinct_experts(tokens)
         one = float(matrices * columns * inputs * (2 if self.experts == "bfloat16" else 1))
-        rows = min(max(_rounded_up(math.ceil(mean + 4 * math.sqrt(mean))), 16), 128)
+        rows = min(max(rounded_up(math.ceil(mean + 4 * math.sqrt(mean))), 16), 128)
         if "64 rows" in self.changes and tokens <= 64:
             rows = 64
-        tiles = distinct + sparse.experts * _more_tiles(tokens, chance, rows)
+        tiles = distinct + sparse.experts * more_tiles(tokens, chance, rows)
         # Each block of 64 columns reads its expert's rows.
         cached, rate = one * tiles + 2.0 * pairs * inputs * math.ceil(columns / 64), CUBLAS
-        if "large tiles" in self.changes and mean >= 48:
-            fast = self.experts == "float8" and "float8 products" in self.changes
-            tiles = distinct + sparse.experts * _more_tiles(tokens, chance, 128)
-            cached, rate = 0.0, (FLOAT8 if fast else CUBLAS) * pairs / (tiles * 128)
+        if self.grouped or ("large tiles" in self.changes and mean >= 48):
+            tiles = distinct + sparse.experts * more_tiles(tokens, chance, 128)
+            cached, rate = 0.0, (FLOAT8 if self.grouped else CUBLAS) * pairs / (tiles * 128)
         kind = "float16" if "float16 activations" in self.changes else "float8"
-        share = EXPERT_SHARE[kind if self.experts == "float8" else self.experts]
-        staying = tokens <= 512 and "persistent blocks" in self.changes
+        share = EXPERT_SHARE[kind if self.experts.startswith("float8") else self.experts]
+        most = 0 if self.experts == "float8_rows" else 512  # tokens
+        staying = tokens <= most and "persistent blocks" in self.changes
         share += PERSISTENT_GAIN * staying
         again = self.hot * (rows < min(tokens, 64))  # weights of experts with a second tile
         moved = one * distinct * (1 + again) + 2.0 * (tokens * inputs + pairs * columns)
+        if self.grouped:  # gate and up are stored apart
+            moved = one * distinct + pairs * (inputs + 2.0 * matrices * columns)
         fetched = 0.0
         if name == "_gate_up" and staying and "experts in the cache" in self.changes:
             idle = max(self.idle_us - AHEAD_US, 0.0) / 1e6
@@ -296,7 +309,7 @@ class Step:
             cached=cached,
             flops=2.0 * pairs * matrices * columns * inputs,
             rate=rate,
-            kind="triton",
+            kind="torch" if self.grouped else "triton",
             weights=True,
             fetched=fetched,
         )
@@ -313,7 +326,7 @@ class Step:
             self._product("mm head", parts, hidden, vocab, rows // parts)
             self._add("_weigh_logits", parts, logits / parts, kind="triton")
         else:
-            tile = min(max(_rounded_up(rows), 16), 128)
+            tile = min(max(rounded_up(rows), 16), 128)
             cached = table * math.ceil(rows / tile) + 2.0 * rows * hidden * math.ceil(vocab / wide)
             self._add(
                 "_weigh_head",
@@ -333,16 +346,3 @@ class Step:
             self._add("all_gather", 1 if packed else 5, 0.0, chain=chain, kind="collective")
             if not packed:
                 self._add("all_reduce of logits", 1, 0.0, chain=NCCL_US, kind="collective")
-
-
-def _more_tiles(tokens: int, share: float, rows: int) -> float:
-    """Return how many tiles of rows an expert needs after its first, on average."""
-    mean = tokens * share
-    deviation = math.sqrt(mean * (1 - share))
-    beyond = (k * rows + 0.5 - mean for k in range(1, math.ceil(tokens / rows)))
-    return sum(0.5 * math.erfc(x / deviation / math.sqrt(2)) for x in beyond)
-
-
-def _rounded_up(count: int) -> int:
-    """Return the smallest power of two that is not less."""
-    return 1 << max(count - 1, 0).bit_length()

@@ -20,7 +20,12 @@ from diffray.components.models.registry import build_model
 from diffray.components.quantization import parse_quantization
 from diffray.kernels.choose import Kernels
 
-EXPERTS = {"bfloat16": None, "int8": "experts_int8", "float8": "experts_fp8"}
+EXPERTS = {
+    "bfloat16": None,
+    "int8": "experts_int8",
+    "float8": "experts_fp8",
+    "float8_rows": "experts=w8a8_fp8",  # what they multiply is rounded to float8 as well
+}
 
 
 def random_model(

@@ -31,7 +31,11 @@ from diffray.components.quantized_parts import chosen_formats, module_of
 from diffray.kernels.formats import Format
 from diffray.kernels.quantize import Quantized
 
-_LAYOUTS: Final = {"w8a8": "int-quantized", "fp8": "float-quantized"}
+_LAYOUTS: Final = {
+    "w8a8": "int-quantized",
+    "fp8": "float-quantized",
+    "w8a8_fp8": "float-quantized",
+}
 _PACKED: Final = "pack-quantized"
 
 
@@ -129,7 +133,7 @@ def _quantized(name: str, part: Part, form: Format, file: WeightFile) -> list[Wr
         return Written(f"{module}.{ending}", Stored(shape, dtype), make)
 
     if form.kind in _LAYOUTS:
-        dtype = "F8_E4M3" if form.kind == "fp8" else "I8"
+        dtype = "F8_E4M3" if form.is_float8 else "I8"
         found = [output("weight", (rows, columns), dtype, lambda: [kept().values_EOI])]
     else:
         words = columns * form.bits // 32
@@ -182,7 +186,7 @@ def _config_of(forms: dict[str, Format], linear: set[str]) -> dict[str, Any]:
             f"group_{number}": {
                 "targets": _targets(modules, everything - {*modules}),
                 "weights": _weights(form),
-                "input_activations": _activations() if form.kind == "w8a8" else None,
+                "input_activations": _activations(form) if form.rounds_inputs else None,
                 "output_activations": None,
                 "format": _layout(form),
             }
@@ -214,7 +218,7 @@ def _targets(modules: list[str], others: set[str]) -> list[str]:
 def _weights(form: Format) -> dict[str, Any]:
     return {
         "num_bits": form.bits,
-        "type": "float" if form.kind == "fp8" else "int",
+        "type": _type(form),
         "symmetric": not form.has_zero,
         "strategy": "group" if form.group else "channel",
         "group_size": form.group or None,
@@ -222,10 +226,14 @@ def _weights(form: Format) -> dict[str, Any]:
     }
 
 
-def _activations() -> dict[str, Any]:
+def _type(form: Format) -> str:
+    return "float" if form.is_float8 else "int"
+
+
+def _activations(form: Format) -> dict[str, Any]:
     return {
         "num_bits": 8,
-        "type": "int",
+        "type": _type(form),
         "symmetric": True,
         "strategy": "token",
         "dynamic": True,

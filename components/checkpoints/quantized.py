@@ -137,7 +137,6 @@ class CompressedTensors:
                 "it; download config.json again"
             )
         packed = f"{module}.weight_packed" in tensors.stored
-        # Experts are bound by reading their weights, so what they multiply is not rounded.
         return group.format(packed=packed, expert=_EXPERT.search(module) is not None)
 
     def shape_of(self, module: str, form: Format, tensors: Tensors) -> tuple[int, int]:
@@ -145,7 +144,7 @@ class CompressedTensors:
         packed = stored.get(f"{module}.weight_packed")
         if packed is None:
             weight = stored[f"{module}.weight"]
-            dtype = "F8_E4M3" if form.kind == "fp8" else "I8"
+            dtype = "F8_E4M3" if form.is_float8 else "I8"
             if weight.dtype != dtype or len(weight.shape) != 2:
                 raise _torn(module, f"weight is {weight.dtype} and not a matrix of {dtype}")
             rows, columns = weight.shape

@@ -42,18 +42,20 @@ class Group(NamedTuple):
         weights = self.weights
         bits, kind = weights.get("num_bits"), weights.get("type", "int")
         symmetric = weights.get("symmetric", True) is True
-        rounded = self.inputs is not None and self.inputs.get("type", "int") == "int"
+        # Activations in another type than the weights are not rounded.
+        rounded = self.inputs is not None and self.inputs.get("type", "int") == kind
         if kind == "float" and bits == 8 and symmetric and not packed:
-            name = "fp8"
+            name = "w8a8_fp8" if rounded else "fp8"
         elif kind == "int" and bits == 8 and symmetric and not packed:
-            name = "w8a8" if rounded and not expert else "int8"
+            name = "w8a8" if rounded else "int8"
         elif kind == "int" and bits in (4, 8) and packed and not rounded:
             name = f"int{bits}" if symmetric else f"uint{bits}"
         else:
             sign = "symmetric" if symmetric else "asymmetric"
             where = "words" if packed else "bytes"
             raise refused(f"weights of {shown(bits)} bits, {sign}, of type {kind!r} in {where}")
-        return format_of(name, weights.get("strategy"), weights.get("group_size"))
+        form = format_of(name, weights.get("strategy"), weights.get("group_size"))
+        return form.for_experts if expert else form
 
 
 def groups_of(config: Mapping[str, Any]) -> list[Group]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diffray.kernels.router import Pairs
 from diffray.kernels.triton.expert_tiles import down_tile, gate_up_tile, tile_of
+from diffray.kernels.triton.float8_rows import round_rows
 from diffray.kernels.triton.launch import (
     can_fetch,
     num_programs,
@@ -44,10 +45,12 @@ def multiply_pairs(
     *,
     half: bool = False,
     stay: bool = False,
+    rounded: bool = False,
     pdl: bool = False,
 ) -> Tensor:
     """Return each pair's weighted output [S, H]; those of other ranks' experts are undefined.
 
+    `rounded` rounds what comes between the products to float8 rows.
     `half` multiplies in float16, which weights of a byte turn into in fewer instructions than into
     bfloat16. Programs that `stay` all have as many tiles, and fetch weights ahead.
     """
@@ -74,6 +77,8 @@ def multiply_pairs(
         AHEAD=_ahead(tile, w13_EFH, programs) if stay else tile.depth,
         **_launch(tile, stay, pdl),
     )
+    if rounded:
+        mid_SI = round_rows(mid_SI, pdl=pdl)
     part_SH = x_TH.new_empty(num_pairs, hidden)
     tiles, programs = _tiles(lanes * num_experts, hidden, tile, stay, x_TH.device)
     _down[(programs,)](

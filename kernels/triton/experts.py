@@ -156,7 +156,7 @@ def _outputs(
     return multiply_pairs(x_TH, *experts, weights_TK, pairs, tile, half=half, stay=stay, pdl=pdl)
 
 
-def _tiles(x_TH: Tensor, num_experts: int, num_chosen: int) -> list[Tile]:
+def tiles_of(x_TH: Tensor, num_experts: int, num_chosen: int) -> list[Tile]:
     """Return the default tile for about as many tokens, then others that may be faster.
 
     No expert has more rows than there are tokens: with that many in a tile, or 64, an expert that
@@ -186,7 +186,7 @@ def _variants(
     run: Run, faster: tuple[str, Run], x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor
 ) -> list[Variant]:
     """Return a program with the default tile, then one that is likely faster with all tiles."""
-    tiles = _tiles(x_TH, len(w2_EHI), ids_TK.shape[1])
+    tiles = tiles_of(x_TH, len(w2_EHI), ids_TK.shape[1])
     name, program = faster
     if x_TH.dtype == torch.bfloat16 and w13_EFH.dtype == torch.float8_e4m3fn:
         name, program = f"{name} half", partial(program, half=True)

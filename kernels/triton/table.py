@@ -4,8 +4,10 @@ from typing import Final
 
 from diffray.kernels.triton.acceptance import SETTLE
 from diffray.kernels.triton.attention import ATTEND
+from diffray.kernels.triton.byte_product import QUANTIZED_LINEAR
 from diffray.kernels.triton.confidence import CONFIDENCE
 from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM, QUANTIZED_EXPERTS
+from diffray.kernels.triton.float8_experts import FLOAT8_EXPERTS
 from diffray.kernels.triton.norm import ADD_NORM, RMS_NORM
 from diffray.kernels.triton.router import GROUPED_SIGMOID_ROUTER, SOFTMAX_ROUTER
 from diffray.kernels.triton.small_product import LINEAR_ADD_NORM
@@ -14,11 +16,13 @@ KERNELS: Final = (
     RMS_NORM,
     ADD_NORM,
     LINEAR_ADD_NORM,
+    QUANTIZED_LINEAR,
     ATTEND,
     SOFTMAX_ROUTER,
     GROUPED_SIGMOID_ROUTER,
     EXPERTS,
     QUANTIZED_EXPERTS,
+    FLOAT8_EXPERTS,
     EXPERTS_ADD_NORM,
     CONFIDENCE,
     SETTLE,

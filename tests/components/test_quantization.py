@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 
 from diffray import DiffusionLLM, SamplingParams
-from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.checkpoints.checkpoint import load_model, read_config
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
+from diffray.components.models.registry import build_model
 from diffray.components.quantization import PARTS, USUAL, Given, parse_quantization
 from diffray.components.weight import Weight
-from diffray.kernels.formats import FORMATS
-from diffray.kernels.quantize import dequantize
+from diffray.kernels.choose import TORCH
+from diffray.kernels.formats import FORMATS, Format
+from diffray.kernels.quantize import Quantized, dequantize
+from diffray.kernels.quantized import quantized_linear
 from tests.helpers.paths import GOLDEN
 from tests.helpers.quantized import weights_of
 from tests.helpers.threads import over_ranks
@@ -49,7 +52,7 @@ def test_logits_are_those_of_the_rounded_weights(name: str, kind: str) -> None:
     assert not torch.equal(found, before)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "w8a8"])
+@pytest.mark.parametrize("kind", [*KINDS, "w8a8", "w8a8_fp8"])
 @pytest.mark.parametrize("name", ["llada", "llada2_moe"])
 def test_loading_in_a_format_equals_quantizing_what_was_loaded(name: str, kind: str) -> None:
     after = load(GOLDEN / name, None)
@@ -92,10 +95,11 @@ def test_the_command_line_can_name_parts() -> None:
     assert parse_quantization("experts_fp8").rules == parse_quantization({"experts": "fp8"}).rules
 
 
-def test_w8a8_leaves_what_experts_read_alone() -> None:
-    model = load(GOLDEN / "llada_moe", "w8a8")
-    assert {each.format for each in weights_of(model, "experts")} == {FORMATS["int8"]}
-    assert {each.format for each in weights_of(model, "attention")} == {FORMATS["w8a8"]}
+@pytest.mark.parametrize(("kind", "experts"), [("w8a8", "int8"), ("w8a8_fp8", "w8a8_fp8")])
+def test_only_whole_numbers_leave_what_experts_read_alone(kind: str, experts: str) -> None:
+    model = load(GOLDEN / "llada_moe", kind)
+    assert {each.format for each in weights_of(model, "experts")} == {FORMATS[experts]}
+    assert {each.format for each in weights_of(model, "attention")} == {FORMATS[kind]}
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True])
@@ -113,16 +117,42 @@ def test_ranks_compute_what_one_does(kind: str, expert_parallel: bool) -> None:
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-9)
 
 
-def test_ranks_with_rounded_activations_are_near() -> None:
-    """A rank sees its part of a row of activations, and scales by the largest of that."""
+@pytest.mark.parametrize(("kind", "most"), [("w8a8", 0.05), ("w8a8_fp8", 1e-4)])
+def test_ranks_with_rounded_activations_are_near(kind: str, most: float) -> None:
+    """A rank sees its part of a row of activations, and scales by the largest of that.
+
+    Another power of 2 as the scale of float8 numbers changes only those that are next to none.
+    """
 
     def work(mesh: Mesh) -> list[Tensor]:
-        return [full_forward(load(GOLDEN / "sdar", "w8a8", mesh), IDS)]
+        return [full_forward(load(GOLDEN / "sdar", kind, mesh), IDS)]
 
     (alone,) = work(Mesh())
     ranks, _ = over_ranks(2, False, work)
     together = torch.cat([logits for (logits,) in ranks], dim=-1)
-    assert 0 < float((together - alone).norm() / alone.norm()) < 0.05
+    assert 0 < float((together - alone).norm() / alone.norm()) < most
+
+
+@pytest.mark.parametrize(("kind", "share"), [("fp8", 1), ("w8a8_fp8", 1), ("w8a8", 0), ("int4", 0)])
+def test_a_model_s_kernels_multiply_with_bytes(kind: str, share: int) -> None:
+    """Formats that they do not read have one implementation."""
+    seen: list[Format] = []
+
+    def noted(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None) -> Tensor:
+        seen.append(kept.format)
+        return quantized_linear(x_TI, kept, bias_O)
+
+    config = read_config(GOLDEN / "llada")
+    model = build_model(
+        config, Mesh(), torch.float32, TORCH._replace(name="noting", quantized_linear=noted)
+    )
+    model.allocate(torch.device("cpu"))
+    for parameter in model.parameters():
+        parameter.fill_(0.01)
+    model.quantize(parse_quantization({"attention": kind, "mlp": kind, "head": kind}))
+    full_forward(model, IDS)
+    matrices = 4 * len(model.stack) + 1
+    assert seen == [FORMATS[kind]] * matrices * share
 
 
 def test_a_quantized_head_chooses_the_same() -> None:
@@ -134,7 +164,9 @@ def test_a_quantized_head_chooses_the_same() -> None:
     assert torch.equal(chosen.ids_R, logits[:, 1:].argmax(1) + 1)
 
 
-@pytest.mark.parametrize("kind", ["experts_int8", "experts_fp8", "int8", "uint8", "w8a8", "fp8"])
+@pytest.mark.parametrize(
+    "kind", ["experts_int8", "experts_fp8", "int8", "uint8", "w8a8", "fp8", "w8a8_fp8"]
+)
 def test_the_demo_model_says_the_same(kind: str) -> None:
     """To a question of the kind it knows: to others its best tokens are close, and may change."""
     question = "Maya has 5 cards. Adam has 12 times as many. How many cards do they have together?"
@@ -147,11 +179,12 @@ def test_the_demo_model_says_the_same(kind: str) -> None:
     assert said[1] == said[0]
 
 
-def test_batched_equals_alone_with_rounded_activations() -> None:
-    """Sums of whole numbers do not depend on what else is in the batch."""
+@pytest.mark.parametrize("kind", ["w8a8", "w8a8_fp8"])
+def test_batched_equals_alone_with_rounded_activations(kind: str) -> None:
+    """Scales are of a row, and exact sums do not depend on what else is in the batch."""
     questions = [f"Tom has {n} pens. He buys {n} more. How many has he?" for n in range(2, 7)]
     params = SamplingParams(max_tokens=32)
-    with DiffusionLLM("demo-llada2", dtype="float64", quantization="w8a8", device="cpu") as llm:
+    with DiffusionLLM("demo-llada2", dtype="float64", quantization=kind, device="cpu") as llm:
         together = [found.outputs[0].token_ids for found in llm.generate(questions, params)]
         alone = [llm.generate(one, params)[0].outputs[0].token_ids for one in questions]
     assert together == alone
@@ -165,6 +198,7 @@ REFUSED: list[tuple[str, Given, str]] = [
     ("llada_moe", {"re:(": "int8"}, "no regular expression"),
     ("llada_moe", {"re:.*gate$": "int8"}, "'re:.*gate$' is about no matrix"),
     ("llada_moe", {"experts": "w8a8"}, "choose int8 for experts"),
+    ("llada", "w8a8_fp", "there is no format 'w8a8_fp', did you mean 'w8a8_fp8'"),
     ("llada", "int8_g512", "weights are no multiple of 512; choose another format"),
     ("llada", {"re:.*q_proj": "int8"}, "both are parts of one product; give them one format"),
     ("llada", {"attention": "none"}, "no matrix of this model is in it"),

@@ -16,6 +16,7 @@ from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.convert import convert
 from diffray.components.checkpoints.info import describe
 from diffray.components.checkpoints.quantize import quantize_checkpoint
+from diffray.components.checkpoints.schemes import groups_of
 from diffray.components.mesh import Mesh
 from diffray.components.quantization import Given
 from diffray.kernels.formats import FORMATS, Format
@@ -34,7 +35,7 @@ from tests.helpers.tiny_checkpoints import (
 
 WIDE = LLADA | {"mlp_hidden_size": 96}  # a multiple of the smallest group
 GIVEN: list[Given] = [
-    *("int8", "uint8", "int4", "uint4", "fp8", "w8a8"),
+    *("int8", "uint8", "int4", "uint4", "fp8", "w8a8", "w8a8_fp8"),
     *("int8_g32", "uint8_g32", "int4_g32", "uint4_g32"),
     {"attention": "int8", "mlp": "uint4", "head": "fp8"},
     {"re:.*blocks\\.0\\.": "int8", "mlp": "int4_g32"},
@@ -61,7 +62,7 @@ def test_loaded_equals_quantized_at_load(tmp_path: Path, plain: Path, given: Giv
     assert_same(parameters(written, None), parameters(plain, given))
 
 
-@pytest.mark.parametrize("given", ["int4_g32", "uint4", "w8a8"])
+@pytest.mark.parametrize("given", ["int4_g32", "uint4", "w8a8", "w8a8_fp8"])
 def test_each_rank_reads_its_share(tmp_path: Path, given: Given) -> None:
     config = LLADA | {"mlp_hidden_size": 128, "d_model": 64}
     plain = save(tmp_path / "plain", config, random_weights(config))
@@ -77,6 +78,43 @@ def test_experts_come_back_one_by_one(tmp_path: Path, name: str) -> None:
     written = quantize_checkpoint(GOLDEN / name, tmp_path / "small", given, progress=False)
     assert_same(parameters(written, None), parameters(GOLDEN / name, given))
     assert describe(written).experts == describe(GOLDEN / name).experts
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "layout"),
+    [("w8a8", "int", "int-quantized"), ("w8a8_fp8", "float", "float-quantized")],
+)
+def test_rounded_activations_are_stored_as_dynamic_ones_of_each_token(
+    tmp_path: Path, kind: str, number: str, layout: str
+) -> None:
+    given = {"experts": FORMATS[kind].for_experts.name, "attention": kind}
+    written = quantize_checkpoint(GOLDEN / "llada_moe", tmp_path / "small", given, progress=False)
+    config = json.loads((written / "config.json").read_text())["quantization_config"]
+    rounded = [g for g in config["config_groups"].values() if g["input_activations"]]
+    about = {"num_bits": 8, "type": number, "symmetric": True, "strategy": "token", "dynamic": True}
+    assert [(g["input_activations"], g["format"]) for g in rounded] == [(about, layout)]
+    model = load_model(written, dtype="float32", device="cpu", progress=False)
+    for part, name in given.items():
+        assert {each.format for each in weights_of(model, part)} == {FORMATS[name]}
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "of_experts"),
+    [("int", "w8a8", "int8"), ("float", "w8a8_fp8", "w8a8_fp8")],
+)
+def test_others_checkpoints_may_round_what_everything_takes(
+    number: str, name: str, of_experts: str
+) -> None:
+    """Of whole numbers there are no products for experts, which keep their activations."""
+    both = {"num_bits": 8, "type": number, "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": both | {"strategy": "channel"},
+        "input_activations": both | {"strategy": "token", "dynamic": True},
+    }
+    (read,) = groups_of({"format": "naive-quantized", "config_groups": {"group_0": group}})
+    assert read.format(packed=False, expert=False).name == name
+    assert read.format(packed=False, expert=True).name == of_experts
 
 
 def test_the_demo_answers_the_same_token_for_token(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
         assert ids(llm) == before
 
 
-@pytest.mark.parametrize("quantization", ["int8", "uint4", "w8a8", {"mlp": "fp8"}])
+@pytest.mark.parametrize("quantization", ["int8", "uint4", "w8a8", "w8a8_fp8", {"mlp": "fp8"}])
 def test_a_quantized_model_rounds_them_anew(
     tmp_path: Path, quantization: str | dict[str, str]
 ) -> None:

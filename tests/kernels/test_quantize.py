@@ -11,9 +11,11 @@ from diffray.kernels.formats import FORMATS, Format
 from diffray.kernels.quantize import (
     Quantized,
     dequantize,
+    float8_rows,
     pack_nibbles,
     quantize,
     quantize_rows,
+    round_rows,
     unpack_nibbles,
 )
 from diffray.kernels.quantized import integer_product, quantized_linear
@@ -53,7 +55,7 @@ def steps(kept: Quantized) -> Tensor:
 def test_no_weight_moves_by_more_than_half_a_step(form: Format, w: Tensor) -> None:
     kept = quantize(w, form)
     error = (dequantize(kept, torch.float64) - w.double()).abs()
-    if form.kind == "fp8":  # three bits behind the point; below 2**-6 the step is fixed
+    if form.is_float8:  # three bits behind the point; below 2**-6 the step is fixed
         bound = torch.maximum(w.double().abs() / 16, steps(kept) * 2.0**-10)
     else:
         bound = steps(kept) / 2
@@ -128,13 +130,16 @@ def test_both_ways_to_add_bytes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(by_unit, integer_product(x, w))
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("w8a8", "float32"), ("w8a8_fp8", "float64")])
 @given(rows=st.integers(1, 100), seed=st.integers(0, 1000))
 @settings(max_examples=25, deadline=None)
-def test_a_row_alone_equals_the_row_in_a_batch_bit_for_bit(rows: int, seed: int) -> None:
+def test_a_row_alone_equals_the_row_in_a_batch_bit_for_bit(
+    kind: str, dtype: str, rows: int, seed: int
+) -> None:
     torch.manual_seed(seed)
-    x = torch.randn(rows, 200) * torch.rand(rows, 1) * 50
-    kept = quantize(torch.randn(70, 200), FORMATS["w8a8"])
-    bias = torch.randn(70)
+    x = (torch.randn(rows, 200) * torch.rand(rows, 1) * 50).to(getattr(torch, dtype))
+    kept = quantize(torch.randn(70, 200), FORMATS[kind])
+    bias = torch.randn(70).to(x.dtype)
     together = quantized_linear(x, kept, bias)
     number = seed % rows
     assert torch.equal(quantized_linear(x[number : number + 1], kept, bias)[0], together[number])
@@ -158,7 +163,54 @@ def test_the_error_of_w8a8_is_that_of_its_roundings(seed: int, power: int) -> No
     torch.testing.assert_close(found, exact)
 
 
-@pytest.mark.parametrize("form", [f for f in FORMATS.values() if f.kind != "w8a8"])
+@given(w=matrices(), dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+@settings(max_examples=50, deadline=None)
+def test_a_float8_activation_moves_by_a_sixteenth_at_most(w: Tensor, dtype: torch.dtype) -> None:
+    """Or by half a step of the least numbers; scales are the least powers of 2 that fit."""
+    x = w.to(dtype)
+    numbers, scale = float8_rows(x)
+    found = round_rows(x)
+    assert found.dtype == dtype and numbers.dtype == torch.float8_e4m3fn
+    assert torch.equal(found.double(), numbers.double() * scale.double())
+    error = (found.double() - x.double()).abs()
+    bound = torch.maximum(x.double().abs() / 16, scale.double() * 2.0**-10)
+    assert bool((error <= bound).all())
+    assert torch.equal(torch.frexp(scale)[0], torch.full_like(scale, 0.5))
+    largest = x.float().abs().amax(1, keepdim=True)
+    assert bool((largest <= 448 * scale).all())
+    assert bool(((largest > 224 * scale) | (largest < 1e-12)).all())
+    assert torch.equal(round_rows(found), found)
+
+
+def test_float16_s_largest_activations_do_not_overflow_float8_products() -> None:
+    x = torch.full((2, 512), 192.0, dtype=torch.float16)
+    kept = quantize(torch.full((3, 512), 0.25), FORMATS["w8a8_fp8"])
+    assert quantized_linear(x, kept).tolist() == [[192 * 0.25 * 512] * 3] * 2
+
+
+@given(seed=st.integers(0, 1000), power=st.integers(-5, 5))
+@settings(max_examples=25, deadline=None)
+def test_the_error_of_w8a8_fp8_is_that_of_its_roundings(seed: int, power: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(4, 128, dtype=torch.float64) * 10.0**power
+    w = torch.randn(16, 128, dtype=torch.float64)
+    kept = quantize(w, FORMATS["w8a8_fp8"])
+    _, scale = float8_rows(x)
+    x_error = torch.maximum(x.abs() / 16, scale.double() * 2.0**-10)
+    w_error = torch.maximum(w.abs() / 16, kept.scale_EOG.double() * 2.0**-10)
+    bound = x.abs() @ w_error.t() + x_error @ (w.abs() + w_error).t()
+    found = quantized_linear(x, kept)
+    assert bool(((found - x @ w.t()).abs() <= bound * (1 + 1e-6)).all())
+    exact = round_rows(x) @ dequantize(kept, torch.float64).t()
+    torch.testing.assert_close(found, exact)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        narrow = x.to(dtype)
+        ours = quantized_linear(narrow, kept).double()
+        theirs = quantized_linear(narrow.double(), kept)
+        assert float((ours - theirs).norm() / theirs.norm()) < tolerance
+
+
+@pytest.mark.parametrize("form", [f for f in FORMATS.values() if not f.rounds_inputs])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_products_are_those_of_the_widened_matrix(form: Format, dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -43,12 +43,37 @@ HOPPER = {
         "_gate_up": (192, 64),
         "_down": (144, 52),
     },
+    "float8_experts_forward triton half pdl 64x64x64 w4 s4": {
+        "_round_row": (40, 1),
+        "_gate_up": (192, 64),
+        "_down": (144, 52),
+        "_sum_pairs": (48, 1),
+    },
+    "float8_experts_forward scaled_grouped_mm pdl": {
+        "_gather_row": (40, 1),
+        "_gate_row": (72, 1),
+        "_sum_pairs": (48, 1),
+    },
     "attend triton 64 keys pdl 64x64x128 w4 s3": {
         "_rotate_heads": (64, 4),
         "_read_keys": (192, 81),
         "_join_splits": (96, 1),
     },
     "linear_add_norm triton fused pdl": {"_split_product": (80, 64), "_norm_row": (72, 1)},
+    "quantized_linear triton pdl 64x64x128 w4 s4": {
+        "_byte_product": (96, 104),
+        "_sum_parts": (40, 1),
+    },
+    "quantized_linear triton half pdl 64x64x128 w4 s4": {
+        "_byte_product": (176, 88),
+        "_sum_parts": (40, 1),
+        "_round_row": (40, 1),
+    },
+    "quantized_linear triton pdl 128x128x64 w8 s4": {"_byte_product": (128, 104)},
+    "quantized_linear triton half pdl 128x128x64 w8 s4": {
+        "_byte_product": (144, 88),
+        "_round_row": (40, 1),
+    },
     "confidence triton pdl 64x256x64 w8 s3": {"_weigh_head": (255, 120), "_join_tiles": (56, 1)},
     "settle triton pdl": {"_settle_row": (152, 1)},
     "confidence triton after product pdl": {"_weigh_logits": (144, 1), "_join_tiles": (40, 1)},
@@ -60,6 +85,8 @@ AMPERE = [
     "linear_add_norm triton fused",
     "attend triton 64 keys 64x64x128 w4 s3",
     "settle triton",
+    "quantized_linear triton 64x64x128 w4 s4",
+    "quantized_linear triton 128x128x64 w8 s4",
 ]
 
 
@@ -88,7 +115,7 @@ def test_variants_fit_hopper_and_wait_for_the_kernel_before(tmp_path: Path) -> N
         assert row["stack_bytes"] + row["local_bytes"] == 0, row
         assert row["waits_for_previous"] == 1, row
         # The first weights of the next tile, too.
-        if row["kernel"] in ("_gate_up", "_down"):
+        if row["kernel"] in ("_gate_up", "_down", "_byte_product"):
             assert row["fetches"] > 1 if "stay" in row["variant"] else row["fetches"] >= 1, row
 
 

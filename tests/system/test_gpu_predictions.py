@@ -101,6 +101,16 @@ def test_before_any_change_it_is_what_was_estimated_by_hand(step: Step, ms: floa
     assert step.floor_ms() < step.ms
 
 
+def test_float8_rows_gain_where_many_meet_an_expert() -> None:
+    """Of few rows reading weights takes the time, and rounding is added to it."""
+    few, many = (
+        [Step(SHAPE, work, experts, changes=ALL) for experts in ("float8", "float8_rows")]
+        for work in (ONE, Work(32, 64, 1024))
+    )
+    assert few[0].ms < few[1].ms < 1.2 * few[0].ms
+    assert many[1].ms < 0.9 * many[0].ms
+
+
 def test_eight_ranks_without_graphs_wait_for_the_host() -> None:
     step = Step(SHAPE, ONE, ranks=8)
     assert 4 < step.ms == step.host_ms < 6.5 and step.device_ms == pytest.approx(2.4, rel=0.06)
@@ -139,7 +149,7 @@ def test_without_one_of_the_changes_something_is_slower(name: str) -> None:
         Step(SHAPE, work, experts, ranks, ALL - {name}, hot=0.25).ms
         - Step(SHAPE, work, experts, ranks, ALL, hot=0.25).ms
         for work in (ONE, Work(32, 64, 1024))
-        for experts in ("bfloat16", "float8")
+        for experts in ("bfloat16", "float8", "float8_rows")
         for ranks in (1, 8)
     ]
     text = Generation(cache="vicinity", decoder="credit")

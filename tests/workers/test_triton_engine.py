@@ -77,14 +77,20 @@ def test_golden_tokens_come_out_of_triton_s_kernels(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8"])
 @pytest.mark.parametrize("config", [LLADA_MOE, LLADA2_MOE], ids=["softmax", "grouped"])
 def test_layers_compute_and_store_what_torch_s_do(
-    tmp_path: Path, config: dict[str, object]
+    tmp_path: Path, config: dict[str, object], quantization: str | None
 ) -> None:
     """Two windows of one sequence, the second of which reads what the first has stored."""
     folder = save(tmp_path, config, random_weights(config))
     plain, fused = (
-        two_windows(load_model(folder, dtype="float32", device="cpu", kernels=kernels), IDS)
+        two_windows(
+            load_model(
+                folder, dtype="float32", device="cpu", kernels=kernels, quantization=quantization
+            ),
+            IDS,
+        )
         for kernels in ("torch", "triton")
     )
     for ours, theirs in zip(fused, plain, strict=True):

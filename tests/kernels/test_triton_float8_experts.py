@@ -1,0 +1,130 @@
+"""Experts whose inputs are float8 rows too, in Triton and by a grouped product, against torch."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.triton_device import DEVICE  # isort: skip
+from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
+from diffray.kernels import quantized
+from diffray.kernels.formats import FORMATS
+from diffray.kernels.quantize import quantize
+from diffray.kernels.router import Routing, list_pairs
+from diffray.kernels.triton.float8_experts import (
+    FLOAT8_EXPERTS,
+    float8_experts_forward,
+    scaled_grouped_mm,
+)
+from diffray.kernels.variants import Run
+
+REFERENCE: Run = quantized.float8_experts_forward
+HIDDEN, WIDTH, EXPERTS, CHOSEN = 48, 32, 6, 3
+
+
+def case(tokens: int) -> list[Tensor]:
+    """Return tokens, float8 weights and their scales, each token's experts and weights."""
+    torch.manual_seed(tokens)
+    x = torch.randn(tokens, HIDDEN)
+    w13 = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN) / HIDDEN**0.5
+    w2 = torch.randn(EXPERTS, HIDDEN, WIDTH) / WIDTH**0.5
+    kept = [quantize(w, FORMATS["w8a8_fp8"]) for w in (w13, w2)]
+    parts = [part for w in kept for part in (w.values_EOI, w.scale_EOG.squeeze(2))]
+    weights, ids = torch.randn(tokens, EXPERTS).softmax(-1).topk(CHOSEN)
+    return [part.to(DEVICE) for part in (x, *parts, ids, weights)]
+
+
+def of_rank(args: list[Tensor]) -> list[Tensor]:
+    """Return the same for a rank that has two of the experts."""
+    x, *weights, ids, shares = args
+    return [x, *(part[2:4].contiguous() for part in weights), ids - 2, shares]
+
+
+def grouped(
+    x: Tensor,
+    w: Tensor,
+    scale_x: Tensor,
+    scale_w: Tensor,
+    *,
+    offs: Tensor,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> Tensor:
+    """Do what torch does on a GPU; rows behind the last group are undefined."""
+    assert offs.dtype == torch.int32
+    out = torch.full((len(x), w.shape[2]), torch.nan, dtype=out_dtype, device=x.device)
+    start = 0
+    for group, stop in enumerate(offs.tolist()):
+        rows = x[start:stop].float() * scale_x[start:stop, None]
+        out[start:stop] = (rows @ w[group].float() * scale_w[group]).to(out_dtype)
+        start = stop
+    return out
+
+
+def distance(got: Tensor, expected: Tensor) -> float:
+    size = expected.double().norm().clamp(min=1e-9)  # a rank may have none of a token's experts
+    return float((got.double() - expected.double()).norm() / size)
+
+
+@pytest.fixture(params=["triton", "scaled_grouped_mm"])
+def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
+    if request.param == "triton":
+        return float8_experts_forward
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(torch, "_scaled_grouped_mm", grouped)
+    return scaled_grouped_mm
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="torch's grouped product takes no float32")
+@pytest.mark.parametrize("tokens", [1, 11, 40])
+def test_experts_equal_the_reference(program: Run, tokens: int) -> None:
+    args = case(tokens)
+    for these in (args, of_rank(args)):
+        assert distance(program(*these), REFERENCE(*these)) < 1e-3
+    nobody = [*args[:5], torch.full_like(args[5], EXPERTS), args[6]]
+    assert torch.equal(program(*nobody), torch.zeros_like(args[0]))
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="torch's grouped product takes no float32")
+def test_pairs_that_the_router_lists_for_all_ranks_are_cut(program: Run) -> None:
+    """Those of a rank's experts begin behind those of the ranks before it."""
+    args = case(20)
+    own = of_rank(args)
+    listed = Routing(args[5], args[6], *list_pairs(args[5], EXPERTS)).of(2, 4)
+    assert listed.pairs is not None and int(listed.pairs.starts_E[0]) > 0
+    assert torch.equal(program(*own, listed.pairs), program(*own))
+
+
+@pytest.mark.parametrize("tokens", [3, 50])
+def test_every_variant_equals_the_reference_in_bfloat16(tokens: int) -> None:
+    """Where a number lies between two of float8, bfloat16's last bit decides."""
+    args = case(tokens)
+    x, weights = args[0].bfloat16(), args[-1].bfloat16()
+    expected = REFERENCE(x.double(), *args[1:6], weights.double())
+    *variants, last = FLOAT8_EXPERTS.variants(x, *args[1:6], weights, None)
+    distinct = {v.name.split(" w")[0] if DEVICE.type == "cpu" else v.name: v for v in variants}
+    with exact_bfloat16():
+        found = [v.run(x, *args[1:6], weights) for v in [*distinct.values(), last]]
+    assert all(out.dtype == torch.bfloat16 for out in found)
+    assert max(distance(out, expected) for out in found) < 0.03
+
+
+def test_rounding_what_experts_take_is_not_left_out(program: Run) -> None:
+    """Products of float8 weights alone are as far from it as rounding moves numbers."""
+    args = case(40)
+    if DEVICE.type == "cuda":
+        args[0], args[-1] = args[0].bfloat16(), args[-1].bfloat16()
+    x, w13, scale13, w2, scale2, ids, weights = args
+    unrounded = quantized.quantized_experts_forward(x, w13, scale13, w2, scale2, ids, weights)
+    assert 0.01 < distance(program(*args), unrounded) < 0.1
+
+
+def test_the_grouped_product_is_tried_where_many_rows_meet_an_expert() -> None:
+    def names(tokens: int, width: int = 32) -> set[str]:
+        x = torch.empty(tokens, 64, dtype=torch.bfloat16, device="meta")
+        w2 = torch.empty(8, 64, width, dtype=torch.float8_e4m3fn, device="meta")
+        ids = torch.empty(tokens, 2, dtype=torch.int64, device="meta")
+        variants = FLOAT8_EXPERTS.own_variants(x, None, None, w2, None, ids)
+        return {each.name for each in variants if "grouped" in each.name}
+
+    assert {"scaled_grouped_mm", "scaled_grouped_mm fast"} <= names(64)
+    assert names(32) == names(64, width=40) == set()

@@ -209,7 +209,7 @@ def test_a_draft_counts_by_whether_it_brings_a_step(
 def test_requests_learn_from_those_before_them(decoder: dict[str, Any], pays: bool) -> None:
     """Drafts that are never right are soon only made, then not even that."""
     engine = toy_engine(ToyModel())
-    engine.drafting.overhead = 20
+    engine.drafting.overhead = 80
     diffusion: dict[str, Any] = {"decoder": decoder, "block_length": 20, **VERIFY}
     params = SamplingParams(max_tokens=40, ignore_eos=True, diffusion=diffusion)
     run, made = [], []

@@ -207,8 +207,9 @@ class Denoiser(nn.Module):
     def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
         raise AssertionError("a model without sight is given no images")
 
-    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
-        return x_TH + soft_TH * masked_T1
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, batch: Batch) -> Tensor:
+        assert batch.masked_T1 is not None
+        return x_TH + soft_TH * batch.masked_T1
 
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
         self.running.adapted = batch.adapted

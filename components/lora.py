@@ -5,6 +5,7 @@ Without torch: the coordinator passes adapters on.
 
 import math
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, Final, NamedTuple
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 
+_MOST: Final = 1e6
 # What changes the arithmetic in ways that are not built, and the value that does not.
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "use_dora": (False, None),
@@ -21,19 +23,27 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "modules_to_save": (None, []),
     "trainable_token_indices": (None, [], {}),
     "layer_replication": (None, []),
+    "target_parameters": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "use_qalora": (False, None),
+    # The others change the base's weights.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
 
 
 class LoRA(NamedTuple):
-    """An adapter that was loaded; `number` counts the loads, as its files may have changed."""
+    """An adapter that was loaded; `number` is another one at each load, as files may change.
+
+    K/V are those of one load.
+    """
 
     name: str
     path: str
     number: int
 
-    def salted(self, cache_salt: str) -> str:
-        """Return a salt of its own: with other adapters the same tokens have other K/V."""
-        return f"{cache_salt}\0{self.number}\0{self.name}"
+    @staticmethod
+    def loaded_now(name: str, path: str) -> "LoRA":
+        return LoRA(name, path, time.time_ns())
 
 
 class PeftConfig:
@@ -50,11 +60,23 @@ class PeftConfig:
                     f"train the adapter with {allowed[0]!r}"
                 )
         for field in ("r", "lora_alpha"):
-            given = config.get(field)
-            if isinstance(given, bool) or not isinstance(given, int | float) or given <= 0:
-                raise ValueError(
-                    f"{path / CONFIG}: {field} is {given!r}; expected a number above 0"
-                )
+            self._check(field, config.get(field))
+        for field in ("rank_pattern", "alpha_pattern"):
+            own = config.get(field) or {}
+            if not isinstance(own, dict):
+                raise ValueError(f"{path / CONFIG}: {field} is {own!r:.99}; expected an object")
+            for key, given in own.items():
+                self._check(f"{field} of {key!r:.99}", given)
+                try:
+                    re.compile(key)
+                except re.error as error:
+                    raise ValueError(f"{path / CONFIG}: {field}: {key!r:.99}: {error}") from None
+
+    def _check(self, what: str, given: object) -> None:
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < _MOST:
+            raise ValueError(
+                f"{self._path / CONFIG}: {what} is {given!r:.99}; expected a number above 0"
+            )
 
     def rank(self, module: str) -> int:
         return int(self._of("rank_pattern", module, self._config["r"]))

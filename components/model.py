@@ -64,7 +64,7 @@ class Model(Protocol):
         """Return the soft tokens [S, H] of an image, if it takes any."""
         ...
 
-    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, batch: Batch) -> Tensor:
         """Return the embeddings with what is expected at masked positions."""
         ...
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import TYPE_CHECKING
 
+from diffray.components.lora import LoRA
+
 if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
 
 
 # Tokens; at the root of a tree also the other things that must be equal.
-Key = tuple[str | int, ...]
+Key = tuple[str | int | LoRA | None, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +168,8 @@ class Prefixes:
     def _key(self, sequence: "Sequence", start: int) -> Key:
         tokens = sequence.tokens(start, start + self._unit(sequence))
         ids = sequence.images.key(tokens, start)
-        return ids if start else (sequence.cache_salt, sequence.causal_block, *ids)
+        own = sequence.cache_salt, sequence.lora, sequence.causal_block
+        return ids if start else (*own, *ids)
 
     @staticmethod
     def _cut(node: Node) -> list[int]:

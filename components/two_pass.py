@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from diffray.components.batch import Batch
 from diffray.components.denoiser import Denoiser, Names, OwnStack
 from diffray.components.dims import Dims
 from diffray.components.image import Sight
@@ -95,8 +96,10 @@ class TwoPass(Denoiser):
         soft_SH: Tensor = self.vision(pixels_PC, columns)
         return soft_SH
 
-    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
-        return torch.where(masked_T1, self.conditioning(x_TH, soft_TH), x_TH)
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, batch: Batch) -> Tensor:
+        assert batch.masked_T1 is not None
+        self.running.adapted = batch.adapted
+        return torch.where(batch.masked_T1, self.conditioning(x_TH, soft_TH), x_TH)
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return self._scale(self.embedding.mix(weights_RV))

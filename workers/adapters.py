@@ -1,8 +1,8 @@
 """The LoRA adapters that an engine has loaded: what a request names is loaded when it arrives."""
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from diffray.components.sequence import Sequence
 from diffray.components.spelling import did_you_mean
 from diffray.workers.messages import Request
 
-_OTHER_RANK = "another rank could not load the adapter; its log says why"
+log = logging.getLogger(__name__)
 
 
 class Adapters:
@@ -55,15 +55,19 @@ class Adapters:
         self._loaded.clear()
 
     def _load(self, lora: LoRA) -> None:
-        refusal = ""
+        is_loaded = False
         try:
             adapter = Adapter(resolve(lora.path), self._plan.parts(()), self._max_rank)
             add_adapter(self._model, self._plan, adapter, lora)
-        except (ValueError, OSError) as error:
-            refusal = str(error) or _OTHER_RANK
-        if self._mesh.smallest("adapter", int(not refusal)) == 0:
+            is_loaded = True
+        except Exception:  # whatever it is, the other ranks must not wait for this one
+            log.exception("the adapter %s of %s could not be loaded", lora.name, lora.path)
+        if self._mesh.smallest("adapter", int(is_loaded)) == 0:
             remove_adapter(self._model, lora)
-            raise ValueError(refusal or _OTHER_RANK)
+            raise ValueError(
+                f"the adapter {lora.name!r} could not be loaded, the engine's log says why; unload "
+                "it and load it again"
+            )
 
 
 @dataclass(slots=True)
@@ -75,7 +79,6 @@ class LoadedAdapters:
     reserved: Collection[str] = ()  # the model's own names
     _by_name: dict[str, LoRA] = field(default_factory=dict)
     _parts: Parts = field(default_factory=dict)
-    _numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     @staticmethod
     def of(
@@ -97,7 +100,7 @@ class LoadedAdapters:
     def load(self, name: str, path: str | Path) -> LoRA:
         """Make an adapter known; raise ValueError if it does not fit the model."""
         self.check_name(name)
-        lora = LoRA(name, self.check(path), next(self._numbers))
+        lora = LoRA.loaded_now(name, self.check(path))
         self._by_name[name] = lora
         return lora
 
@@ -132,8 +135,7 @@ class LoadedAdapters:
         name = model if model in self._by_name else request.params.lora
         if not name:
             return request
-        lora = self.find(name)
-        return replace(request, lora=lora, cache_salt=lora.salted(request.cache_salt))
+        return replace(request, lora=self.find(name))
 
     def find(self, name: str, field: str = "lora") -> LoRA:
         if name not in self._by_name:

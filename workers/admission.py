@@ -11,6 +11,7 @@ from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.grammar.bad_words import avoiding, restricted
 from diffray.components.grammar.canvas import Canvas
 from diffray.components.images import images_of
+from diffray.components.lora import LoRA
 from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.components.pins import Pins
@@ -71,6 +72,10 @@ class CheckedRequest:
     @property
     def cache_salt(self) -> str:
         return self.request.cache_salt
+
+    @property
+    def lora(self) -> LoRA | None:
+        return self.request.lora
 
     @property
     def resume(self) -> Resume | None:

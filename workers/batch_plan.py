@@ -112,19 +112,18 @@ class BatchPlan:
         layout = self._layout
         if layout.recorded is not None:
             return layout.recorded.forward()
-        slots = self.slots
-        ids_T = slots.ids_SN.view(-1).index_select(0, layout.batch.cells_T)
-        x_TH, masked_T1 = self.model.embed(ids_T), None
+        slots, batch = self.slots, layout.batch
+        x_TH = self.model.embed(slots.ids_SN.view(-1).index_select(0, batch.cells_T))
         if self.soft or self.model.spec.encodes:
-            masked_T1 = slots.masked_SN.flatten()[layout.batch.cells_T].unsqueeze(1)
+            masked_T1 = slots.masked_SN.flatten()[batch.cells_T].unsqueeze(1)
+            batch = replace(batch, masked_T1=masked_T1)
         for at, span in layout.seen:
             x_TH[at : at + span.stop - span.start] = self._look(span).to(x_TH)
-        if self.soft and masked_T1 is not None:
-            x_TH = self.model.soften(x_TH, slots.soft.read(layout.batch.cells_T, x_TH), masked_T1)
+        if self.soft:
+            x_TH = self.model.soften(x_TH, slots.soft.read(batch.cells_T, x_TH), batch)
         # Of an adapter's tokens it is known where they are in the whole batch.
-        reads = bool(self.sequences) and not layout.batch.adapted
-        read_R = self._plan_head().read_T if reads else None
-        batch = replace(layout.batch, read_R=read_R, masked_T1=masked_T1)
+        if self.sequences and not batch.adapted:
+            batch = replace(batch, read_R=self._plan_head().read_T)
         return self.model.forward(x_TH, batch, self.kv)
 
     def _look(self, span: Span) -> Tensor:

@@ -52,7 +52,7 @@ class Request:
 
     With a `suffix` the text is written between prompt and suffix. With `watch` the updates contain
     the canvas after every round. With `resume` it continues from another engine. It shares K/V only
-    with requests of the same `cache_salt`.
+    with requests of the same `cache_salt` and `lora`.
     """
 
     uid: int
@@ -142,6 +142,9 @@ class Schedulable(Protocol):
 
     @property
     def cache_salt(self) -> str: ...
+
+    @property
+    def lora(self) -> LoRA | None: ...
 
     @property
     def resume(self) -> Resume | None: ...

@@ -136,7 +136,8 @@ class AsyncDiffusionLLM:
 
     async def _load(self, model: str) -> Service:
         for name, path in self._options.lora_modules.items():
-            self.adapters.load(name, path)
+            if name not in self.adapters.names:  # after a start that failed they are there
+                self.adapters.load(name, path)
         engine, tokenizer = await self._engine(model)
         service = Service(
             engine,

@@ -224,10 +224,13 @@ class Service:
     # About the model and the engine.
 
     async def models(self) -> Json:
-        names = *self.names, *self.adapters.names
-        return {"object": "list", "data": [await self.model(name) for name in names]}
+        names, load = (*self.names, *self.adapters.names), await self._recent_load()
+        return {"object": "list", "data": [self._describe(name, load) for name in names]}
 
     async def model(self, name: str) -> Json:
+        return self._describe(name, await self._recent_load())
+
+    def _describe(self, name: str, load: Load) -> Json:
         return {
             "id": self._named(name),
             "object": "model",
@@ -235,7 +238,7 @@ class Service:
             "owned_by": "diffray",
             "root": self.names[0],
             "parent": self.names[0] if name in self.adapters.names else None,
-            "weight_version": (await self._recent_load()).weights_version,
+            "weight_version": load.weights_version,
             **self._params.about(),
             **self._about,
         }

@@ -163,3 +163,8 @@ def _check_models(applications: "Applications") -> None:
         check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
         if engine.enable_prefix_caching:
             check_prefix_caching(found)
+        if engine.lora_modules:
+            from diffray.workers.adapters import LoadedAdapters
+
+            given = each.config.model_source, engine.lora_modules, engine.max_lora_rank
+            LoadedAdapters.of(*given, reserved=(each.config.model_id,))

@@ -22,12 +22,12 @@ class RunningPrefixes:
     def hashes(self, request: Schedulable, footprint: Footprint) -> tuple[int, ...]:
         """Return a hash of each prefix of the prompt, from the shortest to the longest.
 
-        Requests share K/V only with others of the same salt and block length.
+        Requests share K/V only with others of the same salt, adapter and block length.
         """
         if not footprint.block:
             return ()
         unit, prompt = self._unit(footprint), request.prompt
-        last, found = hash((request.cache_salt, footprint.block)), []
+        last, found = hash((request.cache_salt, request.lora, footprint.block)), []
         for stop in range(unit, len(prompt) + 1, unit):
             last = hash((last, prompt[stop - unit : stop]))
             found.append(last)

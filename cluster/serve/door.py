@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody
 from diffray.cluster.api.errors import ApiError, Json, invalid, unavailable
 from diffray.cluster.api.metrics import Refusals, Snapshot, render
-from diffray.cluster.api.operations import Order
+from diffray.cluster.api.operations import LOAD_ADAPTER, Order
 from diffray.cluster.control.engine_client import EngineFailed, Load
 from diffray.cluster.serve.door_config import DoorConfig
 from diffray.cluster.serve.remote_model import RemoteModel
@@ -71,7 +71,16 @@ class Door:
         return await (await self._named(name)).ask("tokenizer_info", name)
 
     async def operate(self, order: Order) -> Json:
-        return await (await self._asked(order.given)).ask("operate", order)
+        model = await self._asked(order.given)
+        if order.path == LOAD_ADAPTER and isinstance(order.given, dict):
+            name = str(order.given.get("lora_name"))
+            await self._look_for_adapters()
+            if name in self._models or self._adapters.get(name, model) is not model:
+                raise invalid(f"{name} is another model's name; choose another", "lora_name")
+        try:
+            return await model.ask("operate", order)
+        finally:
+            self._looked = -math.inf
 
     async def models(self) -> Json:
         found = await asyncio.gather(*(each.described() for each in self._models.values()))
@@ -139,8 +148,7 @@ class Door:
             raise invalid(f"model must be one of these texts: {names}", "model", "invalid_value")
         if name in self._models:
             return self._models[name]
-        if name not in self._adapters:
-            await self._look_for_adapters()
+        await self._look_for_adapters()
         if name not in self._adapters:
             raise ApiError(
                 404,
@@ -151,7 +159,7 @@ class Door:
         return self._adapters[name]
 
     async def _look_for_adapters(self) -> None:
-        """Ask the models, but not again and again for names that nobody has."""
+        """Ask the models which adapters they have, if that was not done just now."""
         async with self._looking:
             if time.monotonic() < self._looked + _LOOK_S:
                 return

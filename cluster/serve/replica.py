@@ -53,15 +53,15 @@ class Replica:
         """Start the engine; `deployed` is the name of the record of what operators want."""
         global _service
         source, options = config.model_source, config.engine_kwargs
+        adapters = LoadedAdapters.of(
+            source, options.lora_modules, options.max_lora_rank, reserved=(config.model_id,)
+        )
         self.engine = await RemoteEngine.start(source, options)
         path = resolve(source)
         tokenizer = Tokenizer.load(path, self.engine.limits.mask_token_id)
         context = serve.get_replica_context()
         own = context.replica_id.unique_id
         replicas = Replicas(DeploymentHandle(context.deployment, context.app_name))
-        adapters = LoadedAdapters.of(
-            source, options.lora_modules, options.max_lora_rank, reserved=(config.model_id,)
-        )
         check = partial(check_folder, path, options.dtype)
         self.every = EveryReplica(
             self.engine, adapters, replicas, Record(deployed), check, options.load_timeout_s

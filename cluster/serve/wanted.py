@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -113,14 +114,16 @@ class EveryReplica:
         return (await self._want(change)).version
 
     async def load_adapter(self, name: str, path: str) -> None:
+        where = str(Path(path).resolve()) if Path(path).is_dir() else path
+
         def change(before: Wanted) -> Wanted:
             known = self._known(before)
             self._adapters.replace(known)
             self._adapters.check_name(name)
-            return replace(before, adapters=(*known, LoRA(name, path, before.number + 1)))
+            return replace(before, adapters=(*known, LoRA.loaded_now(name, where)))
 
         change(await self._record.newest())
-        await self._check_all("check_adapter", path)
+        await self._check_all("check_adapter", where)
         await self._want(change)
 
     async def unload_adapter(self, name: str) -> None:

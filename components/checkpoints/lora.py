@@ -105,7 +105,7 @@ class Adapter:
                 start = piece.target.storage_offset() // part.weight.stored.shape[-1]
                 columns = piece.take[1] if len(piece.take) > 1 else slice(None)
                 both = down_RI[:, columns], up_OR[piece.take[0]]
-                down, up = (send(side.to(dtype).contiguous(), device) for side in both)
+                down, up = (send(_copied(side, dtype), device) for side in both)
                 yield part.weight, Delta(down, up, start)
 
     def _read(self, module: str, side: str) -> Tensor:
@@ -114,6 +114,11 @@ class Adapter:
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{self.path / WEIGHTS}: {name} has values that are no numbers")
         return tensor
+
+
+def _copied(side: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return memory of its own: a view of the file would change with it."""
+    return side.to(dtype).clone(memory_format=torch.contiguous_format)
 
 
 def add_adapter(model: Denoiser, plan: Denoiser, adapter: Adapter, lora: LoRA) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -72,10 +73,8 @@ def denoised(
     soft_TH = torch.zeros_like(x_TH)
     if soft_LH is not None:
         soft_TH[masked_T1.squeeze(1)] = soft_LH.to(x_TH)
-    x_TH = model.soften(x_TH, soft_TH, masked_T1)
-    batch = Batch(
-        batch.positions_T, batch.slots_T, batch.cells_T, batch.windows, masked_T1=masked_T1
-    )
+    batch = replace(batch, masked_T1=masked_T1)
+    x_TH = model.soften(x_TH, soft_TH, batch)
     return model.head(model.forward(x_TH, batch, kv)[masked_T1.squeeze(1)])
 
 

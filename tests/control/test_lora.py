@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import pytest
 import torch
 
 from diffray import DiffusionLLM, SamplingParams
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import build_model
 from diffray.components.weight import Weight
+from diffray.workers.messages import Request
 from tests.helpers.adapters import Story, merged, modules_of, write_adapter
+from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny_checkpoints import (
     DREAM,
     LLADA,
@@ -76,6 +81,50 @@ def test_k_v_are_shared_among_requests_of_one_adapter_alone(tmp_path: Path, fami
     assert [output.token_ids for output in outputs] == expected
     shared = [output.cached_tokens > 0 for output in outputs]
     assert shared == ([False] * 6 if family == "llada" else [False] * 3 + [True] * 3)
+
+
+def test_no_salt_of_a_client_reaches_an_adapter_s_k_v(tmp_path: Path) -> None:
+    """Whatever a request without the adapter stored before."""
+    story = Story(tmp_path, SDAR)
+    prompt = tuple(prompts()[-1])
+    (expected,) = by_merged_weights(story, [([*prompt], asked("a1"))])
+    with DiffusionLLM(str(story.base), **OPTIONS, lora_modules=story.adapters, page_size=4) as llm:
+        engine, lora = llm.engine, llm.adapters.find("a1")
+        for uid, salt in enumerate(("", lora.name, f"\0{lora.number}\0{lora.name}", str(lora))):
+            engine.add(Request(uid, prompt, asked(""), cache_salt=salt))
+            while not engine.idle:
+                engine.step()
+        engine.add(Request(9, prompt, asked("a1"), lora=lora))
+        updates = []
+        while not engine.idle:
+            updates += engine.step()
+    assert [token for update in updates for token in update.ids] == expected
+    assert updates[-1].cached_tokens == 0
+
+
+def test_an_adapter_loaded_anew_shares_nothing_with_the_one_before(tmp_path: Path) -> None:
+    story = Story(tmp_path, SDAR)
+    prompt = prompts()[-1]
+    own = by_merged_weights(story, [(prompt, asked("a0")), (prompt, asked("a1"))])
+    first = {"x": story.adapters["a2"], "y": story.adapters["a0"]}
+    with DiffusionLLM(str(story.base), **OPTIONS, lora_modules=first, page_size=4) as llm:
+        assert llm.generate([prompt], asked("y"))[0].outputs[0].token_ids == own[0]
+        shutil.rmtree(story.adapters["a0"])
+        shutil.copytree(story.adapters["a1"], story.adapters["a0"])
+        llm.adapters.unload("y")
+        llm.adapters.load("y", story.adapters["a0"])
+        assert llm.generate([prompt], asked("y"))[0].outputs[0].token_ids == own[1]
+
+
+def test_a_loaded_adapter_does_not_follow_its_file(tmp_path: Path) -> None:
+    """In the dtype of the file too, where nothing would be converted."""
+    story = Story(tmp_path)
+    prompt = prompts()[4]
+    with DiffusionLLM(str(story.base), **OPTIONS, lora_modules=story.adapters) as llm:
+        before = llm.generate([prompt], asked("a0"))[0].outputs[0].token_ids
+        with (Path(story.adapters["a0"]) / "adapter_model.safetensors").open("r+b") as file:
+            file.truncate(100)
+        assert llm.generate([prompt], asked("a0"))[0].outputs[0].token_ids == before
 
 
 def test_policies_that_run_copies_run_them_with_the_adapter(tmp_path: Path) -> None:
@@ -195,6 +244,13 @@ def change_config(folder: Path, **fields: Any) -> None:
         ({"r": 100}, "has rank 100, and max_lora_rank is 64; raise it"),
         ({"r": 0}, "r is 0; expected a number above 0"),
         ({"lora_alpha": None}, "lora_alpha is None"),
+        ({"r": 1e999}, "r is inf; expected a number above 0"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"rank_pattern": [1]}, r"rank_pattern is \[1\]; expected an object"),
+        ({"rank_pattern": {"(": 3}}, "rank_pattern: '\\(': missing"),
+        ({"alpha_pattern": {"q": "big"}}, "alpha_pattern of 'q' is 'big'"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which is not supported"),
     ],
 )
 def test_a_config_that_does_not_fit_is_one_sentence(
@@ -249,3 +305,31 @@ def test_scales_of_peft(tmp_path: Path) -> None:
         written[name] = answers(story.base, [(prompt, asked("x"))], **given)
         assert written[name] == answers(both, [(prompt, asked(""))]), name
     assert torch.tensor(written["plain"]).ne(torch.tensor(written["alphas"])).any()
+
+
+def test_diffusion_gemma_s_self_conditioning_is_adapted_too(tmp_path: Path) -> None:
+    """It runs before the layers do."""
+    config = json.loads((GOLDEN / "diffusion_gemma" / "config.json").read_text())
+    parts = build_model(config, Mesh(), torch.float64).parts(())
+    weights = random_weights(config)
+    base = save(tmp_path / "base", config, weights)
+    modules = [
+        name.removesuffix(".weight")
+        for name, part in parts.items()
+        if part.weight is not None and part.weight.part in ("attention", "mlp")
+    ]
+    assert any("self_conditioning" in module for module in modules)
+    adapter = write_adapter(tmp_path / "x", weights, modules)
+    both = save(tmp_path / "both", config, merged(weights, adapter))
+    options: dict[str, Any] = {"dtype": "float64", "eos_token_id": 1}
+    asks = [SamplingParams(max_tokens=8, seed=n, lora=("", "x")[n % 2]) for n in range(4)]
+
+    def written(model: Path, params: list[SamplingParams], **more: Any) -> list[Any]:
+        with DiffusionLLM(str(model), **options, **more) as llm:
+            outputs = llm.generate(prompts(len(params)), params)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    plain = [params.model_copy(update={"lora": ""}) for params in asks]
+    mixed = written(base, asks, lora_modules={"x": str(adapter)})
+    assert mixed[::2] == written(base, plain)[::2]
+    assert mixed[1::2] == written(both, plain)[1::2]

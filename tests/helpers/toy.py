@@ -104,8 +104,9 @@ class ToyModel(WritesLogits):
     def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
         raise AssertionError("a toy is given no images")
 
-    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
-        return x_TH + soft_TH * masked_T1
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, batch: Batch) -> Tensor:
+        assert batch.masked_T1 is not None
+        return x_TH + soft_TH * batch.masked_T1
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV @ self.table_VH
@@ -138,8 +139,9 @@ class ScriptedModel(WritesLogits):
     def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
         raise AssertionError("a toy is given no images")
 
-    def soften(self, x_TH: Tensor, soft_TH: Tensor, masked_T1: Tensor) -> Tensor:
-        return x_TH + soft_TH * masked_T1
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, batch: Batch) -> Tensor:
+        assert batch.masked_T1 is not None
+        return x_TH + soft_TH * batch.masked_T1
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV.new_zeros(len(weights_RV), 1)

@@ -356,9 +356,11 @@ def test_an_adapter_is_a_model_behind_the_door(served: ServeProcess, tmp_path: P
 
     assert operate("load", **HEADERS).status_code == 403
     assert post(served, "mine").status_code == 404
+    taken = body | {"lora_name": "demo-llada2"}
+    url = f"{served.url}/v1/load_lora_adapter"
+    assert httpx2.post(url, json=taken, headers=OPERATES, timeout=PATIENCE_S).status_code == 400
     made = operate("load")
     assert made.status_code == 200, made.text
-    time.sleep(1.1)  # the door has just asked the models for such a name
     listed = httpx2.get(f"{served.url}/v1/models", headers=HEADERS).json()["data"]
     parents = {each["id"]: each["parent"] for each in listed}
     assert parents == {"demo": None, "mine": "demo", "demo-llada2": None}
@@ -367,6 +369,8 @@ def test_an_adapter_is_a_model_behind_the_door(served: ServeProcess, tmp_path: P
     with client(served) as openai:
         chunks = openai.chat.completions.create(model="mine", messages=MESSAGES, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) in texts
+    shown = httpx2.get(f"{served.url}/v1/models/mine", headers=HEADERS).json()
+    assert (shown["id"], shown["parent"]) == ("mine", "demo")
     assert operate("unload").status_code == 200
     assert [post(served, "mine").status_code for _ in range(4)] == [404] * 4
 

@@ -85,8 +85,9 @@ def test_ranks_answer_with_adapters_as_one_does(
     whole = work(Mesh())
     parts = on_ranks(2, partial(work, expert_parallel=expert_parallel))
     assert whole.refused == [] and len(whole.tokens[5]) == 12
-    for part, reason in zip(parts, ("another rank could not", "nowhere has no"), strict=True):
-        assert len(part.refused) == 1 and part.refused[0].startswith(reason)
+    for part in parts:
+        (reason,) = part.refused
+        assert reason.startswith("the adapter 'gone' could not be loaded")
         assert part.tokens == whole.tokens | {5: []}
 
 

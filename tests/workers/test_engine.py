@@ -23,7 +23,6 @@ from diffray.components.sequence import Sequence
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
-from diffray.workers.slots import Slots
 from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
     CAUSAL,
@@ -661,9 +660,9 @@ def test_blocks_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[list[int]] = []
     plan = BatchState.__init__
 
-    def noted(blocks: BatchState, sequences: list[Sequence], slots: Slots) -> None:
+    def noted(blocks: BatchState, sequences: list[Sequence], *others: Any) -> None:
         plans.append([s.uid for s in sequences])
-        plan(blocks, sequences, slots)
+        plan(blocks, sequences, *others)
 
     monkeypatch.setattr(BatchState, "__init__", noted)
     engine = toy_engine(BIDIRECTIONAL)

@@ -87,12 +87,11 @@ class Service:
             raise ValueError("a served model needs at least one name")
         self.engine, self.tokenizer, self.names = engine, tokenizer, tuple(names)
         self.metrics = Metrics(self.names[0], replica)
-        self._replica, self._others = replica, others
+        self._replica, self._others, self._scheduling_policy = replica, others, scheduling_policy
         self.adapters = adapters or LoadedAdapters()
         self._operated = operated or OneEngine(engine, self.adapters)
         usual = diffusion or DiffusionParams(), defaults or GenerationDefaults()
         self._params = ParamsBuilder(engine.limits, tokenizer, *usual)
-        self._scheduling_policy = scheduling_policy
         self._about: Json = {"description": description or None, "examples": list(examples)}
         self._about |= {"accepts": accepted_by(engine.limits.spec)}
         self._runner = Runner(engine, self.metrics, deadline)
@@ -225,12 +224,13 @@ class Service:
 
     async def models(self) -> Json:
         names, load = (*self.names, *self.adapters.names), await self._recent_load()
-        return {"object": "list", "data": [self._describe(name, load) for name in names]}
+        return {"object": "list", "data": [self.describe(name, load) for name in names]}
 
     async def model(self, name: str) -> Json:
-        return self._describe(name, await self._recent_load())
+        return self.describe(name, await self._recent_load())
 
-    def _describe(self, name: str, load: Load) -> Json:
+    def describe(self, name: str, load: Load) -> Json:
+        """Return what is told of the model under one of its names, or of an adapter."""
         return {
             "id": self._named(name),
             "object": "model",

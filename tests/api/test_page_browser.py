@@ -18,6 +18,7 @@ import pytest
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.control.engine_client import Load
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from tests.helpers.api_server import serve
@@ -39,8 +40,8 @@ FINAL = "document.querySelectorAll('.cell.final').length"
 class Two(Service):
     """A model under two names, each described on its own, as of two models behind a door."""
 
-    async def model(self, name: str) -> Json:
-        found = await super().model(name)
+    def describe(self, name: str, load: Load) -> Json:
+        found = super().describe(name, load)
         accepts = {"iteration": ["block_diffusion"], "cache": ["none", "exact"], "suffix": False}
         return found if name == "demo" else found | {"examples": [OTHER], "accepts": accepts}
 

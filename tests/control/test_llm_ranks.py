@@ -114,6 +114,24 @@ def test_two_ranks_sleep_and_wake(two: DiffusionLLM, level: int) -> None:
     assert tokens(two.chat(MESSAGES[:2], PARAMS)) == before
 
 
+def test_adapters_are_loaded_where_a_request_needs_them(
+    one: DiffusionLLM, two: DiffusionLLM, tmp_path: Path
+) -> None:
+    adapter = adapter_of("demo", tmp_path / "mine", rank=8, lora_alpha=64)
+    plain = tokens(one.chat(MESSAGES, PARAMS))
+    for llm in (one, two):
+        llm.adapters.load("mine", adapter)
+    mixed = [PARAMS.model_copy(update={"lora": ("", "mine")[n % 2]}) for n in range(len(MESSAGES))]
+    found = tokens(two.chat(MESSAGES, mixed))
+    assert found == tokens(one.chat(MESSAGES, mixed))
+    assert found[::2] == plain[::2] and found[1::2] != plain[1::2]
+    shutil.rmtree(adapter)
+    two.adapters.unload("mine")
+    assert tokens(two.chat(MESSAGES, mixed[:1] * len(MESSAGES))) == plain
+    with pytest.raises(ValueError, match="no adapter 'mine' is loaded"):
+        two.chat(MESSAGES, mixed)
+
+
 def test_it_says_what_it_is_and_where_its_engine_is(two: DiffusionLLM) -> None:
     assert repr(two) == "DiffusionLLM('demo', tensor_parallel_size=2)"
     assert two.limits.max_num_seqs == 4
@@ -179,21 +197,3 @@ def processes_of(folder: str) -> Iterator[str]:
             continue
         if folder in command:
             yield command
-
-
-def test_adapters_are_loaded_where_a_request_needs_them(
-    one: DiffusionLLM, two: DiffusionLLM, tmp_path: Path
-) -> None:
-    adapter = adapter_of("demo", tmp_path / "mine", rank=8, lora_alpha=64)
-    plain = tokens(one.chat(MESSAGES, PARAMS))
-    for llm in (one, two):
-        llm.adapters.load("mine", adapter)
-    mixed = [PARAMS.model_copy(update={"lora": ("", "mine")[n % 2]}) for n in range(len(MESSAGES))]
-    found = tokens(two.chat(MESSAGES, mixed))
-    assert found == tokens(one.chat(MESSAGES, mixed))
-    assert found[::2] == plain[::2] and found[1::2] != plain[1::2]
-    shutil.rmtree(adapter)
-    two.adapters.unload("mine")
-    assert tokens(two.chat(MESSAGES, mixed[:1] * len(MESSAGES))) == plain
-    with pytest.raises(ValueError, match="no adapter 'mine' is loaded"):
-        two.chat(MESSAGES, mixed)

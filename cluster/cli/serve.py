@@ -36,6 +36,7 @@ def serve(
     file: own.File,
     diffusion: flags.Diffusion,
     replicas: own.Replicas = "1",
+    routing: own.Routing,
     placement: own.Placement,
     layout: own.Layout,
     engine: flags.Engine,
@@ -61,7 +62,7 @@ def serve(
             naming.served_model_name,
             engine_kwargs=typed(engine) | typed(layout),
             diffusion=_diffusion(diffusion),
-            deployment_config=own.deployment(replicas),
+            deployment_config=own.deployment(replicas) | typed(routing),
             placement_group_config=typed(placement),
             api=api_typed | _keys_as_options(keys),
         )
@@ -79,7 +80,11 @@ def serve(
         if server.address is None:
             routes = [each.route_prefix for each in applications.all]
             use_haproxy = server.haproxy and has_haproxy()
-            prepare_server(routes, haproxy=ending.folder if use_haproxy else None)
+            prepare_server(
+                routes,
+                prefix_routed=applications.prefix_routed,
+                haproxy=ending.folder if use_haproxy else None,
+            )
         else:  # that cluster has its proxies, or the settings for them
             prepare(server.address)
         from diffray.cluster.serve.server import run_server
@@ -163,6 +168,8 @@ def _check_models(applications: "Applications") -> None:
         check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
         if engine.enable_prefix_caching:
             check_prefix_caching(found)
+        if each.config.deployment_config.prefix_routing:
+            check_prefix_caching(found, "prefix_routing")
         if engine.lora_modules:
             from diffray.workers.adapters import LoadedAdapters
 

@@ -10,7 +10,7 @@ from diffray.cluster.cli.flag_records import flag, record
 from diffray.cluster.cli.flags import CHECKPOINT, Ranks
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
-from diffray.cluster.serve.deployment_options import PlacementGroup
+from diffray.cluster.serve.deployment_options import Deployment, PlacementGroup
 from diffray.cluster.serve.environment import API_KEY, OPERATOR_KEY
 from diffray.components.checkpoints.demos import DEMOS
 
@@ -48,6 +48,11 @@ class Layout(Ranks):
     steps_per_round: int | None = flag()
     draft_overhead: int | None = flag()
     cpu_threads: int | None = flag()
+
+
+@record("Replicas", Deployment)
+class Routing:
+    prefix_routing: bool | None = flag()
 
 
 @record("Replicas", PlacementGroup)

@@ -68,6 +68,8 @@ class AppConfig(Config):
         engine, ranks = self.engine_kwargs, self.engine_kwargs.tensor_parallel_size
         if self.accelerator_type is not None and engine.device == "cpu":
             raise ValueError("accelerator_type needs GPUs, but engine_kwargs.device is 'cpu'")
+        if self.deployment_config.prefix_routing and engine.enable_prefix_caching is False:
+            raise ValueError("prefix_routing has no effect without enable_prefix_caching")
         self.api.refuse_keys_beside(self.api_key_env, self.operator_key_env)
         bundles = self.placement_group_config.bundles
         if bundles is not None and len(bundles) != ranks:

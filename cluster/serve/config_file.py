@@ -68,6 +68,11 @@ class Applications:
     def all(self) -> tuple[Application | DoorApplication, ...]:
         return self.models if self.door is None else (*self.models, self.door)
 
+    @property
+    def prefix_routed(self) -> list[str]:
+        """The names of those with prefix_routing."""
+        return [each.name for each in self.models if each.config.deployment_config.prefix_routing]
+
 
 def read_applications(path: Path) -> Applications:
     try:

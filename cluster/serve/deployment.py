@@ -17,7 +17,11 @@ POLICY = "diffray.cluster.serve.autoscaling:OngoingTokensPolicy"
 def deployment_options(config: AppConfig) -> dict[str, Any]:
     """Return the `serve.deployment(...).options`; placement and limits are always set."""
     given, engine = config.deployment_config, config.engine_kwargs
-    options = given.model_dump(exclude={"num_replicas", "autoscaling_config"})
+    options = given.model_dump(exclude={"num_replicas", "autoscaling_config", "prefix_routing"})
+    if given.prefix_routing:
+        from diffray.cluster.serve.prefix_router import router_config
+
+        options["request_router_config"] = router_config()
     options |= {
         "ray_actor_options": {"num_cpus": REPLICA_CPUS},
         "placement_group_bundles": placement_bundles(config),

@@ -115,6 +115,11 @@ class Deployment(Config):
         0, ge=0, le=100, description="Extra replicas during an update, in percent."
     )
     max_constructor_retry_count: int = Field(20, ge=1, description="Attempts to start a replica.")
+    prefix_routing: bool = Field(
+        False,
+        description="Send requests with a common prefix, such as the turns of a conversation, to "
+        "the replica that holds its K/V, unless that one is too busy.",
+    )
 
     @model_validator(mode="after")
     def _one_way_to_scale(self) -> Self:
@@ -122,6 +127,8 @@ class Deployment(Config):
             raise ValueError("give num_replicas or autoscaling_config, not both")
         if self.max_queued_requests == 0:
             raise ValueError("max_queued_requests: 0 is not allowed; give -1 (no limit) or more")
+        if self.prefix_routing and self.most_replicas == 1:
+            raise ValueError("prefix_routing chooses between replicas, and there is only one")
         return self
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from diffray.cluster.control.ray_settings import ALONE, set_defaults
 from diffray.cluster.control.ray_settings import SETTINGS as RAY
 from diffray.cluster.serve.address import is_alone
-from diffray.cluster.serve.haproxy import haproxy_settings
+from diffray.cluster.serve.haproxy import PREFIX_ROUTED, haproxy_settings
 from diffray.cluster.serve.ports import port_settings
 
 API_KEY = "DIFFRAY_API_KEY"  # the variable with keys, besides the command line
@@ -32,12 +32,16 @@ def prepare(address: str) -> None:
     set_defaults(SETTINGS | (ALONE if is_alone(address) else {}))
 
 
-def prepare_server(routes: Collection[str], *, haproxy: Path | None) -> None:
+def prepare_server(
+    routes: Collection[str], *, prefix_routed: Collection[str], haproxy: Path | None
+) -> None:
     """The same to start a Ray here, with models at these paths.
 
-    `haproxy` is an empty folder for HAProxy's files, if it is used.
+    `prefix_routed` are the applications with prefix_routing. `haproxy` is an empty folder for
+    HAProxy's files, if it is used.
     """
-    set_defaults(SETTINGS | ALONE | {ROUTES: " ".join(routes)} | port_settings())
+    own = {ROUTES: " ".join(routes), PREFIX_ROUTED: " ".join(prefix_routed)}
+    set_defaults(SETTINGS | ALONE | own | port_settings())
     if haproxy:
         set_defaults(haproxy_settings(haproxy, routes))
 

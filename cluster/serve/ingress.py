@@ -6,10 +6,14 @@
   client sends there.
 - If a replica is lost before it has sent anything, the same request goes to another one. A stream
   that has started ends with an error event, so that its client can retry.
+- Serve's router sees no body. Where applications have prefix_routing, Serve's proxy reads the body
+  before it asks the router, and makes a session id of the prefix. HAProxy chooses by itself.
 - Serve answers 404 while it does not know its routes: at startup, after a fault, and during
   shutdown. Clients do not retry after 404, so paths of models answer 503 instead.
 """
 
+import asyncio
+import json
 import logging
 import os
 import re
@@ -21,12 +25,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from diffray.cluster.api.errors import ApiError, unavailable
 from diffray.cluster.api.http import event, refusal
 from diffray.cluster.serve.environment import ROUTES
-from diffray.cluster.serve.haproxy import SERVER_HEADER
+from diffray.cluster.serve.haproxy import PREFIX_ROUTED, SERVER_HEADER
+from diffray.cluster.serve.prefix_routing import prefix_key
 
 log = logging.getLogger("ray.serve")
 
 TRIES: Final = 4  # lost replicas per request
 _LARGEST: Final = 32 << 20  # bytes of a request that are kept for a retry
+_WORTH_READING: Final = 1 << 20  # bytes of a request whose prefix is looked at
+_READ_S: Final = 10.0  # for these
 _HEADER: Final = SERVER_HEADER.encode()
 NOT_READY: Final = "The model is not being served at the moment; try again."
 
@@ -62,6 +69,7 @@ class Ingress:
 
     def __init__(self, app: ASGIApp, name: bytes | None = None) -> None:
         self._app, self._name = app, name
+        self._by_prefix = name is None and bool(os.environ.get(PREFIX_ROUTED))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -86,6 +94,8 @@ class Ingress:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, answer = _Request(receive), _Answer(send, scope["path"])
+        if self._by_prefix and scope["method"] == "POST":
+            scope = await _with_session(scope, request)
         for _ in range(TRIES):
             # Of a copy, because the proxy changes the path.
             await self._app(dict(scope), request.from_the_start(), answer.send)
@@ -128,6 +138,21 @@ class Ingress:
         return 200 in found
 
 
+async def _with_session(scope: Scope, request: "_Request") -> Scope:
+    """Return the scope with a session id that stands for the prefix, unless it has one."""
+    session = os.environ.get("RAY_SERVE_SESSION_ID_HEADER_KEY", "x-session-id").encode()
+    if any(name == session for name, _ in scope["headers"]):
+        return scope
+    try:
+        async with asyncio.timeout(_READ_S):
+            key = prefix_key(json.loads(await request.beginning()))
+    except (TimeoutError, ValueError, RecursionError):  # the replica says what is wrong with it
+        return scope
+    if key is None:
+        return scope
+    return {**scope, "headers": [*scope["headers"], (session, key.encode())]}
+
+
 class _Request:
     """The client's messages, kept for a retry."""
 
@@ -146,6 +171,16 @@ class _Request:
             return message if message is not None else await self._next()
 
         return receive
+
+    async def beginning(self) -> bytes:
+        """Read the body, or the part of it that is worth reading before it is passed on."""
+        parts = list[bytes]()
+        while not self.gone and self._size < _WORTH_READING:
+            message = await self._next()
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                break
+        return b"".join(parts)
 
     async def _next(self) -> Message:
         message = await self._receive()

@@ -20,6 +20,7 @@ from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
+from diffray.cluster.serve.haproxy import PREFIX_ROUTED
 from diffray.cluster.serve.replica_metrics import export
 from diffray.cluster.serve.replicas import About, Replicas
 from diffray.cluster.serve.wanted import EveryReplica, Record
@@ -52,6 +53,8 @@ class Replica:
     async def __init__(self, config: AppConfig, deployed: str) -> None:  # type: ignore[misc]  # Serve awaits it
         """Start the engine; `deployed` is the name of the record of what operators want."""
         global _service
+        if config.deployment_config.prefix_routing and type(self) is not Replica:
+            _check_that_proxies_know(serve.get_replica_context().app_name)
         source, options = config.model_source, config.engine_kwargs
         adapters = LoadedAdapters.of(
             source, options.lora_modules, options.max_lora_rank, reserved=(config.model_id,)
@@ -60,6 +63,11 @@ class Replica:
         path = resolve(source)
         tokenizer = Tokenizer.load(path, self.engine.limits.mask_token_id)
         context = serve.get_replica_context()
+        if config.deployment_config.prefix_routing and not self.engine.limits.spec.block_causal:
+            raise EngineFailed(
+                "prefix_routing needs block-causal attention: with this model no two requests can "
+                "share K/V; leave it out"
+            )
         own = context.replica_id.unique_id
         replicas = Replicas(DeploymentHandle(context.deployment, context.app_name))
         check = partial(check_folder, path, options.dtype)
@@ -192,6 +200,16 @@ class Replica:
             current_service().close()
         if self.engine is not None:
             await self.engine.close()
+
+
+def _check_that_proxies_know(application: str) -> None:
+    """Refuse prefix_routing if HTTP requests would not be routed so."""
+    if application not in os.environ.get(PREFIX_ROUTED, "").split():
+        raise EngineFailed(
+            f"prefix_routing needs {PREFIX_ROUTED}={application} in the environment of every node "
+            "when Ray starts, because proxies read it; of several applications, give all, "
+            "separated by spaces"
+        )
 
 
 @contextmanager

@@ -92,11 +92,11 @@ def check_ranks(config: Config, size: int, *, expert_parallel: bool) -> None:
     build_model(config, Mesh(0, size, expert_parallel), torch.float32)
 
 
-def check_prefix_caching(config: Config) -> None:
-    """Refuse it where no two requests could share a prompt's K/V."""
+def check_prefix_caching(config: Config, option: str = "enable_prefix_caching") -> None:
+    """Refuse an option where no two requests could share a prompt's K/V."""
     if not build_model(config, Mesh(), torch.float32).spec.block_causal:
         raise ValueError(
-            "enable_prefix_caching needs block-causal attention; in this model all positions see "
+            f"{option} needs block-causal attention; in this model all positions see "
             "each other, so the K/V of a prompt depend on what follows it; leave it out"
         )
 

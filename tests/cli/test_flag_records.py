@@ -22,6 +22,7 @@ from diffray.cluster.cli.flag_records import (
 )
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
+from diffray.cluster.serve.deployment_options import Deployment
 from diffray.components.config import Config
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
@@ -161,6 +162,7 @@ def test_a_typed_default_is_refused_too_where_it_has_no_effect() -> None:
     [
         (flags.Engine, EngineConfig),
         (serve_options.Layout, EngineConfig),
+        (serve_options.Routing, Deployment),
         (serve_options.Listening, Server),
         (serve_options.Api, ApiSettings),
     ],

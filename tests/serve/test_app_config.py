@@ -159,6 +159,13 @@ class TestArgs:
             ({"deployment_config": {"max_ongoing_request": 2}}, ("'max_ongoing_request'",)),
             ({"deployment_config": {"num_replicas": 0}}, ("num_replicas", "0")),
             ({"deployment_config": {"max_queued_requests": 0}}, ("max_queued_requests", "-1")),
+            (
+                {
+                    "deployment_config": {"num_replicas": 2, "prefix_routing": True},
+                    "engine_kwargs": {"enable_prefix_caching": False},
+                },
+                ("prefix_routing", "enable_prefix_caching"),
+            ),
             ({"api": {"api_keys": ["a"]}, "api_key_env": "B"}, ("api_key_env", "not both")),
             ({"api": {"cors_origin": ["a"]}}, ("api:", "'cors_origin'")),
             ({"diffusion": {"decoder": {"kind": "best"}}}, ("diffusion.decoder", "'threshold'")),

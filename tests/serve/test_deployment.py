@@ -90,6 +90,21 @@ class TestServe:
         assert settings.autoscaling_config is not None
         assert settings.autoscaling_config.max_replicas == scaling["max_replicas"]
 
+    def test_the_router_of_prefixes_passes_for_serves_own(self) -> None:
+        """Serve refuses any other name behind HAProxy; what it runs is in the pickle."""
+        from ray import serve
+        from ray.serve._private.config import DeploymentConfig
+
+        from diffray.cluster.serve.prefix_router import PrefixRouter
+
+        given = {"num_replicas": 2, "prefix_routing": True}
+        options = deployment_options(config(deployment_config=given))
+        plain: Any = serve.deployment(Nothing)
+        sent = plain.options(**options)._deployment_config.to_proto_bytes()
+        found = DeploymentConfig.from_proto_bytes(sent).request_router_config
+        assert found.is_default_request_router()
+        assert found.get_request_router_class() is PrefixRouter
+
     def test_serve_runs_the_policy(self) -> None:
         """As Serve's controller does: by value, with factors and delays around it."""
         from ray.serve._private.autoscaling_state import _resolve_policy_callable

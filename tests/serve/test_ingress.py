@@ -9,7 +9,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from diffray.cluster.serve.environment import ROUTES
+from diffray.cluster.serve.haproxy import PREFIX_ROUTED
 from diffray.cluster.serve.ingress import TRIES, Ingress, server_name
+from diffray.cluster.serve.prefix_routing import prefix_key
 
 BODY = [b'{"prompt": ', b'"hello"}']
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -223,3 +225,52 @@ def test_an_applications_own_404_passes(monkeypatch: pytest.MonkeyPatch) -> None
         answer.headers["content-type"] = "text/plain"
         text = bytes(answer.body).decode()
         assert answer_of(Ingress(Serve(answer=answer)))[:2] == (404, text)
+
+
+def passed_on(
+    parts: list[bytes], headers: list[tuple[bytes, bytes]], name: bytes | None = None
+) -> tuple[bytes, list[bytes]]:
+    """Return the body that Serve's proxy gets of a POST, and its session ids."""
+    found: list[Any] = []
+
+    async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+        found.append((await echo(receive), [v for n, v in scope["headers"] if n == SESSION]))
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    coming = iter(parts)
+
+    async def receive() -> Message:
+        part = next(coming)
+        return {"type": "http.request", "body": part, "more_body": part is not parts[-1]}
+
+    async def send(message: Message) -> None:
+        pass
+
+    scope = {"type": "http", "method": "POST", "path": "/v1", "headers": headers}
+    asyncio.run(Ingress(proxy, name)(scope, receive, send))
+    ((body, sessions),) = found
+    return body, sessions
+
+
+SESSION = b"x-session-id"
+
+
+class TestPrefixes:
+    @pytest.fixture(autouse=True)
+    def routed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(PREFIX_ROUTED, "demo")
+
+    def test_a_prefix_becomes_a_session(self) -> None:
+        body, (session,) = passed_on(BODY, [])
+        assert body == b"".join(BODY) and session.decode() == prefix_key({"prompt": "hello"})
+
+    def test_a_client_s_own_session_is_kept(self) -> None:
+        assert passed_on(BODY, [(SESSION, b"mine")]) == (b"".join(BODY), [b"mine"])
+
+    def test_what_is_no_json_or_too_large_is_passed_on_whole(self) -> None:
+        large = [b'{"prompt": "', *([b"x" * 100_000] * 12), b'"}']
+        for parts in ([b"{"], [b""], [b"\xff"], [b"7"], [b"[" * 9999], large):
+            assert passed_on(parts, []) == (b"".join(parts), [])
+
+    def test_behind_haproxy_nothing_is_added(self) -> None:
+        assert passed_on(BODY, [], OWN) == (b"".join(BODY), [])

@@ -2,10 +2,12 @@
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diffray.cluster.serve import haproxy
 from diffray.cluster.serve.prefix_routing import FACTOR, HEAD, SLACK, choose, prefix_key
 
 SYSTEM = {"role": "system", "content": "Be brief. " * 300}  # longer than what of others counts
@@ -96,6 +98,11 @@ class TestChoice:
         for _ in range(300):
             loads[choose("the same", loads)] += 1
         assert max(loads.values()) <= FACTOR * 100 + 1 and min(loads.values()) >= 50
+
+
+def test_haproxy_goes_by_the_same_numbers() -> None:
+    lua = Path(haproxy.__file__).with_name("prefix.lua").read_text()
+    assert f"\nlocal HEAD, SLACK, FACTOR = {HEAD}, {SLACK}, {FACTOR}\n" in lua
 
 
 def idle(count: int) -> dict[str, int]:

@@ -1,0 +1,63 @@
+"""Serve's request router for handles and for Serve's own proxy, which routes by prefix."""
+
+from collections.abc import Iterable
+
+from ray import cloudpickle
+from ray.serve._private.common import RequestMetadata
+from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
+
+from diffray.cluster.serve.prefix_routing import choose, prefix_key
+
+
+class PrefixRouter(FIFOMixin, RequestRouter):
+    """Sends a call to the replica that holds its prefix, unless that one is too busy.
+
+    The key of a call is its session id, if it has one, or follows from its arguments. Calls without
+    a key go to the least busy replica.
+    """
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Return candidates; of each list Serve takes the least busy, of the next if all refuse."""
+        if pending_request is None:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # before it asks again
+        key = _key(pending_request)
+        if key is None or not candidate_replicas:
+            return [candidate_replicas]
+        named = {each.replica_id.unique_id: each for each in candidate_replicas}
+        queues = self.replica_queue_len_cache
+        loads = {name: queues.get(each.replica_id) or 0 for name, each in named.items()}
+        chosen = choose(key, loads)
+        return [[named.pop(chosen)], [*named.values()]]
+
+    def _get_pending_request_matching_metadata(
+        self, request_metadata: RequestMetadata | None = None
+    ) -> PendingRequest | None:
+        """Give the replica to the call that it was chosen for, not to the first that waits.
+
+        Calls on behalf of the same request have the same id, and then it is the first of them.
+        """
+        return self._get_pending_request_matching_internal_request_id(request_metadata)
+
+
+def router_config() -> RequestRouterConfig:
+    """Return the configuration of a deployment that uses it.
+
+    It is under the default router's name, because Serve refuses another name if HAProxy routes the
+    deployment's HTTP requests. This router is for the others, those of handles.
+    """
+    pickled = cloudpickle.dumps(PrefixRouter)
+    return RequestRouterConfig.from_serialized_request_router_cls({}, pickled)
+
+
+def _key(request: PendingRequest) -> str | None:
+    if request.metadata.session_id:
+        return str(request.metadata.session_id)
+    named = request.metadata.call_method in ("ask", "ask_stream")  # a method, then what is asked
+    given: Iterable[object] = (*request.args[named : named + 1], *request.kwargs.values())
+    return next((key for each in given if (key := prefix_key(each)) is not None), None)

@@ -1,0 +1,138 @@
+"""What prefix routing gains over the least busy replica: two servers take turns at conversations.
+
+    python -m benchmarks.routing
+
+Each server has three replicas of the same model. Clients hold conversations, one turn after the
+other, and think in between; all conversations have the system's message in common. The report, as
+JSON: of the tokens that earlier turns of a conversation have left on some replica, the share that
+its later turns read; how long a turn takes; and the ratios of these numbers with the routing and
+without. They are of the turns of all rounds; rounds are short, so that other work on the machine
+slows both alike. Seeds differ from round to round: no round finds the prefixes of another.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from statistics import median
+from typing import NamedTuple
+
+import httpx2
+
+from benchmarks import load
+from benchmarks.load import Json
+from diffray.cluster.cli.bench.results import percentile
+from tests.helpers.serve_process import serve_process
+
+BLOCK = 32  # of which whole ones are shared
+WORDS = "red green blue grey black white brown pink gold silver".split()
+SYSTEM = {"role": "system", "content": "Answer in a few words."}
+
+
+class Turn(NamedTuple):
+    """How long a later turn took, and what it read of what the earlier ones left."""
+
+    seconds: float
+    cached: int
+    possible: int
+
+
+async def conversation(http: httpx2.AsyncClient, drawn: random.Random, args: Json) -> list[Turn]:
+    messages, before, turns = [SYSTEM], 0, []
+    for number in range(args["turns"]):
+        words = drawn.choices(WORDS, k=args["words"] if number == 0 else args["words"] // 8)
+        messages = [*messages, {"role": "user", "content": " ".join(words)}]
+        await asyncio.sleep(drawn.expovariate(1 / args["think"]))
+        begin = time.perf_counter()
+        answer = await load.chat(
+            http, {"messages": messages, "max_tokens": args["max_tokens"], "ignore_eos": True}
+        )
+        usage = answer["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        turns.append(Turn(time.perf_counter() - begin, min(cached, before), before))
+        before = usage["prompt_tokens"] // BLOCK * BLOCK
+        messages = [*messages, answer["choices"][0]["message"]]
+    return turns
+
+
+async def work(url: str, seed: int, args: Json) -> list[Turn]:
+    """Hold all conversations, so many at once; return their turns."""
+    drawn = random.Random(seed)
+    async with load.client(url) as http:
+
+        async def one(body: Json) -> list[Turn]:
+            return await conversation(http, random.Random(body["seed"]), args)
+
+        bodies = [{"seed": drawn.random()} for _ in range(args["conversations"])]
+        held = await load.all_of(bodies, args["clients"], one)
+    return [turn for turns in held for turn in turns]
+
+
+def numbers(turns: list[Turn]) -> dict[str, float]:
+    seconds = [turn.seconds for turn in turns]
+    return {
+        "hit rate": sum(turn.cached for turn in turns) / sum(turn.possible for turn in turns),
+        "p50 s": percentile(seconds, 50),
+        "p95 s": percentile(seconds, 95),
+    }
+
+
+def compared(urls: dict[str, str], args: Json) -> Json:
+    with_it, without = urls
+    turns: dict[str, list[Turn]] = {name: [] for name in urls}
+    ratios: list[dict[str, float]] = []
+    for number in range(args["rounds"] + 1):
+        found = {}
+        for name in [*urls] if number % 2 else [*urls][::-1]:
+            found[name] = asyncio.run(work(urls[name], number, args))
+        if number == 0:
+            continue  # it warms up
+        one, other = (numbers(found[name]) for name in urls)
+        ratios.append({what: one[what] / other[what] for what in one})
+        print(f"round {number}: {with_it} {one}, {without} {other}", file=sys.stderr, flush=True)
+        for name in urls:
+            turns[name] += found[name]
+    of_all = {name: numbers(turns[name]) for name in urls}
+    return {
+        "options": args,
+        "turns": len(turns[with_it]),
+        **{name: rounded(each) for name, each in of_all.items()},
+        "ratio of all": rounded(
+            {what: of_all[with_it][what] / of_all[without][what] for what in ratios[0]}
+        ),
+        "median of the rounds' ratios": rounded(
+            {what: median(each[what] for each in ratios) for what in ratios[0]}
+        ),
+    }
+
+
+def rounded(found: dict[str, float]) -> dict[str, float]:
+    return {what: round(value, 3) for what, value in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="demo-llada2")
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=24)
+    parser.add_argument("--conversations", type=int, default=24, help="of a round")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--words", type=int, default=160, help="of a first question")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument(
+        "--think", type=float, default=1.0, help="seconds between turns, on average"
+    )
+    parser.add_argument("--rounds", type=int, default=10)
+    args = vars(parser.parse_args())
+    flags = f"{args['model']} --replicas {args['replicas']} --device cpu --cpu-threads 1".split()
+    with serve_process(*flags, "--prefix-routing") as routed, serve_process(*flags) as plain:
+        urls = {"prefix routing": routed.url, "least busy replica": plain.url}
+        for server in (routed, plain):
+            server.wait_for(" is ready at ", 1)
+        print(json.dumps(compared(urls, args), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=1, help="of each replica")
+    parser.add_argument("--prefix-routing", action="store_true", help="of a block-causal model")
     parser.add_argument("--alone", action="store_true", help="without a second server beside it")
     parser.add_argument("--terminal", action="store_true", help="the faults that end a server")
     parser.add_argument("--report", type=Path, help="a file: .html, .json or text")
@@ -68,7 +69,9 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # One replica has room for all, while another is away.
     room = {"slots": given.streams, "queue": -(-given.streams // given.replicas)}
-    layout = Layout(given.model, given.replicas, given.ranks, **room)
+    layout = Layout(
+        given.model, given.replicas, given.ranks, prefix_routing=given.prefix_routing, **room
+    )
     if given.terminal:
         endings = terminal(layout, given.seed, _say)
         sys.exit(0 if all(ending.passed for ending in endings) else 1)

@@ -33,6 +33,7 @@ class Layout:
     ranks: int = 1
     slots: int = 16
     queue: int = 16
+    prefix_routing: bool = False
 
     def config(self) -> str:
         """Return the YAML that `diffray serve --config` reads."""
@@ -53,6 +54,7 @@ class Layout:
                     "num_replicas": self.replicas,
                     "health_check_period_s": 1,
                     "graceful_shutdown_timeout_s": 60,
+                    "prefix_routing": self.prefix_routing,
                 },
                 "placement_group_config": {"strategy": "PACK"},
             }

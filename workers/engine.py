@@ -296,7 +296,7 @@ class Engine:
         """Return up to where a sequence's K/V are final after the next forward."""
         if not self.kv.prefixes.has_turn(sequence):
             return 0
-        return self._next_chunk(sequence).stop if self._fills(sequence) else sequence.start
+        return Chunk.next(sequence, self.chunk).stop if self._fills(sequence) else sequence.start
 
     def _chunks(self, filling: list[Sequence]) -> list[Chunk]:
         """Return the next chunk of each sequence, unless another one stores it."""
@@ -304,15 +304,8 @@ class Engine:
         for sequence in filling:
             self._reach(sequence)
             if self._fills(sequence) and self.kv.prefixes.has_turn(sequence):
-                chunks.append(self._next_chunk(sequence))
+                chunks.append(Chunk.next(sequence, self.chunk))
         return chunks
-
-    def _next_chunk(self, sequence: Sequence) -> Chunk:
-        block = sequence.policy.block_length
-        length = max(self.chunk // block, 1) * block
-        start = sequence.clean_end
-        stop = sequence.images.not_inside(min(start + length, sequence.start))
-        return Chunk(sequence, start, stop)
 
     # After a round.
 

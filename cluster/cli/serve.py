@@ -161,8 +161,7 @@ def _check_models(applications: "Applications") -> None:
         engine = each.config.engine_kwargs
         found = read_config(resolve(each.config.model_source))
         check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
-        if engine.enable_prefix_caching:
-            check_prefix_caching(found)
+        check_prefix_caching(found, engine.prefix_wishes)
         if engine.lora_modules:
             from diffray.workers.adapters import LoadedAdapters
 

@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from diffray import DiffusionLLM
+from diffray.cluster.api.metrics import Metrics
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.scheduler import Scheduler
@@ -214,6 +215,28 @@ def served(
             if event.update is not None:
                 tokens[event.uid] += event.update.ids
     raise AssertionError
+
+
+def test_metrics_tell_of_both_tiers() -> None:
+    engine = engine_of()
+    driver = Driver(Scheduler(8, NUM_PAGES - 1, 99, page_size=PAGE), steps=1)
+    for turn in range(2):
+        asked = [request(uid, prompt) for uid, prompt in enumerate(PROMPTS, 4 * turn)]
+        served(driver, engine, [check_request(each, engine.limits) for each in asked])
+    kept, page = engine.stats().prefixes, engine.kv.page_bytes
+    families = Metrics("toy").families(driver.load(), engine.limits)
+    found = {
+        (sample.name.removeprefix("diffray:"), sample.labels.get("tier")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert found["prefix_cache_bytes", "device"] == engine.kv.prefixes.num_device * page > 0
+    assert found["prefix_cache_bytes", "host"] == kept.host_bytes > 0
+    assert found["kv_offload_cpu_cache_usage_perc", None] == kept.host_bytes / (100 * page)
+    assert found["external_prefix_cache_queries_total", None] == kept.host_queries > 0
+    assert found["external_prefix_cache_hits_total", None] == kept.host_hits > 0
+    assert found["kv_offload_store_bytes_total", None] == kept.stored_bytes > 0
+    assert found["kv_offload_load_bytes_total", None] == kept.loaded_bytes > 0
 
 
 def test_lost_ranks_time_slices_and_the_host_change_no_token() -> None:

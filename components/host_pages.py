@@ -20,17 +20,29 @@ class HostPages:
     copy back waits, on the device, until that has arrived.
     """
 
-    def __init__(self, stores: Items[Tensor], page_size: int, num_pages: int) -> None:
-        """`stores` hold the device's pages: layers, then positions, then anything."""
-        self.num_pages = num_pages
+    def __init__(self, page_size: int, num_pages: int) -> None:
+        self._page_size, self.num_pages = page_size, num_pages
         self.stored_bytes = self.loaded_bytes = 0  # since the start
-        kept = stores if num_pages else ()
-        self._device_PLSGD = [each.unflatten(1, (-1, page_size)).transpose(0, 1) for each in kept]
+        self.give_back()
+
+    def take_back(self, stores: Items[Tensor]) -> None:
+        """Make the memory for the device's pages: layers, then positions, then anything."""
+        if not self.num_pages:
+            return
+        self._device_PLSGD = [
+            each.unflatten(1, (-1, self._page_size)).transpose(0, 1) for each in stores
+        ]
         self._host_PLSGD = [
-            host_zeros((num_pages, *each.shape[1:]), each.dtype, each.device)
+            host_zeros((self.num_pages, *each.shape[1:]), each.dtype, each.device)
             for each in self._device_PLSGD
         ]
-        self._side = SideStream(stores[0].device) if self._host_PLSGD else None
+        self._side = SideStream(stores[0].device)
+
+    def give_back(self) -> None:
+        """Free the memory; nothing in it is needed."""
+        self._device_PLSGD: list[Tensor] = []
+        self._host_PLSGD: list[Tensor] = []
+        self._side: SideStream | None = None
 
     @property
     def nbytes(self) -> int:
@@ -52,12 +64,15 @@ class HostPages:
         """Copy the contents of each page of the host to one of the device."""
         if not pages or self._side is None:
             return
+        arriving = []
         for device_PLSGD, host_PLSGD in zip(self._device_PLSGD, self._host_PLSGD, strict=True):
-            onto_P = send(torch.tensor([*pages.values()]), device_PLSGD.device)
             aside_PLSGD = device_PLSGD.new_empty(len(pages), *device_PLSGD.shape[1:])
             with self._side.after_forwards(aside_PLSGD):
                 for page, contents_LSGD in zip(pages, aside_PLSGD, strict=True):
                     contents_LSGD.copy_(host_PLSGD[page], non_blocking=True)
-            self._side.before_forwards()
+            arriving.append(aside_PLSGD)
+        self._side.before_forwards()
+        for device_PLSGD, aside_PLSGD in zip(self._device_PLSGD, arriving, strict=True):
+            onto_P = send(torch.tensor([*pages.values()]), device_PLSGD.device)
             device_PLSGD.index_copy_(0, onto_P, aside_PLSGD)
             self.loaded_bytes += aside_PLSGD.nbytes

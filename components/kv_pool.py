@@ -45,7 +45,7 @@ class KVPool:
         self.num_pages = num_pages
         self.dtype, self.device = dtype, device
         self._shapes = tuple(shapes)
-        self._num_host = host_pages
+        self.host = HostPages(page_size, host_pages)
         self.take_back()
         self.prefixes = Prefixes(
             page_size, enabled=share_prefixes, host_pages=host_pages, ttl=prefix_ttl
@@ -61,13 +61,13 @@ class KVPool:
         }
         left = {shape: zip(*store, strict=True) for shape, store in self.stores.items()}
         self.layers = [KVLayer(*next(left[shape])) for shape in shapes]
-        self.host = HostPages([*chain(*self.stores.values())], self.page_size, self._num_host)
+        self.host.take_back([*chain(*self.stores.values())])
 
     def give_back(self) -> None:
         """Free the memory, which no sequence may use; the stored prefixes are forgotten."""
         self.forget_prefixes()
         self.stores, self.layers = {}, []
-        self.host = HostPages([], self.page_size, 0)
+        self.host.give_back()
 
     @property
     def keys_LSGD(self) -> Tensor:
@@ -134,9 +134,9 @@ class KVPool:
 
     def use_no_host(self) -> None:
         """Give the host's memory back, and use none from now on."""
-        self._num_host = 0
         self.prefixes.use_no_host()
-        self.host = HostPages([], self.page_size, 0)
+        self.host.num_pages = 0
+        self.host.give_back()
 
     def copy(self, pages: Items[int], onto: Items[int]) -> None:
         """Copy the contents of pages onto others, in place."""

@@ -257,12 +257,12 @@ def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
 def test_a_killed_rank_takes_the_host_s_prefixes_along_and_no_token() -> None:
     """Four prompts of 20 pages where 40 are: they wait for each other, give way and swap."""
     asked = [[1 + (7 * at + number) % 200 for at in range(320)] for number in range(4)]
-    params = wish({"max_tokens": 64, "ignore_eos": True})
+    params = wish(LONG | {"max_tokens": 96})
     expected = in_process("demo-llada2", asked, [params] * 4)
 
     async def run() -> tuple[list[Answer], Load]:
         async with engine(
-            "demo-llada2", ranks=2, max_num_seqs=4, max_model_len=384, time_slice=16,
+            "demo-llada2", ranks=2, max_num_seqs=4, max_model_len=448, time_slice=16,
             kv_cache_memory=40 * page_bytes() // 2, swap_space="64MiB",
         ) as running:  # fmt: skip
             found: list[Answer] = []

@@ -306,3 +306,4 @@ def give_back_all(device: torch.device) -> None:
     give_back_memory(0)
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        torch.accelerator.empty_host_cache()  # of pinned memory

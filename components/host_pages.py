@@ -23,7 +23,9 @@ class HostPages:
     def __init__(self, page_size: int, num_pages: int) -> None:
         self._page_size, self.num_pages = page_size, num_pages
         self.stored_bytes = self.loaded_bytes = 0  # since the start
-        self.give_back()
+        self._device_PLSGD: list[Tensor] = []
+        self._host_PLSGD: list[Tensor] = []
+        self._side: SideStream | None = None
 
     def take_back(self, stores: Items[Tensor]) -> None:
         """Make the memory for the device's pages: layers, then positions, then anything."""
@@ -40,9 +42,7 @@ class HostPages:
 
     def give_back(self) -> None:
         """Free the memory; nothing in it is needed."""
-        self._device_PLSGD: list[Tensor] = []
-        self._host_PLSGD: list[Tensor] = []
-        self._side: SideStream | None = None
+        self._device_PLSGD, self._host_PLSGD, self._side = [], [], None
 
     @property
     def nbytes(self) -> int:

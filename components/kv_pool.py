@@ -6,6 +6,7 @@ D head size.
 
 from collections.abc import Sequence as Items
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,9 +15,11 @@ from diffray.components.backend import send, zeros
 from diffray.components.batch import Batch
 from diffray.components.host_pages import HostPages
 from diffray.components.prefixes import Node, Prefixes
-from diffray.components.sequence import Sequence
 from diffray.kernels.attention import KVLayer, QKRotary, attend_ready
 from diffray.kernels.choose import TORCH, Kernels
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class KVPool:
@@ -108,7 +111,7 @@ class KVPool:
         self.host.store(moved)
         return [self._free.pop() for _ in range(num_pages)]
 
-    def hold(self, sequence: Sequence, found: list[Node]) -> None:
+    def hold(self, sequence: "Sequence", found: list[Node]) -> None:
         """Give a sequence the pages of a prefix as its first; the caller has made room.
 
         What is on the host is copied back.

@@ -128,6 +128,36 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
+def host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros in the host's memory, from where a device can copy while it works."""
+    if device.type != "cuda":
+        return zeros(shape, dtype, device)
+    return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+
+class SideStream:
+    """Where copies run beside a device's forwards; a CPU does one thing after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def after_forwards(self, used: Tensor) -> Iterator[None]:
+        """Run copies beside, once everything launched before has ended; they use this tensor."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+        used.record_stream(self._stream)  # its memory is not given away before
+
+    def before_forwards(self) -> None:
+        """Let what is launched from now on wait until the copies have ended."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from the host to the device without waiting for the device.
 
@@ -255,6 +285,12 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest value it accepts
 
 
+def finish(device: torch.device) -> None:
+    """Wait until the device has done everything that was launched."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def give_back_memory(kept: int = _KEPT) -> None:
     """Return freed memory to the system, but for so many bytes; call it when idle.
 
@@ -270,3 +306,4 @@ def give_back_all(device: torch.device) -> None:
     give_back_memory(0)
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        torch.accelerator.empty_host_cache()  # of pinned memory

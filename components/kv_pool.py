@@ -6,21 +6,27 @@ D head size.
 
 from collections.abc import Sequence as Items
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from diffray.components.backend import send, zeros
 from diffray.components.batch import Batch
-from diffray.components.prefixes import Prefixes
+from diffray.components.host_pages import HostPages
+from diffray.components.prefixes import Node, Prefixes
 from diffray.kernels.attention import KVLayer, QKRotary, attend_ready
 from diffray.kernels.choose import TORCH, Kernels
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class KVPool:
     """The K/V of all sequences on this rank; page 0 is never allocated: padding writes to it.
 
-    `prefixes` keeps released pages for reuse, and gives them up when others need them.
+    `prefixes` keeps released pages for reuse, and gives them up when others need them. What they
+    hold then moves to one of `host_pages`, if there are any.
     """
 
     def __init__(
@@ -33,6 +39,8 @@ class KVPool:
         device: torch.device,
         kernels: Kernels = TORCH,
         share_prefixes: bool = True,
+        host_pages: int = 0,
+        prefix_ttl: float | None = None,
     ) -> None:
         """`shapes` are each layer's key heads and their size; layers of one shape lie together."""
         self.kernels = kernels
@@ -40,8 +48,11 @@ class KVPool:
         self.num_pages = num_pages
         self.dtype, self.device = dtype, device
         self._shapes = tuple(shapes)
+        self.host = HostPages(page_size, host_pages)
         self.take_back()
-        self.prefixes = Prefixes(page_size, enabled=share_prefixes)
+        self.prefixes = Prefixes(
+            page_size, enabled=share_prefixes, host_pages=host_pages, ttl=prefix_ttl
+        )
         self._free = list(range(num_pages - 1, 0, -1))
 
     def take_back(self) -> None:
@@ -53,11 +64,13 @@ class KVPool:
         }
         left = {shape: zip(*store, strict=True) for shape, store in self.stores.items()}
         self.layers = [KVLayer(*next(left[shape])) for shape in shapes]
+        self.host.take_back([*chain(*self.stores.values())])
 
     def give_back(self) -> None:
         """Free the memory, which no sequence may use; the stored prefixes are forgotten."""
         self.forget_prefixes()
         self.stores, self.layers = {}, []
+        self.host.give_back()
 
     @property
     def keys_LSGD(self) -> Tensor:
@@ -76,6 +89,10 @@ class KVPool:
         return sum(kept.nbytes for store in self.stores.values() for kept in store)
 
     @property
+    def page_bytes(self) -> int:
+        return self.nbytes // self.num_pages
+
+    @property
     def num_free(self) -> int:
         return len(self._free) + self.prefixes.num_idle
 
@@ -86,9 +103,23 @@ class KVPool:
     def allocate(self, num_pages: int) -> list[int]:
         """Allocate pages; the caller has checked `num_free`."""
         assert num_pages <= self.num_free, "more pages needed than are free"
+        moved: dict[int, int] = {}  # which page each page of the host takes the contents of
         while num_pages > len(self._free):
-            self.free(self.prefixes.give_up())
+            pages, host_pages = self.prefixes.give_up()
+            moved.update(zip(host_pages, pages, strict=False))
+            self.free(pages)
+        self.host.store(moved)
         return [self._free.pop() for _ in range(num_pages)]
+
+    def hold(self, sequence: "Sequence", found: list[Node]) -> None:
+        """Give a sequence the pages of a prefix as its first; the caller has made room.
+
+        What is on the host is copied back.
+        """
+        host_pages = self.prefixes.take(found)
+        pages = self.allocate(len(host_pages))
+        self.host.load(dict(zip(host_pages, pages, strict=True)))
+        self.prefixes.hold(sequence, found, pages)
 
     def free(self, pages: list[int]) -> None:
         """Free pages; their contents become invalid."""
@@ -96,8 +127,19 @@ class KVPool:
 
     def forget_prefixes(self) -> None:
         """Give up all stored prefixes that no sequence holds."""
-        while self.prefixes.num_idle:
-            self.free(self.prefixes.give_up())
+        self.free(self.prefixes.forget())
+
+    def pass_time(self, now: float) -> None:
+        """Forget the prefixes that have not been used for too long; a clock never goes back."""
+        prefixes = self.prefixes
+        prefixes.now = max(prefixes.now, now)
+        self.free(prefixes.forget(prefixes.now - prefixes.ttl))
+
+    def use_no_host(self) -> None:
+        """Give the host's memory back, and use none from now on."""
+        self.prefixes.use_no_host()
+        self.host.num_pages = 0
+        self.host.give_back()
 
     def copy(self, pages: Items[int], onto: Items[int]) -> None:
         """Copy the contents of pages onto others, in place."""

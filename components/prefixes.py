@@ -3,11 +3,16 @@
 There the K/V of a block depend only on the tokens up to its end. Requests that start with the same
 tokens, in blocks of the same length, can therefore read the same pages. Stored prefixes form a
 tree; the path from its root to a node spells the tokens of a prefix.
+
+A node lies on the device, or, once its pages there were needed, on the host. Beginnings leave the
+device after what follows them, so a path from the root has its nodes on the device first. All ranks
+keep the same books; `HostPages` moves the bytes.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import lcm
+from itertools import takewhile
+from math import inf, lcm
 from typing import TYPE_CHECKING
 
 from diffray.components.lora import LoRA
@@ -25,17 +30,19 @@ class Node:
     """The K/V of [start, stop): whole blocks in whole pages.
 
     The first admitted of its holders stores it; the others wait for that. Without holders it stays
-    until its pages are needed.
+    until its pages are needed, and then perhaps on the host.
     """
 
     parent: "Node | None"
     key: Key
     start: int
     stop: int
-    pages: list[int]
+    pages: list[int]  # none: it is on the host
     stored: bool = False
     children: "dict[Key, Node]" = field(default_factory=dict)
     holders: "dict[Sequence, None]" = field(default_factory=dict)  # in the order of admission
+    host_pages: list[int] = field(default_factory=list)
+    used: float = 0.0  # when its last holder left
 
 
 def num_held(nodes: list[Node]) -> int:
@@ -44,21 +51,44 @@ def num_held(nodes: list[Node]) -> int:
 
 
 class Prefixes:
-    """The stored prefixes, their pages, and their readers."""
+    """The stored prefixes, their pages, and their readers.
 
-    def __init__(self, page_size: int, *, enabled: bool = True) -> None:
-        self.page_size, self.enabled = page_size, enabled
+    Those without readers make room for others on the device by moving to the host, if they find
+    pages there, which the least recently used leave. After `ttl` seconds without a reader they are
+    forgotten.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        *,
+        enabled: bool = True,
+        host_pages: int = 0,
+        ttl: float | None = None,
+    ) -> None:
+        self.page_size, self.enabled, self.ttl = page_size, enabled, inf if ttl is None else ttl
+        self.now = 0.0  # as the scheduler's clock says: all ranks must forget the same
         self._root = Node(None, (), 0, 0, [])
         self._idle: dict[Node, None] = {}  # stored and without holders, least recently used first
         self._idle_pages = 0
+        self._away: dict[Node, None] = {}  # on the host, least recently used first
+        self._host_pages = host_pages
+        self._free_host = list(range(host_pages))
+        self.num_device = 0  # pages of nodes on the device
+        self.host_queries = self.host_hits = 0  # tokens, since the start
 
     @property
     def num_idle(self) -> int:
         """How many pages can be reclaimed at once."""
         return self._idle_pages
 
+    @property
+    def num_host(self) -> int:
+        """How many pages of the host are in use."""
+        return self._host_pages - len(self._free_host)
+
     def find(self, sequence: "Sequence") -> list[Node]:
-        """Return the stored nodes of the tokens before a sequence's block, from the first on."""
+        """Return the nodes of the tokens before a sequence's block, from the first on."""
         found: list[Node] = []
         if not self._shares(sequence):
             return found
@@ -71,13 +101,30 @@ class Prefixes:
             node = child
         return found
 
-    def hold(self, sequence: "Sequence", found: list[Node]) -> None:
-        """Give a sequence the pages of these nodes as its first pages."""
-        sequence.nodes = found
+    def take(self, found: list[Node]) -> list[int]:
+        """Keep nodes from being evicted; return the pages of those that are on the host."""
         for node in found:
             if node in self._idle:
                 del self._idle[node]
                 self._idle_pages -= len(node.pages)
+            self._away.pop(node, None)
+        return [page for node in found for page in node.host_pages]
+
+    def hold(self, sequence: "Sequence", found: list[Node], onto: list[int]) -> None:
+        """Give a sequence the pages of these nodes as its first pages.
+
+        What was on the host has been copied onto the given pages.
+        """
+        if self._host_pages and not sequence.forwards and self._shares(sequence):
+            here = sum(node.stop - node.start for node in found if node.pages)
+            self.host_queries += sequence.prompt_len - min(here, sequence.prompt_len)
+            self.host_hits += len(onto) * self.page_size
+        sequence.nodes = found
+        for node in found:
+            if node.host_pages:
+                size = len(node.host_pages)
+                self._come(node, onto[:size])
+                onto = onto[size:]
             node.holders[sequence] = None
             sequence.pages += node.pages
 
@@ -126,6 +173,7 @@ class Prefixes:
             if node.holders:
                 continue
             if node.stored:
+                node.used = self.now
                 self._idle[node] = None
                 self._idle_pages += len(node.pages)
             else:
@@ -133,12 +181,60 @@ class Prefixes:
         sequence.nodes = []
         return free
 
-    def give_up(self) -> list[int]:
-        """Evict the least recently used node, and return its pages."""
+    def give_up(self) -> tuple[list[int], list[int]]:
+        """Evict the least recently used node; return its pages, and those of the host it moves to.
+
+        There are none of the host if it is forgotten.
+        """
         node = next(iter(self._idle))
         del self._idle[node]
         self._idle_pages -= len(node.pages)
-        return self._cut(node)
+        node.host_pages = self._room_on_host(len(node.pages))
+        if not node.host_pages:
+            return self._cut(node), []
+        self._away[node] = None
+        pages, node.pages = node.pages, []
+        self.num_device -= len(pages)
+        return pages, node.host_pages
+
+    def forget(self, unused_since: float = inf) -> list[int]:
+        """Forget what nobody has held since then; return its pages of the device."""
+        for node in list(takewhile(lambda node: node.used <= unused_since, self._away)):
+            self._drop(node)
+        free: list[int] = []
+        for node in list(takewhile(lambda node: node.used <= unused_since, self._idle)):
+            del self._idle[node]
+            self._idle_pages -= len(node.pages)
+            free += self._cut(node)
+        return free
+
+    def use_no_host(self) -> None:
+        """Keep nothing on the host from now on; nothing is there yet."""
+        assert not self._away, "prefixes on the host"
+        self._host_pages, self._free_host = 0, []
+
+    def _room_on_host(self, num_pages: int) -> list[int]:
+        """Take pages of the host, from what is there if need be; none if there are too few."""
+        if num_pages > self._host_pages:
+            return []
+        while num_pages > len(self._free_host) and self._away:
+            self._drop(next(iter(self._away)))
+        if num_pages > len(self._free_host):
+            return []  # others are being copied back
+        return [self._free_host.pop() for _ in range(num_pages)]
+
+    def _come(self, node: Node, pages: list[int]) -> None:
+        """Let a node of the host lie on the device, where its K/V are on these pages."""
+        self._free_host += node.host_pages
+        node.pages, node.host_pages = pages, []
+        self.num_device += len(pages)
+
+    def _drop(self, node: Node) -> None:
+        """Forget a node on the host, which has none after it."""
+        assert not node.children, "the end of a prefix leaves the host before its beginning"
+        del self._away[node]
+        self._free_host += node.host_pages
+        self._cut(node)
 
     def _grow(self, sequence: "Sequence", stop: int, *, stored: bool) -> None:
         """Add nodes for a sequence's own pages up to `stop`, or up to existing nodes."""
@@ -148,12 +244,17 @@ class Prefixes:
         for start in range(len(sequence.nodes) * unit, self._whole(sequence, stop), unit):
             parent = sequence.nodes[-1] if sequence.nodes else self._root
             key = self._key(sequence, start)
-            if key in parent.children:
-                return  # two sequences stored the same at the same time
             pages = sequence.pages[start // self.page_size : (start + unit) // self.page_size]
-            node = Node(parent, key, start, start + unit, pages, stored)
+            node = parent.children.get(key)
+            if node is None:
+                node = parent.children[key] = Node(parent, key, start, start + unit, pages, stored)
+                self.num_device += len(pages)
+            elif node in self._away and stored:
+                del self._away[node]
+                self._come(node, pages)
+            else:
+                return  # two sequences stored the same at the same time
             node.holders[sequence] = None
-            parent.children[key] = node
             sequence.nodes.append(node)
 
     def _shares(self, sequence: "Sequence") -> bool:
@@ -171,8 +272,8 @@ class Prefixes:
         own = sequence.cache_salt, sequence.lora, sequence.causal_block
         return ids if start else (*own, *ids)
 
-    @staticmethod
-    def _cut(node: Node) -> list[int]:
+    def _cut(self, node: Node) -> list[int]:
         assert node.parent is not None, "the root is no beginning of anything"
         del node.parent.children[node.key]
+        self.num_device -= len(node.pages)
         return node.pages

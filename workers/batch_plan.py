@@ -41,6 +41,14 @@ class Chunk(NamedTuple):
     start: int
     stop: int
 
+    @staticmethod
+    def next(sequence: Sequence, most: int) -> "Chunk":
+        """Return what is to be stored next: whole blocks of at most so many positions, or one."""
+        block = sequence.policy.block_length
+        start = sequence.clean_end
+        stop = start + max(most // block, 1) * block
+        return Chunk(sequence, start, sequence.images.not_inside(min(stop, sequence.start)))
+
 
 class BatchPlan:
     """Plans once for all rounds in which the same sequences denoise the same blocks.

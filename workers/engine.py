@@ -23,6 +23,7 @@ from diffray.workers.drafting import Drafting
 from diffray.workers.graphs import Graphs
 from diffray.workers.messages import Change, R, Reply, Request, Round, Stats, Update
 from diffray.workers.outcome import Outcome
+from diffray.workers.prefix_memory import prefix_stats
 from diffray.workers.report import report
 from diffray.workers.slots import Slots
 from diffray.workers.upkeep import Upkeep
@@ -159,6 +160,7 @@ class Engine:
     def run(self, order: Round[R], as_sequence: Callable[[R], Sequence]) -> Reply:
         """Cancel, change, admit and denoise as ordered; a request that cannot run is refused."""
         refused = []
+        self.kv.pass_time(order.now)
         for uid in order.cancel:
             self.cancel(uid)
         unchanged = "" if order.change is None else self._make(order.change)
@@ -194,6 +196,7 @@ class Engine:
             preemptions=self.preemptions,
             forwards=self.forwards,
             tokens=self.tokens,
+            prefixes=prefix_stats(self.kv),
         )
 
     # The plan that rounds share.
@@ -234,7 +237,7 @@ class Engine:
             self.waiting.popleft()
             self.slots.admit(sequence)
             self.running.append(sequence)
-            self.kv.prefixes.hold(sequence, found)
+            self.kv.hold(sequence, found)
             self._extend(sequence)
             self.kv.prefixes.promise(sequence)
 
@@ -296,7 +299,7 @@ class Engine:
         """Return up to where a sequence's K/V are final after the next forward."""
         if not self.kv.prefixes.has_turn(sequence):
             return 0
-        return self._next_chunk(sequence).stop if self._fills(sequence) else sequence.start
+        return Chunk.next(sequence, self.chunk).stop if self._fills(sequence) else sequence.start
 
     def _chunks(self, filling: list[Sequence]) -> list[Chunk]:
         """Return the next chunk of each sequence, unless another one stores it."""
@@ -304,15 +307,8 @@ class Engine:
         for sequence in filling:
             self._reach(sequence)
             if self._fills(sequence) and self.kv.prefixes.has_turn(sequence):
-                chunks.append(self._next_chunk(sequence))
+                chunks.append(Chunk.next(sequence, self.chunk))
         return chunks
-
-    def _next_chunk(self, sequence: Sequence) -> Chunk:
-        block = sequence.policy.block_length
-        length = max(self.chunk // block, 1) * block
-        start = sequence.clean_end
-        stop = sequence.images.not_inside(min(start + length, sequence.start))
-        return Chunk(sequence, start, stop)
 
     # After a round.
 

@@ -8,9 +8,9 @@ command line's help read it too.
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from diffray.components.config import Config
 from diffray.components.dtypes import DTypeName, dtype_name
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 DType = Literal["auto", DTypeName]
 Kernels = Literal["auto", "torch", "triton"]
 Quantization = str | dict[str, str]
+# Those that need block-causal attention.
+PREFIX_OPTIONS: Final = ("enable_prefix_caching", "swap_space", "prefix_cache_ttl")
 
 
 class EngineOptions(Config):
@@ -97,6 +99,18 @@ class EngineOptions(Config):
         "half of what is free once the weights are loaded.",
     )
     page_size: int = Field(16, ge=1, description="Positions per page of the K/V cache.")
+    swap_space: float = Field(
+        0.0,
+        ge=0,
+        description="Host memory of each rank for prefixes that the K/V cache has no room for, in "
+        "GiB or such as 512MiB; 0: they are forgotten, and run again.",
+    )
+    prefix_cache_ttl: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after which a prefix that no request uses is forgotten; default: when "
+        "its memory is needed.",
+    )
     chunk: int = Field(
         512,
         ge=1,
@@ -151,6 +165,26 @@ class EngineOptions(Config):
             parse_quantization(given)
         return given
 
+    @property
+    def prefix_wishes(self) -> list[str]:
+        """The given options that need block-causal attention."""
+        return [name for name in PREFIX_OPTIONS if getattr(self, name)]
+
+    @field_validator("swap_space", mode="before")
+    @classmethod
+    def _gibibytes(cls, given: Any) -> Any:
+        """Read a size with a unit; vLLM's number without one counts GiB."""
+        if isinstance(given, str) and not given.strip().replace(".", "", 1).isdecimal():
+            return (in_bytes(given) or 0) / 2**30
+        return given
+
+    @model_validator(mode="after")
+    def _prefixes_are_kept(self) -> Self:
+        for name in PREFIX_OPTIONS[1:]:
+            if getattr(self, name) and self.enable_prefix_caching is False:
+                raise ValueError(f"{name} has no effect without enable_prefix_caching; drop one")
+        return self
+
     @field_validator("kv_cache_memory", mode="before")
     @classmethod
     def _bytes(cls, given: Any) -> Any:
@@ -180,6 +214,8 @@ class EngineKeywords(TypedDict, total=False):
     max_num_seqs: int
     kv_cache_memory: int | str | None
     page_size: int
+    swap_space: float | str
+    prefix_cache_ttl: float | None
     chunk: int
     steps_per_round: int
     draft_overhead: int | None

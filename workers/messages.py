@@ -213,6 +213,19 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixStats:
+    """What a rank keeps of prefixes, and what it found on the host and copied since the start."""
+
+    device_bytes: int = 0
+    host_bytes: int = 0
+    host_capacity: int = 0  # in bytes
+    host_queries: int = 0  # tokens of prompts that were not on the device
+    host_hits: int = 0  # of them, those that were on the host
+    stored_bytes: int = 0  # copied from the device to the host
+    loaded_bytes: int = 0  # copied back
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """An engine's load, and its counts since the start."""
 
@@ -223,6 +236,7 @@ class Stats:
     preemptions: int = 0
     forwards: int = 0  # of the model; a shared one counts once
     tokens: int = 0  # reported as final
+    prefixes: PrefixStats = PrefixStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +277,7 @@ class Round(Generic[R]):
     steps: int  # of denoising, at most
     check: bool = False  # whether the ranks compare their canvases
     fresh: bool = False  # whether no round was in flight before it
+    now: float = 0.0  # seconds on the scheduler's clock
     change: Change | None = None  # after `cancel` and before `add`
 
 

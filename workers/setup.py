@@ -29,6 +29,7 @@ from diffray.workers.bring_up.start import bring_up
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
+from diffray.workers.prefix_memory import host_pages_for, settle_host
 from diffray.workers.sleeper import Sleeper
 from diffray.workers.slots import Slots
 from diffray.workers.text import Tokenizer
@@ -76,8 +77,7 @@ def build_rank(
         keep_freed_memory()
     make_current(device)
     # Wishes that cannot be are refused before anything is loaded.
-    if setup.enable_prefix_caching:
-        check_prefix_caching(config)
+    check_prefix_caching(config, setup.prefix_wishes)
     choices = findings.choices
     dtype = choose_dtype(setup.dtype, device)
     kernels = kernels_for(config, setup.kernels, device, dtype, choices)
@@ -127,6 +127,9 @@ def engine_of(
         setup.max_num_seqs, length, mask_token_id, loaded.device, vocab_size=spec.vocab_size
     )
 
+    page_bytes = spec.kv_elements * loaded.dtype.itemsize * setup.page_size
+    host_pages = host_pages_for(setup.swap_space, page_bytes)
+
     def pool(num_pages: int) -> KVPool:
         return KVPool(
             shapes=spec.kv_shapes,
@@ -136,6 +139,8 @@ def engine_of(
             device=loaded.device,
             kernels=loaded.kernels,
             share_prefixes=setup.enable_prefix_caching is not False,
+            host_pages=host_pages if num_pages > 1 else 0,
+            prefix_ttl=setup.prefix_cache_ttl,
         )
 
     record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name, mesh.size)
@@ -148,6 +153,7 @@ def engine_of(
     # Not yet a collective: others may still be loading.
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
     kv, graphs = pool(pages), None
+    settle_host(kv, loaded, mesh, min(setup.chunk, length))
     row = spec.hidden_size * loaded.dtype.itemsize
     rows = int(kv.nbytes * _SHARE_FOR_SOFT / 2 / row)
     slots.soft.most_rows = max(rows, length)

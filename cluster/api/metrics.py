@@ -133,17 +133,29 @@ class Refusals:
 def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iterator[Metric]:
     labels, values = list(own), list(own.values())
     used = 1 - load.free_pages / load.num_pages if load.num_pages else 0.0
+    kept = load.prefixes
     gauges = {
         "num_requests_running": ("Choices in the engine.", load.running),
         "num_requests_waiting": ("Choices in the queue.", load.waiting),
         "engine_sleep_level": ("How deep the engine sleeps; 0: it is awake.", load.sleep_level),
         "kv_cache_usage_perc": ("Share of the K/V pages in use, 0 to 1.", used),
+        "kv_offload_cpu_cache_usage_perc": (
+            "Share of the host's memory for prefixes in use, 0 to 1.",
+            kept.host_bytes / kept.host_capacity if kept.host_capacity else 0.0,
+        ),
     }
     counters = {
         "num_preemptions": ("Times a choice gave way, to resume later.", load.preemptions),
         "num_rounds": ("Rounds of denoising steps.", load.rounds),
         "num_weight_updates": ("Times the weights were replaced.", load.weight_updates),
         "num_restarts": ("Restarts of the engine.", load.restarts),
+        "external_prefix_cache_queries": (
+            "Tokens of prompts that were not on the device, so that the host was asked.",
+            kept.host_queries,
+        ),
+        "external_prefix_cache_hits": ("Of them, those found on the host.", kept.host_hits),
+        "kv_offload_store_bytes": ("Copied from each device to the host.", kept.stored_bytes),
+        "kv_offload_load_bytes": ("Copied from the host to each device.", kept.loaded_bytes),
         "rank_work_seconds": ("Time of rank 0 in rounds.", load.worked),
         "rank_wait_seconds": ("Time of rank 0 between rounds while there was work.", load.waited),
     }
@@ -152,6 +164,12 @@ def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iter
             made = family(_PREFIX + name, text, labels=labels)
             made.add_metric(values, value)
             yield made
+    sizes = GaugeMetricFamily(
+        _PREFIX + "prefix_cache_bytes", "Prefixes that each rank keeps.", labels=[*labels, "tier"]
+    )
+    sizes.add_metric([*values, "device"], kept.device_bytes)
+    sizes.add_metric([*values, "host"], kept.host_bytes)
+    yield sizes
     rounds = HistogramMetricFamily(
         _PREFIX + "iteration_tokens_total",
         "Tokens of all choices that became final in one round of denoising steps.",
@@ -161,9 +179,9 @@ def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iter
     bounds = [*(str(float(2**power)) for power in range(len(counts) - 1)), "+Inf"]
     rounds.add_metric(values, list(zip(bounds, counts, strict=True)), load.tokens)
     yield rounds
-    sizes = {"block_size": str(limits.page_size), "num_gpu_blocks": str(limits.num_pages)}
-    pages = GaugeMetricFamily(_PREFIX + "cache_config_info", "K/V pages.", labels=[*labels, *sizes])
-    pages.add_metric([*values, *sizes.values()], 1)
+    facts = {"block_size": str(limits.page_size), "num_gpu_blocks": str(limits.num_pages)}
+    pages = GaugeMetricFamily(_PREFIX + "cache_config_info", "K/V pages.", labels=[*labels, *facts])
+    pages.add_metric([*values, *facts.values()], 1)
     yield pages
 
 

@@ -166,10 +166,10 @@ def _check_models(applications: "Applications") -> None:
         engine = each.config.engine_kwargs
         found = read_config(resolve(each.config.model_source))
         check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
-        if engine.enable_prefix_caching:
-            check_prefix_caching(found)
+        wished = engine.prefix_wishes
         if each.config.deployment_config.prefix_routing:
-            check_prefix_caching(found, "prefix_routing")
+            wished = [*wished, "prefix_routing"]
+        check_prefix_caching(found, wished)
         if engine.lora_modules:
             from diffray.workers.adapters import LoadedAdapters
 

@@ -45,6 +45,8 @@ class Layout(Ranks):
     max_queued_requests: int | None = flag()
     scheduling_policy: str | None = flag()
     kv_cache_memory: str | None = flag(metavar="SIZE")
+    swap_space: str | None = flag(metavar="GIB|SIZE")
+    prefix_cache_ttl: float | None = flag(metavar="SECONDS")
     steps_per_round: int | None = flag()
     draft_overhead: int | None = flag()
     cpu_threads: int | None = flag()

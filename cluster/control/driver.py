@@ -36,6 +36,7 @@ class Driver:
             self._fresh = self._fresh or not self.flying
             return None
         order.fresh, self._fresh = self._fresh, False
+        order.now = time.time()  # which a coordinator on another node goes on from
         self.flying += 1
         now = time.monotonic()
         for request in order.add:
@@ -74,6 +75,7 @@ class Driver:
             running=len(scheduler.running),
             waiting=scheduler.waiting,
             free_pages=stats.free_pages,
+            prefixes=stats.prefixes,
             num_pages=scheduler.pages,
             preemptions=stats.preemptions,
             forwards=stats.forwards,

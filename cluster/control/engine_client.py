@@ -1,10 +1,10 @@
 """What the HTTP layer needs of an engine, wherever that engine runs."""
 
 from collections.abc import AsyncGenerator, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from diffray.workers.messages import Update
+from diffray.workers.messages import PrefixStats, Update
 
 if TYPE_CHECKING:
     from diffray.cluster.control.events import Event
@@ -57,6 +57,7 @@ class Load:
     waiting: int = 0
     free_pages: int = 0
     num_pages: int = 0
+    prefixes: PrefixStats = field(default_factory=PrefixStats)
     preemptions: int = 0
     forwards: int = 0  # of the model; a shared one counts once
     rounds: int = 0

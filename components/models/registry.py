@@ -1,6 +1,7 @@
 """The one table of models: what config.json calls an architecture, and who builds it."""
 
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final, Protocol
 
@@ -92,11 +93,12 @@ def check_ranks(config: Config, size: int, *, expert_parallel: bool) -> None:
     build_model(config, Mesh(0, size, expert_parallel), torch.float32)
 
 
-def check_prefix_caching(config: Config, option: str = "enable_prefix_caching") -> None:
-    """Refuse an option where no two requests could share a prompt's K/V."""
-    if not build_model(config, Mesh(), torch.float32).spec.block_causal:
+def check_prefix_caching(config: Config, wished: Iterable[str]) -> None:
+    """Refuse options about it where no two requests could share a prompt's K/V."""
+    name = next(iter(wished), None)
+    if name is not None and not build_model(config, Mesh(), torch.float32).spec.block_causal:
         raise ValueError(
-            f"{option} needs block-causal attention; in this model all positions see "
+            f"{name} needs block-causal attention; in this model all positions see "
             "each other, so the K/V of a prompt depend on what follows it; leave it out"
         )
 

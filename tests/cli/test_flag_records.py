@@ -169,7 +169,14 @@ def test_a_typed_default_is_refused_too_where_it_has_no_effect() -> None:
 )
 def test_what_flags_are_read_as_fits_their_models(group: Any, model: type[Config]) -> None:
     """Their types are declared twice: a value of each flag is one that its model takes."""
-    values: dict[Any, Any] = {int: 8, bool: False, str: "4GiB", list[int]: [8], list[str]: ["x"]}
+    values: dict[Any, Any] = {
+        int: 8,
+        bool: False,
+        float: 1.5,
+        str: "4GiB",
+        list[int]: [8],
+        list[str]: ["x"],
+    }
     fits: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "quantization": "experts_int8"}
     fits |= {"lora_modules": ["name=path"]}
     fits |= {"scheduling_policy": "fcfs"}

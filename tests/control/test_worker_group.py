@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
-from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed, Overloaded
+from diffray.cluster.control.engine_client import (
+    DeadlineExceeded,
+    EngineFailed,
+    Load,
+    Overloaded,
+)
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.workers.admission import check_request
@@ -247,6 +252,33 @@ def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
         return most
 
     assert (asyncio.run(run(True)), asyncio.run(run(False))) == (4, 1)
+
+
+def test_a_killed_rank_takes_the_host_s_prefixes_along_and_no_token() -> None:
+    """Four prompts of 20 pages each, where 40 are."""
+    asked = [[1 + (7 * at + number) % 200 for at in range(320)] for number in range(4)]
+    params = wish(LONG | {"max_tokens": 96})
+    expected = in_process("demo-llada2", asked, [params] * 4)
+
+    async def run() -> tuple[list[Answer], Load]:
+        async with engine(
+            "demo-llada2", ranks=2, max_num_seqs=4, max_model_len=448,
+            kv_cache_memory=40 * page_bytes() // 2, swap_space="64MiB",
+        ) as running:  # fmt: skip
+            found: list[Answer] = []
+            for turn in range(2):
+                numbered = enumerate(asked, 4 * turn)
+                tasks = [asyncio.create_task(answer(running, *each, params)) for each in numbered]
+                if not turn:
+                    await under_way(running)
+                    os.kill((await running.pids())[-1], signal.SIGKILL)
+                found += await asyncio.gather(*tasks)
+            return found, await running.load()
+
+    answers, load = asyncio.run(run())
+    assert [a.ids for a in answers] == 2 * [a.ids for a in expected]
+    assert load.restarts == 1
+    assert load.prefixes.loaded_bytes > 0 and load.prefixes.host_hits > 0
 
 
 PAGES = 64  # of 16 positions: 40 for the prompt, 4 for each answer

@@ -154,6 +154,8 @@ def toy_engine(
     num_pages: int = 400,
     page_size: int = 8,
     chunk: int = 512,
+    host_pages: int = 0,
+    prefix_ttl: float | None = None,
 ) -> Engine:
     spec = model.spec
     kv = KVPool(
@@ -162,6 +164,8 @@ def toy_engine(
         page_size=page_size,
         dtype=torch.float64,
         device=CPU,
+        host_pages=host_pages,
+        prefix_ttl=prefix_ttl,
     )
     slots = Slots(num_slots, spec.max_positions, MASK, CPU)
     return Engine(model, kv, slots, eos_token_ids=(EOS,), mesh=Mesh(), chunk=chunk)

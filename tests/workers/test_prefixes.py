@@ -93,6 +93,15 @@ def pages_are_in_order(engine: Engine) -> None:
     assert engine.kv.num_free == len(engine.kv._free) + sum(
         len(node.pages) for node in engine.kv.prefixes._idle
     )
+    prefixes = engine.kv.prefixes
+    host = Counter(prefixes._free_host)
+    for node in prefixes._away:
+        assert node.stored and not node.holders and not node.pages
+        assert all(child in prefixes._away for child in node.children.values())
+        host.update(node.host_pages)
+    assert host == Counter(range(engine.kv.host.num_pages))
+    kept = shared | {*prefixes._idle}
+    assert prefixes.num_device == sum(len(node.pages) for node in kept)
 
 
 @pytest.mark.parametrize("chunk", [32, 512])
@@ -318,6 +327,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("add"), st.integers(0, len(FAMILY) - 1), st.sampled_from([BLOCK, 12])),
     st.tuples(st.sampled_from(["cancel", "preempt"]), st.integers(0, 12), st.just(0)),
     st.tuples(st.just("step"), st.integers(1, 4), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(0, 4), st.just(0)),
 )
 
 
@@ -325,14 +335,17 @@ ACTIONS = st.one_of(
 @given(
     actions=st.lists(ACTIONS, min_size=6, max_size=24),
     pages=st.sampled_from([30, 45, 200]),
+    host=st.sampled_from([0, 11, 300]),
     chunk=st.sampled_from([32, 512]),
     shift=st.sampled_from([0, 1]),
 )
 def test_whatever_happens_tokens_are_those_of_one_alone(
-    actions: list[tuple[str, int, int]], pages: int, chunk: int, shift: int
+    actions: list[tuple[str, int, int]], pages: int, host: int, chunk: int, shift: int
 ) -> None:
     model = ToyModel(block_causal=True, logit_shift=shift)
-    engine = toy_engine(model, num_slots=4, num_pages=1 + pages, chunk=chunk)
+    engine = toy_engine(
+        model, num_slots=4, num_pages=1 + pages, chunk=chunk, host_pages=host, prefix_ttl=5.0
+    )
     asked: dict[int, Request] = {}
     cancelled: set[int] = set()
     tokens: dict[int, list[int]] = {}
@@ -351,6 +364,8 @@ def test_whatever_happens_tokens_are_those_of_one_alone(
             cancelled.add(number)
         elif kind == "preempt":
             engine.preempt(number)
+        elif kind == "wait":
+            engine.kv.pass_time(engine.kv.prefixes.now + number)
         else:
             step(number)
         pages_are_in_order(engine)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffray.components.backend import Record
+from diffray.components.backend import Record, finish
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.errors import share_of_rows_beyond
 from diffray.kernels.noise import mix
@@ -132,9 +132,3 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
         run()
     finish(device)
     return (time.perf_counter() - begin) / _RUNS
-
-
-def finish(device: torch.device) -> None:
-    """Wait until the device has done everything that was launched."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -15,7 +15,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from diffray.components.backend import DTYPES, Record, cuda_recorder, make_current
+from diffray.components.backend import DTYPES, Record, cuda_recorder, finish, make_current
 from diffray.components.config import Config
 from diffray.components.mesh import Mesh, OneShot, Sum, join_store, open_store
 from diffray.kernels.checksum import checksum
@@ -23,7 +23,6 @@ from diffray.kernels.errors import share_of_rows_beyond
 from diffray.kernels.noise import spread
 from diffray.kernels.trial import TOLERANCE, one_line
 from diffray.workers.bring_up.findings import SumsOutcome
-from diffray.workers.bring_up.step_trial import finish
 from diffray.workers.bring_up.trial_process import Say, answer_parent
 from diffray.workers.bring_up.trials import ChildProcess
 

@@ -24,6 +24,7 @@ from diffray.components.checkpoints.recommended import with_recommended
 from diffray.components.checkpoints.weights import (
     FLOATS,
     CheckpointError,
+    HasTensors,
     Stored,
     WeightFile,
     listed,
@@ -103,12 +104,12 @@ def one_of(wished: Scheme | None, stored: Scheme | None, path: Path) -> Scheme |
     return wished or stored
 
 
-def names_in(files: Items[WeightFile]) -> set[str]:
+def names_in(files: Items[HasTensors]) -> set[str]:
     """Return the names of all tensors except those that are computed here."""
     return {name for file in files for name in file.tensors if not _COMPUTED.search(name)}
 
 
-def account(parts: Parts, files: Items[WeightFile], path: Path) -> None:
+def account(parts: Parts, files: Items[HasTensors], path: Path) -> None:
     """Compare the files' tensors with the model's; report all differences in one error."""
     if complaints := differences(parts, files):
         raise CheckpointError(
@@ -118,7 +119,7 @@ def account(parts: Parts, files: Items[WeightFile], path: Path) -> None:
         )
 
 
-def differences(parts: Parts, files: Items[WeightFile]) -> str:
+def differences(parts: Parts, files: Items[HasTensors]) -> str:
     """Return what is wrong with the files' names, shapes and dtypes; empty: nothing."""
     stored: dict[str, Stored] = {}
     twice = []

@@ -54,14 +54,18 @@ class Stored(NamedTuple):
         return math.prod(self.shape[1:]) * (FLOATS | WHOLE)[self.dtype].itemsize
 
 
-class WeightFile(Protocol):
+class HasTensors(Protocol):
+    """What describes tensors."""
+
+    @property
+    def tensors(self) -> dict[str, Stored]: ...
+
+
+class WeightFile(HasTensors, Protocol):
     """One open file."""
 
     @property
     def path(self) -> Path: ...
-
-    @property
-    def tensors(self) -> dict[str, Stored]: ...
 
     def read(self, name: str, index: Index) -> Tensor | Quantized: ...
 

@@ -80,10 +80,10 @@ def _write_weights(work: Path, outputs: list[Written], limit: int, progress: boo
             name = f"model-{number:05}-of-{len(shards):05}.safetensors"
             weight_map |= dict.fromkeys((output.name for output in shard), name)
             with (work / name).open("wb") as out:
-                out.write(_header(shard))
+                out.write(header(shard))
                 for output in shard:
                     for piece in output.pieces():
-                        bar.update(out.write(_bytes(piece)))
+                        bar.update(out.write(as_bytes(piece)))
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (work / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 
@@ -100,7 +100,7 @@ def _shards(outputs: list[Written], limit: int) -> Iterator[list[Written]]:
     yield shard
 
 
-def _header(shard: list[Written]) -> bytes:
+def header(shard: list[Written]) -> bytes:
     """Return the header of a safetensors file: a length, and JSON with the offsets."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -114,7 +114,7 @@ def _header(shard: list[Written]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def as_bytes(tensor: Tensor) -> memoryview:
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data
 
 

@@ -26,7 +26,7 @@ from diffray.workers.outcome import Outcome
 from diffray.workers.prefix_memory import prefix_stats
 from diffray.workers.report import report
 from diffray.workers.slots import Slots
-from diffray.workers.upkeep import Upkeep
+from diffray.workers.upkeep import FIXED, Upkeep
 
 
 class Engine:
@@ -180,7 +180,7 @@ class Engine:
     def _make(self, change: Change) -> str:
         assert self.idle, "a change while requests run"
         if self.upkeep is None:
-            return "the weights of this engine cannot be replaced"
+            return FIXED
         unchanged = self.upkeep.make(change)
         if unchanged and change.restores:
             raise RuntimeError(f"the weights {change.version} could not be restored: {unchanged}")

@@ -58,6 +58,11 @@ class EngineOptions(Config):
         8, ge=1, description="The most LoRA adapters that stay loaded while no request uses them."
     )
     max_lora_rank: int = Field(64, ge=1, description="The largest rank of a LoRA adapter.")
+    received_weights: str | None = Field(
+        None,
+        description="A folder for the weights that a trainer sends, of this model alone, which all "
+        "ranks and replicas read; it keeps the newest two. Default: none are taken.",
+    )
     cuda_graphs: bool | None = Field(
         None,
         description="Record CUDA graphs at startup; default: on one GPU with triton kernels.",
@@ -204,6 +209,7 @@ class EngineKeywords(TypedDict, total=False):
     lora_modules: "Mapping[str, str]"
     max_loras: int
     max_lora_rank: int
+    received_weights: str | None
     cuda_graphs: bool | None
     graph_block_length: int | None
     bring_up: bool

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, Type
 
 from diffray.components.image import Image
 from diffray.components.lora import LoRA
+from diffray.workers.trainer_orders import Received, TrainerOrder
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
@@ -279,6 +280,7 @@ class Round(Generic[R]):
     fresh: bool = False  # whether no round was in flight before it
     now: float = 0.0  # seconds on the scheduler's clock
     change: Change | None = None  # after `cancel` and before `add`
+    trainer: TrainerOrder | None = None  # to be carried out instead of all else
 
 
 @dataclass(slots=True)
@@ -293,3 +295,4 @@ class Reply:
     worked: float = 0.0  # seconds of rank 0 in rounds
     waited: float = 0.0  # and between rounds while there was work
     unchanged: str = ""  # why the round's change was refused; empty: it was made
+    received: Received | None = None  # what became of the round's trainer order

@@ -104,7 +104,16 @@ def build_rank(
     plan = build_model(config, mesh, loaded.dtype, kernels)
     adapters = Adapters(loaded, plan, mesh, setup.max_loras, setup.max_lora_rank)
     sleeper = Sleeper(loaded, engine.kv, engine.graphs, adapters)
-    engine.upkeep = Upkeep(loaded, plan, config, engine.kv, mesh, first=path, sleeper=sleeper)
+    engine.upkeep = Upkeep(
+        loaded,
+        plan,
+        config,
+        engine.kv,
+        mesh,
+        first=path,
+        sleeper=sleeper,
+        received=setup.received_weights,
+    )
     engine.adapters = adapters
     return engine
 

@@ -17,8 +17,11 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config
 from diffray.workers.messages import ASLEEP, AWAKE, WITHOUT_WEIGHTS, Change
+from diffray.workers.receiver import Receiver
 from diffray.workers.sleeper import Sleeper
+from diffray.workers.trainer_orders import Received, TrainerOrder
 
+FIXED = "the weights of this engine cannot be replaced"
 _TORN = (
     "the last update of the weights was interrupted, so they are of two versions; update them again"
 )
@@ -29,7 +32,8 @@ _OTHER_RANK = "another rank refused the weights; its log says why"
 class Upkeep:
     """Makes an engine's changes; `plan` is its model without storage.
 
-    `first` is the folder of the weights that it was loaded with.
+    `first` is the folder of the weights that it was loaded with, `received` that for what a
+    trainer sends.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Upkeep:
         *,
         first: Path,
         sleeper: Sleeper,
+        received: str | None = None,
     ) -> None:
         self._model, self._plan, self._config = model, plan, config
         self._kv, self._mesh = kv, mesh
@@ -50,6 +55,7 @@ class Upkeep:
         self._stale = False  # whether the weights have to be read when the engine wakes
         self.given: dict[int, Mapping[str, Tensor]] = {}  # for changes without a source
         self._broken = ""  # what is wrong with the weights
+        self.receiver = Receiver(plan, config, mesh, received, lambda: self._source or "")
 
     @property
     def unfit(self) -> str:
@@ -135,3 +141,8 @@ class Upkeep:
         if self._source is None:
             return first_weights(self._model, self._plan, self._config, self._first)
         return weights_of_folder(self._model, self._plan, self._config, self._source)
+
+
+def ask_trainer(upkeep: Upkeep | None, order: TrainerOrder) -> Received:
+    """Have an engine join a trainer's group or receive weights; that changes none."""
+    return Received(FIXED) if upkeep is None else upkeep.receiver.carry_out(order)

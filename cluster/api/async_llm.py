@@ -2,9 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Sequence as Items
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from diffray.cluster.api.request_handle import RequestHandle
 from diffray.cluster.api.service import Service
@@ -29,8 +30,16 @@ from diffray.workers.prompts import (
     is_conversation,
 )
 from diffray.workers.text import Messages, Tokenizer
+from diffray.workers.trainer_orders import (
+    GROUP,
+    TIMEOUT_S,
+    JoinTrainer,
+    LeaveTrainer,
+    ReceiveWeights,
+)
 
 if TYPE_CHECKING:
+    import torch
     from ray.serve.handle import DeploymentHandle
 
 
@@ -102,6 +111,42 @@ class AsyncDiffusionLLM:
     ) -> str:
         """Replace the weights, as `DiffusionLLM.update_weights` does, while requests run."""
         return await (await self._own_engine()).update_weights(source, in_flight, version)
+
+    async def init_weights_update_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str = GROUP,
+        backend: Literal["nccl", "gloo"] = "nccl",
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Join a trainer's group, as `DiffusionLLM.init_weights_update_group` does."""
+        address = group_name, master_address, master_port
+        order = JoinTrainer(*address, rank_offset, world_size, backend, timeout_s)
+        await (await self._own_engine()).ask_trainer(order)
+
+    async def update_weights_from_distributed(
+        self,
+        names: Items[str],
+        dtypes: "Items[str | torch.dtype]",
+        shapes: Iterable[Items[int]],
+        group_name: str = GROUP,
+        *,
+        in_flight: InFlight = "finish",
+        version: str | None = None,
+    ) -> str | None:
+        """Receive weights, as `DiffusionLLM`'s method does, while requests run."""
+        engine = await self._own_engine()
+        order = ReceiveWeights.listed(names, dtypes, shapes, group_name)
+        folder = (await engine.ask_trainer(order)).folder
+        return await engine.update_weights(folder, in_flight, version) if folder else None
+
+    async def destroy_weights_update_group(self, group_name: str = GROUP) -> None:
+        """Leave a trainer's group."""
+        await (await self._own_engine()).ask_trainer(LeaveTrainer(group_name))
 
     async def sleep(self, level: int = 1) -> None:
         """Give memory back, as `DiffusionLLM.sleep` does; requests wait until it wakes."""

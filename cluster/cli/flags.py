@@ -59,6 +59,7 @@ class Compute:
 
 @record("Engine", EngineOptions)
 class Engine(Compute):
+    received_weights: str | None = flag()
     enable_prefix_caching: bool | None = flag()
     mask_token_id: int | None = flag()
     eos_token_id: list[int] | None = flag()

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.util.placement_group import PlacementGroup
@@ -32,11 +32,19 @@ from diffray.cluster.control.weight_changes import InFlight, WeightChanges
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
 from diffray.workers.messages import Change, Footprint, WireRequest
 from diffray.workers.process import Place, own_place
+from diffray.workers.trainer_orders import Received, TrainerOrder, lost
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1  # between checks of deadlines
 _USEFUL_S = 30.0  # a worker group that was idle for this long was useful too
+
+
+class AskedOrder(NamedTuple):
+    """A trainer's order, and what becomes of it."""
+
+    order: TrainerOrder
+    done: asyncio.Future[Received]
 
 
 class Coordinator:
@@ -67,6 +75,7 @@ class Coordinator:
         self._ready = 0.0  # when they were ready
         self._pulse = Pulse("the replica", config.heartbeat_timeout_s)
         self._work = asyncio.Event()  # a request arrived or left
+        self._trainer: AskedOrder | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     # The replica's calls.
@@ -138,6 +147,20 @@ class Coordinator:
             self._work.set()
         return await asyncio.shield(self._changes[change.number])
 
+    async def ask_trainer(self, order: TrainerOrder) -> Received:
+        """Have the ranks carry out an order, between two rounds."""
+        if self.failure:
+            return Received(self.failure)
+        if self._trainer is not None:
+            return Received("another order of a trainer is being carried out; send one at a time")
+        asked = AskedOrder(order, asyncio.get_running_loop().create_future())
+        self._trainer = asked
+        self._work.set()
+        try:
+            return await asked.done
+        finally:
+            self._settle(asked)
+
     async def listen(self, after: int, patience: float) -> tuple[int, bytes]:
         """Return the events that follow the issue of this number, encoded."""
         number, events = await self.bulletin.after(after, patience)
@@ -176,14 +199,32 @@ class Coordinator:
         """Keep rounds in flight while there is work, and sleep while there is none."""
         assert self.workers is not None
         while True:
-            while (order := self.driver.next()) is not None:
+            while self._trainer is None and (order := self.driver.next()) is not None:
                 self.workers.send(order)
+            if not self.driver.flying and self._trainer is not None:
+                await self._carry_out(self._trainer)
+                continue
             if not self.driver.flying:
                 await self._wait_for_work()
                 continue
             reply = await self.workers.receive()
             self._useful = True
             self._publish(self.driver.take(reply))
+
+    async def _carry_out(self, asked: AskedOrder) -> None:
+        """Have the ranks carry out a trainer's order, while no round is in flight."""
+        assert self.workers is not None
+        received = Received(lost(asked.order.group))
+        try:
+            received = await self.workers.ask_trainer(asked.order)
+        finally:
+            self._settle(asked, received)
+
+    def _settle(self, asked: AskedOrder, received: Received | None = None) -> None:
+        if self._trainer is asked:
+            self._trainer = None
+        if received is not None and not asked.done.done():
+            asked.done.set_result(received)
 
     async def _wait_for_work(self) -> None:
         """Sleep until there is work; raise WorkersLost as soon as a rank is lost."""
@@ -253,6 +294,8 @@ class Coordinator:
     def _give_up(self, reason: str) -> None:
         announce(self.model, reason)
         self.failure = f"{reason}; {AGAIN}"
+        if self._trainer is not None:
+            self._settle(self._trainer, Received(self.failure))
         ended = Event(Kind.ENDED, NOBODY, reason=self.failure)
         self._publish([*self.driver.scheduler.fail_all(self.failure), ended])
 

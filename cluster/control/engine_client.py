@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         CheckedRequest,
         Limits,
     )
+    from diffray.workers.trainer_orders import Received, TrainerOrder
 
 
 class Overloaded(Exception):
@@ -95,6 +96,13 @@ class EngineClient(Protocol):
         """Replace the weights; return their version. Raises ValueError with nothing changed."""
         ...
 
+    async def ask_trainer(self, order: "TrainerOrder") -> "Received":
+        """Join a trainer's group, or receive weights into a folder; raises ValueError if it fails.
+
+        The engine's own weights stay: `update_weights` takes the folder.
+        """
+        ...
+
     async def sleep(self, level: int) -> None:
         """Give memory back until it is woken with level 0; raises ValueError if it cannot wake.
 
@@ -132,6 +140,10 @@ class WaitingClient(Protocol):
         self, source: "Source", in_flight: "InFlight" = "finish", version: str | None = None
     ) -> str:
         """Replace the weights; return their version. Raises ValueError with nothing changed."""
+        ...
+
+    def ask_trainer(self, order: "TrainerOrder") -> "Received":
+        """Join a trainer's group, or receive weights into a folder; may raise ValueError."""
         ...
 
     def sleep(self, level: int) -> None:

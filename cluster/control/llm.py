@@ -12,11 +12,10 @@ from tqdm.auto import tqdm
 from diffray.cluster.control.engine_client import WaitingClient
 from diffray.cluster.control.engine_config import RanksKeywords, RanksOptions
 from diffray.cluster.control.events import Event
+from diffray.cluster.control.llm_upkeep import Upkept
 from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
-from diffray.cluster.control.weight_changes import InFlight, check_level
 from diffray.components.checkpoints.checkpoint import resolve
-from diffray.components.checkpoints.update import Source
 from diffray.components.grammar.canvas import LONGEST
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
@@ -28,7 +27,6 @@ from diffray.workers.engine_options import list_options
 from diffray.workers.given import Given, Reader
 from diffray.workers.image_files import Picture
 from diffray.workers.job import Job
-from diffray.workers.messages import AWAKE
 from diffray.workers.output import Delta, RequestOutput
 from diffray.workers.prompts import (
     Prompt,
@@ -46,7 +44,7 @@ _SHUT_DOWN: Final = "this DiffusionLLM has been shut down; make a new one"
 Params = SamplingParams | Items[SamplingParams] | None
 
 
-class DiffusionLLM:
+class DiffusionLLM(Upkept):
     """A diffusion language model, batched, in this process or on several ranks of a Ray cluster.
 
     `model` is a folder, a Hugging Face Hub id or a demo's name. `diffusion` holds the defaults of
@@ -123,34 +121,6 @@ class DiffusionLLM:
         if self._engine is None:
             raise ValueError(_SHUT_DOWN)
         return self._engine
-
-    def update_weights(
-        self, source: Source, *, in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
-        """Replace the weights in place; return their version, which answers carry.
-
-        `source` is a folder or Hub id of the same model, or, in one process, tensors by the names
-        of the checkpoint, perhaps some of them. Answers that have begun end on the old weights;
-        under "restart" only those of which tokens have been reported. A refusal changes nothing.
-        """
-        return self.client.update_weights(source, in_flight, version)
-
-    def sleep(self, level: int = 1) -> None:
-        """Give the K/V memory back, at level 2 that of the weights too, until `wake_up`.
-
-        Answers that have begun end first. At level 1 a GPU's weights wait in the host's memory.
-        Asleep, the model refuses to answer.
-        """
-        check_level(level)
-        self.client.sleep(level)
-
-    def wake_up(self) -> None:
-        """Take the memory again; after level 2 the weights are read from where they came."""
-        self.client.sleep(AWAKE)
-
-    @property
-    def is_sleeping(self) -> bool:
-        return self.client.level > AWAKE
 
     def get_tokenizer(self) -> Any:
         """Return the Hugging Face tokenizer."""

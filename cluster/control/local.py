@@ -25,6 +25,8 @@ from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import ASLEEP, Change, Round, Update
 from diffray.workers.setup import build_engine
 from diffray.workers.text import Tokenizer
+from diffray.workers.trainer_orders import Received, TrainerOrder, granted
+from diffray.workers.upkeep import ask_trainer
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,9 @@ class WaitingEngine:
         refusals: list[str] = []
         asked = _ask(self._engine, self._weights, source, in_flight, version, refusals.append)
         return self._made(asked, refusals).version
+
+    def ask_trainer(self, order: TrainerOrder) -> Received:
+        return granted(ask_trainer(self._engine.upkeep, order))
 
     def sleep(self, level: int) -> None:
         """Run rounds until memory is given back, or taken again."""
@@ -147,6 +152,7 @@ class LocalEngine:
         self._requests.failure = "the engine has not been started"
         self._loop: asyncio.AbstractEventLoop | None = None  # of the latest request
         self._closing = False
+        self._trainer = asyncio.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -189,6 +195,11 @@ class LocalEngine:
     ) -> str:
         ask = partial(_ask, self._engine, self._weights, source, in_flight, version)
         return (await self._made(ask)).version
+
+    async def ask_trainer(self, order: TrainerOrder) -> Received:
+        # One at a time; requests go on meanwhile, as one rank has no collectives.
+        async with self._trainer:
+            return granted(await asyncio.to_thread(ask_trainer, self._engine.upkeep, order))
 
     async def sleep(self, level: int) -> None:
         def ask(done: Callable[[str], object]) -> AskedChange:

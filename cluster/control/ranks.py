@@ -22,6 +22,7 @@ from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.messages import ASLEEP
+from diffray.workers.trainer_orders import Received, TrainerOrder
 
 if TYPE_CHECKING:
     from diffray.cluster.control.remote import RemoteEngine
@@ -148,6 +149,9 @@ class WaitingRanks:
         self, source: Source, in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         return self._wait(self._engine.update_weights(source, in_flight, version))
+
+    def ask_trainer(self, order: TrainerOrder) -> Received:
+        return self._wait(self._engine.ask_trainer(order))
 
     def sleep(self, level: int) -> None:
         self._wait(self._engine.sleep(level))

@@ -40,6 +40,7 @@ from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest, Limits
 from diffray.workers.messages import Change, Update
 from diffray.workers.process import Place, own_place
+from diffray.workers.trainer_orders import Received, TrainerOrder, granted, lost
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,13 @@ class RemoteEngine:
         self, source: Source, in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         return await self.weights.update(source, in_flight, version, self._make)
+
+    async def ask_trainer(self, order: TrainerOrder) -> Received:
+        self._requests.check()
+        try:
+            return granted(await self._coordinator.ask_trainer.remote(order))
+        except RayError:
+            raise ValueError(lost(order.group)) from None
 
     async def sleep(self, level: int) -> None:
         await self.weights.sleep(level, self._make)

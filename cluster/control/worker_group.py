@@ -20,11 +20,13 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.hub import Failure, Hub
 from diffray.workers.messages import Reply, Round, WireRequest
 from diffray.workers.process import Place
+from diffray.workers.trainer_orders import Received, TrainerOrder
 
 log = logging.getLogger(__name__)
 
 _DEATH_GRACE_S = 1.0  # after a rank's error, for Ray to report the death of another
 _LOOK_S = 0.5  # between checks whether a rank that Ray could not reach is alive
+_NO_ROUND = 0  # the number of what is none; they count from 1
 _LOADING = 10  # times longer may ranks be silent that load: some of that holds Python's lock
 
 
@@ -147,7 +149,7 @@ class WorkerGroup:
             await asyncio.sleep(_LOOK_S)
 
     def send(self, message: Round[WireRequest] | None) -> None:
-        if message is not None and message.change is not None:
+        if message is not None and (message.change or message.trainer):
             self._changes.add(message.number)
             self.hub.expect_within(_LOADING * self.config.heartbeat_timeout_s)
         self.hub.broadcast(message)
@@ -169,6 +171,13 @@ class WorkerGroup:
             self._changes.remove(message.number)
             self.hub.expect_within(self.config.heartbeat_timeout_s)
         return message
+
+    async def ask_trainer(self, order: TrainerOrder) -> Received:
+        """Have all ranks carry out a trainer's order; no round may be in flight."""
+        self.send(Round(_NO_ROUND, [], [], 0, trainer=order))
+        reply = await self.receive()
+        assert reply.received is not None, "a reply to something else"
+        return reply.received
 
     async def next_failure(self) -> Reply | Failure | None:
         """Wait, while no round is in flight, for the first sign that a rank is lost."""

@@ -19,7 +19,8 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.weight import Weight
 from diffray.workers.admission import check_request
 from tests.helpers.adapters import Story
-from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save
+from tests.helpers.short_answers import ids
+from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save, shifted
 from tests.helpers.updatable_toy import asked, resident_bytes, updatable, written
 
 LEVELS = [1, 2]
@@ -30,18 +31,8 @@ def made(folder: Path, config: dict[str, Any], weights: dict[str, Tensor] | None
     return save(folder, config, weights or random_weights(config))
 
 
-def shifted(config: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: tensor.flip(0) for name, tensor in random_weights(config).items()}
-
-
 def load(folder: Path, **options: Any) -> DiffusionLLM:
     return DiffusionLLM(str(folder), **({"dtype": "float32", "device": "cpu"} | options))
-
-
-def ids(llm: DiffusionLLM) -> list[list[int]]:
-    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5]]
-    outputs = llm.generate(prompts, max_tokens=12, ignore_eos=True, use_tqdm=False)
-    return [output.outputs[0].token_ids for output in outputs]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -19,7 +19,8 @@ from diffray.components.checkpoints.quantize import quantize_checkpoint
 from diffray.components.denoiser import Denoiser
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Change, Request, Round, Update
-from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save
+from tests.helpers.short_answers import ids
+from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save, shifted
 from tests.helpers.updatable_toy import asked, resident_bytes, updatable, weights, written
 
 MODES = ["finish", "restart"]
@@ -231,10 +232,6 @@ def test_a_thousand_updates_leave_memory_flat() -> None:
 # Real models.
 
 
-def shifted(config: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: tensor.flip(0) for name, tensor in random_weights(config).items()}
-
-
 @pytest.fixture(params=[LLADA, LLADA_MOE, SDAR], ids=["llada", "llada_moe", "sdar"])
 def folders(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Path]]:
     config = request.param | {"mask_token_id": 62, "eos_token_id": 63}
@@ -242,12 +239,6 @@ def folders(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Pat
         save(tmp_path / "old", config, random_weights(config)),
         save(tmp_path / "new", config | {"use_cache": False}, shifted(config)),
     ]
-
-
-def ids(llm: DiffusionLLM) -> list[list[int]]:
-    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5]]
-    outputs = llm.generate(prompts, max_tokens=12, ignore_eos=True, use_tqdm=False)
-    return [output.outputs[0].token_ids for output in outputs]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -59,7 +60,7 @@ def serve(service: Service, settings: ApiSettings | None = None, prefix: str = "
 
 @contextmanager
 def serve_model(
-    model: str, name: str = "", settings: ApiSettings | None = None, **options: int
+    model: str, name: str = "", settings: ApiSettings | None = None, **options: Any
 ) -> Iterator[Served]:
     """Serve a model, and load it a second time to compare with."""
     config = EngineConfig.model_validate({"dtype": DTYPE, "max_num_seqs": 8} | options)

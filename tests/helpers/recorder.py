@@ -8,6 +8,7 @@ from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest, Limits
 from diffray.workers.messages import Request, Update
+from diffray.workers.trainer_orders import Received, TrainerOrder
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.toy import ToyModel, toy_engine
 
@@ -25,6 +26,7 @@ class Recorder:
         self.limits = limits
         self.level = 0
         self.updates: list[tuple[Source, str, str | None]] = []
+        self.orders: list[TrainerOrder] = []
         self.requests: list[tuple[Request, int, float | None]] = []
 
     async def submit(
@@ -45,6 +47,10 @@ class Recorder:
 
     async def sleep(self, level: int) -> None:
         self.level = level
+
+    async def ask_trainer(self, order: TrainerOrder) -> Received:
+        self.orders.append(order)
+        return Received(folder="/received")
 
     async def check_health(self) -> None: ...
 

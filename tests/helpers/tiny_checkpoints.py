@@ -164,6 +164,11 @@ def random_weights(config: dict[str, Any]) -> dict[str, Tensor]:
     )
 
 
+def shifted(config: dict[str, Any]) -> dict[str, Tensor]:
+    """Return other weights of the same model."""
+    return {name: tensor.flip(0) for name, tensor in random_weights(config).items()}
+
+
 def save(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:
     """Write a checkpoint of one file."""
     folder.mkdir(parents=True, exist_ok=True)

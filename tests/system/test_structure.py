@@ -132,11 +132,12 @@ def test_kernels_know_only_tensors() -> None:
     assert found == {}
 
 
-def test_torch_distributed_is_used_only_by_the_mesh() -> None:
+def test_torch_distributed_is_used_only_by_the_two_groups() -> None:
+    groups = {Path("components/mesh.py"), Path("components/trainer_group.py")}
     wrong = [
         f"{file}:{line}"
         for file in room_files(*ROOMS)
-        if file != Path("components/mesh.py")
+        if file not in groups
         for line, name in (*imports(file), *attributes(file))
         if is_within(name, "torch.distributed")
     ]

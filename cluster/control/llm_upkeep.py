@@ -1,0 +1,106 @@
+"""What the owner of a DiffusionLLM may do to its engine: new weights, sleep."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from diffray.cluster.control.engine_client import WaitingClient
+from diffray.cluster.control.weight_changes import InFlight, check_level
+from diffray.components.checkpoints.update import Source
+from diffray.workers.messages import AWAKE
+from diffray.workers.trainer_orders import (
+    GROUP,
+    TIMEOUT_S,
+    JoinTrainer,
+    LeaveTrainer,
+    ReceiveWeights,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class HasClient(Protocol):
+    """Who has an engine."""
+
+    @property
+    def client(self) -> WaitingClient: ...
+
+
+class Upkept:
+    """The methods for it, of who has a client."""
+
+    def update_weights(
+        self: HasClient,
+        source: Source,
+        *,
+        in_flight: InFlight = "finish",
+        version: str | None = None,
+    ) -> str:
+        """Replace the weights in place; return their version, which answers carry.
+
+        `source` is a folder or Hub id of the same model, or, in one process, tensors by the names
+        of the checkpoint, perhaps some of them. Answers that have begun end on the old weights;
+        under "restart" only those of which tokens have been reported. A refusal changes nothing.
+        """
+        return self.client.update_weights(source, in_flight, version)
+
+    def init_weights_update_group(
+        self: HasClient,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str = GROUP,
+        backend: Literal["nccl", "gloo"] = "nccl",
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Join the torch.distributed group of a trainer, who is its rank 0 and opens it.
+
+        The engine's ranks are those from `rank_offset` on. It waits for the others, and later for
+        each tensor, for at most `timeout_s` seconds. Needs the option `received_weights`.
+        """
+        address = group_name, master_address, master_port
+        order = JoinTrainer(*address, rank_offset, world_size, backend, timeout_s)
+        self.client.ask_trainer(order)
+
+    def update_weights_from_distributed(
+        self: HasClient,
+        names: Items[str],
+        dtypes: "Items[str | torch.dtype]",
+        shapes: Iterable[Items[int]],
+        group_name: str = GROUP,
+        *,
+        in_flight: InFlight = "finish",
+        version: str | None = None,
+    ) -> str | None:
+        """Receive tensors that the trainer broadcasts meanwhile, in this order.
+
+        They may come in several calls. With the last of the model's tensors the weights are
+        replaced, as by `update_weights`, and the version is returned; before, None.
+        """
+        order = ReceiveWeights.listed(names, dtypes, shapes, group_name)
+        folder = self.client.ask_trainer(order).folder
+        return self.client.update_weights(folder, in_flight, version) if folder else None
+
+    def destroy_weights_update_group(self: HasClient, group_name: str = GROUP) -> None:
+        """Leave a trainer's group."""
+        self.client.ask_trainer(LeaveTrainer(group_name))
+
+    def sleep(self: HasClient, level: int = 1) -> None:
+        """Give the K/V memory back, at level 2 that of the weights too, until `wake_up`.
+
+        Answers that have begun end first. At level 1 a GPU's weights wait in the host's memory.
+        Asleep, the model refuses to answer.
+        """
+        check_level(level)
+        self.client.sleep(level)
+
+    def wake_up(self: HasClient) -> None:
+        """Take the memory again; after level 2 the weights are read from where they came."""
+        self.client.sleep(AWAKE)
+
+    @property
+    def is_sleeping(self: HasClient) -> bool:
+        return self.client.level > AWAKE

@@ -1,0 +1,252 @@
+"""New weights from a trainer's process: whole, or not at all."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from diffray import AsyncDiffusionLLM, DiffusionLLM
+from diffray.cluster.api.settings import ApiSettings
+from tests.helpers.api_server import serve, serve_model
+from tests.helpers.short_answers import ids
+from tests.helpers.tiny import tiny_checkpoint
+from tests.helpers.tiny_checkpoints import LLADA, random_weights, save, shifted
+from tests.helpers.trainer import Trainer, listing
+
+pytestmark = pytest.mark.slow  # the first trainer has to load torch
+
+OPTIONS: dict[str, Any] = {"dtype": "float64", "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("old") / "model", LLADA, random_weights(LLADA))
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other weights of the model, in bfloat16."""
+    weights = {name: each.bfloat16() for name, each in shifted(LLADA).items()}
+    return save(tmp_path_factory.mktemp("new") / "model", LLADA, weights)
+
+
+@pytest.fixture
+def llm(old: Path, tmp_path: Path) -> Iterator[DiffusionLLM]:
+    with DiffusionLLM(str(old), received_weights=str(tmp_path / "received"), **OPTIONS) as llm:
+        yield llm
+
+
+def file_of(folder: Path) -> Path:
+    (file,) = folder.glob("*.safetensors")
+    return file
+
+
+def join(llm: DiffusionLLM, trainer: Trainer, **options: Any) -> None:
+    llm.init_weights_update_group(**trainer.group, rank_offset=1, world_size=2, **options)
+
+
+def folders(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "received").iterdir())
+
+
+def test_sent_weights_are_those_of_their_folder(
+    llm: DiffusionLLM, new: Path, tmp_path: Path
+) -> None:
+    """In one call or several; between these nothing changes."""
+    with DiffusionLLM(str(new), **OPTIONS) as fresh:
+        expected = ids(fresh)
+    before = ids(llm)
+    assert before != expected
+    with Trainer(file_of(new), 2) as trainer:
+        join(llm, trainer)
+        names = [*trainer.tensors]
+        first, second = (
+            listing({name: trainer.tensors[name] for name in part})
+            for part in (names[:5], names[5:])
+        )
+        assert llm.update_weights_from_distributed(**first) is None
+        assert ids(llm) == before
+        assert llm.update_weights_from_distributed(**second, version="step 1") == "step 1"
+        assert ids(llm) == expected
+        whole = listing(trainer.tensors)
+        assert [llm.update_weights_from_distributed(**whole) for _ in range(3)] == ["2", "3", "4"]
+        assert ids(llm) == expected and len(folders(tmp_path)) == 2
+        llm.sleep(2)
+        llm.wake_up()
+        assert ids(llm) == expected
+        llm.destroy_weights_update_group()
+        with pytest.raises(ValueError, match="in no group 'weight_update_group'"):
+            llm.update_weights_from_distributed(**whole)
+
+
+def without_last(told: dict[str, Any]) -> None:
+    told["names"].pop()
+
+
+def other(key: str, at: int, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(told: dict[str, Any]) -> None:
+        told[key][at] = value
+
+    return change
+
+
+def test_what_is_not_the_model_s_is_refused_before_it_is_sent(
+    llm: DiffusionLLM, new: Path, tmp_path: Path
+) -> None:
+    before = ids(llm)
+    with Trainer(file_of(new), 2) as trainer:
+        join(llm, trainer)
+        with pytest.raises(ValueError, match="there is a group"):
+            join(llm, trainer)
+        some = [*trainer.tensors][1]
+        for change, reason in (
+            (without_last, "give one of each for each tensor"),
+            (other("names", 0, "tail"), "1 unexpected: tail"),
+            (other("names", 0, some), f"named twice: {some}"),
+            (other("shapes", 0, [3, 4]), r"is \[3, 4\], not"),
+            (other("dtypes", 0, "int64"), "is int64"),
+        ):
+            told = listing(trainer.tensors)
+            change(told)
+            with pytest.raises(ValueError, match=reason):
+                llm.update_weights_from_distributed(**told)
+            assert ids(llm) == before
+        part = listing({some: trainer.tensors[some]} | dict([*trainer.tensors.items()][:1]))
+        part = {key: value[1:] for key, value in part.items()}
+        assert llm.update_weights_from_distributed(**part) is None
+        with pytest.raises(ValueError, match=f"arrived before, .* missing: {part['names'][0]}"):
+            llm.update_weights_from_distributed(**part)
+    llm.destroy_weights_update_group()
+    assert folders(tmp_path) == []
+
+
+@pytest.mark.parametrize("end", ["dies", "hangs"])
+def test_a_trainer_that_stops_leaves_the_old_weights(
+    llm: DiffusionLLM, new: Path, tmp_path: Path, end: str
+) -> None:
+    before = ids(llm)
+    with Trainer(file_of(new), 2, last=3 if end == "dies" else 0) as trainer:
+        join(llm, trainer, timeout_s=60 if end == "dies" else 3)
+        with pytest.raises(ValueError, match="did not arrive, so the old ones stay") as refused:
+            llm.update_weights_from_distributed(**listing(trainer.tensors))
+    assert "\n" not in str(refused.value)
+    assert ids(llm) == before and folders(tmp_path) == []
+    with pytest.raises(ValueError, match="in no group"):
+        llm.update_weights_from_distributed(**listing(trainer.tensors))
+    with Trainer(file_of(new), 2) as again:
+        join(llm, again)
+        assert llm.update_weights_from_distributed(**listing(again.tensors)) == "1"
+    assert ids(llm) != before
+
+
+def test_weights_that_are_no_numbers_change_nothing(
+    llm: DiffusionLLM, new: Path, tmp_path: Path
+) -> None:
+    before, broken = ids(llm), tmp_path / "broken.safetensors"
+    with Trainer(file_of(new), 2) as sound:
+        tensors: dict[str, Tensor] = {name: each / 0 for name, each in sound.tensors.items()}
+    save_file(tensors, broken)
+    with Trainer(broken, 2) as trainer:
+        join(llm, trainer)
+        with pytest.raises(ValueError, match="is NaN or infinite"):
+            llm.update_weights_from_distributed(**listing(trainer.tensors))
+    assert ids(llm) == before
+
+
+def test_a_group_that_cannot_form_is_refused(old: Path, llm: DiffusionLLM, new: Path) -> None:
+    with Trainer(file_of(new), 2) as trainer:
+        for options, reason in (
+            ({"backend": "nccl"}, "nccl takes GPUs, and this engine runs on cpu"),
+            ({"rank_offset": 0}, "1 ranks from 0 on are not in a group of 2"),
+            ({"rank_offset": 2}, "1 ranks from 2 on are not in a group of 2"),
+            ({"world_size": 3, "timeout_s": 1}, "did not form within 1 s"),
+        ):
+            with pytest.raises(ValueError, match=reason):
+                llm.init_weights_update_group(
+                    **{**trainer.group, "rank_offset": 1, "world_size": 2, **options}
+                )
+        with (
+            DiffusionLLM(str(old), **OPTIONS) as nowhere,
+            pytest.raises(ValueError, match="say where a trainer's weights go: received_weights"),
+        ):
+            join(nowhere, trainer)
+
+
+def test_answers_that_have_begun_end_on_the_old_weights(
+    old: Path, new: Path, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "diffusion": {"block_length": 4}}
+
+    async def story(trainer: Trainer) -> list[Any]:
+        root = str(tmp_path / "received")
+        async with AsyncDiffusionLLM(str(old), received_weights=root, **OPTIONS) as llm:
+            await llm.init_weights_update_group(**trainer.group, rank_offset=1, world_size=2)
+            begun = await llm.submit([1, 2, 3], **asked)
+            await begun.get()
+            version = await llm.update_weights_from_distributed(**listing(trainer.tensors))
+            later = await llm.submit([1, 2, 3], **asked)
+            return [version, await begun.result(), await later.result()]
+
+    with Trainer(file_of(new), 2) as trainer:
+        version, *answers = asyncio.run(story(trainer))
+    assert version == "1" and [each.weights_version for each in answers] == ["0", "1"]
+    for folder, answer in zip((old, new), answers, strict=True):
+        with DiffusionLLM(str(folder), **OPTIONS) as fresh:
+            (output,) = fresh.generate([[1, 2, 3]], use_tqdm=False, **asked)
+            assert answer.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_operators_have_a_server_s_weights_replaced(tmp_path: Path) -> None:
+    """In two calls, at SGLang's paths; what cannot be is a 400 in one sentence."""
+    old, new = (tiny_checkpoint(tmp_path / name) for name in ("old", "new"))
+    file, key = file_of(Path(new)), {"Authorization": "Bearer operator"}
+    save_file({name: each.flip(0).contiguous() for name, each in load_file(file).items()}, file)
+    with (
+        serve_model(old, "tiny", received_weights=str(tmp_path / "received")) as served,
+        serve(served.service, ApiSettings(operator_keys=("operator",))) as url,
+        httpx2.Client(base_url=url, timeout=60, headers=key) as http,
+        Trainer(file, 2) as trainer,
+    ):
+
+        def told(path: str, **body: Any) -> dict[str, Any]:
+            answer = http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            found: dict[str, Any] = answer.json()
+            return found
+
+        def text() -> str:
+            asked = {"prompt": "abc", "max_tokens": 8}
+            (choice,) = http.post("/v1/completions", json=asked).json()["choices"]
+            found: str = choice["text"]
+            return found
+
+        before, update = text(), "/update_weights_from_distributed"
+        told("/init_weights_update_group", **trainer.group, rank_offset=1, world_size=2)
+        first, second = (listing(dict(part)) for part in in_two([*trainer.tensors.items()]))
+        missing = len(second["names"])
+        assert told(update, **first) == {
+            "success": True,
+            "message": f"Of the model's tensors {missing} are missing; the old weights stay.",
+            "weight_version": "0",
+        }
+        assert text() == before
+        assert told(update, **second, weight_version="step 1")["weight_version"] == "step 1"
+        after = text()
+        assert after != before
+        refused = http.post(update, json={**first, "names": ["tail", *first["names"][1:]]})
+        assert refused.status_code == 400
+        assert "1 unexpected: tail" in refused.json()["error"]["message"]
+        told("/destroy_weights_update_group")
+        gone = http.post(update, json=first)
+        assert gone.status_code == 400 and "in no group" in gone.json()["error"]["message"]
+        told("/update_weights_from_disk", model_path=new)
+        assert text() == after
+
+
+def in_two(items: list[Any]) -> tuple[list[Any], list[Any]]:
+    return items[:7], items[7:]

@@ -1,0 +1,67 @@
+"""New weights from a trainer for two ranks of a Ray, and for those that come after them."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffray import DiffusionLLM
+from tests.helpers.local_ray import local_cluster
+from tests.helpers.short_answers import ids
+from tests.helpers.tiny_checkpoints import LLADA, random_weights, save, shifted
+from tests.helpers.trainer import Trainer, listing
+
+pytestmark = pytest.mark.slow
+
+OPTIONS: dict[str, Any] = {"dtype": "float64", "device": "cpu"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_cluster() -> Iterator[None]:
+    with local_cluster([{"num_cpus": 3}]):
+        yield
+
+
+def test_two_ranks_and_those_after_them_have_what_was_sent(tmp_path: Path) -> None:
+    old = save(tmp_path / "old", LLADA, random_weights(LLADA))
+    new = save(tmp_path / "new", LLADA, shifted(LLADA))
+    expected = []
+    for folder in (old, new):
+        with DiffusionLLM(str(folder), **OPTIONS) as fresh:
+            expected.append(ids(fresh))
+    (file,) = new.glob("*.safetensors")
+    root = tmp_path / "received"
+    with DiffusionLLM(
+        str(old), tensor_parallel_size=2, received_weights=str(root), **OPTIONS
+    ) as llm:
+        for last in (0, 3):  # it hangs, it dies
+            with Trainer(file, 3, last) as trainer:
+                join = {**trainer.group, "rank_offset": 1, "world_size": 3}
+                llm.init_weights_update_group(**join, timeout_s=5)
+                with pytest.raises(ValueError, match="did not arrive, so the old ones stay"):
+                    llm.update_weights_from_distributed(**listing(trainer.tensors))
+            assert ids(llm) == expected[0] and list(root.iterdir()) == []
+        with Trainer(file, 3) as trainer:
+            llm.init_weights_update_group(**trainer.group, rank_offset=1, world_size=3)
+            told = listing(trainer.tensors)
+            with pytest.raises(ValueError, match="1 unexpected: tail"):
+                llm.update_weights_from_distributed(
+                    **{**told, "names": ["tail", *told["names"][1:]]}
+                )
+            assert llm.update_weights_from_distributed(**told) == "1"
+            assert ids(llm) == expected[1]
+            *_, rank = pids(llm)
+            os.kill(rank, signal.SIGKILL)
+            assert ids(llm) == expected[1]
+            with pytest.raises(ValueError, match="ranks were replaced; make it anew"):
+                llm.update_weights_from_distributed(**told)
+            assert ids(llm) == expected[1]
+
+
+def pids(llm: DiffusionLLM) -> list[int]:
+    client: Any = llm.client
+    found: list[int] = client._wait(client._engine.pids())
+    return found

@@ -1,0 +1,79 @@
+"""What an engine does with a trainer in another process: join its group, and receive weights."""
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from typing import Any, Literal
+
+from msgspec import Struct
+
+GROUP = "weight_update_group"  # SGLang's name, where none is given
+TIMEOUT_S = 300.0
+
+
+class JoinTrainer(Struct, tag=True, frozen=True):
+    """Join a trainer's group, in which the engine's first rank is `rank`."""
+
+    group: str
+    address: str
+    port: int
+    rank: int
+    size: int
+    backend: Literal["nccl", "gloo"] = "nccl"
+    timeout_s: float = TIMEOUT_S
+
+
+class ReceiveWeights(Struct, tag=True, frozen=True):
+    """Receive tensors by the names of the checkpoint, in the order in which they are sent.
+
+    `number` names the folder that the weights go to once all of the model's are there.
+    """
+
+    group: str
+    names: list[str]
+    dtypes: list[str]  # as torch calls them
+    shapes: list[list[int]]
+    number: int
+
+    @classmethod
+    def listed(
+        cls,
+        names: Iterable[str],
+        dtypes: Iterable[Any],
+        shapes: Iterable[Items[int]],
+        group: str,
+    ) -> "ReceiveWeights":
+        named = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+        return cls(group, list(names), named, [list(each) for each in shapes], time.time_ns())
+
+
+class LeaveTrainer(Struct, tag=True, frozen=True):
+    """Leave a trainer's group, and forget what has arrived of new weights."""
+
+    group: str
+
+
+TrainerOrder = JoinTrainer | ReceiveWeights | LeaveTrainer
+
+
+class Received(Struct, frozen=True):
+    """What became of an order: why it was refused, or where the weights are once all are there."""
+
+    refusal: str = ""
+    folder: str = ""
+    missing: int = 0  # of the model's tensors
+
+
+def lost(group: str) -> str:
+    """Return why an order was refused with ranks that are no more."""
+    return (
+        f"ranks were lost, and the group {group!r} with them; the weights are the old ones, make "
+        "the group anew (init_weights_update_group)"
+    )
+
+
+def granted(received: Received) -> Received:
+    """Return it; raise ValueError with the reason if it is a refusal."""
+    if received.refusal:
+        raise ValueError(received.refusal)
+    return received

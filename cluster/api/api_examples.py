@@ -10,7 +10,14 @@ from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.anthropic_models import MessagesAnswer, MessagesEvent
 from diffray.cluster.api.dialects import Dialect
 from diffray.cluster.api.errors import ApiError, Json, bug, unavailable
-from diffray.cluster.api.operations import LOAD_ADAPTER, UNLOAD_ADAPTER, UPDATE_WEIGHTS
+from diffray.cluster.api.operations import (
+    JOIN_TRAINER,
+    LEAVE_TRAINER,
+    LOAD_ADAPTER,
+    RECEIVE_WEIGHTS,
+    UNLOAD_ADAPTER,
+    UPDATE_WEIGHTS,
+)
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.responses_models import Response, ResponsesEvent
 from diffray.cluster.control.quarantine import REASON
@@ -151,6 +158,24 @@ REQUESTS: Final[dict[str, dict[str, Json]]] = {
     UPDATE_WEIGHTS: {
         "demo": _example("The weights of the checkpoint again", {"model_path": "demo"}),
     },
+    JOIN_TRAINER: {
+        "one": _example(
+            "One rank and a trainer",
+            {
+                "master_address": "10.0.0.5",
+                "master_port": 29600,
+                "rank_offset": 1,
+                "world_size": 2,
+            },
+        ),
+    },
+    RECEIVE_WEIGHTS: {
+        "head": _example(
+            "One of the model's tensors",
+            {"names": ["lm_head.weight"], "dtypes": ["bfloat16"], "shapes": [[4096, 256]]},
+        ),
+    },
+    LEAVE_TRAINER: {"default": _example("The group without a name of its own", {})},
     LOAD_ADAPTER: {
         "adapter": _example("A folder of PEFT's", {"lora_name": "mine", "lora_path": "/my/lora"}),
     },

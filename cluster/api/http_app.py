@@ -23,10 +23,9 @@ from diffray.cluster.api.metrics import CONTENT_TYPE
 from diffray.cluster.api.openapi import describe, describe_body, describe_query, refusals
 from diffray.cluster.api.operations import (
     IS_SLEEPING,
-    LOAD_ADAPTER,
+    OPERATED,
+    QUERIED,
     SLEEP,
-    UNLOAD_ADAPTER,
-    UPDATE_WEIGHTS,
     WAKE_UP,
     Order,
 )
@@ -184,7 +183,7 @@ def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
         async def carry_out(request: Request) -> Response:
             return answer(await operate(path, await read(request)))
 
-    for path in (UPDATE_WEIGHTS, LOAD_ADAPTER, UNLOAD_ADAPTER):
+    for path in (each for each in OPERATED if each not in QUERIED):
         with_body(path)
 
     may_fail = refusals(400, 401, 403, 404, 503)

@@ -22,9 +22,13 @@ from diffray.cluster.api.errors import Json
 from diffray.cluster.api.messages import StrictModel
 from diffray.cluster.api.operations import (
     IS_SLEEPING,
+    JOIN_TRAINER,
+    LEAVE_TRAINER,
     LOAD_ADAPTER,
     OPERATED,
     OPERATIONS,
+    QUERIED,
+    RECEIVE_WEIGHTS,
     SLEEP,
     UNLOAD_ADAPTER,
     UPDATE_WEIGHTS,
@@ -41,13 +45,11 @@ BODIES: Final[dict[str, type[StrictModel]]] = {
     "/v1/messages/count_tokens": CountTokensBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
-    **{path: OPERATIONS[path].given for path in (UPDATE_WEIGHTS, LOAD_ADAPTER, UNLOAD_ADAPTER)},
+    **{path: OPERATIONS[path].given for path in OPERATED if path not in QUERIED},
 }
 
 
-QUERIES: Final[dict[str, type[StrictModel]]] = {
-    path: OPERATIONS[path].given for path in (SLEEP, WAKE_UP, IS_SLEEPING)
-}
+QUERIES: Final[dict[str, type[StrictModel]]] = {path: OPERATIONS[path].given for path in QUERIED}
 
 
 class About(NamedTuple):
@@ -118,6 +120,27 @@ ABOUT: Final[dict[str, About]] = {
         "answer mixes versions. What does not fit is refused, and nothing changes. Needs an "
         "operator's key.",
         answers.UpdatedWeights,
+    ),
+    JOIN_TRAINER: About(
+        _OPERATION,
+        "Join a trainer's torch.distributed group",
+        "With the ranks of all replicas; the path is SGLang's. The trainer is rank 0, and the "
+        "server has the option `received_weights`. Needs an operator's key.",
+        answers.Operation,
+    ),
+    RECEIVE_WEIGHTS: About(
+        _OPERATION,
+        "Replace the weights by what a trainer broadcasts",
+        "To be called while the trainer broadcasts the tensors; the path is SGLang's. Once all of "
+        "the model's have come, the weights are replaced as by /update_weights_from_disk. If they "
+        "do not come, the old ones stay and the group ends. Needs an operator's key.",
+        answers.UpdatedWeights,
+    ),
+    LEAVE_TRAINER: About(
+        _OPERATION,
+        "Leave a trainer's group",
+        "What has come of weights that are not whole is forgotten. Needs an operator's key.",
+        answers.Operation,
     ),
     SLEEP: About(
         _OPERATION,

@@ -15,8 +15,19 @@ from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.update import Source
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.messages import AWAKE
+from diffray.workers.trainer_orders import (
+    GROUP,
+    TIMEOUT_S,
+    JoinTrainer,
+    LeaveTrainer,
+    Received,
+    ReceiveWeights,
+    TrainerOrder,
+)
 
-UPDATE_WEIGHTS: Final = "/update_weights_from_disk"  # SGLang's name
+UPDATE_WEIGHTS: Final = "/update_weights_from_disk"  # SGLang's names
+JOIN_TRAINER, LEAVE_TRAINER = "/init_weights_update_group", "/destroy_weights_update_group"
+RECEIVE_WEIGHTS: Final = "/update_weights_from_distributed"
 SLEEP, WAKE_UP, IS_SLEEPING = "/sleep", "/wake_up", "/is_sleeping"  # vLLM's
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
@@ -62,6 +73,54 @@ class UpdateWeightsBody(ModelBody):
     )
 
 
+class LeaveTrainerBody(ModelBody):
+    """POST /destroy_weights_update_group."""
+
+    group_name: str = Field(GROUP, min_length=1, max_length=200, description="The group's name.")
+
+
+class JoinTrainerBody(LeaveTrainerBody):
+    """POST /init_weights_update_group."""
+
+    master_address: str = Field(
+        min_length=1, max_length=255, description="Where the trainer, rank 0, opens the group."
+    )
+    master_port: int = Field(ge=1, le=65535, description="And at which port.")
+    rank_offset: int = Field(
+        ge=1, description="The rank of this model's first rank; those of all replicas follow."
+    )
+    world_size: int = Field(ge=2, description="How many ranks the group has, with the trainer.")
+    backend: Literal["nccl", "gloo"] = Field("nccl", description="nccl for GPUs, gloo for CPUs.")
+    timeout_s: float = Field(
+        TIMEOUT_S,
+        gt=0,
+        le=86400,
+        description="How long to wait for the other ranks, and later for each tensor.",
+    )
+
+
+class ReceiveWeightsBody(LeaveTrainerBody):
+    """POST /update_weights_from_distributed."""
+
+    names: list[str] = Field(
+        min_length=1,
+        description="The tensors that the trainer broadcasts, by the names of the checkpoint, in "
+        "this order. The weights change when all of the model's have come, in one call or several.",
+    )
+    dtypes: list[str] = Field(description="Their dtypes, such as bfloat16.")
+    shapes: list[list[int]] = Field(description="Their shapes.")
+    weight_version: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="The name of the new weights, in the last call.",
+    )
+    in_flight: InFlight = Field(
+        "finish", description="As in /update_weights_from_disk, in the last call."
+    )
+    flush_cache: Literal[True] = Field(True, description="Stored prefixes are always forgotten.")
+
+
 class UnloadAdapterBody(ModelBody):
     """POST /v1/unload_lora_adapter."""
 
@@ -84,6 +143,13 @@ class Operated(Protocol):
         self, source: Source, in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         """Replace the weights; return their version. Raises ValueError with nothing changed."""
+        ...
+
+    async def ask_trainer(self, order: TrainerOrder) -> Received:
+        """Join a trainer's group, or receive weights into a folder; raises ValueError if it fails.
+
+        No weights change: `update_weights` takes the folder.
+        """
         ...
 
     async def sleep(self, level: int) -> None:
@@ -113,6 +179,9 @@ class OneEngine:
     ) -> str:
         return await self.engine.update_weights(source, in_flight, version)
 
+    async def ask_trainer(self, order: TrainerOrder) -> Received:
+        return await self.engine.ask_trainer(order)
+
     async def sleep(self, level: int) -> None:
         await self.engine.sleep(level)
 
@@ -129,6 +198,32 @@ class OneEngine:
 async def _update_weights(operated: Operated, body: UpdateWeightsBody) -> Json:
     version = await operated.update_weights(body.model_path, body.in_flight, body.weight_version)
     return _done(f"The weights are those of {body.model_path}.") | {"weight_version": version}
+
+
+async def _join_trainer(operated: Operated, body: JoinTrainerBody) -> Json:
+    address = body.group_name, body.master_address, body.master_port
+    order = JoinTrainer(*address, body.rank_offset, body.world_size, body.backend, body.timeout_s)
+    await operated.ask_trainer(order)
+    return _done(f"The ranks are in the group {body.group_name}.")
+
+
+async def _leave_trainer(operated: Operated, body: LeaveTrainerBody) -> Json:
+    await operated.ask_trainer(LeaveTrainer(body.group_name))
+    return _done(f"The ranks have left the group {body.group_name}.")
+
+
+async def _receive_weights(operated: Operated, body: ReceiveWeightsBody) -> Json:
+    order = ReceiveWeights.listed(body.names, body.dtypes, body.shapes, body.group_name)
+    received = await operated.ask_trainer(order)
+    if not received.folder:
+        version = (await operated.load()).weights_version
+        said = f"Of the model's tensors {received.missing} are missing; the old weights stay."
+    else:
+        version = await operated.update_weights(
+            received.folder, body.in_flight, body.weight_version
+        )
+        said = "The weights are those that were sent."
+    return _done(said) | {"weight_version": version}
 
 
 async def _load_adapter(operated: Operated, body: LoadAdapterBody) -> Json:
@@ -169,6 +264,9 @@ class Operation(NamedTuple):
 # By their paths, which need an operator's key.
 OPERATIONS: Final = {
     UPDATE_WEIGHTS: Operation(UpdateWeightsBody, _update_weights),
+    JOIN_TRAINER: Operation(JoinTrainerBody, _join_trainer),
+    RECEIVE_WEIGHTS: Operation(ReceiveWeightsBody, _receive_weights),
+    LEAVE_TRAINER: Operation(LeaveTrainerBody, _leave_trainer),
     LOAD_ADAPTER: Operation(LoadAdapterBody, _load_adapter),
     UNLOAD_ADAPTER: Operation(UnloadAdapterBody, _unload_adapter),
     SLEEP: Operation(SleepBody, _sleep),
@@ -176,6 +274,7 @@ OPERATIONS: Final = {
     IS_SLEEPING: Operation(ModelBody, _is_sleeping),
 }
 OPERATED: Final = tuple(OPERATIONS)
+QUERIED: Final = (SLEEP, WAKE_UP, IS_SLEEPING)  # what they are given is a query, not a body
 
 
 async def carry_out(

@@ -24,12 +24,14 @@ from diffray.cluster.serve.haproxy import PREFIX_ROUTED
 from diffray.cluster.serve.replica_metrics import export
 from diffray.cluster.serve.replicas import About, Replicas
 from diffray.cluster.serve.wanted import EveryReplica, Record
+from diffray.cluster.serve.with_trainer import Members, Share
 from diffray.components.checkpoints.checkpoint import resolve
 from diffray.components.checkpoints.demos import description, examples
 from diffray.components.checkpoints.update import check_folder
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.output import Followed
 from diffray.workers.text import Tokenizer
+from diffray.workers.trainer_orders import TrainerOrder
 
 log = logging.getLogger("ray.serve")
 
@@ -72,7 +74,14 @@ class Replica:
         replicas = Replicas(DeploymentHandle(context.deployment, context.app_name))
         check = partial(check_folder, path, options.dtype)
         self.every = EveryReplica(
-            self.engine, adapters, replicas, Record(deployed), check, options.load_timeout_s
+            self.engine,
+            adapters,
+            replicas,
+            Record(deployed),
+            check,
+            options.load_timeout_s,
+            own,
+            options.tensor_parallel_size,
         )
         if failure := await self.every.catch_up():
             raise EngineFailed(failure)
@@ -179,6 +188,16 @@ class Replica:
         """Do what operators want of all replicas; return why not, or nothing."""
         assert self.every is not None
         return await self.every.catch_up()
+
+    async def member(self) -> str:
+        """Return this replica's name, for a trainer's group."""
+        assert self.every is not None
+        return self.every.with_trainer.own
+
+    async def share(self, order: TrainerOrder, members: Members) -> Share | None:
+        """Carry out a trainer's order, as all replicas of its group do; None: it is not in it."""
+        assert self.every is not None
+        return await self.every.with_trainer.share(order, members)
 
     async def check_health(self) -> None:
         """Serve replaces a replica that raises here three times in a row."""

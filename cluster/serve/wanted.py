@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from ray.experimental import internal_kv
@@ -14,10 +14,12 @@ from ray.experimental import internal_kv
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.cluster.control.weight_changes import InFlight, already
 from diffray.cluster.serve.replicas import Replicas
+from diffray.cluster.serve.with_trainer import WithTrainer
 from diffray.components.checkpoints.update import Source
 from diffray.components.lora import LoRA
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.messages import AWAKE
+from diffray.workers.trainer_orders import Received, TrainerOrder
 
 log = logging.getLogger("ray.serve")
 
@@ -75,7 +77,8 @@ class EveryReplica:
 
     The record says what is wanted. Each replica brings its own `engine` there: when it starts, when
     it is told, and, if that is lost, a few seconds later. `check` raises ValueError for a folder
-    that does not fit; only what fits on all replicas is written to the record.
+    that does not fit; only what fits on all replicas is written to the record. `own` is this
+    replica's name, and `ranks` how many it has.
     """
 
     def __init__(
@@ -86,11 +89,14 @@ class EveryReplica:
         record: Record,
         check: Callable[[str], None],
         patience_s: float,
+        own: str,
+        ranks: int = 1,
     ) -> None:
         self._engine, self._adapters = engine, adapters
         self._configured = adapters.all
         self._replicas, self._record = replicas, record
         self._check, self._patience_s = check, patience_s
+        self.with_trainer = WithTrainer(engine, own, ranks, self._tell)
         self._has = Wanted()
         self._following = asyncio.Lock()
         self.failure = ""  # why this replica cannot have what is wanted
@@ -146,6 +152,9 @@ class EveryReplica:
         if refused := next(filter(None, found), ""):
             raise ValueError(refused)
 
+    async def ask_trainer(self, order: TrainerOrder) -> Received:
+        return await self.with_trainer.ask_all(order)
+
     async def sleep(self, level: int) -> None:
         await self._want(partial(replace, level=level))
 
@@ -166,7 +175,7 @@ class EveryReplica:
             raise EngineFailed(f"{failed[0]}; that replica is being replaced")
         return wanted
 
-    async def _tell(self, method: str, *given: str) -> list[str]:
+    async def _tell(self, method: str, *given: object) -> list[Any]:
         return await self._replicas.ask(method, *given, within=self._patience_s)
 
     # For each replica.

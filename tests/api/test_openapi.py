@@ -21,7 +21,14 @@ from diffray.cluster.api.api_examples import REQUESTS
 from diffray.cluster.api.errors import bug
 from diffray.cluster.api.http_app import build_api
 from diffray.cluster.api.openapi import BODIES
-from diffray.cluster.api.operations import LOAD_ADAPTER, OPERATED, UNLOAD_ADAPTER
+from diffray.cluster.api.operations import (
+    JOIN_TRAINER,
+    LEAVE_TRAINER,
+    LOAD_ADAPTER,
+    OPERATED,
+    RECEIVE_WEIGHTS,
+    UNLOAD_ADAPTER,
+)
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
@@ -53,6 +60,7 @@ ASKED: dict[str, dict[str, Any]] = {
     MESSAGES: CONVERSATION,
 }
 KEY = {"Authorization": "Bearer key"}
+WITH_TRAINER = (JOIN_TRAINER, RECEIVE_WEIGHTS, LEAVE_TRAINER)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +163,13 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "name"), [(path, name) for path, found in REQUESTS.items() for name in found]
+    ("path", "name"),
+    [
+        (path, name)
+        for path, found in REQUESTS.items()
+        for name in found
+        if path not in WITH_TRAINER
+    ],
 )
 def test_examples_are_answered_as_described(
     document: dict[str, Any], demo: httpx2.Client, tmp_path: Path, path: str, name: str
@@ -175,6 +189,18 @@ def test_examples_are_answered_as_described(
     if name == "json" and path == CHAT:
         said = json.loads(answer.json()["choices"][0]["message"]["content"])
         assert set(said) == {"job", "city", "name"}
+
+
+@pytest.mark.parametrize("path", WITH_TRAINER)
+def test_examples_for_a_trainer_are_answered_as_described(
+    document: dict[str, Any], path: str
+) -> None:
+    (example,) = REQUESTS[path].values()
+    settings = ApiSettings(operator_keys=("key",))
+    with serve(Service(Recorder(), None, ["some"]), settings) as url:
+        answer = httpx2.post(url + path, json=example["value"], headers=KEY)
+        assert answer.status_code == 200, answer.text
+        check(document, path, answer)
 
 
 EVERYTHING = {

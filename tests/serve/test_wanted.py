@@ -11,8 +11,17 @@ from diffray.cluster.control.weight_changes import InFlight
 from diffray.cluster.serve.wanted import EveryReplica, Wanted
 from diffray.components.checkpoints.update import check_folder
 from diffray.workers.adapters import LoadedAdapters
+from diffray.workers.trainer_orders import (
+    JoinTrainer,
+    LeaveTrainer,
+    Received,
+    ReceiveWeights,
+    TrainerOrder,
+)
 from tests.helpers.adapters import Story
 from tests.helpers.tiny import tiny_checkpoint
+
+RANKS = 2  # of each replica
 
 
 class Memory:
@@ -38,6 +47,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.level = 0
+        self.orders: list[TrainerOrder] = []
         self.made: list[tuple[str, InFlight, str | None]] = []
         self.refuses = ""
 
@@ -49,6 +59,12 @@ class Engine:
             raise ValueError(self.refuses)
         self.made.append((source, in_flight, version))
         return str(version)
+
+    async def ask_trainer(self, order: TrainerOrder) -> Received:
+        if self.refuses:
+            raise ValueError(self.refuses)
+        self.orders.append(order)
+        return Received(folder="/received" if isinstance(order, ReceiveWeights) else "")
 
     async def sleep(self, level: int) -> None:
         self.level = level
@@ -77,7 +93,8 @@ class Deployment:
         peers: Any = self
         client: Any = engine
         adapters = LoadedAdapters(self.model, reserved=("base",))
-        made = EveryReplica(client, adapters, peers, record, self._check, 1.0)
+        own = f"replica {len(self.replicas)}"
+        made = EveryReplica(client, adapters, peers, record, self._check, 1.0, own, RANKS)
         self.adapters.append(adapters)
         self.engines.append(engine)
         self.replicas.append(made)
@@ -87,9 +104,12 @@ class Deployment:
         if source in self.wrong:
             raise ValueError(self.wrong[source])
 
-    async def ask(self, method: str, *given: str, within: float) -> list[str]:
+    async def ask(self, method: str, *given: Any, within: float) -> list[Any]:
         heard = [each for at, each in enumerate(self.replicas) if at not in self.deaf]
-        return list(await asyncio.gather(*(getattr(each, method)(*given) for each in heard)))
+        if method == "member":
+            return [each.with_trainer.own for each in heard]
+        owners: list[Any] = [each.with_trainer for each in heard] if method == "share" else heard
+        return list(await asyncio.gather(*(getattr(each, method)(*given) for each in owners)))
 
 
 def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
@@ -223,6 +243,51 @@ def test_all_replicas_know_the_adapters_that_are_loaded(tmp_path: Path) -> None:
         assert {*found.adapters[1].names} == {"a0", "a1"}
 
     asyncio.run(run())
+
+
+SENT = ReceiveWeights("g", ["head"], ["float32"], [[64, 16]], 7)
+
+
+def joining(replicas: int) -> JoinTrainer:
+    return JoinTrainer("g", "host", 1, 1, 1 + RANKS * replicas, "gloo")
+
+
+def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
+    """A later one has the folder; without one of the members nothing changes."""
+
+    async def story() -> None:
+        found = Deployment(2)
+        first, second = found.replicas
+        with pytest.raises(ValueError, match="no replica is in a group 'g'"):
+            await first.ask_trainer(SENT)
+        with pytest.raises(ValueError, match="world_size is 3, but it is 5 for ranks from 1 on"):
+            await first.ask_trainer(joining(1))
+        await second.ask_trainer(joining(2))
+        joined: list[Any] = [engine.orders for engine in found.engines]
+        assert [each.rank for (each,) in joined] == [1, 1 + RANKS]
+        late = found.start()
+        assert (await late.ask_trainer(SENT)).folder == "/received"
+        assert await late.update_weights("/received") == "1"
+        assert found.engines[2].orders == []
+        assert [engine.made[-1][0] for engine in found.engines] == ["/received"] * 3
+        for engine in found.engines[:2]:
+            engine.refuses = "1 unexpected: tail"
+        with pytest.raises(ValueError, match="tail"):
+            await late.ask_trainer(SENT)
+        found.engines[0].refuses = ""
+        with pytest.raises(ValueError, match="tail"):  # by one of them alone: the others leave
+            await late.ask_trainer(SENT)
+        assert found.engines[0].orders[-1] == LeaveTrainer("g")
+        found.engines[1].refuses = ""
+        with pytest.raises(ValueError, match="no replica is in a group 'g'"):
+            await first.ask_trainer(SENT)
+        await first.ask_trainer(joining(3))
+        found.deaf = {1}
+        with pytest.raises(ValueError, match="ranks were lost, and the group 'g' with them"):
+            await first.ask_trainer(SENT)
+        assert found.engines[0].orders[-1] == LeaveTrainer("g")
+
+    asyncio.run(story())
 
 
 def test_without_an_answer_nothing_is_wanted() -> None:

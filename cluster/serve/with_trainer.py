@@ -1,0 +1,87 @@
+"""Has all replicas of a deployment join a trainer's group and receive weights from it, or none.
+
+A replica that starts later is not in the group; it loads the folder that the others have received.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from diffray.cluster.control.engine_client import EngineClient, EngineFailed
+from diffray.workers.trainer_orders import (
+    JoinTrainer,
+    LeaveTrainer,
+    Received,
+    TrainerOrder,
+    granted,
+    lost,
+)
+
+Tell = Callable[..., Awaitable[list[Any]]]  # calls a method of all replicas
+Members = tuple[str, ...]  # the names of replicas, in the order of their ranks
+
+_NOBODY: Final[Members] = ()
+
+
+class Share(NamedTuple):
+    """What a member of a group made of an order."""
+
+    received: Received
+    members: Members
+
+
+class WithTrainer:
+    """A replica's part in it; `own` is its name, and `ranks` how many it has."""
+
+    def __init__(self, engine: EngineClient, own: str, ranks: int, tell: Tell) -> None:
+        self._engine, self.own, self._ranks, self._tell = engine, own, ranks, tell
+        self._members: dict[str, Members] = {}  # by group
+
+    async def ask_all(self, order: TrainerOrder) -> Received:
+        """Have all replicas carry out an order; raise ValueError if one of them cannot."""
+        members = await self._joining(order) if isinstance(order, JoinTrainer) else _NOBODY
+        shares = [each for each in await self._tell("share", order, members) if each is not None]
+        if not shares:
+            raise ValueError(
+                f"no replica is in a group {order.group!r}; make it (init_weights_update_group)"
+            )
+        found = {each.received for each in shares}
+        if len(shares) == len(shares[0].members) and len(found) == 1:
+            return granted(found.pop())
+        await self._tell("share", LeaveTrainer(order.group), _NOBODY)
+        refused = [each for each in found if each.refusal]
+        return granted(refused[0] if refused else Received(lost(order.group)))
+
+    async def _joining(self, order: JoinTrainer) -> Members:
+        """Return the replicas that are to join; refuse a group of another size."""
+        members = tuple(sorted(await self._tell("member")))
+        if self.own not in members:
+            raise EngineFailed("no replica answered; try again")
+        needed = order.rank + self._ranks * len(members)
+        if order.size != needed:
+            raise ValueError(
+                f"world_size is {order.size}, but it is {needed} for ranks from {order.rank} on: "
+                f"replicas: {len(members)}, ranks of each: {self._ranks}"
+            )
+        return members
+
+    async def share(self, order: TrainerOrder, members: Members) -> Share | None:
+        """Carry out this replica's share of an order; None: it is not in the group."""
+        if isinstance(order, JoinTrainer):
+            if self.own not in members:
+                return None
+            order = replace(order, rank=order.rank + members.index(self.own) * self._ranks)
+        elif isinstance(order, LeaveTrainer):
+            members = self._members.pop(order.group, _NOBODY)
+        else:
+            members = self._members.get(order.group, _NOBODY)
+        if not members:
+            return None
+        try:
+            received = await self._engine.ask_trainer(order)
+        except (ValueError, EngineFailed) as error:
+            return Share(Received(str(error)), members)
+        if isinstance(order, JoinTrainer):
+            self._members[order.group] = members
+        return Share(received, members)

@@ -39,6 +39,7 @@ _UNSUPPORTED: Final = (
     *("audio", "chat_template", "container", "functions", "moderation"),
     *("prediction", "suffix", "truncate_prompt_tokens", "web_search_options"),
 )
+_ADAPTERS: Final = ("adapter", "lora", "lora_name", "lora_path", "lora_request")
 _STORED: Final = ("conversation", "previous_response_id", "thread")
 
 
@@ -56,6 +57,8 @@ def refuse_unless_neutral(
         what = f"Unrecognized request argument supplied: {name[:100]}"
         if name == "prompt_logprobs":
             raise unsupported(name, NO_PROMPT_LOGPROBS)
+        if name in _ADAPTERS:
+            raise invalid(f"{what}; send the adapter's name as model", name)
         if name in IN_DIFFUSION:
             raise invalid(f"{what}; {IN_DIFFUSION[name]}", name)
         raise invalid(f"{what}{did_you_mean(name, known)}", name[:100])

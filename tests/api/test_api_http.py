@@ -243,6 +243,7 @@ def test_one_endpoint_names_an_invalid_field(
     ("body", "message"),
     [
         ({"colour": 1}, "Unrecognized request argument supplied: colour"),
+        ({"lora": "mine"}, "supplied: lora; send the adapter's name as model"),
         ({"max_token": 1}, "supplied: max_token, did you mean 'max_tokens'?"),
         ({"steps": 8}, 'steps; write diffusion: {"decoder": {"kind": "fixed", "steps": ...}}'),
         ({"remasking": "random"}, '{"decoder": {"kind": "fixed", "remasking": ...}}'),

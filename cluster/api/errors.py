@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ Json = dict[str, Any]
 
 _LONGEST: Final = 600  # characters of a message; what was given may be megabytes
 _LONGEST_NAME: Final = 200  # and of the field's name, which may be the client's invention
+_MOST_NAMES: Final = 10  # of models that a message lists
 _ANTHROPIC: Final = re.compile(r"/v1/messages(/|$)")  # the paths of their API
 _ANTHROPIC_KINDS: Final = {
     401: "authentication_error",
@@ -30,6 +32,15 @@ _ANTHROPIC_KINDS: Final = {
 }
 _RETRY_LOST: Final = 2.0  # seconds, about what it takes to find out that a replica or proxy is lost
 _RETRY_FAILED: Final = 5.0  # seconds, about what it takes to start an engine's ranks anew
+
+
+def no_such_model(name: str, known: Collection[str]) -> "ApiError":
+    """Return the refusal of a model's name where the first few of these are known."""
+    shown = ", ".join(f"`{each}`" for each in islice(known, _MOST_NAMES))
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    those = f"this is {shown}" if len(known) == 1 else f"these do: {shown}{more}"
+    message = f"The model `{name[:100]}` does not exist; {those}."
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 class ApiError(Exception):

@@ -22,7 +22,7 @@ from diffray.cluster.api.bodies import (
 )
 from diffray.cluster.api.choices import Choice, Prompt, Runner
 from diffray.cluster.api.defaults import GenerationDefaults
-from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid
+from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid, no_such_model
 from diffray.cluster.api.grammars import GrammarCompiler
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
 from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
@@ -341,10 +341,5 @@ class Service:
     def _named(self, name: str | None) -> str:
         """Return the requested model's name; there is one, under several names, or adapted."""
         if name is not None and name not in self.names and name not in self.adapters.names:
-            raise ApiError(
-                404,
-                f"The model `{name[:100]}` does not exist; this is `{self.names[0]}`.",
-                param="model",
-                code="model_not_found",
-            )
+            raise no_such_model(name, [self.names[0], *self.adapters.names])
         return name or self.names[0]

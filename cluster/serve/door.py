@@ -14,7 +14,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody
-from diffray.cluster.api.errors import ApiError, Json, invalid, unavailable
+from diffray.cluster.api.errors import ApiError, Json, invalid, no_such_model, unavailable
 from diffray.cluster.api.metrics import Refusals, Snapshot, render
 from diffray.cluster.api.operations import LOAD_ADAPTER, Order
 from diffray.cluster.control.engine_client import EngineFailed, Load
@@ -150,12 +150,7 @@ class Door:
             return self._models[name]
         await self._look_for_adapters()
         if name not in self._adapters:
-            raise ApiError(
-                404,
-                f"The model `{name[:100]}` does not exist; these do: {names}.",
-                param="model",
-                code="model_not_found",
-            )
+            raise no_such_model(name, [*self._models, *self._adapters])
         return self._adapters[name]
 
     async def _look_for_adapters(self) -> None:

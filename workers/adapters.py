@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from diffray.components.checkpoints.checkpoint import read_config, resolve
+from diffray.components.checkpoints.checkpoint import pinned, read_config, resolve
 from diffray.components.checkpoints.lora import MAX_RANK, Adapter, add_adapter, remove_adapter
 from diffray.components.config import InvalidField
 from diffray.components.denoiser import Denoiser
 from diffray.components.layers import Parts
-from diffray.components.lora import LoRA
+from diffray.components.lora import CONFIG, WEIGHTS, LoRA
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
 from diffray.components.sequence import Sequence
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Adapters:
     """The adapters of one rank; of those that no request uses, the latest used stay loaded.
 
-    A request carries its adapter's folder, so ranks that were replaced load it again. All ranks
+    A request carries its adapter's place, so ranks that were replaced load it again. All ranks
     load the same at the same time, or none does.
     """
 
@@ -99,10 +99,23 @@ class LoadedAdapters:
 
     def load(self, name: str, path: str | Path) -> LoRA:
         """Make an adapter known; raise ValueError if it does not fit the model."""
+        where = pinned(path)
+        if self.has(name, where):
+            return self._by_name[name]
         self.check_name(name)
-        lora = LoRA.loaded_now(name, self.check(path))
-        self._by_name[name] = lora
-        return lora
+        self.check(where)
+        self._by_name[name] = LoRA.loaded_now(name, where)
+        return self._by_name[name]
+
+    def has(self, name: str, where: str) -> bool:
+        """Return whether an adapter is known, of the same place, with the files that it has now."""
+        known = self._by_name.get(name)
+        if known is None or known.path != where:
+            return False
+        if not (folder := Path(where)).is_dir():
+            return True  # a commit, which stays as it is
+        files = [file for part in (CONFIG, WEIGHTS) if (file := folder / part).is_file()]
+        return len(files) == 2 and max(f.stat().st_ctime_ns for f in files) < known.number
 
     def check_name(self, name: str) -> None:
         if not name or name in self.reserved:
@@ -110,8 +123,8 @@ class LoadedAdapters:
         if name in self._by_name:
             raise InvalidField(f"an adapter {name!r} is loaded; unload it first", "lora_name")
 
-    def check(self, path: str | Path) -> str:
-        """Return an adapter's folder; raise ValueError if it does not fit the model."""
+    def check(self, path: str | Path) -> None:
+        """Raise ValueError if an adapter does not fit the model."""
         if self.model is None:
             raise ValueError("this engine takes no adapters")
         folder = resolve(path)
@@ -119,7 +132,6 @@ class LoadedAdapters:
             config = read_config(resolve(self.model))
             self._parts = build_model(config, Mesh(), torch.float32).parts(())
         Adapter(folder, self._parts, self.max_rank)
-        return str(folder.resolve())
 
     def replace(self, loras: Iterable[LoRA]) -> None:
         """Know these adapters from now on, which were checked elsewhere."""

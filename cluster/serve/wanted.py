@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +14,7 @@ from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Lo
 from diffray.cluster.control.weight_changes import InFlight, already
 from diffray.cluster.serve.replicas import Replicas
 from diffray.cluster.serve.with_trainer import WithTrainer
+from diffray.components.checkpoints.checkpoint import pinned
 from diffray.components.checkpoints.update import Source
 from diffray.components.lora import LoRA
 from diffray.workers.adapters import LoadedAdapters
@@ -120,11 +120,13 @@ class EveryReplica:
         return (await self._want(change)).version
 
     async def load_adapter(self, name: str, path: str) -> None:
-        where = str(Path(path).resolve()) if Path(path).is_dir() else path
+        where = await asyncio.to_thread(pinned, path)
 
         def change(before: Wanted) -> Wanted:
             known = self._known(before)
             self._adapters.replace(known)
+            if self._adapters.has(name, where):
+                return before  # asked again, perhaps because a replica was lost
             self._adapters.check_name(name)
             return replace(before, adapters=(*known, LoRA.loaded_now(name, where)))
 

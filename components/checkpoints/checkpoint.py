@@ -6,6 +6,7 @@ All tensors are checked before the first is read; then each is copied straight i
 import re
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,6 +46,7 @@ from diffray.kernels.variants import UNTRIED, Choices
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
 _BAND = 32 << 20  # bytes
 _QUANTIZED_BAND = 128 << 10
+_COMMIT = re.compile(r"([0-9a-f]{40})?")
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -233,7 +235,10 @@ def _bands(part: Part) -> Iterator[Piece]:
 
 
 def resolve(path_or_hub_id: str | Path) -> Path:
-    """Return the checkpoint's folder: a demo's, a local one, or one downloaded from the Hub."""
+    """Return the checkpoint's folder: a demo's, a local one, or one downloaded from the Hub.
+
+    A Hub id may end in @ and a commit.
+    """
     demo = demo_path(str(path_or_hub_id))
     if demo is not None:
         return demo
@@ -242,24 +247,33 @@ def resolve(path_or_hub_id: str | Path) -> Path:
         return path
     if path.exists():
         raise CheckpointError(f"{path} is a file; give the checkpoint's folder")
-    name = str(path_or_hub_id)
+    name, _, commit = str(path_or_hub_id).partition("@")
     if "/" not in name and (near := did_you_mean(name, DEMOS)):
         raise CheckpointError(f"there is no folder or demo model {name!r}{near}")
-    if not HUB_ID.fullmatch(name):
+    if not HUB_ID.fullmatch(name) or not _COMMIT.fullmatch(commit):
         raise CheckpointError(
-            f"there is no folder {name!r}, and it is not a Hub id (OWNER/NAME); give a "
-            "checkpoint's folder or its Hub id"
+            f"there is no folder {str(path_or_hub_id)!r}, and it is not a Hub id (OWNER/NAME); "
+            "give a checkpoint's folder or its Hub id"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        folder = Path(snapshot_download(name, allow_patterns=_FILES))
+        download = partial(snapshot_download, name, revision=commit or None)
+        folder = Path(download(allow_patterns=_FILES))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*_FILES, "pytorch_model*.bin"]))
+            folder = Path(download(allow_patterns=[*_FILES, "pytorch_model*.bin"]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise CheckpointError(_why_not(name, error)) from error
     return folder
+
+
+def pinned(path_or_hub_id: str | Path) -> str:
+    """Return where what is found now will be found again: a folder, or a Hub id with its commit."""
+    folder = resolve(path_or_hub_id)
+    if folder.parent.name != "snapshots" or Path(path_or_hub_id).expanduser().is_dir():
+        return str(folder.resolve())
+    return f"{str(path_or_hub_id).partition('@')[0]}@{folder.name}"
 
 
 def _why_not(name: str, error: Exception) -> str:

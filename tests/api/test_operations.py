@@ -223,9 +223,12 @@ def test_an_adapter_is_a_model_of_its_own_from_load_to_unload(
     adapted = text("mine")
     assert adapted != plain
     assert text("tiny") == plain
-    assert (
-        "unload it first" in refused(http.post("/v1/load_lora_adapter", json=load), 400)["message"]
-    )
+    assert http.post("/v1/load_lora_adapter", json=load).status_code == 200  # it is there
+    (Path(adapter) / "adapter_config.json").touch()  # now it is another
+    changed = refused(http.post("/v1/load_lora_adapter", json=load), 400)
+    assert "unload it first" in changed["message"]
+    unknown = refused(http.post("/v1/completions", json={"model": "x", "prompt": "a"}), 404)
+    assert unknown["message"] == "The model `x` does not exist; these do: `tiny`, `mine`."
     own = refused(http.post("/v1/load_lora_adapter", json=load | {"lora_name": "tiny"}), 400)
     assert own["param"] == "lora_name" and "choose another" in own["message"]
     wrong = http.post("/v1/load_lora_adapter", json=load | {"lora_name": "x", "lora_path": "/no"})

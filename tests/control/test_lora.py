@@ -191,6 +191,7 @@ def test_loaded_and_unloaded_while_the_engine_runs(tmp_path: Path) -> None:
 
         llm.adapters.load("mine", story.adapters["a0"])
         assert written("mine") == own["a0"]
+        assert llm.adapters.load("mine", story.adapters["a0"]) == llm.adapters.find("mine")
         with pytest.raises(ValueError, match="'mine' is loaded; unload it first"):
             llm.adapters.load("mine", story.adapters["a1"])
         llm.adapters.unload("mine")
@@ -201,6 +202,33 @@ def test_loaded_and_unloaded_while_the_engine_runs(tmp_path: Path) -> None:
         assert written("") == own[""]
         with pytest.raises(ValueError, match=r"no adapter 'mime' is loaded, did you mean 'mine'\?"):
             written("mime")
+
+
+def test_all_read_the_commit_that_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Hub's newest changes after the order; ranks that load it then get the one before."""
+    story, commits = Story(tmp_path), ["0" * 40, "1" * 40]
+    snapshots = tmp_path / "hub" / "snapshots"
+    for commit, name in zip(commits, ("a0", "a1"), strict=True):
+        shutil.copytree(story.adapters[name], snapshots / commit)
+    newest = commits[:1]
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert name == "some/adapter" and "*.safetensors" in allow_patterns
+        return str(snapshots / (revision or newest[-1]))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    prompt = prompts()[3]
+    (own,) = answers(story.merged["a0"], [(prompt, asked(""))])
+    with DiffusionLLM(str(story.base), **OPTIONS) as llm:
+        loaded = llm.adapters.load("mine", "some/adapter")
+        assert loaded.path == f"some/adapter@{commits[0]}"
+        newest.append(commits[1])
+        assert llm.generate([prompt], asked("mine"))[0].outputs[0].token_ids == own
+        with pytest.raises(ValueError, match="'mine' is loaded; unload it first"):
+            llm.adapters.load("mine", "some/adapter")
+        assert llm.adapters.load("mine", f"some/adapter@{commits[0]}") == loaded
 
 
 def test_new_weights_are_adapted_too(tmp_path: Path) -> None:

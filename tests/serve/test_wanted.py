@@ -240,6 +240,9 @@ def test_all_replicas_know_the_adapters_that_are_loaded(tmp_path: Path) -> None:
                 await first.load_adapter(name, path)
         with pytest.raises(ValueError, match="no adapter 'other' is loaded"):
             await first.unload_adapter("other")
+        loaded = found.adapters[1].all
+        await second.load_adapter("a1", story.adapters["a1"])  # again, as after a lost answer
+        assert [each.all for each in found.adapters] == [loaded] * 3
         assert {*found.adapters[1].names} == {"a0", "a1"}
 
     asyncio.run(run())

@@ -1,7 +1,11 @@
 """Images at other servers: only from allowed hosts, at allowed addresses, and in bounds."""
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -9,6 +13,7 @@ import pytest
 from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.settings import ApiSettings
 from diffray.components.config import InvalidField
+from tests.helpers.certificates import certified
 from tests.helpers.files_server import files_server
 
 SECONDS = 1.0
@@ -122,6 +127,44 @@ def test_a_host_that_is_gone_is_one_sentence(port: int) -> None:
         read("http://127.0.0.1:1/image", "127.0.0.1:1")
     with pytest.raises(InvalidField, match=r"127\.0\.0\.1 cannot be reached"):
         read(f"https://127.0.0.1:{port}/image", f"127.0.0.1:{port}")  # it speaks no TLS
+
+
+def test_https_reaches_the_checked_address_under_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second look would find another address; certificate, SNI and Host are the name's."""
+    name, other, asked, told, seen = "images.test", "other.test", list[str](), list[Any](), SEEN
+    files = certified(tmp_path, name)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(files.chain, files.key)
+    tls.sni_callback = lambda _, sni, __: told.append(sni)
+    look_up = socket.getaddrinfo
+
+    def changing(host: Any, *given: Any, **options: Any) -> Any:
+        host = host.decode() if isinstance(host, bytes) else host
+        if host not in (name, other):
+            return look_up(host, *given, **options)
+        asked.append(host)
+        return look_up("127.0.0.1" if asked.count(host) == 1 else "127.0.0.2", *given, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", changing)
+    with files_server({"/image": CONTENT}, seen=seen, tls=tls) as server:
+        port = urlsplit(server).port
+
+        def fetch(host: str) -> bytes:
+            asked.clear()
+            told.clear()
+            seen.clear()
+            return read(f"https://{host}:{port}/image", f"{host}:{port}", "127.0.0.1")
+
+        with pytest.raises(InvalidField, match=f"{name} cannot be reached"):
+            fetch(name)  # nobody trusts this authority yet
+        monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
+        assert fetch(name) == CONTENT
+        assert (asked, told, seen) == ([name], [name], [f"{name}:{port}"])
+        with pytest.raises(InvalidField, match=f"{other} cannot be reached"):
+            fetch(other)  # the certificate is another name's
+        assert (asked, told, seen) == ([other], [other], [])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import SSLContext
 from time import sleep
 
 
@@ -13,6 +14,7 @@ def files_server(
     moved: Mapping[str, str] | None = None,
     endless: Mapping[str, float] | None = None,
     seen: list[str] | None = None,
+    tls: SSLContext | None = None,
 ) -> Iterator[str]:
     """Serve files; `moved` are redirects, `endless` send a kilobyte every so many seconds.
 
@@ -47,10 +49,12 @@ def files_server(
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http{'s' * (tls is not None)}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join(timeout=10)

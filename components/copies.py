@@ -29,7 +29,8 @@ def check_policy(policy: "Policy") -> None:
     Of drafts, also those whose next steps cannot be known from one forward.
     """
     decoder = policy.decoder
-    unknown = decoder.edits or decoder.remembers or decoder.measures or decoder.lookahead() > 0
+    remembers = decoder.gain() is not None
+    unknown = decoder.edits or remembers or decoder.measures or decoder.lookahead() > 0
     drafts = policy.speculation is not None
     for name, given, what in (
         ("iteration", policy.iteration.soft, f"iteration {policy.iteration.kind!r} does"),

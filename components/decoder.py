@@ -1,34 +1,21 @@
 """What a decoder is: which of the model's proposals become final.
 
-Letters: B rows, L positions of a block, K token ids remembered per position.
+Letters: B rows, L positions of a block.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.config import PolicyPart
 from diffray.kernels.acceptance import Rule
+from diffray.kernels.credit import Gain
 
 if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
-
-
-class Memory(NamedTuple):
-    """What a remembering decoder keeps per position of a block; -1 is no id."""
-
-    ids_BLK: Tensor
-    credit_BLK: Tensor
-
-
-class Bonus(NamedTuple):
-    """What to add to the logits of these ids; -1 is no id."""
-
-    ids_BLK: Tensor
-    values_BLK: Tensor
 
 
 class Decoder(PolicyPart, ABC):
@@ -36,7 +23,6 @@ class Decoder(PolicyPart, ABC):
 
     edits: ClassVar[bool] = False  # may replace tokens that are already written
     has_threshold: ClassVar[bool] = False  # honours `block.floor_B`
-    remembers: ClassVar[bool] = False  # has a memory within a block: see `remember`
     measures: ClassVar[bool] = False  # reads `proposal.measures`, for which logits are written
 
     kind: str  # subclasses have one value
@@ -49,9 +35,9 @@ class Decoder(PolicyPart, ABC):
         get none are given their most confident one by the engine, so that every step counts.
         """
 
-    def remember(self, memory: Memory, block: Block, top_BL: Tensor, prob_BL: Tensor) -> Bonus:
-        """Update the memory, in place, with the most probable ids; return what to add to logits."""
-        raise AssertionError("only decoders with a memory have it updated")
+    def gain(self) -> Gain | None:
+        """Return how it gives credit to ids that keep coming out on top, if it does."""
+        return None
 
     def shares(self, sequence: "Sequence") -> Items[int]:
         """Return how many positions each step of the current block takes, if it is known before.

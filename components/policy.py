@@ -265,7 +265,7 @@ def _check_together(
     iteration: Iteration, decoder: Decoder, cache: CachePolicy, length: int
 ) -> None:
     """Refuse parts of a policy that do not go together."""
-    if decoder.remembers and length > LONGEST_REMEMBERED:
+    if decoder.gain() is not None and length > LONGEST_REMEMBERED:
         raise InvalidField(
             f"block_length is {length}, and decoder {decoder.kind!r} takes blocks "
             f"of at most {LONGEST_REMEMBERED}: at each position it remembers as many ids as a "

@@ -4,7 +4,6 @@ Letters: R rows of the head, Q rows that draw at random, E single logits to edit
 positions of a block, K remembered or ranked ids.
 """
 
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from diffray.components.block import Best, Block, Likely, Measures, Proposal, Top
-from diffray.components.decoder_groups import DecoderGroup, reward
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.paths import LEFT_OUT, Entry, fill
 from diffray.components.logits import Logits
@@ -21,6 +19,7 @@ from diffray.components.row_transform import Planned
 from diffray.components.transforms import LogitBias
 from diffray.kernels.acceptance import RATHER_MASKED
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.credit import Credits, remember
 from diffray.kernels.noise import gumbel
 
 _LIKELY = 16  # tokens that drafts are drawn among
@@ -105,13 +104,14 @@ class Rows:
 
 
 def propose(
-    logits: Logits, rows: Rows, block: Block, groups: Items[DecoderGroup], mask_token_id: int
+    logits: Logits, rows: Rows, block: Block, credits: Credits | None, mask_token_id: int
 ) -> Proposal:
     """Choose a token for every head row from its transformed logits, which are changed in place."""
-    if any(group.memory is not None for group in groups):
+    if credits is not None:
         top_R, top_ids_R = logits.best()
         logprob_R = top_R - logits.logsumexp()
-        ids_RK, values_RK = reward(groups, rows.cells_R, block, top_ids_R, logprob_R)
+        about = rows.cells_R, block.masked_BL
+        ids_RK, values_RK = remember(credits, *about, top_ids_R, logprob_R)
         rows_RK = torch.arange(len(ids_RK), device=ids_RK.device).unsqueeze(1).expand_as(ids_RK)
         logits.add(rows_RK, ids_RK.clamp(min=0), values_RK)
     lse_R = logits.logsumexp()

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from diffray.components.copies import Copy
-from diffray.components.decoder import Memory
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.images import Images
 from diffray.components.iterations import Renoise
@@ -29,6 +28,7 @@ from diffray.components.pins import Pins, Stretch
 from diffray.components.row_transform import RowTransform
 from diffray.components.speculation import Chance
 from diffray.components.transforms import transforms_of
+from diffray.kernels.credit import Memory
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
@@ -104,7 +104,7 @@ class Sequence:
     best: Copy | None = None  # of one that shows noise: the most probable tokens so far
     drafts: list[Copy] = field(default_factory=list)  # one, two ... steps ahead, or branches
     chance: Chance = field(default_factory=Chance)  # that a draft is right
-    memory: Memory | None = None  # of the decoder, in the current block
+    memory: Memory | None = None  # of the current block, where its decoder gives credit
     masked_L: Tensor | None = None  # masks left in the current block; None: not started
     top: tuple[Tensor, Tensor] | None = None  # ids and log-probabilities of its `final`
 

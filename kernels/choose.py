@@ -16,6 +16,7 @@ from diffray.kernels import (
     acceptance,
     attention,
     confidence,
+    credit,
     experts,
     linear,
     norm,
@@ -54,7 +55,8 @@ class Kernels(NamedTuple):
     ]
     experts_add_norm: Callable[..., tuple[Tensor, Tensor]]
     confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
-    # Not called by models: the end of a step, and the halves of `attend`.
+    # Not called by models: credit, the end of a step, and the halves of `attend`.
+    reward: Callable[..., Confidence]
     settle: Callable[..., None]
     rotate_and_store: Callable[[Tensor, QKRotary, Tensor, Tensor, Tensor], Tensor]
     paged_attention: Callable[[Tensor, Tensor, Tensor, PagedWindows], Tensor]
@@ -75,6 +77,7 @@ TORCH: Final = Kernels(
     quantized.float8_experts_forward,
     quantized.experts_add_norm,
     confidence.confidence,
+    credit.reward,
     acceptance.settle,
     attention.rotate_and_store,
     attention.paged_attention,

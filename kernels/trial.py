@@ -118,17 +118,20 @@ def attempt(
         if not error <= allowed:
             return replace(outcome, refused=_wrong(error, allowed))
         run = partial(variant.run, *first.args, **first.options)
-        outcome = replace(outcome, launched_s=seconds(run))
+        with _unchanged(first):
+            outcome = replace(outcome, launched_s=seconds(run))
     except Exception as failure:  # whatever a kernel can raise
         return replace(outcome, refused=one_line(failure))
     if record is None or not _can_be_recorded(first, variant):
         return outcome
     try:
-        replay = record(run)
-        error = _compare(first, Variant(variant.name, partial(_replay_afresh, replay)))
+        with _unchanged(first):
+            replay = record(run)
+        error = _compare(first, Variant(variant.name, partial(_replay_afresh, first, replay)))
         if not error <= allowed:
             return replace(outcome, refused=f"{_wrong(error, allowed)}, when replayed")
-        return replace(outcome, replayed_s=seconds(replay))
+        with _unchanged(first):
+            return replace(outcome, replayed_s=seconds(replay))
     except Exception as failure:
         return replace(outcome, refused=f"when recorded: {one_line(failure)}")
 
@@ -151,19 +154,25 @@ def _wrong(error: float, allowed: float) -> str:
 def _compare(call: Call, variant: Variant) -> float:
     """Return the variant's error; the tensors that a call stores to are left as they were."""
     kernel, args, options = call
-    stored = kernel.written(*args, **options)
-    before = [tensor.clone() for tensor in stored]
 
     def outputs(run: Run) -> list[Tensor]:
-        found = tensors_of(run(*args, **options)) + [tensor.clone() for tensor in stored]
-        for tensor, old in zip(stored, before, strict=True):
-            tensor.copy_(old)
-        return found
+        with _unchanged(call) as stored:
+            return tensors_of(run(*args, **options)) + [tensor.clone() for tensor in stored]
 
     expected = outputs(kernel.reference)
     with _filled_memory():
         got = outputs(variant.run)
     return kernel.error(args, got, expected)
+
+
+@contextmanager
+def _unchanged(call: Call) -> Iterator[Items[Tensor]]:
+    """Leave the tensors that a call stores to as they were, and yield them."""
+    stored = call.kernel.written(*call.args, **call.options)
+    before = [tensor.clone() for tensor in stored]
+    yield stored
+    for tensor, old in zip(stored, before, strict=True):
+        tensor.copy_(old)
 
 
 def tensors_of(result: Any) -> list[Tensor]:
@@ -173,10 +182,11 @@ def tensors_of(result: Any) -> list[Tensor]:
     return [tensor for part in result for tensor in tensors_of(part)]
 
 
-def _replay_afresh(replay: Run, *_: Any, **__: Any) -> Any:
-    """Replay, so that nothing of the last replay's outputs is left."""
-    for tensor in tensors_of(replay()):
-        tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
+def _replay_afresh(call: Call, replay: Run, *_: Any, **__: Any) -> Any:
+    """Replay, so that nothing is left of the last replay's outputs, nor of what it stored."""
+    with _unchanged(call):
+        for tensor in tensors_of(replay()):
+            tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
     return replay()
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from diffray.components.backend import send
 from diffray.components.block import Block
-from diffray.components.decoder_groups import DecoderGroup, recall, rewarded
 from diffray.components.kv_pool import KVPool
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
@@ -22,6 +21,7 @@ from diffray.components.propose import joined, propose, propose_plain
 from diffray.components.row_transform import Step
 from diffray.components.sequence import Sequence
 from diffray.kernels.confidence import Confidence
+from diffray.kernels.credit import Credits
 from diffray.workers.batch_state import BatchState
 from diffray.workers.drafting import Drafting
 from diffray.workers.graphs import Graphs
@@ -187,31 +187,31 @@ class BatchPlan:
         Logits are written only if a request needs more than the best token.
         """
         plan = self._plan_head()
-        if plan.plain and (plan.rows.draws is None or not blocks.remembering):
-            found = self._confidence(hidden_TH, plan, blocks.groups, block)
+        if plan.plain and (plan.rows.draws is None or blocks.credits is None):
+            found = self._confidence(hidden_TH, plan, blocks.credits, block)
             if blocks.rules is not None:
                 return blocks.settle(found, plan.rows.cells_R, block)
             return blocks.accept(propose_plain(found, plan.rows, block), block)
         logits = self._logits(hidden_TH, plan)
         if plan.soft is not None:
             self._soften(hidden_TH, logits, plan.soft, blocks.done_B, step)
-        proposal = propose(logits, plan.rows, block, blocks.groups, self.slots.mask_token_id)
+        proposal = propose(logits, plan.rows, block, blocks.credits, self.slots.mask_token_id)
         return blocks.accept(proposal, block)
 
     def _confidence(
-        self, hidden_TH: Tensor, plan: HeadPlan, groups: Items[DecoderGroup], block: Block
+        self, hidden_TH: Tensor, plan: HeadPlan, credits: Credits | None, block: Block
     ) -> Confidence:
         """Find the best or the drawn token of each row, with what decoders add to logits."""
         cells_R, mask_token_id = plan.rows.cells_R, self.slots.mask_token_id
-        draw, known_RK = plan.rows.draw(block), recall(groups, cells_R, block)
-        recorded = self._layout.recorded
-        if recorded is not None and draw is None and known_RK is None:
+        draw, recorded = plan.rows.draw(block), self._layout.recorded
+        if recorded is not None and draw is None and credits is None:
             return joined(recorded.choose(len(plan.tokens_R)), self.mesh)
         hidden_RH = hidden_TH.index_select(0, plan.tokens_R)
+        known_RK = None if credits is None else credits.known(cells_R)
         found = joined(self.model.confidence(hidden_RH, mask_token_id, draw, known_RK), self.mesh)
-        if known_RK is None:
+        if credits is None:
             return found
-        return rewarded(found, known_RK, groups, cells_R, block, mask_token_id)
+        return self.kv.kernels.reward(found, credits, cells_R, block.masked_BL, mask_token_id)
 
     def _logits(self, hidden_TH: Tensor, plan: HeadPlan) -> Logits:
         def head(tokens_R: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ block, G rows that share a decoder, or are guided.
 
 from collections import defaultdict
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,18 +14,26 @@ from torch import Tensor
 from diffray.components.backend import send
 from diffray.components.block import Block, Plan, Proposal
 from diffray.components.config import LARGEST
-from diffray.components.decoder import Decoder, Memory
-from diffray.components.decoder_groups import DecoderGroup
+from diffray.components.decoder import Decoder
 from diffray.components.sequence import Sequence
 from diffray.kernels.acceptance import LONGEST, Progress, Rules, best_where_none
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.confidence import Confidence
 from diffray.workers.branching import branches_of, make_branches, take_best
+from diffray.workers.credits import credits_of, keep_credits
 from diffray.workers.outcome import Outcome, copy_outcomes
 from diffray.workers.renoised_rows import RenoisedRows
 from diffray.workers.slots import Slots
 from diffray.workers.top_tokens import TopTokens
 from diffray.workers.verification import links_of, make_drafts, rows_of, take_over
+
+
+class DecoderGroup(NamedTuple):
+    """The rows of a round that share a decoder."""
+
+    decoder: Decoder
+    members: list[int]  # the rows, on the host
+    rows_G: Tensor
 
 
 class BatchState:
@@ -81,6 +90,7 @@ class BatchState:
         self.foreseen_B = self.done_B
         self.options_EK: Tensor | None = None  # of the last step, for pinned canvases
         self.groups = self._plan_groups()
+        self.credits = credits_of(self.rows, self.length, self.device)
         # Rows without sub-blocks have one, as long as the longest block.
         sizes = [row.sequence.policy.iteration.sub_block() for row in self.rows]
         self.sub_BL: Tensor | None = None  # the number of each position's sub-block
@@ -94,11 +104,6 @@ class BatchState:
             self.renoised = RenoisedRows(sequences, slots, self.positions_BL)
 
         self.rules = self._find_rules()
-
-    @property
-    def remembering(self) -> bool:
-        """Whether the decoder of any row has a memory."""
-        return any(group.memory is not None for group in self.groups)
 
     def now(self, step: int, first_only: Items[bool]) -> Block:
         """Return what decoders see at the `step`-th step of a round.
@@ -223,13 +228,8 @@ class BatchState:
         self.top_tokens.keep()
         if self.renoised is not None:
             self.renoised.keep()
-        for group in self.groups:
-            if group.memory is None:
-                continue
-            for g, b in enumerate(group.members):
-                sequence = self.sequences[b]
-                n = sequence.stop - sequence.start
-                sequence.memory = Memory(*(part[g, :n, :n].clone() for part in group.memory))
+        if self.credits is not None:
+            keep_credits(self.credits, self.sequences)
 
     def choose(self, proposal: Proposal, block: Block) -> Tensor:
         """Return what decoders accept, and in rows without that the best masked position."""
@@ -305,26 +305,9 @@ class BatchState:
         for b, row in enumerate(self.rows):
             rows[row.sequence.policy.decoder].append(b)
         return [
-            DecoderGroup(
-                decoder,
-                members,
-                send(torch.tensor(members), self.device),
-                self._gather_memory(members) if decoder.remembers else None,
-            )
+            DecoderGroup(decoder, members, send(torch.tensor(members), self.device))
             for decoder, members in rows.items()
         ]
-
-    def _gather_memory(self, members: list[int]) -> Memory:
-        """Stack the members' memories; a block takes at most L steps, so K = L."""
-        shape = (len(members), self.length, self.length)
-        ids = torch.full(shape, -1, device=self.device)
-        credit = torch.zeros(shape, device=self.device, dtype=torch.float64)
-        for g, b in enumerate(members):
-            memory = self.sequences[b].memory
-            if memory is not None:
-                n = memory.ids_BLK.shape[0]
-                ids[g, :n, :n], credit[g, :n, :n] = memory
-        return Memory(ids, credit)
 
     def _cells(self, state_SN: Tensor) -> Tensor:
         return state_SN.view(-1).index_select(0, self.cells_BL.view(-1)).view_as(self.cells_BL)

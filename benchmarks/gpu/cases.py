@@ -19,6 +19,7 @@ from diffray.kernels.acceptance import LONGEST, Settling
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.credit import Rewarding
 from diffray.kernels.formats import FORMATS
 from diffray.kernels.quantize import quantize
 from diffray.kernels.rope import rope_tables
@@ -198,8 +199,8 @@ def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
     number = torch.arange(tokens, device=x.device)
     draw = Draw(torch.full_like(number, 1.0, dtype=torch.float32), number * 77, number, number)
     # Credit asks for the ids that it remembers, as many a row as a block is long; most are none.
-    known = torch.randint(0, shape.vocab, (tokens, work.window), device=x.device)
-    known = torch.cat([gather, known.masked_fill(number[: work.window] % 4 > 0, -1)], dim=1)
+    place = Rewarding.made_up(work.rows, work.window, shape.vocab, x.device)
+    known = torch.cat([gather, place.credits.known(place.cells_R)], dim=1)
     for name, asked, drawn in (
         ("confidence", gather, None),
         ("confidence drawn", gather, draw),
@@ -212,7 +213,23 @@ def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
             ),
             exact_ids=True,
         )
+    yield _reward_case(shape, work, known, normal)
     yield _settle_case(work, normal)
+
+
+def _reward_case(shape: Shape, work: Work, known: Tensor, normal: Normal) -> Case:
+    """Return what credit makes of tokens whose logits are close to each other."""
+    gathered = normal(*known.shape).float()
+    ids = torch.arange(len(known), device=known.device) % (shape.vocab - 1)
+    best = gathered.amax(1)
+    found = Confidence(ids, best, best, best, best + 2, gathered - 0.5)
+
+    def reward(kernels: Kernels) -> tuple[Tensor, ...]:
+        place = Rewarding.made_up(work.rows, work.window, shape.vocab, known.device)
+        memory = place.credits.memory
+        return (*kernels.reward(found, *place), *(part.flatten(0, 1) for part in memory))
+
+    return Case("reward", reward, exact_ids=True)
 
 
 def _settle_case(work: Work, normal: Normal) -> Case:

@@ -6,6 +6,7 @@ from diffray.kernels.triton.acceptance import SETTLE
 from diffray.kernels.triton.attention import ATTEND
 from diffray.kernels.triton.byte_product import QUANTIZED_LINEAR
 from diffray.kernels.triton.confidence import CONFIDENCE
+from diffray.kernels.triton.credit import REWARD
 from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM, QUANTIZED_EXPERTS
 from diffray.kernels.triton.float8_experts import FLOAT8_EXPERTS
 from diffray.kernels.triton.norm import ADD_NORM, RMS_NORM
@@ -25,5 +26,6 @@ KERNELS: Final = (
     FLOAT8_EXPERTS,
     EXPERTS_ADD_NORM,
     CONFIDENCE,
+    REWARD,
     SETTLE,
 )

@@ -7,7 +7,7 @@ import torch
 
 from diffray.components.block import Measures
 from diffray.components.caches.none import NoCache
-from diffray.components.decoder import Decoder, Memory
+from diffray.components.decoder import Decoder
 from diffray.components.decoders.budget_threshold import BudgetThreshold
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.edit import Edit
@@ -24,6 +24,7 @@ from diffray.components.iterations import Blockwise, FirstToken, Iteration
 from diffray.components.params import SamplingParams
 from diffray.components.policy import Policy
 from diffray.components.sequence import Sequence
+from diffray.kernels.credit import Credits, Gains, Memory, remember
 from tests.helpers.decoding import DECIDED, accepted, block_of, proposal_of
 
 
@@ -173,25 +174,26 @@ def test_edit_s_presets_give_way_to_what_is_given() -> None:
 
 def test_credit_equals_the_dense_definition() -> None:
     """Compare the few remembered ids with a whole [L, V] matrix of credit."""
-    decoder = Credit(alpha=0.7, gamma=0.2, decay=0.8)
+    gain = Credit(alpha=0.7, gamma=0.2, decay=0.8).gain()
     draw = torch.Generator().manual_seed(0)
     rows, length, vocab = 3, 6, 11
-    dense = torch.zeros(rows, length, vocab, dtype=torch.float64)
-    memory = Memory(
-        torch.full((rows, length, length), -1),
-        torch.zeros(rows, length, length, dtype=torch.float64),
-    )
+    cells = torch.arange(rows * length)
+    dense = torch.zeros(rows * length, vocab, dtype=torch.float64)
+    blank = torch.zeros(rows, length, length, dtype=torch.float64)
+    gains = Gains(*(torch.full((rows,), number).double() for number in gain))
+    credits = Credits(Memory(blank.long() - 1, blank), gains)
     masked = torch.ones(rows, length, dtype=torch.bool)
     for _ in range(length):
-        top = torch.randint(0, vocab, (rows, length), generator=draw)
-        prob = torch.rand(rows, length, generator=draw, dtype=torch.float64)
-        bonus = decoder.remember(memory, block_of(masked), top, prob)
-        gain = (prob**0.2 * masked).unsqueeze(-1)
-        dense = (dense * 0.8).scatter_add(-1, top.unsqueeze(-1), gain)
-        spread = torch.zeros(rows, length, vocab + 1, dtype=torch.float64)
-        spread.scatter_(-1, bonus.ids_BLK % (vocab + 1), bonus.values_BLK)
+        top = torch.randint(0, vocab, (rows * length,), generator=draw)
+        prob = torch.rand(rows * length, generator=draw, dtype=torch.float64)
+        ids, values = remember(credits, cells, masked, top, prob.log())
+        gained = (prob**0.2 * masked.flatten()).unsqueeze(-1)
+        dense = (dense * 0.8).scatter_add(-1, top.unsqueeze(-1), gained)
+        spread = torch.zeros(rows * length, vocab + 1, dtype=torch.float64)
+        spread.scatter_(-1, ids % (vocab + 1), values)
         expected = 0.7 * torch.log1p(dense)
-        assert torch.allclose(spread[..., :vocab][masked], expected[masked])
+        assert torch.allclose(spread[:, :vocab], expected)
+        assert (spread[:, vocab] == 0).all()
         masked[:, 0] = False  # a decided position gains nothing more
 
 

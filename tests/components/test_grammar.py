@@ -124,7 +124,7 @@ def drawn(case: Case, count: int) -> Tensor:
     rows = Rows(cells_R, None, None, (), None, (), 0, structured=(group,))
     ids_BL = ids_L.expand(count, -1)
     block = block_of(ids_BL == mask, ids_BL=ids_BL, seed_B=number_B)
-    return propose(logits, rows, block, (), mask).ids_BL
+    return propose(logits, rows, block, None, mask).ids_BL
 
 
 @pytest.mark.parametrize("number", range(6))

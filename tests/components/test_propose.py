@@ -5,15 +5,12 @@ import torch
 from torch import Tensor
 
 from diffray.components.block import Block, Proposal
-from diffray.components.decoder import Memory
-from diffray.components.decoder_groups import DecoderGroup, recall, rewarded
-from diffray.components.decoders.credit import Credit
-from diffray.components.decoders.threshold import Threshold
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.propose import Draws, Rows, joined, propose, propose_plain
 from diffray.components.transforms import KeptIds, LogitBias
 from diffray.kernels.confidence import confidence_of_logits
+from diffray.kernels.credit import Credits, Gains, Memory, reward
 from tests.helpers.threads import on_ranks, over_ranks
 
 VOCAB, MASK = 24, 5
@@ -68,7 +65,7 @@ def test_what_is_kept_of_logits_is_enough(size: int, draws: Draws | None) -> Non
         )
         return as_one(propose_plain(joined(found, mesh), asked, block()))
 
-    expected = as_one(propose(Logits(logits(), 0, Mesh()), asked, block(), (), MASK))
+    expected = as_one(propose(Logits(logits(), 0, Mesh()), asked, block(), None, MASK))
     assert asked.plain
     ranks, collectives = over_ranks(size, False, kept)
     assert collectives == (size > 1)
@@ -77,15 +74,12 @@ def test_what_is_kept_of_logits_is_enough(size: int, draws: Draws | None) -> Non
         torch.testing.assert_close(found, expected)
 
 
-def groups() -> list[DecoderGroup]:
-    """Two rows that give credit, one that does not."""
-    shape = 2, LENGTH, LENGTH
+def blank_credits() -> Credits:
+    """Two rows that give credit, each in its own way, and one that does not."""
+    shape = ROWS, LENGTH, LENGTH
     memory = Memory(torch.full(shape, -1), torch.zeros(shape, dtype=torch.float64))
-    credit = Credit(alpha=10.0, gamma=0.2)
-    return [
-        DecoderGroup(credit, [0, 1], torch.tensor([0, 1]), memory),
-        DecoderGroup(Threshold(), [2], torch.tensor([2]), None),
-    ]
+    gains = [10.0, 7.0, 0.0], [0.2, 0.5, 0.0], [0.8, 0.9, -1.0]
+    return Credits(memory, Gains(*torch.tensor(gains).double()))
 
 
 def changing(step: int) -> Tensor:
@@ -101,26 +95,25 @@ def test_credit_needs_only_the_logits_of_what_it_remembers(size: int) -> None:
 
     def kept(mesh: Mesh) -> list[Tensor]:
         start, stop = mesh.shard(VOCAB, "vocabulary")
-        own, found = groups(), []
+        own, found = blank_credits(), []
         for step in steps:
-            known_RK = recall(own, CELLS, block())
-            assert known_RK is not None
-            gather_RK = torch.cat([torch.full((len(CELLS), 1), MASK), known_RK], dim=1)
+            mask_R1 = torch.full((len(CELLS), 1), MASK)
+            gather_RK = torch.cat([mask_R1, own.known(CELLS)], dim=1)
             here_RV = changing(step)[:, start:stop]
             parts = joined(confidence_of_logits(here_RV, start, MASK, gather_RK, None), mesh)
-            after = rewarded(parts, known_RK, own, CELLS, block(), MASK)
+            after = reward(parts, own, CELLS, block().masked_BL, MASK)
             found.append(as_one(propose_plain(after, asked, block())))
-        return [*found, *(own[0].memory or ())]
+        return [*found, *own.memory]
 
-    own = groups()
+    own = blank_credits()
     expected = [
         as_one(propose(Logits(changing(step), 0, Mesh()), asked, block(), own, MASK))
         for step in steps
     ]
-    without = as_one(propose(Logits(changing(3), 0, Mesh()), asked, block(), (), MASK))
+    without = as_one(propose(Logits(changing(3), 0, Mesh()), asked, block(), None, MASK))
     assert not torch.equal(expected[-1][0], without[0])  # credit has changed somebody's token
     for found in on_ranks(size, kept):
-        for ours, theirs in zip(found, [*expected, *(own[0].memory or ())], strict=True):
+        for ours, theirs in zip(found, [*expected, *own.memory], strict=True):
             torch.testing.assert_close(ours, theirs)
 
 
@@ -159,7 +152,7 @@ def test_measures_are_of_the_distribution_that_is_drawn_from(size: int) -> None:
     def found(mesh: Mesh) -> Tensor:
         start, stop = mesh.shard(VOCAB, "vocabulary")
         here = Logits(logits()[:, start:stop], start, mesh)
-        proposal = propose(here, asked, block(), (), MASK)
+        proposal = propose(here, asked, block(), None, MASK)
         assert proposal.measures is not None
         ids_BL = proposal.ids_BL.to(logits().dtype)
         return torch.stack([ids_BL, *proposal.measures])
@@ -174,7 +167,7 @@ def test_measures_are_of_the_distribution_that_is_drawn_from(size: int) -> None:
         best = probs.topk(2).values
         entropy = -torch.xlogy(probs, probs).sum()
         expected[:, CELLS[row]] = torch.stack([own, best[0] - best[1], entropy])
-    plain = propose(Logits(logits(), 0, Mesh()), rows(None), block(), (), MASK)
+    plain = propose(Logits(logits(), 0, Mesh()), rows(None), block(), None, MASK)
     for ids_BL, *measures in on_ranks(size, found):
         torch.testing.assert_close(torch.stack(measures).flatten(1), expected)
         assert torch.equal(ids_BL.long(), plain.ids_BL)
@@ -188,9 +181,9 @@ def test_tokens_without_confidence_are_proposed_all_the_same(size: int) -> None:
     def found(mesh: Mesh) -> Tensor:
         start, stop = mesh.shard(VOCAB, "vocabulary")
         here = Logits(logits()[:, start:stop], start, mesh)
-        return as_one(propose(here, doubting(ids), block(), (), MASK))
+        return as_one(propose(here, doubting(ids), block(), None, MASK))
 
-    plain = as_one(propose(Logits(logits(), 0, Mesh()), rows(None), block(), (), MASK))
+    plain = as_one(propose(Logits(logits(), 0, Mesh()), rows(None), block(), None, MASK))
     chosen_R1 = plain[0].flatten()[CELLS].long().unsqueeze(1)
     expected_R = logits().index_fill(1, ids, -torch.inf).softmax(-1).gather(1, chosen_R1)[:, 0]
     expected_R[1] -= 1  # the model would rather keep the mask

@@ -149,6 +149,23 @@ def again(run: Run) -> Run:
     return replay
 
 
+def test_a_kernel_that_adds_to_what_it_stored_is_replayed_from_where_it_began() -> None:
+    """As one that ends a step does, each run of which changes what the next one would store."""
+    pool = torch.ones(4, 16)
+
+    def adding(value: float) -> Run:
+        def run(x: Tensor, *_: Any) -> Tensor:
+            return x + pool.add_(value)
+
+        return run
+
+    owner = kernel(adding(0.5), written=lambda *_: (pool,))
+    right = tried(adding(0.5), owner=owner, record=again)
+    assert right.refused == "" and right.replayed_s == 1.0
+    assert (pool == 1).all()  # every variant is tried on the same
+    assert tried(adding(0.6), owner=owner, record=again).refused
+
+
 def frozen(run: Run) -> Run:
     """Stand for a recording that replays nothing."""
     out = run()

@@ -75,6 +75,7 @@ HOPPER = {
         "_round_row": (40, 1),
     },
     "confidence triton pdl 64x256x64 w8 s3": {"_weigh_head": (255, 120), "_join_tiles": (56, 1)},
+    "reward triton pdl": {"_reward_row": (72, 1)},
     "settle triton pdl": {"_settle_row": (152, 1)},
     "confidence triton after product pdl": {"_weigh_logits": (144, 1), "_join_tiles": (40, 1)},
 }
@@ -84,6 +85,7 @@ AMPERE = [
     "experts_add_norm triton fused stay 64x64x64 w4 s4",
     "linear_add_norm triton fused",
     "attend triton 64 keys 64x64x128 w4 s3",
+    "reward triton",
     "settle triton",
     "quantized_linear triton 64x64x128 w4 s4",
     "quantized_linear triton 128x128x64 w8 s4",

@@ -160,7 +160,7 @@ def test_the_trials_are_of_the_calls_that_the_model_makes(name: str, ranks: int)
     routers["llada2_moe"] = {"grouped_sigmoid_router"}
     sparse = "experts_add_norm" if ranks == 1 else "experts_forward"
     experts = {sparse} if name in routers else set()
-    shared = {"rms_norm", "attend", "confidence", "settle"}
+    shared = {"rms_norm", "attend", "confidence", "reward", "settle"}
     if ranks == 1:
         shared.add("linear_add_norm")
     if ranks > 1 or name not in routers:
@@ -168,7 +168,8 @@ def test_the_trials_are_of_the_calls_that_the_model_makes(name: str, ranks: int)
     assert kernels == shared | routers.get(name, set()) | experts
     for kernel in kernels - {"confidence"}:
         shapes = [shape for owner, shape in calls if owner == kernel]
-        assert len(shapes) >= 4 and len({shape.facts for shape in shapes}) == 1
+        fewest = 3 if kernel == "reward" else 4  # as drawing, of one and of many windows
+        assert len(shapes) >= fewest and len({shape.facts for shape in shapes}) == 1
     assert all(len(own) > 1 for own in calls.values())
     asked = {shape.facts[-1] for kernel, shape in calls if kernel == "confidence"}
     assert asked == {"best", "drawn"}

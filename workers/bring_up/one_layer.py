@@ -24,6 +24,7 @@ from diffray.components.quantization import Given, parse_quantization
 from diffray.kernels.acceptance import LONGEST, Settling
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.confidence import Draw
+from diffray.kernels.credit import Rewarding
 from diffray.kernels.noise import mix, spread
 
 # Positions of a context. In a short one each key counts, so that a missing one is an error.
@@ -159,16 +160,16 @@ class OneLayer:
         return batch, x_TH
 
     def _draw(self, hidden_RH: Tensor, step: Step) -> None:
-        """Choose tokens at random, then with the logits that credit reads."""
+        """Choose tokens at random, then the best ones and what credit makes of them."""
         vocab = self.model.spec.vocab_size
         rows_R = torch.arange(len(hidden_RH), device=self.device)
         warm_R = (rows_R % 3).float() * 0.5
         draw = Draw(warm_R, rows_R * 77, rows_R, rows_R % step.length)
         self.model.confidence(hidden_RH, vocab - 1, draw)
-        places = torch.arange(step.length, device=self.device)
-        known_RK = (rows_R.unsqueeze(1) * 31 + places * 7919) % vocab
-        known_RK = known_RK.where(places < step.length // 4, -1)  # most remember few
-        self.model.confidence(hidden_RH, vocab - 1, None, known_RK)
+        place = Rewarding.made_up(step.windows, step.length, vocab, self.device)
+        known_RK = place.credits.known(place.cells_R)
+        found = self.model.confidence(hidden_RH, vocab - 1, None, known_RK)
+        self.kernels.reward(found, *place)
 
 
 def _fill(name: str, weight: Tensor, seed: int) -> None:

@@ -1,0 +1,49 @@
+"""The memory of rows whose decoders give credit, from one plan to the next.
+
+Letters: B rows, L positions of the longest block, K positions of the longest that is remembered.
+"""
+
+from collections.abc import Sequence as Items
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from diffray.components.backend import send
+from diffray.components.sequence import Sequence
+from diffray.kernels.credit import Credits, Gain, Gains, Memory
+from diffray.workers.verification import Row
+
+_NONE = Gain(0.0, 0.0, -1.0)
+
+
+def credits_of(rows: Items[Row], length: int, device: torch.device) -> Credits | None:
+    """Return what the rows remember, each as much as its block has steps; None if none does."""
+    gains = [row.sequence.policy.decoder.gain() for row in rows]
+    giving = [row.sequence for row, gain in zip(rows, gains, strict=True) if gain is not None]
+    if not giving:
+        return None
+    shape = length, max(s.stop - s.start for s in giving)
+    ids_LK = torch.full(shape, -1, device=device)
+    blank = Memory(ids_LK, torch.zeros_like(ids_LK, dtype=torch.float64))
+    kept = [row.sequence.memory or blank for row in rows]
+    ids_BLK = torch.stack([_padded(memory.ids_BLK, shape, -1) for memory in kept])
+    credit_BLK = torch.stack([_padded(memory.credit_BLK, shape, 0) for memory in kept])
+    numbers_B3 = torch.tensor([gain or _NONE for gain in gains], dtype=torch.float64)
+    gains_3B = send(numbers_B3.T.contiguous(), device)
+    return Credits(Memory(ids_BLK, credit_BLK), Gains(*gains_3B.unbind()))
+
+
+def keep_credits(credits: Credits, sequences: Items[Sequence]) -> None:
+    """Leave each sequence what its row remembers of the block."""
+    for b, sequence in enumerate(sequences):
+        if sequence.policy.decoder.gain() is not None:
+            n = sequence.stop - sequence.start
+            sequence.memory = Memory(*(part[b, :n, :n] for part in credits.memory))
+
+
+def _padded(part: Tensor, shape: tuple[int, int], other: int) -> Tensor:
+    """Return what a row remembers in the shape of all rows."""
+    if part.shape == shape:
+        return part
+    return pad(part, (0, shape[1] - part.shape[1], 0, shape[0] - part.shape[0]), value=other)

@@ -152,14 +152,19 @@ def test_what_cannot_run_is_one_sentence(
 
 
 def test_shutting_down_frees_the_ranks(two: DiffusionLLM) -> None:
-    """The last test: the model that the others use goes."""
+    """The last test: the model that the others use goes, and leaves room for three ranks."""
     two.shutdown()
     with pytest.raises(ValueError, match="has been shut down"):
         two.generate("Tom")
-    with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as again:
-        assert again.generate("Tom", max_tokens=4)[0].finished
     with pytest.raises(ValueError, match="3 ranks"):
         DiffusionLLM("demo", tensor_parallel_size=3, **FORMS)
+
+
+@pytest.mark.long
+def test_one_follows_another() -> None:
+    for _ in range(2):
+        with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as llm:
+            assert llm.generate("Tom", max_tokens=4)[0].finished
 
 
 SCRIPT = """

@@ -18,10 +18,10 @@ ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], tim
 .DEFAULT_GOAL := test
 .PHONY: test test-long check fast format docs run clean chaos cuts first-contact newest-ray
 
-# The fast tests come first. A file's tests share its server or its Ray, and stay in one process.
+# A file's tests share its server or its Ray, and stay in one process. Slow tests wait, so that files with such tests
+# come first, and the many quick files last (tests/conftest.py).
 test: check
-	$(PYTEST) -m "not slow and not long"
-	$(PYTEST) -m "slow and not long"
+	$(PYTEST) --no-loadscope-reorder -m "not long"
 
 test-long: $(STAMP)
 	$(PYTEST) -m long

@@ -87,7 +87,7 @@ print(after - before)
     return int(run.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_freed_memory_is_used_again() -> None:
     assert page_faults("keep_freed_memory()") < page_faults("") / 4
 

@@ -18,7 +18,7 @@ from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.propose import Draws, Rows, Structured, propose
 from tests.helpers.decoding import block_of
-from tests.helpers.random_grammars import random_automaton, state_after
+from tests.helpers.random_grammars import random_automaton, state_after, steps_of, walk
 
 SIZE, END = 5, 4
 
@@ -28,14 +28,15 @@ class Case(NamedTuple):
     fixed: list[int | None]  # the decided tokens of a block
     room: int  # positions after it
     value_LV: Tensor
+    values: list[list[float]]  # the same
 
     def fillings(self) -> list[tuple[int, ...]]:
         """Return all that keep the decided tokens and leave room enough."""
         choices = [range(SIZE) if token is None else (token,) for token in self.fixed]
-        distance = self.automaton.distance_Q.tolist()
+        distance, steps = self.automaton.distance_Q.tolist(), steps_of(self.automaton, SIZE)
         found = []
         for ids in itertools.product(*choices):
-            state = state_after(self.automaton, ids)
+            state = walk(steps, ids)
             if state is not None and distance[state] <= self.room:
                 found.append(ids)
         return found
@@ -43,7 +44,7 @@ class Case(NamedTuple):
     def worth(self, ids: tuple[int, ...]) -> float:
         """Return the sum of the logits of what is filled in."""
         open_ = (at for at, token in enumerate(self.fixed) if token is None)
-        return sum(float(self.value_LV[at, ids[at]]) for at in open_)
+        return sum(self.values[at][ids[at]] for at in open_)
 
     @property
     def scores(self) -> Tensor:
@@ -83,7 +84,8 @@ def cases(count: int, seed: int = 7, *, avoided: bool = False) -> list[Case]:
                 automaton = avoiding(sequences, frozenset(), frozenset(), SIZE)
             except InvalidField:
                 continue
-        case = Case(automaton, [None] * length, draw.randint(0, 3), value_LV)
+        values = value_LV.tolist()
+        case = Case(automaton, [None] * length, draw.randint(0, 3), value_LV, values)
         if not (possible := case.fillings()):
             continue
         witness = draw.choice(possible)
@@ -150,12 +152,13 @@ def test_an_automaton_survives_its_bytes_and_a_ban() -> None:
             state = state_after(automaton, ids)
             assert state_after(again, ids) == state
             assert state_after(banned, ids) == (None if 0 in ids else state)
+        steps = steps_of(banned, SIZE)
         for state, distance in enumerate(banned.distance_Q.tolist()):
             ends = [
                 len(ids)
                 for length in range(5)
                 for ids in itertools.product(range(1, SIZE), repeat=length)
-                if state_after(banned, ids, state) == banned.end
+                if walk(steps, ids, state) == banned.end
             ]
             assert min(ends, default=5) == min(distance, 5)
 
@@ -174,9 +177,10 @@ def test_no_text_has_what_is_avoided() -> None:
         assert (automaton is not None) == goes_on((), forbidden, 5)
         if automaton is not None:
             assert automaton.distance_Q.tolist() == [0] * len(automaton.distance_Q)
+            steps = steps_of(automaton, SIZE)
             for length in range(4):
                 for ids in itertools.product(range(SIZE), repeat=length):
-                    assert (state_after(automaton, ids) is not None) == goes_on(ids, forbidden, 5)
+                    assert (walk(steps, ids) is not None) == goes_on(ids, forbidden, 5)
 
 
 def test_uncertain_tokens_are_allowed_where_others_are_too() -> None:
@@ -193,11 +197,12 @@ def test_a_grammar_and_what_is_avoided_are_both_kept() -> None:
         automaton, sequences = random_automaton(draw, SIZE, (END,)), random_sequences(draw)
         sequences = tuple(ids for ids in sequences if END not in ids) or ((0, 1),)
         both = avoiding_within(automaton.to_bytes(), sequences)
+        steps, kept = steps_of(automaton, SIZE), steps_of(both, SIZE)
         for length in range(5):
             for ids in itertools.product(range(SIZE), repeat=length):
-                wanted = state_after(automaton, ids) == automaton.end
+                wanted = walk(steps, ids) == automaton.end
                 wanted &= not has_any(ids, sequences)
-                assert (state_after(both, ids) == both.end) == wanted
+                assert (walk(kept, ids) == both.end) == wanted
 
 
 def test_too_much_to_avoid_is_refused() -> None:

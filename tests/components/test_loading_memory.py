@@ -66,7 +66,7 @@ def load(path: Path, quantization: str, small: Path) -> tuple[int, int]:
     return peak, size
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_loading_int4_peaks_at_its_size(tmp_path: Path) -> None:
     path = write(tmp_path / "model", SHAPE)
     small = Shape(hidden=128, layers=1, heads=2, kv_heads=2, mlp=128, vocab=256)

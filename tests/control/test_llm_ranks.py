@@ -118,18 +118,19 @@ def test_adapters_are_loaded_where_a_request_needs_them(
     one: DiffusionLLM, two: DiffusionLLM, tmp_path: Path
 ) -> None:
     adapter = adapter_of("demo", tmp_path / "mine", rank=8, lora_alpha=64)
-    plain = tokens(one.chat(MESSAGES, PARAMS))
+    asked = MESSAGES[:4]
+    plain = tokens(one.chat(asked, PARAMS))
     for llm in (one, two):
         llm.adapters.load("mine", adapter)
-    mixed = [PARAMS.model_copy(update={"lora": ("", "mine")[n % 2]}) for n in range(len(MESSAGES))]
-    found = tokens(two.chat(MESSAGES, mixed))
-    assert found == tokens(one.chat(MESSAGES, mixed))
+    mixed = [PARAMS.model_copy(update={"lora": ("", "mine")[n % 2]}) for n in range(len(asked))]
+    found = tokens(two.chat(asked, mixed))
+    assert found == tokens(one.chat(asked, mixed))
     assert found[::2] == plain[::2] and found[1::2] != plain[1::2]
     shutil.rmtree(adapter)
     two.adapters.unload("mine")
-    assert tokens(two.chat(MESSAGES, mixed[:1] * len(MESSAGES))) == plain
+    assert tokens(two.chat(asked, mixed[:1] * len(asked))) == plain
     with pytest.raises(ValueError, match="no adapter 'mine' is loaded"):
-        two.chat(MESSAGES, mixed)
+        two.chat(asked, mixed)
 
 
 def test_it_says_what_it_is_and_where_its_engine_is(two: DiffusionLLM) -> None:
@@ -152,14 +153,19 @@ def test_what_cannot_run_is_one_sentence(
 
 
 def test_shutting_down_frees_the_ranks(two: DiffusionLLM) -> None:
-    """The last test: the model that the others use goes."""
+    """The last test: the model that the others use goes, and leaves room for three ranks."""
     two.shutdown()
     with pytest.raises(ValueError, match="has been shut down"):
         two.generate("Tom")
-    with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as again:
-        assert again.generate("Tom", max_tokens=4)[0].finished
     with pytest.raises(ValueError, match="3 ranks"):
         DiffusionLLM("demo", tensor_parallel_size=3, **FORMS)
+
+
+@pytest.mark.long
+def test_one_follows_another() -> None:
+    for _ in range(2):
+        with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as llm:
+            assert llm.generate("Tom", max_tokens=4)[0].finished
 
 
 SCRIPT = """

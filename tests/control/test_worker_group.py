@@ -117,7 +117,7 @@ def test_a_killed_coordinator_costs_a_pause_and_no_token() -> None:
     assert [a.ids for a in answers] == [a.ids for a in expected]
 
 
-@pytest.mark.parametrize("lost", ["rank", "coordinator"])
+@pytest.mark.parametrize("lost", ["rank", pytest.param("coordinator", marks=pytest.mark.long)])
 def test_what_is_lost_asleep_comes_back_asleep(lost: str) -> None:
     """And healthy; the request that came meanwhile is answered when the ranks are awake."""
     asked = prompts("demo", 2)
@@ -224,25 +224,16 @@ def test_a_checkpoint_that_is_not_there_is_told_in_one_sentence() -> None:
         asyncio.run(run())
 
 
-def test_ranks_that_cannot_share_the_model_are_refused() -> None:
-    async def run() -> None:
-        async with engine("demo", ranks=3):
-            raise AssertionError("started")
-
-    with pytest.raises(EngineFailed, match="3 ranks"):
-        asyncio.run(run())
-
-
 def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
     """Room for one prompt and some blocks: without sharing, one request would run at a time."""
     prompt = [1 + n % 200 for n in range(640)]
     params = wish({"max_tokens": 64, "ignore_eos": True})
 
-    async def run(share: bool) -> int:
+    async def run() -> int:
         async with engine(
-            "demo-llada2", max_num_seqs=4, max_model_len=768, enable_prefix_caching=share,
-            kv_cache_memory=PAGES * page_bytes(),
-        ) as running:  # fmt: skip
+            "demo-llada2", max_num_seqs=4, max_model_len=768, kv_cache_memory=PAGES * page_bytes()
+        ) as running:
+            assert (await running.load()).num_pages < 2 * len(prompt) // 16
             asked = [asyncio.create_task(answer(running, uid, prompt, params)) for uid in range(4)]
             most = 0
             while not all(task.done() for task in asked):
@@ -251,7 +242,7 @@ def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
         assert len({tuple(each.ids) for each in answers}) == 1
         return most
 
-    assert (asyncio.run(run(True)), asyncio.run(run(False))) == (4, 1)
+    assert asyncio.run(run()) == 4
 
 
 def test_a_killed_rank_takes_the_host_s_prefixes_along_and_no_token() -> None:

@@ -1,11 +1,10 @@
 """Requests that mix iterations, decoders and caches."""
 
+from functools import cache
+
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
-from tests.helpers.toy import (
-    ToyModel,
-    prompt_of,
-)
+from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
 
 BIDIRECTIONAL = ToyModel()
 CAUSAL = ToyModel(block_causal=True)
@@ -84,7 +83,7 @@ def mixed_requests(policies: list[dict[str, object]]) -> list[Request]:
             uid,
             prompt_of(7 + 11 * uid, seed=uid),
             SamplingParams(
-                max_tokens=30 + 7 * uid,
+                max_tokens=20 + 4 * uid,
                 temperature=(0, 0.8, 1.3)[uid % 3],
                 top_p=(1, 0.9)[uid % 2],
                 top_k=(0, 0, 12)[uid % 3],
@@ -95,3 +94,10 @@ def mixed_requests(policies: list[dict[str, object]]) -> list[Request]:
         )
         for uid, policy in enumerate(policies)
     ]
+
+
+@cache
+def alone(model: ToyModel) -> dict[int, list[int]]:
+    """Return what each request of the model's mixture writes in an engine of its own."""
+    requests = mixed_requests(MIXED_CAUSAL if model.spec.block_causal else MIXED)
+    return {each.uid: run(toy_engine(model), [each])[each.uid] for each in requests}

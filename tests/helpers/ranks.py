@@ -14,6 +14,9 @@ from diffray.components.mesh import Mesh, join_store, open_store
 T = TypeVar("T")
 HOST = "127.0.0.1"
 PATIENCE = 120.0  # seconds for processes to start and checkpoints to load, on a busy machine
+# Ranks are forked from a process that has imported these and does nothing else: imports take longer
+# than most of what ranks are asked.
+IMPORTED = ["diffray.workers.setup", "tests.helpers.rank_cases"]
 
 
 def on_ranks(
@@ -27,7 +30,8 @@ def on_ranks(
 
     `work` must be importable by its name; its collectives may take `timeout` seconds.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
     pipes = [context.Pipe() for _ in range(size)]
     ranks = [
         context.Process(target=_run, args=(far, rank, size, work, timeout), daemon=True)

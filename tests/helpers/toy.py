@@ -130,11 +130,9 @@ class ScriptedModel(WritesLogits):
         return batch.positions_T.double().unsqueeze(1)
 
     def head(self, hidden_RH: Tensor) -> Tensor:
-        logits_RV = torch.zeros(len(hidden_RH), VOCAB, dtype=torch.float64)
-        for row, position in enumerate(hidden_RH.squeeze(1).long().tolist()):
-            for token, logit in self.script(position).items():
-                logits_RV[row, token] = logit
-        return logits_RV
+        rows = [self.script(position) for position in hidden_RH.squeeze(1).long().tolist()]
+        logits = [row.get(token, 0.0) for row in rows for token in range(VOCAB)]
+        return torch.tensor(logits, dtype=torch.float64).view(-1, VOCAB)
 
     def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
         raise AssertionError("a toy is given no images")

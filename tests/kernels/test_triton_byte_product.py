@@ -14,7 +14,8 @@ from diffray.kernels.triton.byte_product import QUANTIZED_LINEAR, quantized_line
 from diffray.kernels.variants import Tile
 
 KINDS = ["int8", "fp8", "w8a8_fp8"]
-SIZES = [(1, 16, 16), (5, 200, 70), (33, 130, 64), (3, 96, 4200), (70, 64, 40)]
+SIZES = [(1, 16, 16), (5, 200, 70), (33, 130, 64), (70, 64, 40)]
+MANY_OUTPUTS = (3, 96, 4200)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -50,8 +51,14 @@ def test_rows_are_rounded_to_the_same_bits_on_every_device(
         assert torch.equal(apart, quantize.round_rows(rows))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), SIZES)
+@pytest.mark.parametrize(
+    ("kind", "rows", "inputs", "outputs"),
+    [
+        *((kind, *size) for size in SIZES for kind in KINDS),
+        (KINDS[0], *MANY_OUTPUTS),
+        *(pytest.param(kind, *MANY_OUTPUTS, marks=pytest.mark.long) for kind in KINDS[1:]),
+    ],
+)
 def test_products_equal_the_reference(kind: str, rows: int, inputs: int, outputs: int) -> None:
     x, kept, bias = case(kind, rows, inputs, outputs)
     for added in (None, bias):
@@ -79,7 +86,7 @@ def test_any_tile_splits_any_inputs(tile: Tile) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [3, 20, 70])
+@pytest.mark.parametrize("rows", [3, 20, pytest.param(70, marks=pytest.mark.long)])
 def test_every_variant_equals_the_reference_in_bfloat16(kind: str, rows: int) -> None:
     x, kept, bias = case(kind, rows, 96, 48)
     args = x.bfloat16(), kept, bias.bfloat16()

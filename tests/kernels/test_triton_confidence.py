@@ -31,10 +31,21 @@ def case(rows: int, hidden: int, vocab: int, gathered: int, start: int = 0) -> l
     return [part.to(DEVICE) for part in parts]
 
 
-@pytest.mark.parametrize("temperatures", [(), (0.0,), (0.7, 0.0, 1.3), (1e-5, 100.0)])
+TEMPERATURES: list[tuple[float, ...]] = [(), (0.0,), (0.7, 0.0, 1.3), (1e-5, 100.0)]
+
+
 @pytest.mark.parametrize(
-    ("rows", "hidden", "vocab", "gathered"),
-    [(1, 16, 100, 1), (5, 48, 300, 3), (33, 70, 129, 0), (140, 20, 257, 2)],
+    ("rows", "hidden", "vocab", "gathered", "temperatures"),
+    [
+        *((1, 16, 100, 1, each) for each in TEMPERATURES),
+        *((5, 48, 300, 3, each) for each in TEMPERATURES),
+        *((33, 70, 129, 0, each) for each in TEMPERATURES),
+        (140, 20, 257, 2, TEMPERATURES[2]),
+        *(
+            pytest.param(140, 20, 257, 2, each, marks=pytest.mark.long)
+            for each in (*TEMPERATURES[:2], TEMPERATURES[3])
+        ),
+    ],
 )
 def test_confidence_equals_the_reference(
     rows: int, hidden: int, vocab: int, gathered: int, temperatures: tuple[float, ...]
@@ -51,7 +62,7 @@ def test_confidence_equals_the_reference(
     [
         (5, 48, 1100, 3, ()),
         (5, 48, 1100, 3, (0.7, 0.0, 1.3)),
-        (514, 8, 40, 1, ()),
+        pytest.param(514, 8, 40, 1, (), marks=pytest.mark.long),
         (0, 8, 40, 1, (0.7,)),
     ],
 )

@@ -125,7 +125,10 @@ def narrow(args: list[Tensor]) -> list[Tensor]:
 
 
 # Of 50 tokens a tile of 64 rows holds all that an expert can get.
-@pytest.mark.parametrize(("tokens", "experts", "chosen"), [(3, 5, 2), (50, 5, 2), (100, 2, 1)])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "chosen"),
+    [(3, 5, 2), (50, 5, 2), pytest.param(100, 2, 1, marks=pytest.mark.long)],
+)
 def test_every_variant_equals_the_reference_in_bfloat16(
     tokens: int, experts: int, chosen: int
 ) -> None:
@@ -148,7 +151,10 @@ def test_a_tile_holds_the_rows_of_an_expert_that_all_tokens_choose() -> None:
     assert rows == {32, 64}
 
 
-@pytest.mark.parametrize("tile", [Tile(16, 16, 16, 1, 1), Tile(64, 32, 32, 4, 2)])
+@pytest.mark.parametrize(
+    "tile",
+    [pytest.param(Tile(16, 16, 16, 1, 1), marks=pytest.mark.long), Tile(64, 32, 32, 4, 2)],
+)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_programs_that_stay_give_the_same_bits(tile: Tile, rank: int) -> None:
     """Each has several tiles, some of experts that nobody chose, some of more rows than a tile."""

@@ -94,7 +94,7 @@ def test_pairs_that_the_router_lists_for_all_ranks_are_cut(program: Run) -> None
     assert torch.equal(program(*own, listed.pairs), program(*own))
 
 
-@pytest.mark.parametrize("tokens", [3, 50])
+@pytest.mark.parametrize("tokens", [3, pytest.param(50, marks=pytest.mark.long)])
 def test_every_variant_equals_the_reference_in_bfloat16(tokens: int) -> None:
     """Where a number lies between two of float8, bfloat16's last bit decides."""
     args = case(tokens)

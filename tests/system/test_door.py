@@ -420,6 +420,7 @@ def test_a_full_queue_refuses_and_clients_that_hang_up_leave_nothing(served: Ser
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_a_killed_rank_costs_a_pause_and_no_letter(
     served: ServeProcess, long_texts: dict[str, str]
 ) -> None:
@@ -455,6 +456,7 @@ def test_a_lost_replica_s_answers_come_from_another(
         assert end_of_stream == "done" or "send the request again" in end_of_stream
 
 
+@pytest.mark.long
 def test_a_model_without_a_replica_leaves_the_other_alone(served: ServeProcess) -> None:
     (pid,) = replicas_of(served, "demo-llada2")
     pieces = chunks(served, "demo-llada2")

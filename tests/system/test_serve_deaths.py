@@ -24,8 +24,6 @@ from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import examples
 from tests.helpers.serve_process import ServeProcess, free_port, serve_process
 
-pytestmark = pytest.mark.slow
-
 GONE_S = 15.0  # after which nothing may be left
 BUSY = 4  # times slower than alone, on a machine that does other things too
 STREAMS = 4
@@ -88,22 +86,22 @@ def streams(served: ServeProcess) -> Iterator[None]:
             asking.join()
 
 
-long: Any = pytest.mark.long
 # What dies or is told to end, by which signal; the exit status, and what is said last.
 DEATHS = [
-    pytest.param("raylet/raylet ", "SIGKILL", "streams", 1, "Ray's raylet has died"),
-    pytest.param("group", "SIGTERM", "idle", 0, "a second Ctrl-C", marks=long),
-    pytest.param("group", "SIGHUP", "streams", 129, "the terminal was closed", marks=long),
-    pytest.param("group", "SIGKILL", "streams", -9, "a second Ctrl-C", marks=long),
-    pytest.param("group", "SIGKILL", "idle", -9, "a second Ctrl-C", marks=long),
-    pytest.param("group", "SIGHUP", "idle", 129, "a second Ctrl-C", marks=long),
-    pytest.param("server", "SIGKILL", "streams", 137, "was killed (SIGKILL)", marks=long),
-    pytest.param("gcs_server ", "SIGKILL", "streams", 1, "Ray's gcs_server has died", marks=long),
-    pytest.param("gcs_server ", "SIGKILL", "idle", 1, "Ray's gcs_server has died", marks=long),
-    pytest.param("raylet/raylet ", "SIGKILL", "idle", 1, "Ray's raylet has died", marks=long),
+    ("raylet/raylet ", "SIGKILL", "streams", 1, "Ray's raylet has died"),
+    ("group", "SIGTERM", "idle", 0, "a second Ctrl-C"),
+    ("group", "SIGHUP", "streams", 129, "the terminal was closed"),
+    ("group", "SIGKILL", "streams", -9, "a second Ctrl-C"),
+    ("group", "SIGKILL", "idle", -9, "a second Ctrl-C"),
+    ("group", "SIGHUP", "idle", 129, "a second Ctrl-C"),
+    ("server", "SIGKILL", "streams", 137, "was killed (SIGKILL)"),
+    ("gcs_server ", "SIGKILL", "streams", 1, "Ray's gcs_server has died"),
+    ("gcs_server ", "SIGKILL", "idle", 1, "Ray's gcs_server has died"),
+    ("raylet/raylet ", "SIGKILL", "idle", 1, "Ray's raylet has died"),
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("what", "signal_name", "load", "status", "words"), DEATHS)
 def test_an_end_leaves_nothing_behind_and_says_why(
     what: str, signal_name: str, load: str, status: int, words: str, port: int
@@ -188,6 +186,7 @@ def test_a_device_that_this_machine_lacks_is_refused(port: int) -> None:
         served.is_gone(set(), BUSY * GONE_S)
 
 
+@pytest.mark.slow
 def test_a_ray_that_does_not_start_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

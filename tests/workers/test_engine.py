@@ -32,6 +32,7 @@ from tests.helpers.mixed_requests import (
     SHIFTED,
     SHIFTED_CAUSAL,
     SUB_BLOCK,
+    alone,
     mixed_requests,
 )
 from tests.helpers.toy import (
@@ -56,22 +57,18 @@ from tests.helpers.toy import (
         (BIDIRECTIONAL, MIXED),
         (CAUSAL, MIXED_CAUSAL),
         (SHIFTED, MIXED),
-        (SHIFTED_CAUSAL, MIXED_CAUSAL),
+        pytest.param(SHIFTED_CAUSAL, MIXED_CAUSAL, marks=pytest.mark.long),
     ],
     ids=["bi", "causal", "shifted", "shifted causal"],
 )
 class TestNobodyElseMatters:
     def test_batched_equals_alone(self, model: ToyModel, policies: list[dict[str, object]]) -> None:
-        requests = mixed_requests(policies)
-        together = run(toy_engine(model), requests)
-        for request in requests:
-            assert together[request.uid] == run(toy_engine(model), [request])[request.uid]
+        assert run(toy_engine(model), mixed_requests(policies)) == alone(model)
 
     def test_unrolled_rounds_equal_single_steps(
         self, model: ToyModel, policies: list[dict[str, object]]
     ) -> None:
-        requests = mixed_requests(policies)
-        assert run(toy_engine(model), requests, steps=5) == run(toy_engine(model), requests)
+        assert run(toy_engine(model), mixed_requests(policies), steps=5) == alone(model)
 
     def test_who_is_done_early_in_a_round_waits(
         self,
@@ -79,10 +76,9 @@ class TestNobodyElseMatters:
         policies: list[dict[str, object]],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        requests = mixed_requests(policies)
-        expected = run(toy_engine(model), requests)
+        expected = alone(model)
         monkeypatch.setattr(Sequence, "steps_ahead", 5)  # whatever is left of its block
-        assert run(toy_engine(model), requests, steps=5) == expected
+        assert run(toy_engine(model), mixed_requests(policies), steps=5) == expected
 
     def test_late_arrival_changes_nobody(
         self, model: ToyModel, policies: list[dict[str, object]]
@@ -98,9 +94,7 @@ class TestNobodyElseMatters:
             engine.add(late)
         for uid, ids in drain(engine).items():
             tokens.setdefault(uid, []).extend(ids)
-        assert tokens == {
-            r.uid: run(toy_engine(model), [r])[r.uid] for r in mixed_requests(policies)
-        }
+        assert tokens == alone(model)
 
     def test_cancellation_changes_nobody_and_frees_everything(
         self, model: ToyModel, policies: list[dict[str, object]]
@@ -119,11 +113,14 @@ class TestNobodyElseMatters:
             tokens.setdefault(uid, []).extend(ids)
         for request in requests:
             if request.uid not in (1, 3):
-                assert tokens[request.uid] == run(toy_engine(model), [request])[request.uid]
+                assert tokens[request.uid] == alone(model)[request.uid]
         assert engine.kv.num_free == free
         assert engine.slots.num_free == 8
 
-    @pytest.mark.parametrize("after", [1, 7, 12])
+    @pytest.mark.parametrize(
+        "after",
+        [pytest.param(1, marks=pytest.mark.long), 7, pytest.param(12, marks=pytest.mark.long)],
+    )
     def test_preemption_changes_nobody(
         self, model: ToyModel, policies: list[dict[str, object]], after: int
     ) -> None:
@@ -140,7 +137,7 @@ class TestNobodyElseMatters:
         assert not engine.running
         for uid, ids in drain(engine).items():
             tokens.setdefault(uid, []).extend(ids)
-        assert tokens == {r.uid: run(toy_engine(model), [r])[r.uid] for r in requests}
+        assert tokens == alone(model)
 
 
 @pytest.mark.parametrize(
@@ -174,9 +171,8 @@ def test_an_interrupt_changes_nobody(
     model: ToyModel, policies: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever in a round Ctrl-C comes, who goes on finds the same tokens."""
+    expected, requests = alone(model), mixed_requests(policies)
     monkeypatch.setattr(Sequence, "steps_ahead", 5)  # so that there are long rounds
-    requests = mixed_requests(policies)
-    expected = run(toy_engine(model), requests, steps=5)
     forward, calls = model.forward, 0
 
     def interrupted(*args: Any) -> Tensor:
@@ -287,7 +283,11 @@ def test_what_steps_of_sub_blocks_run() -> None:
     assert sizes_of("exact", 0, 8) == " ".join(["16" + " 8" * 7] * 3)
 
 
-@pytest.mark.parametrize("model", [CAUSAL, SHIFTED_CAUSAL], ids=["plain", "shifted"])
+@pytest.mark.parametrize(
+    "model",
+    [CAUSAL, pytest.param(SHIFTED_CAUSAL, marks=pytest.mark.long)],
+    ids=["plain", "shifted"],
+)
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_exact_cache_equals_recomputation(decoder: str, model: ToyModel) -> None:
     def policy(cache: str) -> dict[str, object]:
@@ -296,7 +296,7 @@ def test_exact_cache_equals_recomputation(decoder: str, model: ToyModel) -> None
     for length in (5, 16, 45):
         exact, none = (
             generate(
-                model, prompt_of(length), max_tokens=50, ignore_eos=True,
+                model, prompt_of(length), max_tokens=34, ignore_eos=True,
                 diffusion=policy(kind),
             )
             for kind in ("exact", "none")

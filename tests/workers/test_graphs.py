@@ -31,7 +31,14 @@ from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_rank
 from diffray.workers.sleeper import Sleeper
-from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
+from tests.helpers.mixed_requests import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    MIXED,
+    MIXED_CAUSAL,
+    alone,
+    mixed_requests,
+)
 from tests.helpers.paths import GOLDEN
 from tests.helpers.replays import replays
 from tests.helpers.threads import ThreadMesh, on_ranks
@@ -103,10 +110,10 @@ def test_what_was_forgotten_in_sleep_is_recorded_again(monkeypatch: pytest.Monke
 def test_what_no_bucket_is_for_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = mixed_requests(MIXED)  # some are guided, some are soft
     seen = replays(monkeypatch)
-    expected = run(toy_engine(BIDIRECTIONAL), requests)
+    expected = alone(BIDIRECTIONAL)
     assert run(with_graphs(toy_engine(BIDIRECTIONAL), SMALL), requests) == expected
-    assert run(with_graphs(toy_engine(BIDIRECTIONAL), [Bucket(1, 4)]), requests) == expected
-    assert Bucket(1, 4) not in seen
+    assert run(with_graphs(toy_engine(BIDIRECTIONAL), [Bucket(1, 3)]), requests) == expected
+    assert Bucket(1, 3) not in seen
 
 
 def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.helpers.mixed_requests import (
     CAUSAL,
     MIXED,
     MIXED_CAUSAL,
+    alone,
     mixed_requests,
 )
 from tests.helpers.toy import (
@@ -125,7 +127,7 @@ class Slow:
         return token, shares[token].item() - (masks > row[best].item())
 
     def penalized(self, at: int) -> Tensor:
-        row, params = self.logits[at].clone(), self.params
+        row, params = self.logits[at].tolist(), self.params
         written = []
         for place in range(len(self.request.prompt), self.limit):
             if self.canvas.get(place) == EOS:
@@ -139,7 +141,7 @@ class Slow:
                 row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
             row[token] -= params.frequency_penalty * written.count(token)
             row[token] -= params.presence_penalty * (token in written)
-        return row
+        return torch.tensor(row, dtype=torch.float64)
 
 
 PENALTIES: list[dict[str, Any]] = [
@@ -212,34 +214,39 @@ def penalized_requests(policies: Items[dict[str, object]]) -> list[Request]:
     return found
 
 
+@cache
+def penalized_alone(model: ToyModel) -> dict[int, list[int]]:
+    """Return what each of them writes in an engine of its own."""
+    requests = penalized_requests(MIXED_CAUSAL if model.spec.block_causal else MIXED)
+    return {each.uid: run(toy_engine(model), [each])[each.uid] for each in requests}
+
+
 @pytest.mark.parametrize(("model", "policies"), MODELS)
 def test_in_a_batch_as_alone(model: ToyModel, policies: list[dict[str, object]]) -> None:
     requests = penalized_requests(policies)
     together = run(toy_engine(model, num_slots=len(requests)), requests, 3)
-    plain = run(toy_engine(model, num_slots=len(requests)), mixed_requests(policies), 3)
-    for request in requests:
-        uid = request.uid
-        assert together[uid] == run(toy_engine(model), [request])[uid]
+    assert together == penalized_alone(model)
+    plain = alone(model)
     assert sum(together[r.uid] != plain[r.uid] for r in requests) > len(requests) // 3
 
 
+@pytest.mark.parametrize("rounds", [pytest.param(2, marks=pytest.mark.long), 7])
 @pytest.mark.parametrize(("model", "policies"), MODELS)
 def test_preempted_or_resumed_the_tokens_are_the_same(
-    model: ToyModel, policies: list[dict[str, object]]
+    model: ToyModel, policies: list[dict[str, object]], rounds: int
 ) -> None:
     for request in penalized_requests(policies):
-        whole = run(toy_engine(model), [request])[request.uid]
-        for rounds in (2, 7):
-            engine = toy_engine(model)
-            engine.add(request)
-            updates = [update for _ in range(rounds) for update in engine.step()]
-            if updates and updates[-1].finish_reason:
-                continue
-            begun = [token for update in updates for token in update.ids]
-            resumed = replace(request, resume=Resume.after(updates))
-            assert begun + run(toy_engine(model), [resumed])[request.uid] == whole
-            engine.preempt(request.uid)
-            assert begun + run(engine, [])[request.uid] == whole
+        whole = penalized_alone(model)[request.uid]
+        engine = toy_engine(model)
+        engine.add(request)
+        updates = [update for _ in range(rounds) for update in engine.step()]
+        if updates and updates[-1].finish_reason:
+            continue
+        begun = [token for update in updates for token in update.ids]
+        resumed = replace(request, resume=Resume.after(updates))
+        assert begun + run(toy_engine(model), [resumed])[request.uid] == whole
+        engine.preempt(request.uid)
+        assert begun + run(engine, [])[request.uid] == whole
 
 
 def test_neutral_values_are_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from tests.helpers.mixed_requests import (
     MIXED,
     MIXED_CAUSAL,
     SHIFTED,
+    alone,
     mixed_requests,
 )
 from tests.helpers.random_canvases import fits, random_canvas
@@ -76,7 +77,8 @@ def test_in_a_batch_as_alone_and_the_others_are_unchanged(
     mixed = [*plain, *pinned_requests(policies, seed=1)]
     random.Random(2).shuffle(mixed)
     found = run(toy_engine(model, num_slots=len(mixed), num_pages=1000), mixed)
-    for request in mixed:
+    assert {each.uid - 100: found.pop(each.uid) for each in plain} == alone(model)
+    for request in pinned_requests(policies, seed=1):
         assert found[request.uid] == run(toy_engine(model), [request])[request.uid]
 
 

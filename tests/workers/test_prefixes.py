@@ -322,6 +322,7 @@ def test_what_is_held_by_others_needs_no_pages() -> None:
     assert drain(engine) and engine.kv.num_free == 16
 
 
+Story = tuple[list[tuple[str, int, int]], int, int, int, int]
 FAMILY = [LONG[:40], LONG[:100], LONG[:170], LONG[:96] + prompt_of(50, 3), prompt_of(70, 4)]
 ACTIONS = st.one_of(
     st.tuples(st.just("add"), st.integers(0, len(FAMILY) - 1), st.sampled_from([BLOCK, 12])),
@@ -329,19 +330,32 @@ ACTIONS = st.one_of(
     st.tuples(st.just("step"), st.integers(1, 4), st.just(0)),
     st.tuples(st.just("wait"), st.integers(0, 4), st.just(0)),
 )
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    actions=st.lists(ACTIONS, min_size=6, max_size=24),
-    pages=st.sampled_from([30, 45, 200]),
-    host=st.sampled_from([0, 11, 300]),
-    chunk=st.sampled_from([32, 512]),
-    shift=st.sampled_from([0, 1]),
+STORIES = st.tuples(
+    st.lists(ACTIONS, min_size=6, max_size=24),
+    st.sampled_from([30, 45, 200]),
+    st.sampled_from([0, 11, 300]),
+    st.sampled_from([32, 512]),
+    st.sampled_from([0, 1]),
 )
-def test_whatever_happens_tokens_are_those_of_one_alone(
+
+
+@settings(max_examples=20)
+@given(STORIES)
+def test_whatever_happens_tokens_are_those_of_one_alone(story: Story) -> None:
+    live(*story)
+
+
+@pytest.mark.long
+@settings(max_examples=60)
+@given(STORIES)
+def test_whatever_else_happens_they_are_too(story: Story) -> None:
+    live(*story)
+
+
+def live(
     actions: list[tuple[str, int, int]], pages: int, host: int, chunk: int, shift: int
 ) -> None:
+    """Add, cancel, preempt and step, in so few pages; check tokens and pages."""
     model = ToyModel(block_causal=True, logit_shift=shift)
     engine = toy_engine(
         model, num_slots=4, num_pages=1 + pages, chunk=chunk, host_pages=host, prefix_ttl=5.0

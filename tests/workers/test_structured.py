@@ -18,6 +18,7 @@ from tests.helpers.mixed_requests import (
     MIXED,
     MIXED_CAUSAL,
     SHIFTED,
+    alone,
     mixed_requests,
 )
 from tests.helpers.random_grammars import random_automaton
@@ -28,6 +29,7 @@ MODELS = [
     pytest.param(SHIFTED, MIXED, id="shifted"),
     pytest.param(CAUSAL, MIXED_CAUSAL, id="causal"),
 ]
+FEW = [MODELS[0], pytest.param(SHIFTED, MIXED, id="shifted", marks=pytest.mark.long), MODELS[2]]
 
 
 @cache
@@ -48,17 +50,25 @@ def guided_requests(policies: Items[dict[str, object]], seed: int) -> list[Reque
     return found
 
 
+@cache
+def guided_alone(model: ToyModel) -> dict[int, list[int]]:
+    """Return what each of a mixture writes in an engine of its own."""
+    requests = guided_requests(MIXED_CAUSAL if model.spec.block_causal else MIXED, seed=2)
+    return {each.uid: run(toy_engine(model), [each])[each.uid] for each in requests}
+
+
 def accepted(request: Request, ids: Items[int]) -> bool:
     automaton = Automaton.from_bytes(request.grammar)
     return automaton.follow(0, ids) == automaton.end and ids[-1] == EOS and MASK not in ids
 
 
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 4), marks=pytest.mark.long)])
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize(("model", "policies"), MODELS)
 def test_every_answer_is_accepted_whatever_the_policy(
-    model: ToyModel, policies: list[dict[str, object]], steps: int
+    model: ToyModel, policies: list[dict[str, object]], steps: int, seeds: range
 ) -> None:
-    for seed in range(4):
+    for seed in seeds:
         requests = guided_requests(policies, seed)
         found = run(toy_engine(model, num_slots=len(requests)), requests, steps)
         for request in requests:
@@ -73,39 +83,44 @@ def test_in_a_batch_as_alone_and_the_others_are_unchanged(
     guided = guided_requests(policies, seed=1)
     mixed = [each for pair in zip(plain, guided, strict=True) for each in pair]
     found = run(toy_engine(model, num_slots=len(mixed), num_pages=1000), mixed)
-    for request in mixed:
+    assert {r.uid: found[100 + r.uid] for r in guided} == alone(model)
+    for request in guided:
         assert found[request.uid] == run(toy_engine(model), [request])[request.uid]
 
 
-@pytest.mark.parametrize(("model", "policies"), MODELS)
+@pytest.mark.parametrize("rounds", [1, 4, 9])
+@pytest.mark.parametrize(("model", "policies"), FEW)
 def test_it_goes_on_after_its_engine_is_lost(
-    model: ToyModel, policies: list[dict[str, object]]
+    model: ToyModel, policies: list[dict[str, object]], rounds: int
 ) -> None:
     for request in guided_requests(policies, seed=2):
-        whole = run(toy_engine(model), [request])[request.uid]
-        for rounds in (1, 4, 9):
-            engine = toy_engine(model)
-            engine.add(request)
-            updates = [update for _ in range(rounds) for update in engine.step()]
-            if updates and updates[-1].finish_reason:
-                continue
-            resumed = replace(request, resume=Resume.after(updates))
-            rest = run(toy_engine(model), [resumed])[request.uid]
-            assert [t for update in updates for t in update.ids] + rest == whole
+        engine = toy_engine(model)
+        engine.add(request)
+        updates = [update for _ in range(rounds) for update in engine.step()]
+        if updates and updates[-1].finish_reason:
+            continue
+        resumed = replace(request, resume=Resume.after(updates))
+        rest = run(toy_engine(model), [resumed])[request.uid]
+        whole = [t for update in updates for t in update.ids] + rest
+        assert whole == guided_alone(model)[request.uid]
 
 
 def test_bans_and_biases_count() -> None:
     automaton, data = grammar(3)
+    engine, requests = toy_engine(BIDIRECTIONAL, num_slots=16), []
     for token in range(VOCAB):
         banned = automaton.without(frozenset({token}))
-        params = SamplingParams(max_tokens=40, bad_token_ids=[token])
-        request = Request(0, prompt_of(5), params, grammar=data)
-        if banned.shortest > 40:
+        params = SamplingParams(max_tokens=16, bad_token_ids=[token])
+        request = Request(token, prompt_of(5), params, grammar=data)
+        if banned.shortest > 16:
             with pytest.raises(InvalidField, match=r"no text is allowed|takes"):
-                toy_engine(BIDIRECTIONAL).add(request)
+                engine.add(request)
         else:
-            ids = run(toy_engine(BIDIRECTIONAL), [request])[0]
-            assert accepted(request, ids) and token not in ids
+            requests.append(request)
+    found = run(engine, requests)
+    for request in requests:
+        ids = found[request.uid]
+        assert accepted(request, ids) and request.uid not in ids
 
 
 def test_what_cannot_be_fulfilled_is_refused() -> None:
@@ -134,19 +149,22 @@ def has_any(ids: Items[int], sequences: Items[tuple[int, ...]]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("model", "policies"), MODELS)
+def careful_requests(model: ToyModel) -> list[Request]:
+    """Return the model's mixture, which must not write some of what it writes else."""
+    found = []
+    for request in mixed_requests(MIXED_CAUSAL if model.spec.block_causal else MIXED):
+        sequences = sequences_of(alone(model)[request.uid])
+        assert has_any(alone(model)[request.uid], sequences)
+        params = request.params.model_copy(update={"bad_token_sequences": sequences})
+        found.append(replace(request, uid=100 + request.uid, params=params))
+    return found
+
+
+@pytest.mark.parametrize(("model", "policies"), FEW)
 def test_what_must_not_be_written_is_not_and_nothing_else_changes(
     model: ToyModel, policies: list[dict[str, object]]
 ) -> None:
-    plain = mixed_requests(policies)
-    free = run(toy_engine(model, num_slots=len(plain)), plain)
-    careful = []
-    for request in plain:
-        sequences = sequences_of(free[request.uid])
-        assert has_any(free[request.uid], sequences)
-        update = {"bad_token_sequences": sequences}
-        params = request.params.model_copy(update=update)
-        careful.append(replace(request, uid=100 + request.uid, params=params))
+    plain, careful, free = mixed_requests(policies), careful_requests(model), alone(model)
     mixed = [each for pair in zip(plain, careful, strict=True) for each in pair]
     found = run(toy_engine(model, num_slots=len(mixed), num_pages=1000), mixed, 3)
     for request, own in zip(plain, careful, strict=True):
@@ -155,11 +173,20 @@ def test_what_must_not_be_written_is_not_and_nothing_else_changes(
         assert len(ids) == own.params.max_tokens  # it need not come to an end
         assert not has_any(ids, own.params.bad_token_sequences)
         assert ids == run(toy_engine(model), [own])[own.uid]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED, CAUSAL])
+def test_what_must_not_be_written_is_remembered_when_an_engine_is_lost(model: ToyModel) -> None:
+    for own in careful_requests(model):
         engine = toy_engine(model)
         engine.add(own)
         updates = [update for _ in range(3) for update in engine.step()]
+        if updates and updates[-1].finish_reason:
+            continue
         rest = run(toy_engine(model), [replace(own, resume=Resume.after(updates))])[own.uid]
-        assert [token for update in updates for token in update.ids] + rest == ids
+        begun = [token for update in updates for token in update.ids]
+        assert begun + rest == run(toy_engine(model), [own])[own.uid]
 
 
 def test_what_must_not_be_written_goes_with_a_grammar_and_with_what_is_allowed() -> None:

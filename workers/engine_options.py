@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DType = Literal["auto", DTypeName]
 Kernels = Literal["auto", "torch", "triton"]
+KVCacheDType = Literal["auto", "int8", "uint4"]
 Quantization = str | dict[str, str]
 
 
@@ -95,6 +96,11 @@ class EngineOptions(Config):
         ge=1,
         description="Memory for the K/V cache of each rank, in bytes or such as 4GiB; default: "
         "half of what is free once the weights are loaded.",
+    )
+    kv_cache_dtype: KVCacheDType = Field(
+        "auto",
+        description="Keep K/V in 8 or 4 bits, with a scale for each head of a token or each 32 "
+        "numbers of it; auto keeps them in dtype.",
     )
     page_size: int = Field(16, ge=1, description="Positions per page of the K/V cache.")
     chunk: int = Field(
@@ -179,6 +185,7 @@ class EngineKeywords(TypedDict, total=False):
     max_model_len: int | None
     max_num_seqs: int
     kv_cache_memory: int | str | None
+    kv_cache_dtype: KVCacheDType | str
     page_size: int
     chunk: int
     steps_per_round: int

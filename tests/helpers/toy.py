@@ -18,6 +18,7 @@ from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.kernels.attention import QKRotary
 from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
+from diffray.kernels.formats import Format
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
 from diffray.workers.slots import Slots
@@ -154,6 +155,7 @@ def toy_engine(
     num_pages: int = 400,
     page_size: int = 8,
     chunk: int = 512,
+    form: Format | None = None,
 ) -> Engine:
     spec = model.spec
     kv = KVPool(
@@ -162,6 +164,7 @@ def toy_engine(
         page_size=page_size,
         dtype=torch.float64,
         device=CPU,
+        form=form,
     )
     slots = Slots(num_slots, spec.max_positions, MASK, CPU)
     return Engine(model, kv, slots, eos_token_ids=(EOS,), mesh=Mesh(), chunk=chunk)

@@ -143,9 +143,12 @@ class PackedWindows:
     def paged(self) -> PagedWindows:
         first_W = torch.cat([self._first_W, self._first_W[-1:] + self._lengths_W[-1:]])
         facts = self._start_W, self._kv_stop_W, self._block_W, self._open_W, self._stop_W
-        *found, table = _together([first_W, *facts, self._pages_WP.flatten()], self._device)
+        first_W, start_W, kv_stop_W, block_W, open_W, stop_W, table = _together(
+            [first_W, *facts, self._pages_WP.flatten()], self._device
+        )
         pages_WP, longest = table.view(self._pages_WP.shape), int(self._lengths_W.max())
-        return PagedWindows(*found, pages_WP, self._page_size, longest)
+        found = first_W, start_W, kv_stop_W, block_W, open_W, stop_W, pages_WP
+        return PagedWindows(*found, self._page_size, longest)
 
 
 def slots_of(pages_BP: Tensor, keys: int, page_size: int) -> Tensor:

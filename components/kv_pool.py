@@ -155,8 +155,10 @@ class KVPool:
 
         A token's query heads come first, then key heads, then value heads.
         """
-        attend = self.kernels.attend if self.form is None else self.kernels.quantized_attend
-        return attend(heads_TND, rotary, self.layers[layer], batch.slots_T, batch.windows)
+        kv, where = self.layers[layer], (batch.slots_T, batch.windows)
+        if isinstance(kv, KVLayer):
+            return self.kernels.attend(heads_TND, rotary, kv, *where)
+        return self.kernels.quantized_attend(heads_TND, rotary, kv, *where)
 
     def attend_near(
         self,

@@ -122,4 +122,5 @@ def _gather(own_TGD: Tensor, kept: Rounded, form: Format, group: Group) -> Tenso
     found = widen_heads(near, form, own_TGD.dtype, spare=1)  # for what padding brings
     own = own_TGD[group.start : group.start + group.windows * group.queries]
     found.index_copy_(0, group.own_places, own)
-    return found[:-1].unflatten(0, (group.windows, -1))
+    near_BKGD: Tensor = found[:-1].unflatten(0, (group.windows, -1))
+    return near_BKGD

@@ -124,7 +124,9 @@ class Recorded:
         pages = bucket.windows, kv.pages_for(slots.length)
         self._pages_WP = torch.zeros(pages, dtype=torch.int32, device=device)
         first_W = torch.arange(bucket.windows + 1, dtype=torch.int32, device=device) * bucket.length
-        paged = PagedWindows(first_W, *self._facts_5W, self._pages_WP, kv.page_size, bucket.length)
+        start_W, kv_stop_W, block_W, open_W, stop_W = self._facts_5W
+        found = first_W, start_W, kv_stop_W, block_W, open_W, stop_W, self._pages_WP
+        paged = PagedWindows(*found, kv.page_size, bucket.length)
         positions_T, slots_T, cells_T = self._places_3T
         self.batch = Batch(positions_T, slots_T, cells_T, StaticWindows(paged))
         self.fill(())

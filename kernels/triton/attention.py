@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diffray.kernels import attention
 from diffray.kernels.attention import KVLayer, QKRotary
-from diffray.kernels.triton.attention_programs import join_splits, read_keys
+from diffray.kernels.triton.attention_programs import _join_splits, _read_keys
 from diffray.kernels.triton.launch import overlapped, tiled_variants
 from diffray.kernels.triton.rope import rotate_and_store
 from diffray.kernels.variants import Kernel, Run, Shape, Tile, Variant, rounded_up
@@ -84,7 +84,7 @@ def paged_attention(
     if splits > 1:
         part_CTQD = q_TQD.new_empty(splits, *q_TQD.shape, dtype=torch.float32)
         lse_CTQ = q_TQD.new_empty(splits, num_tokens, num_queries, dtype=torch.float32)
-    read_keys[(tiles * splits, num_keys, num_windows)](
+    _read_keys[(tiles * splits, num_keys, num_windows)](
         q_TQD,
         keys_SGD,
         values_SGD,
@@ -113,7 +113,7 @@ def paged_attention(
         **overlapped(pdl),
     )
     if splits > 1:
-        join_splits[(num_tokens, num_queries)](
+        _join_splits[(num_tokens, num_queries)](
             part_CTQD,
             lse_CTQ,
             out_TQD,
@@ -130,7 +130,7 @@ def paged_attention(
 
 
 def _besides(in_bits: InBits | None, windows: PagedWindows) -> dict[str, Any]:
-    """Return the arguments of `read_keys` about quantized heads."""
+    """Return the arguments of `_read_keys` about quantized heads."""
     if in_bits is None:
         pointers = ("key_pairs", "value_pairs", "own_keys", "own_values", "open", "end")
         return {f"{name}_ptr": None for name in pointers} | {"BITS": 0, "PAIRS": 0}

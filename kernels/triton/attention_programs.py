@@ -10,7 +10,7 @@ from diffray.kernels.triton.launch import wait_for_previous
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_pages", "splits"])
-def read_keys(
+def _read_keys(
     q_ptr,
     keys_ptr,
     values_ptr,
@@ -157,7 +157,7 @@ def _widened(
 
 
 @triton.jit(do_not_specialize=["num_tokens", "splits"])
-def join_splits(
+def _join_splits(
     part_ptr,
     lse_ptr,
     out_ptr,

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from benchmarks import paired
 from benchmarks.random_checkpoint import Shape, config_of, draw_weights
 from diffray import DiffusionLLM
+from diffray.components.kv_pool import position_bytes
 
 SHAPE = Shape(hidden=128, layers=4, heads=4, kv_heads=2, mlp=256, vocab=1000, expert_mlp=64)
 LONGEST = 131072
@@ -57,7 +58,8 @@ def measure(folder: str, length: int, chunk: int, args: argparse.Namespace) -> F
         (output,) = llm.generate(prompt, max_tokens=ANSWER, ignore_eos=True, use_tqdm=False)
         seconds, grown = clock.read() - begin, peak() - before
         spec = llm.limits.spec
-        return Found(seconds, output.outputs[0].forwards, grown, spec.kv_elements * 4 * length)
+        kept = position_bytes(spec.kv_shapes, torch.float32, None) * length
+        return Found(seconds, output.outputs[0].forwards, grown, kept)
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ class Window:
     block: int
     pages_P: Tensor  # pages of the sequence's K/V, on the host
     canvas: int = 0  # the canvas cell of its sequence's first position
+    open: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -45,8 +46,9 @@ class Window:
         return self.block > 0 and self.start // self.block < (self.kv_stop - 1) // self.block
 
     @property
-    def facts(self) -> tuple[int, int, int, int, int]:
-        return self.start, self.stop, self.kv_stop, self.block, self.canvas
+    def facts(self) -> tuple[int, int, int, int, int, int]:
+        first_open = min(max(self.open, self.start), self.stop)
+        return self.start, self.stop, self.kv_stop, self.block, first_open, self.canvas
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,9 @@ class PackedWindows:
 
     def __init__(self, windows: Items[Window], device: torch.device, page_size: int) -> None:
         self._windows, self._device, self._page_size = windows, device, page_size
-        self._start_W, self._stop_W, self._kv_stop_W, self._block_W, self._canvas_W = torch.tensor(
-            [window.facts for window in windows]
-        ).unbind(1)
+        facts = torch.tensor([window.facts for window in windows]).unbind(1)
+        self._start_W, self._stop_W, self._kv_stop_W, self._block_W, *others = facts
+        self._open_W, self._canvas_W = others
         self._lengths_W = self._stop_W - self._start_W
         self._first_W = self._lengths_W.cumsum(0) - self._lengths_W
         self._pages_WP = pad_sequence([window.pages_P for window in windows], batch_first=True)
@@ -85,11 +87,25 @@ class PackedWindows:
     @property
     def places_3T(self) -> Tensor:
         """Each token's position, the slot of its K/V, and its cell, on the host."""
-        window_T = torch.arange(len(self._lengths_W)).repeat_interleave(self._lengths_W)
-        position_T = torch.arange(len(window_T)) + (self._start_W - self._first_W)[window_T]
+        window_T, position_T = self._window_T, self._position_T
         page_T = self._pages_WP[window_T, position_T // self._page_size]
         slot_T = page_T * self._page_size + position_T % self._page_size
         return torch.stack([position_T, slot_T, self._canvas_W[window_T] + position_T])
+
+    @cached_property
+    def _window_T(self) -> Tensor:
+        return torch.arange(len(self._lengths_W)).repeat_interleave(self._lengths_W)
+
+    @cached_property
+    def _position_T(self) -> Tensor:
+        window_T = self._window_T
+        return torch.arange(len(window_T)) + (self._start_W - self._first_W)[window_T]
+
+    @cached_property
+    def open_T(self) -> Tensor | None:
+        if torch.equal(self._open_W, self._start_W):
+            return None
+        return send(self._position_T >= self._open_W[self._window_T], self._device)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -118,20 +134,21 @@ class PackedWindows:
                 ends_BQ = ends_of(at_BQ, self._block_W[rows], self._kv_stop_W[rows])
                 seen_BQK = seen_keys(torch.arange(begin, keys), begin_BQ, ends_BQ)
                 mask_BQK = send(seen_BQK, self._device)
-            groups.append(Group(start, len(same), queries, keys_BK, mask_BQK))
+            places = send(own_places(at_BQ - begin, keys - begin), self._device)
+            groups.append(Group(start, len(same), queries, keys_BK, mask_BQK, places))
             start, first = start + len(same) * queries, rows.stop
         return tuple(groups)
 
     @cached_property
     def paged(self) -> PagedWindows:
         first_W = torch.cat([self._first_W, self._first_W[-1:] + self._lengths_W[-1:]])
-        facts = first_W, self._start_W, self._kv_stop_W, self._block_W, self._pages_WP.flatten()
-        first_W, start_W, kv_stop_W, block_W, table = _together(facts, self._device)
-        pages_WP = table.view(self._pages_WP.shape)
-        longest = int(self._lengths_W.max())
-        return PagedWindows(
-            first_W, start_W, kv_stop_W, block_W, pages_WP, self._page_size, longest
+        facts = self._start_W, self._kv_stop_W, self._block_W, self._open_W, self._stop_W
+        first_W, start_W, kv_stop_W, block_W, open_W, stop_W, table = _together(
+            [first_W, *facts, self._pages_WP.flatten()], self._device
         )
+        pages_WP, longest = table.view(self._pages_WP.shape), int(self._lengths_W.max())
+        found = first_W, start_W, kv_stop_W, block_W, open_W, stop_W, pages_WP
+        return PagedWindows(*found, self._page_size, longest)
 
 
 def slots_of(pages_BP: Tensor, keys: int, page_size: int) -> Tensor:
@@ -159,6 +176,12 @@ def seen_keys(keys_K: Tensor, begin_BQ: Tensor | None, ends_BQ: Tensor) -> Tenso
     """Return which of the keys at these positions each query sees [B, Q, K]."""
     seen_BQK = keys_K < ends_BQ.unsqueeze(-1)
     return seen_BQK if begin_BQ is None else seen_BQK & (keys_K >= begin_BQ.unsqueeze(-1))
+
+
+def own_places(at_BQ: Tensor, keys: int) -> Tensor:
+    """Return where queries are among the keys of their windows, which stand in a row."""
+    first_B1 = torch.arange(len(at_BQ), device=at_BQ.device).unsqueeze(1) * keys
+    return (first_B1 + at_BQ).flatten()
 
 
 def _together(parts: Items[Tensor], device: torch.device) -> list[Tensor]:

@@ -6,6 +6,7 @@ D head size.
 
 from collections.abc import Sequence as Items
 from itertools import chain
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,39 @@ from diffray.components.host_pages import HostPages
 from diffray.components.prefixes import Node, Prefixes
 from diffray.kernels.attention import KVLayer, QKRotary, attend_ready
 from diffray.kernels.choose import TORCH, Kernels
+from diffray.kernels.formats import KV_FORMATS, Format
+from diffray.kernels.quantized_kv import QuantizedKV, Rounded, quantized_attend_ready
+
+Shape = tuple[int, int]  # of a layer: its key heads, and their size
+Part = tuple[tuple[int, ...], torch.dtype]  # what it takes of a tensor for a position
+
+
+def kv_format(name: str, shapes: Items[Shape]) -> Format | None:
+    """Return the format of an option's name, None of `auto`; refuse it where heads do not fit."""
+    form = KV_FORMATS.get(name)
+    if form is not None and form.group:
+        for _, size in shapes:
+            if size % form.group:
+                raise ValueError(
+                    f"kv_cache_dtype {name!r} has a scale for each {form.group} numbers of a head, "
+                    f"and this model's heads have {size}; choose int8 or auto"
+                )
+    return form
+
+
+def position_bytes(shapes: Items[Shape], dtype: torch.dtype, form: Format | None) -> int:
+    """Return how many bytes a position's K/V take in all layers."""
+    parts = (part for shape in shapes for part in _parts(shape, dtype, form))
+    return sum(prod(shape) * kept.itemsize for shape, kept in parts)
+
+
+def _parts(shape: Shape, dtype: torch.dtype, form: Format | None) -> list[Part]:
+    """Return what a layer keeps of a position: keys and values, or their numbers and pairs."""
+    heads, size = shape
+    if form is None:
+        return [(shape, dtype)] * 2
+    numbers = (heads, size * form.bits // 8), torch.uint8
+    return [numbers, ((heads, form.scales_of(size), 2), torch.bfloat16)] * 2
 
 if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
@@ -32,21 +66,22 @@ class KVPool:
     def __init__(
         self,
         *,
-        shapes: Items[tuple[int, int]],
+        shapes: Items[Shape],
         num_pages: int,
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        form: Format | None = None,
         kernels: Kernels = TORCH,
         share_prefixes: bool = True,
         host_pages: int = 0,
         prefix_ttl: float | None = None,
     ) -> None:
-        """`shapes` are each layer's key heads and their size; layers of one shape lie together."""
+        """Layers of one shape lie together; without a format K/V are kept in the dtype."""
         self.kernels = kernels
         self.page_size = page_size
         self.num_pages = num_pages
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device, self.form = dtype, device, form
         self._shapes = tuple(shapes)
         self.host = HostPages(page_size, host_pages)
         self.take_back()
@@ -58,13 +93,22 @@ class KVPool:
     def take_back(self) -> None:
         """Make the memory: at first, and after it was given back."""
         shapes, positions = self._shapes, self.num_pages * self.page_size
+        # Whatever the format, a page is the same slots of each of these tensors.
         self.stores = {
-            shape: _zeros((shapes.count(shape), positions, *shape), self.dtype, self.device)
+            shape: tuple(
+                zeros((shapes.count(shape), positions, *part), kept, self.device)
+                for part, kept in _parts(shape, self.dtype, self.form)
+            )
             for shape in dict.fromkeys(shapes)
         }
         left = {shape: zip(*store, strict=True) for shape, store in self.stores.items()}
-        self.layers = [KVLayer(*next(left[shape])) for shape in shapes]
+        self.layers = [self._layer(*next(left[shape])) for shape in shapes]
         self.host.take_back([*chain(*self.stores.values())])
+
+    def _layer(self, *parts: Tensor) -> KVLayer | QuantizedKV:
+        if self.form is None:
+            return KVLayer(*parts)
+        return QuantizedKV(self.form, Rounded(*parts[:2]), Rounded(*parts[2:]))
 
     def give_back(self) -> None:
         """Free the memory, which no sequence may use; the stored prefixes are forgotten."""
@@ -74,13 +118,13 @@ class KVPool:
 
     @property
     def keys_LSGD(self) -> Tensor:
-        """The keys of all layers, which must have one shape."""
+        """The keys of all layers, which must have one shape and no format."""
         ((keys_LSGD, _),) = self.stores.values()
         return keys_LSGD
 
     @property
     def values_LSGD(self) -> Tensor:
-        """The values of all layers, which must have one shape."""
+        """The values of all layers, which must have one shape and no format."""
         ((_, values_LSGD),) = self.stores.values()
         return values_LSGD
 
@@ -153,8 +197,10 @@ class KVPool:
 
         A token's query heads come first, then key heads, then value heads.
         """
-        kv = self.layers[layer]
-        return self.kernels.attend(heads_TND, rotary, kv, batch.slots_T, batch.windows)
+        kv, where = self.layers[layer], (batch.slots_T, batch.windows)
+        if isinstance(kv, KVLayer):
+            return self.kernels.attend(heads_TND, rotary, kv, *where)
+        return self.kernels.quantized_attend(heads_TND, rotary, kv, *where)
 
     def attend_near(
         self,
@@ -169,12 +215,8 @@ class KVPool:
 
         Torch computes it, whatever the kernels are.
         """
-        windows = batch.windows
+        windows, kv = batch.windows, self.layers[layer]
         groups = windows.groups if reach is None else windows.near(reach)
-        return attend_ready(*heads, self.layers[layer], batch.slots_T, groups, scale)
-
-
-def _zeros(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    return zeros(shape, dtype, device), zeros(shape, dtype, device)
+        if isinstance(kv, KVLayer):
+            return attend_ready(*heads, kv, batch.slots_T, groups, scale)
+        return quantized_attend_ready(*heads, kv, batch.slots_T, groups, windows.open_T, scale)

@@ -44,11 +44,6 @@ class ModelSpec:
         """The key heads of each layer on this rank, and their size."""
         return self.own_shapes or ((self.num_kv_heads, self.head_dim),) * self.num_layers
 
-    @property
-    def kv_elements(self) -> int:
-        """How many numbers a position's K/V are, in all layers."""
-        return 2 * sum(heads * size for heads, size in self.kv_shapes)
-
 
 class Model(Protocol):
     """A denoiser: the logits of token i belong to position i, or to i + 1 if shifted."""

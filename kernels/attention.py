@@ -4,6 +4,7 @@ Letters: T packed tokens, S slots of the K/V pool, N heads of any kind, H query 
 D head size, R rotated size, B windows of one group, Q queries of a window, K keys of a sequence.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -38,24 +39,20 @@ def attend(
 
     Of each token the query heads stand first, then the key heads, then as many value heads.
     """
-    stored = _rotate_and_store(heads_THD, rotary, *kv, slots_T)
-    return window_attention(*stored, *kv, windows.groups)
+    q_THD, k_TGD, v_TGD = rotate_heads(heads_THD, rotary, kv.keys_SGD.shape[1])
+    return attend_ready(q_THD, k_TGD, v_TGD, kv, slots_T, windows.groups)
 
 
-def _rotate_and_store(
-    heads_THD: Tensor, rotary: QKRotary, keys_SGD: Tensor, values_SGD: Tensor, slots_T: Tensor
+def rotate_heads(
+    heads_THD: Tensor, rotary: QKRotary, num_keys: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, normed and rotated; keys and values are stored in place."""
-    num_keys = keys_SGD.shape[1]
+    """Return queries, keys and values; queries and keys are normed and rotated."""
     num_turned = heads_THD.shape[1] - num_keys
     qk_THD, v_TGD = heads_THD[:, :num_turned], heads_THD[:, num_turned:]
     if rotary.norm_ND is not None:
         qk_THD = rms_norm(qk_THD, rotary.norm_ND, rotary.eps)
     qk_THD = rotate(qk_THD, rotary.cos_T1R, rotary.sin_T1R)
-    q_THD, k_TGD = qk_THD[:, :-num_keys], qk_THD[:, -num_keys:]
-    keys_SGD.index_copy_(0, slots_T, k_TGD)
-    values_SGD.index_copy_(0, slots_T, v_TGD)
-    return q_THD, k_TGD, v_TGD
+    return qk_THD[:, :-num_keys], qk_THD[:, -num_keys:], v_TGD
 
 
 def attend_ready(
@@ -65,9 +62,9 @@ def attend_ready(
     kv: KVLayer,
     slots_T: Tensor,
     groups: tuple[Group, ...],
-    scale: float,
+    scale: float | None = None,
 ) -> Tensor:
-    """Do the same with heads that are normed and rotated, and a scale of the caller's."""
+    """Do the same with heads that are normed and rotated, and perhaps a scale of the caller's."""
     kv.keys_SGD.index_copy_(0, slots_T, k_TGD)
     kv.values_SGD.index_copy_(0, slots_T, v_TGD)
     return window_attention(q_THD, k_TGD, v_TGD, *kv, groups, scale)
@@ -86,6 +83,26 @@ def window_attention(
 
     Without a scale it is that of the head size.
     """
+
+    def gather(group: Group) -> tuple[Tensor, Tensor]:
+        assert group.keys_BK is not None
+        # Not by an index in brackets: on a CPU index_select is several times as fast.
+        slots, windows = group.keys_BK.flatten(), (group.windows, -1)
+        k_BKGD = k_SGD.index_select(0, slots).unflatten(0, windows)
+        return k_BKGD, v_SGD.index_select(0, slots).unflatten(0, windows)
+
+    return attend_groups(q_THD, k_TGD, v_TGD, gather, groups, scale)
+
+
+def attend_groups(
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    gather: Callable[[Group], tuple[Tensor, Tensor]],
+    groups: tuple[Group, ...],
+    scale: float | None,
+) -> Tensor:
+    """Do so with what `gather` returns where a window itself does not hold all keys."""
     num_tokens, num_heads, head_dim = q_THD.shape
     shared = num_heads > k_TGD.shape[1]
     out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
@@ -94,13 +111,11 @@ def window_attention(
         shape = (group.windows, group.queries)
         q = q_THD[group.start : stop].unflatten(0, shape).transpose(1, 2)
         if group.keys_BK is None:
-            k = k_TGD[group.start : stop].unflatten(0, shape).transpose(1, 2)
-            v = v_TGD[group.start : stop].unflatten(0, shape).transpose(1, 2)
+            k = k_TGD[group.start : stop].unflatten(0, shape)
+            v = v_TGD[group.start : stop].unflatten(0, shape)
         else:
-            # Not by an index in brackets: on a CPU index_select is several times as fast.
-            slots, windows = group.keys_BK.flatten(), (group.windows, -1)
-            k = k_SGD.index_select(0, slots).unflatten(0, windows).transpose(1, 2)
-            v = v_SGD.index_select(0, slots).unflatten(0, windows).transpose(1, 2)
+            k, v = gather(group)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
         mask = None if group.mask_BQK is None else group.mask_BQK.unsqueeze(1)
         read = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=shared)
         out_THD[group.start : stop] = read.transpose(1, 2).flatten(0, 1)
@@ -119,7 +134,10 @@ def rotate_and_store(
     N = H + 2G: query heads, key heads, value heads. No slot may be given twice, except for what
     nobody reads.
     """
-    return _rotate_and_store(heads_TND, rotary, keys_SGD, values_SGD, slots_T)[0]
+    q_THD, k_TGD, v_TGD = rotate_heads(heads_TND, rotary, keys_SGD.shape[1])
+    keys_SGD.index_copy_(0, slots_T, k_TGD)
+    values_SGD.index_copy_(0, slots_T, v_TGD)
+    return q_THD
 
 
 def paged_attention(

@@ -21,11 +21,13 @@ from diffray.kernels import (
     linear,
     norm,
     quantized,
+    quantized_kv,
     router,
 )
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.quantize import Quantized
+from diffray.kernels.quantized_kv import QuantizedKV
 from diffray.kernels.router import Pairs, Routing
 from diffray.kernels.variants import UNTRIED, Choices, Kernel, chosen
 from diffray.kernels.windows import PagedWindows, Windows
@@ -44,6 +46,7 @@ class Kernels(NamedTuple):
     linear_add_norm: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     quantized_linear: Callable[[Tensor, Quantized, Tensor | None], Tensor]
     attend: Callable[[Tensor, QKRotary, KVLayer, Tensor, Windows], Tensor]
+    quantized_attend: Callable[[Tensor, QKRotary, QuantizedKV, Tensor, Windows], Tensor]
     softmax_router: Callable[[Tensor, Tensor, Tensor | None, int], Routing]
     grouped_sigmoid_router: Callable[..., Routing]
     experts_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Pairs | None], Tensor]
@@ -70,6 +73,7 @@ TORCH: Final = Kernels(
     linear.linear_add_norm,
     quantized.quantized_linear,
     attention.attend,
+    quantized_kv.quantized_attend,
     router.softmax_router,
     router.grouped_sigmoid_router,
     experts.experts_forward,

@@ -73,3 +73,7 @@ FORMATS: Final = {
     for form in (Format(kind, group) for group in GROUPS)
     if not form.group or not (form.is_float8 or form.rounds_inputs)
 }
+
+# Of keys and values. Each head of a token has scales of its own; a range is as far as its numbers
+# go, so it need not hold 0.
+KV_FORMATS: Final = {"int8": Format("uint8"), "uint4": Format("uint4", 32)}

@@ -16,6 +16,8 @@ class Group(NamedTuple):
     queries: int
     keys_BK: Tensor | None  # pool slots of the keys; None where the window itself holds every key
     mask_BQK: Tensor | None  # True where a query sees a key; None if it sees all keys
+    # Where each token of the group is among its keys, in a row; padding is one behind the last.
+    own_places: Tensor
 
 
 class PagedWindows(NamedTuple):
@@ -23,13 +25,16 @@ class PagedWindows(NamedTuple):
 
     Window w holds the packed queries [first[w], first[w + 1]), at positions from start[w] on. A
     query sees the keys [0, kv_stop[w]); if block[w] is not 0, only up to the end of its own block
-    of that length. A window without queries is padding.
+    of that length. A window without queries is padding. Where pages are quantized, the keys at
+    [open[w], stop[w]) are read as the window's own tokens brought them.
     """
 
     first_W: Tensor  # one more than there are windows
     start_W: Tensor
     kv_stop_W: Tensor
     block_W: Tensor
+    open_W: Tensor
+    stop_W: Tensor
     pages_WP: Tensor  # position n is in slot pages[w, n // page_size] * page_size + n % page_size
     page_size: int
     max_queries: int  # the maximum over windows
@@ -49,6 +54,14 @@ class Windows(Protocol):
 
         They are counted from the start of its block, or of its window if that is no block-causal
         one: so all queries of a block see equally far.
+        """
+        ...
+
+    @property
+    def open_T(self) -> Tensor | None:
+        """Which tokens this forward reads as they came; None: all of them.
+
+        The others it reads as pages keep them, which makes a difference where that is in few bits.
         """
         ...
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DType = Literal["auto", DTypeName]
 Kernels = Literal["auto", "torch", "triton"]
+KVCacheDType = Literal["auto", "int8", "uint4"]
 Quantization = str | dict[str, str]
 # Those that need block-causal attention.
 PREFIX_OPTIONS: Final = ("enable_prefix_caching", "swap_space", "prefix_cache_ttl")
@@ -102,6 +103,11 @@ class EngineOptions(Config):
         ge=1,
         description="Memory for the K/V cache of each rank, in bytes or such as 4GiB; default: "
         "half of what is free once the weights are loaded.",
+    )
+    kv_cache_dtype: KVCacheDType = Field(
+        "auto",
+        description="Keep K/V in 8 or 4 bits, with a scale for each head of a token or each 32 "
+        "numbers of it; auto keeps them in dtype.",
     )
     page_size: int = Field(16, ge=1, description="Positions per page of the K/V cache.")
     swap_space: float = Field(
@@ -219,6 +225,7 @@ class EngineKeywords(TypedDict, total=False):
     max_model_len: int | None
     max_num_seqs: int
     kv_cache_memory: int | str | None
+    kv_cache_dtype: KVCacheDType | str
     page_size: int
     swap_space: float | str
     prefix_cache_ttl: float | None

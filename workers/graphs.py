@@ -26,7 +26,15 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from diffray.components.backend import Record, peak_memory, send
-from diffray.components.batch import Batch, Window, begins_of, ends_of, seen_keys, slots_of
+from diffray.components.batch import (
+    Batch,
+    Window,
+    begins_of,
+    ends_of,
+    own_places,
+    seen_keys,
+    slots_of,
+)
 from diffray.components.kv_pool import KVPool
 from diffray.components.model import Model
 from diffray.kernels.confidence import Confidence
@@ -76,15 +84,26 @@ class StaticWindows:
     def near(self, reach: int) -> tuple[Group, ...]:
         return self._group(reach)
 
+    @property
+    def open_T(self) -> Tensor:
+        return (self._at_BQ >= self.paged.open_W.unsqueeze(1)).flatten()
+
+    @property
+    def _at_BQ(self) -> Tensor:
+        start_W, length = self.paged.start_W, self.paged.max_queries
+        return start_W.unsqueeze(1) + torch.arange(length, device=start_W.device)
+
     def _group(self, reach: int | None) -> tuple[Group, ...]:
-        _, start_W, stop_W, block_W, pages_WP, size, length = self.paged
+        _, start_W, kv_stop_W, block_W, _, stop_W, pages_WP, size, length = self.paged
         keys_BK = slots_of(pages_WP, pages_WP.shape[1] * size, size)
-        at_BQ = start_W.unsqueeze(1) + torch.arange(length, device=pages_WP.device)
-        ends_BQ = ends_of(at_BQ, block_W, stop_W)
+        at_BQ = self._at_BQ
+        ends_BQ = ends_of(at_BQ, block_W, kv_stop_W)
         begin_BQ = None if reach is None else begins_of(at_BQ, block_W, start_W, reach)
         keys_K = torch.arange(keys_BK.shape[1], device=pages_WP.device)
         seen_BQK = seen_keys(keys_K, begin_BQ, ends_BQ)
-        return (Group(0, len(stop_W), length, keys_BK, seen_BQK),)
+        places = own_places(at_BQ, keys_BK.shape[1]).view(at_BQ.shape)
+        places = places.where(at_BQ < stop_W.unsqueeze(1), keys_BK.numel()).flatten()
+        return (Group(0, len(stop_W), length, keys_BK, seen_BQK, places),)
 
 
 class Recorded:
@@ -100,15 +119,14 @@ class Recorded:
         self._places_3T = torch.zeros(3, bucket.tokens, dtype=torch.long, device=device)
         self._read_R = torch.zeros(bucket.tokens, dtype=torch.long, device=device)
         # Rounded up, so that each row starts at an address that Triton is compiled for.
-        facts_3W = torch.zeros(3, -(-bucket.windows // 4) * 4, dtype=torch.int32, device=device)
-        self._facts_3W = facts_3W[:, : bucket.windows]
+        facts_5W = torch.zeros(5, -(-bucket.windows // 4) * 4, dtype=torch.int32, device=device)
+        self._facts_5W = facts_5W[:, : bucket.windows]
         pages = bucket.windows, kv.pages_for(slots.length)
         self._pages_WP = torch.zeros(pages, dtype=torch.int32, device=device)
         first_W = torch.arange(bucket.windows + 1, dtype=torch.int32, device=device) * bucket.length
-        start_W, stop_W, block_W = self._facts_3W
-        paged = PagedWindows(
-            first_W, start_W, stop_W, block_W, self._pages_WP, kv.page_size, bucket.length
-        )
+        start_W, kv_stop_W, block_W, open_W, stop_W = self._facts_5W
+        found = first_W, start_W, kv_stop_W, block_W, open_W, stop_W, self._pages_WP
+        paged = PagedWindows(*found, kv.page_size, bucket.length)
         positions_T, slots_T, cells_T = self._places_3T
         self.batch = Batch(positions_T, slots_T, cells_T, StaticWindows(paged))
         self.fill(())
@@ -122,8 +140,8 @@ class Recorded:
         """Point the recordings at these windows."""
         count, length = self.bucket
         # Padding is a window of one position whose only key was stored by padding.
-        padding = [(0, 0, 1, 0, 0)] * (count - len(windows))
-        start_W, stop_W, kv_stop_W, block_W, canvas_W = torch.tensor(
+        padding = [(0, 0, 1, 0, 0, 0)] * (count - len(windows))
+        start_W, stop_W, kv_stop_W, block_W, open_W, canvas_W = torch.tensor(
             [*(window.facts for window in windows), *padding]
         ).unbind(1)
         pages_WP = torch.zeros(self._pages_WP.shape, dtype=torch.long)
@@ -137,11 +155,11 @@ class Recorded:
         slot_WT = pages_WP.gather(1, position_WT // size) * size + position_WT % size
         cell_WT = (canvas_W.unsqueeze(1) + position_WT).where(inside_WT, self._slots.trash)
         places_3WT = torch.stack([position_WT, slot_WT * inside_WT, cell_WT])
-        facts_3W = torch.stack([start_W, kv_stop_W, block_W])
+        facts_5W = torch.stack([start_W, kv_stop_W, block_W, open_W, stop_W])
         # One copy to the device for them all.
-        parts = places_3WT.flatten(), facts_3W.flatten(), pages_WP.flatten()
+        parts = places_3WT.flatten(), facts_5W.flatten(), pages_WP.flatten()
         moved = send(torch.cat(parts), self._slots.device).split([len(part) for part in parts])
-        places = self._places_3T, self._facts_3W, self._pages_WP
+        places = self._places_3T, self._facts_5W, self._pages_WP
         for place, part in zip(places, moved, strict=True):
             place.copy_(part.view(place.shape))
 

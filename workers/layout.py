@@ -107,4 +107,6 @@ def _window(span: Span, slots: Slots) -> Window:
     assert canvas.pages_P is not None
     cell = canvas.slot * slots.length
     block = span.sequence.causal_at(span.start)
-    return Window(span.start, span.stop, span.kv_stop, block, canvas.pages_P, cell)
+    # Before the block all is final, and others may read the same pages: all read them alike.
+    first_open = span.sequence.start if span.sequence.policy.cache.keeps_prefix else 0
+    return Window(span.start, span.stop, span.kv_stop, block, canvas.pages_P, cell, first_open)

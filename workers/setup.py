@@ -19,7 +19,7 @@ from diffray.components.caches.vicinity import Vicinity
 from diffray.components.checkpoints.checkpoint import load_model, read_config, resolve
 from diffray.components.checkpoints.special_tokens import NO_MASK, special_ids
 from diffray.components.denoiser import Denoiser
-from diffray.components.kv_pool import KVPool
+from diffray.components.kv_pool import KVPool, kv_format, position_bytes
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model, check_prefix_caching, kernels_for
 from diffray.kernels.choose import TORCH
@@ -63,12 +63,13 @@ def build_rank(
     setup = findings.applied_to(setup)
     path = resolve(model)
     config = read_config(path)
+    spec = build_model(config, Mesh(), torch.float32).spec
     mask_token_id, eos_token_ids = special_ids(
         path,
         config,
         mask_token_id=setup.mask_token_id,
         eos_token_id=setup.eos_token_id,
-        masked=not build_model(config, Mesh(), torch.float32).spec.encodes,
+        masked=not spec.encodes,
     )
     device = mesh.device or choose_device(setup.device)
     if setup.device not in ("auto", str(device), device.type):
@@ -78,6 +79,7 @@ def build_rank(
     make_current(device)
     # Wishes that cannot be are refused before anything is loaded.
     check_prefix_caching(config, setup.prefix_wishes)
+    kv_format(setup.kv_cache_dtype, spec.kv_shapes)
     choices = findings.choices
     dtype = choose_dtype(setup.dtype, device)
     kernels = kernels_for(config, setup.kernels, device, dtype, choices)
@@ -94,7 +96,6 @@ def build_rank(
     )
     if kernels is TORCH:  # Triton's read the head as it is
         loaded.pack()
-    spec = loaded.spec
     for name, token_id in (("mask", mask_token_id), *(("eos", e) for e in eos_token_ids)):
         if token_id != NO_MASK and not 0 <= token_id < spec.vocab_size:
             raise ValueError(
@@ -132,11 +133,12 @@ def engine_of(
         raise ValueError(
             f"max_model_len ({length}) exceeds what the model was made for ({spec.max_positions})"
         )
+    form = kv_format(setup.kv_cache_dtype, spec.kv_shapes)
     slots = Slots(
         setup.max_num_seqs, length, mask_token_id, loaded.device, vocab_size=spec.vocab_size
     )
 
-    page_bytes = spec.kv_elements * loaded.dtype.itemsize * setup.page_size
+    page_bytes = position_bytes(spec.kv_shapes, loaded.dtype, form) * setup.page_size
     host_pages = host_pages_for(setup.swap_space, page_bytes)
 
     def pool(num_pages: int) -> KVPool:
@@ -146,6 +148,7 @@ def engine_of(
             page_size=setup.page_size,
             dtype=loaded.dtype,
             device=loaded.device,
+            form=form,
             kernels=loaded.kernels,
             share_prefixes=setup.enable_prefix_caching is not False,
             host_pages=host_pages if num_pages > 1 else 0,
@@ -190,8 +193,9 @@ def _num_pages(
 
     `reserved` bytes are for recordings that are still to be made.
     """
-    spec = model.spec
-    per_position = spec.kv_elements * model.dtype.itemsize
+    shapes = model.spec.kv_shapes
+    form = kv_format(setup.kv_cache_dtype, shapes)
+    per_position = position_bytes(shapes, model.dtype, form)
     memory = setup.kv_cache_memory
     if memory is None:
         memory = int(max(free_memory(model.device) - reserved, 0) * _SHARE_FOR_KV)

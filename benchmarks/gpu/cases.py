@@ -6,6 +6,7 @@ Letters: T packed tokens, R rows of the head, E experts, K experts of a token.
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.credit import Rewarding
-from diffray.kernels.formats import FORMATS
+from diffray.kernels.formats import FORMATS, KV_FORMATS, Format
 from diffray.kernels.quantize import quantize
+from diffray.kernels.quantized_kv import QuantizedKV, round_heads, widen_heads
 from diffray.kernels.rope import rope_tables
 from diffray.kernels.rope_scaling import Rope
 
@@ -136,7 +138,16 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
         pools = KVLayer(*(pool.clone() for pool in (keys, values)))
         return (kernels.attend(heads, rotary, pools, batch.slots_T, batch.windows), *pools)
 
+    def quantized_attend(kernels: Kernels, form: Format) -> tuple[Tensor, ...]:
+        pools = QuantizedKV(form, round_heads(keys, form), round_heads(values, form))
+        read = kernels.quantized_attend(heads, rotary, pools, batch.slots_T, batch.windows)
+        return read, *(widen_heads(kept, form, read.dtype) for kept in pools[1:])
+
     yield Case("attend", attend)
+    for name, form in KV_FORMATS.items():
+        if size % max(form.group, 1) == 0:
+            run = partial(quantized_attend, form=form)
+            yield Case(f"quantized_attend {name}", run, rounds=True)
     yield Case("rotate_and_store", rotate)
     q = normal(tokens, shape.heads, size)
     yield Case(

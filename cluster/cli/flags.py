@@ -52,6 +52,7 @@ class Compute:
     device: str | None = flag()
     kernels: str | None = flag()
     quantization: str | None = flag(None, "--quantization", "-q")
+    kv_cache_dtype: str | None = flag()
     lora_modules: list[str] | None = flag(None, "--lora", "--lora-modules", metavar="NAME=PATH")
     cuda_graphs: bool | None = flag()
     bring_up: bool | None = flag()

@@ -20,6 +20,7 @@ from diffray.components.checkpoints.checkpoint import (
 from diffray.components.checkpoints.recommended import with_recommended
 from diffray.components.checkpoints.special_tokens import find_ids
 from diffray.components.denoiser import Denoiser
+from diffray.components.kv_pool import position_bytes
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build, rank_counts
 from diffray.components.policy import DiffusionParams, Policy
@@ -74,7 +75,7 @@ def describe(path_or_hub_id: str | Path, quantization: Given | None = None) -> I
     routed = sum(size for name, size in sizes.items() if _ROUTED.search(name))
     experts, chosen = model.experts
     dims, spec = model.dims, with_recommended(model.spec, path)
-    elements = model.spec.kv_elements
+    shapes = model.spec.kv_shapes
     masks = find_ids(path, config, "mask")
     return Info(
         path=path,
@@ -98,7 +99,9 @@ def describe(path_or_hub_id: str | Path, quantization: Given | None = None) -> I
             name: _num_bytes(build(config, Mesh(), dtype), scheme, names)
             for name, dtype in DTYPES.items()
         },
-        kv_bytes_per_position={name: elements * dtype.itemsize for name, dtype in DTYPES.items()},
+        kv_bytes_per_position={
+            name: position_bytes(shapes, dtype, None) for name, dtype in DTYPES.items()
+        },
         mask_token_id=masks[0] if masks else None,
         eos_token_ids=find_ids(path, config, "eos"),
         tensor_parallel=rank_counts(config, expert_parallel=False),

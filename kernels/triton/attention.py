@@ -9,23 +9,32 @@ windows, P pages of a window, C splits of the keys.
 """
 
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels import attention
 from diffray.kernels.attention import KVLayer, QKRotary
-from diffray.kernels.triton.launch import overlapped, tiled_variants, wait_for_previous
+from diffray.kernels.triton.attention_programs import _join_splits, _read_keys
+from diffray.kernels.triton.launch import overlapped, tiled_variants
 from diffray.kernels.triton.rope import rotate_and_store
-from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
+from diffray.kernels.variants import Kernel, Run, Shape, Tile, Variant, rounded_up
 from diffray.kernels.windows import PagedWindows, Windows
 
 _PROGRAMS = 512  # enough to fill a GPU of 132 multiprocessors
-_SPLIT_KEYS = 256  # of one program, unless a variant says less: shorter splits cost more to join
+SPLIT_KEYS = 256  # of one program, unless a variant says less: shorter splits cost more to join
 _MOST_SPLITS = 32
+
+
+class InBits(NamedTuple):
+    """What there is to read besides numbers where pages keep K/V in few bits."""
+
+    bits: int
+    key_pairs_SGP2: Tensor
+    value_pairs_SGP2: Tensor
+    own_2TGD: Tensor  # keys and values of this forward's tokens, as they came
 
 
 def attend(
@@ -36,7 +45,7 @@ def attend(
     windows: Windows,
     tile: Tile | None = None,
     *,
-    split_keys: int = _SPLIT_KEYS,
+    split_keys: int = SPLIT_KEYS,
     pdl: bool = False,
 ) -> Tensor:
     """Norm and rotate heads, store keys and values in place, return the attention output."""
@@ -51,12 +60,13 @@ def paged_attention(
     windows: PagedWindows,
     tile: Tile | None = None,
     *,
-    split_keys: int = _SPLIT_KEYS,
+    split_keys: int = SPLIT_KEYS,
     pdl: bool = False,
+    in_bits: InBits | None = None,
 ) -> Tensor:
     """Return each query's attention over the keys of its sequence; the pool is not modified.
 
-    Tokens outside all windows are undefined.
+    Tokens outside all windows are undefined. With `in_bits` the pool has quantized heads.
     """
     num_tokens, num_queries, size = q_TQD.shape
     num_keys = keys_SGD.shape[1]
@@ -99,6 +109,7 @@ def paged_attention(
         SPLIT=splits > 1,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **_besides(in_bits, windows),
         **overlapped(pdl),
     )
     if splits > 1:
@@ -118,6 +129,24 @@ def paged_attention(
     return out_TQD
 
 
+def _besides(in_bits: InBits | None, windows: PagedWindows) -> dict[str, Any]:
+    """Return the arguments of `_read_keys` about quantized heads."""
+    if in_bits is None:
+        pointers = ("key_pairs", "value_pairs", "own_keys", "own_values", "open", "end")
+        return {f"{name}_ptr": None for name in pointers} | {"BITS": 0, "PAIRS": 0}
+    own_keys, own_values = in_bits.own_2TGD
+    return {
+        "key_pairs_ptr": in_bits.key_pairs_SGP2,
+        "value_pairs_ptr": in_bits.value_pairs_SGP2,
+        "own_keys_ptr": own_keys,
+        "own_values_ptr": own_values,
+        "open_ptr": windows.open_W,
+        "end_ptr": windows.stop_W,
+        "BITS": in_bits.bits,
+        "PAIRS": in_bits.key_pairs_SGP2.shape[-2],
+    }
+
+
 def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
     """Return a tile: rows of queries, columns of keys; its depth is a whole head."""
     rows = max(triton.next_power_of_2(rows), 16)
@@ -128,8 +157,13 @@ def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
     return Tile(min(rows, 64), 64, depth, 4, 3) if depth <= 128 else Tile(16, 32, depth, 4, 2)
 
 
-def _variants(
-    heads_TND: Tensor, _rotary: QKRotary, kv: KVLayer, _slots_T: Tensor, windows: Windows
+def variants(
+    run: Run,
+    heads_TND: Tensor,
+    _rotary: QKRotary,
+    kv: KVLayer,
+    _slots_T: Tensor,
+    windows: Windows,
 ) -> list[Variant]:
     """Return the default tile for windows of about this length, then others, then shorter splits.
 
@@ -146,7 +180,7 @@ def _variants(
         for rest in _others(default.depth, heads_TND.element_size())
     ]
     tiles = list(dict.fromkeys([default, *others]))
-    found = tiled_variants(tiles, attend)
+    found = tiled_variants(tiles, run)
     max_keys = rounded_up(num_pages * windows.paged.page_size)
     programs = triton.cdiv(rows, default.rows) * num_keys * rounded_up(num_windows)
     splits = num_splits(programs, max_keys)
@@ -154,8 +188,8 @@ def _variants(
         shorter, splits = splits, num_splits(programs, max_keys, split_keys)
         if splits > shorter:
             fitting = [tile for tile in tiles if tile.columns <= split_keys]
-            run = partial(attend, split_keys=split_keys)
-            found += tiled_variants(fitting, run, f"triton {split_keys} keys")
+            shorter_run = partial(run, split_keys=split_keys)
+            found += tiled_variants(fitting, shorter_run, f"triton {split_keys} keys")
     return found
 
 
@@ -186,131 +220,12 @@ ATTEND: Final = Kernel(
     "attend",
     attention.attend,
     _shape,
-    _variants,
+    partial(variants, attend),
     written=lambda _heads, _rotary, kv, _slots, _windows: kv,
     tolerance=0.8,
 )
 
 
-def num_splits(programs: int, max_keys: int, split_keys: int = _SPLIT_KEYS) -> int:
+def num_splits(programs: int, max_keys: int, split_keys: int = SPLIT_KEYS) -> int:
     """Return the number of splits of the keys, from bounds known on the host."""
     return max(1, min(_PROGRAMS // programs, max_keys // split_keys, _MOST_SPLITS))
-
-
-@triton.jit(do_not_specialize=["num_tokens", "num_pages", "splits"])
-def _read_keys(
-    q_ptr,
-    keys_ptr,
-    values_ptr,
-    out_ptr,
-    lse_ptr,
-    first_ptr,
-    start_ptr,
-    stop_ptr,
-    block_ptr,
-    pages_ptr,
-    num_tokens,
-    num_pages,
-    splits,
-    scale,
-    PAGE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SHARED: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Attend from some queries of one window to one split of their keys.
-
-    Rows are (query, head) pairs, the heads of a query side by side.
-    """
-    wait_for_previous(PDL)
-    split = tl.program_id(0) % splits
-    group = tl.program_id(1)
-    window = tl.program_id(2)
-    first = tl.load(first_ptr + window)
-    count = (tl.load(first_ptr + window + 1) - first) * SHARED
-    row = (tl.program_id(0) // splits) * ROWS + tl.arange(0, ROWS)
-    live = row < count
-    query = row // SHARED
-    stop = tl.load(stop_ptr + window)
-    length = tl.load(block_ptr + window)
-    at = tl.load(start_ptr + window) + query
-    # With bidirectional attention all positions are in one block that ends with the keys.
-    own_end = tl.minimum((at // tl.maximum(length, 1) + 1) * length, stop)
-    ends = tl.where(live, tl.where(length > 0, own_end, stop), 0)
-    last = tl.max(ends, axis=0)
-    share = tl.cdiv(tl.cdiv(last, splits), KEYS) * KEYS
-    low = split * share
-    high = tl.minimum(low + share, last)
-
-    dim = tl.arange(0, BLOCK)
-    token_head = (first + query).to(tl.int64) * (GROUPS * SHARED) + group * SHARED + row % SHARED
-    here = live[:, None] & (dim < SIZE)[None, :]
-    q = tl.load(q_ptr + token_head[:, None] * SIZE + dim[None, :], mask=here, other=0.0)
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    mass = tl.zeros((ROWS,), tl.float32)
-    read = tl.zeros((ROWS, BLOCK), tl.float32)
-    for from_key in range(low, high, KEYS):
-        key = from_key + tl.arange(0, KEYS)
-        inside = key < high
-        page = tl.load(pages_ptr + window * num_pages + key // PAGE, mask=inside, other=0)
-        slot = page.to(tl.int64) * PAGE + key % PAGE
-        place = (slot * GROUPS + group)[:, None] * SIZE + dim[None, :]
-        there = inside[:, None] & (dim < SIZE)[None, :]
-        k = tl.load(keys_ptr + place, mask=there, other=0.0)
-        v = tl.load(values_ptr + place, mask=there, other=0.0)
-        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        seen = inside[None, :] & (key[None, :] < ends[:, None])
-        score = tl.where(seen, score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, axis=1))
-        # A row may have seen no key yet.
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(score - base[:, None])
-        keep = tl.exp2(top - base)
-        mass = mass * keep + tl.sum(weight, axis=1)
-        read = read * keep[:, None]
-        read = tl.dot(weight.to(v.dtype), v, read, input_precision="ieee")
-        top = new_top
-    read = read / tl.where(mass > 0.0, mass, 1.0)[:, None]
-    if not SPLIT:
-        at_out = out_ptr + token_head[:, None] * SIZE + dim[None, :]
-        tl.store(at_out, read.to(out_ptr.dtype.element_ty), mask=here)
-    else:
-        part = split.to(tl.int64) * num_tokens * (GROUPS * SHARED) + token_head
-        tl.store(out_ptr + part[:, None] * SIZE + dim[None, :], read, mask=here)
-        lse = tl.where(mass > 0.0, top + tl.log2(tl.where(mass > 0.0, mass, 1.0)), float("-inf"))
-        tl.store(lse_ptr + part, lse, mask=live)
-
-
-@triton.jit(do_not_specialize=["num_tokens", "splits"])
-def _join_splits(
-    part_ptr,
-    lse_ptr,
-    out_ptr,
-    num_tokens,
-    splits,
-    SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Average the splits' results for one query and head, weighted by their softmax mass."""
-    wait_for_previous(PDL)
-    token_head = tl.program_id(0).to(tl.int64) * QUERIES + tl.program_id(1)
-    split = tl.arange(0, COLUMNS)
-    part = split.to(tl.int64) * num_tokens * QUERIES + token_head
-    lse = tl.load(lse_ptr + part, mask=split < splits, other=float("-inf"))
-    top = tl.max(lse, axis=0)
-    weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
-    weight = weight / tl.maximum(tl.sum(weight, axis=0), 1e-30)
-    dim = tl.arange(0, BLOCK)
-    there = (split < splits)[:, None] & (dim < SIZE)[None, :]
-    # A split without keys has weight 0, but its result is still finite.
-    read = tl.load(part_ptr + part[:, None] * SIZE + dim[None, :], mask=there, other=0.0)
-    out = tl.sum(read * weight[:, None], axis=0)
-    tl.store(out_ptr + token_head * SIZE + dim, out.to(out_ptr.dtype.element_ty), mask=dim < SIZE)

@@ -179,7 +179,7 @@ def test_what_flags_are_read_as_fits_their_models(group: Any, model: type[Config
     }
     fits: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "quantization": "experts_int8"}
     fits |= {"lora_modules": ["name=path"]}
-    fits |= {"scheduling_policy": "fcfs"}
+    fits |= {"scheduling_policy": "fcfs", "kv_cache_dtype": "int8"}
     hints = get_type_hints(group)
     found = options_of("serve")
     for name in names_of(group):

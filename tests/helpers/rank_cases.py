@@ -81,6 +81,7 @@ class Case(NamedTuple):
     model: str
     expert_parallel: bool
     dtype: str = "float64"
+    kv_cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,12 @@ def run_case(mesh: Mesh, case: Case) -> Found:
     """Build the engine of one case and run its batch."""
     mesh = replace(mesh, expert_parallel=case.expert_parallel)
     setup = EngineOptions(
-        dtype=case.dtype, device="cpu", max_num_seqs=8, max_model_len=64, page_size=8
+        dtype=case.dtype,
+        device="cpu",
+        max_num_seqs=8,
+        max_model_len=64,
+        page_size=8,
+        kv_cache_dtype=case.kv_cache_dtype,
     )
     if "golden" in case.model:
         setup = setup.model_copy(update={"mask_token_id": 510, "eos_token_id": 511})

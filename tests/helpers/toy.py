@@ -18,6 +18,7 @@ from diffray.components.model import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.kernels.attention import QKRotary
 from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
+from diffray.kernels.formats import Format
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
 from diffray.workers.slots import Slots
@@ -154,6 +155,7 @@ def toy_engine(
     chunk: int = 512,
     host_pages: int = 0,
     prefix_ttl: float | None = None,
+    form: Format | None = None,
 ) -> Engine:
     spec = model.spec
     kv = KVPool(
@@ -164,6 +166,7 @@ def toy_engine(
         device=CPU,
         host_pages=host_pages,
         prefix_ttl=prefix_ttl,
+        form=form,
     )
     slots = Slots(num_slots, spec.max_positions, MASK, CPU)
     return Engine(model, kv, slots, eos_token_ids=(EOS,), mesh=Mesh(), chunk=chunk)

@@ -33,12 +33,14 @@ def place(spans: list[Span], padding: int = 0) -> tuple[PagedWindows, int]:
     pages[: len(spans)] = free.view(len(spans), widest).int()
     lengths = [span.stop - span.start for span in spans] + [0] * padding
     spans = spans + [Span(0, 0, 0)] * padding
-    starts, _, stops, blocks = torch.tensor(spans, dtype=torch.int32).to(DEVICE).unbind(1)
+    starts, ends, stops, blocks = torch.tensor(spans, dtype=torch.int32).to(DEVICE).unbind(1)
     windows = PagedWindows(
         torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE),
         starts.contiguous(),
         stops.contiguous(),
         blocks.contiguous(),
+        starts.contiguous(),
+        ends.contiguous(),
         pages.to(DEVICE),
         PAGE,
         max(lengths),
@@ -127,6 +129,8 @@ def test_padding_changes_nothing_and_what_no_query_sees_is_not_read() -> None:
         torch.cat([bare.start_W, padding]),
         torch.cat([bare.kv_stop_W, padding]),
         torch.cat([bare.block_W, padding]),
+        torch.cat([bare.open_W, padding]),
+        torch.cat([bare.stop_W, padding]),
         torch.nn.functional.pad(bare.pages_WP, (0, 3, 0, 2)),
         PAGE,
         40,
@@ -150,6 +154,6 @@ def test_windows_mean_what_the_model_means_by_them() -> None:
     single = [Window(*s, n) for s, n in zip(spans, slots, strict=True)]
     bare = Batch.pack(single, DEVICE, 1)  # the same places as pages of one slot each
     for form in (paged, batch.windows.paged, bare.windows.paged):
-        assert all(part.data_ptr() % 16 == 0 for part in form[:5])
+        assert all(part.data_ptr() % 16 == 0 for part in form[:7])
         found = paged_attention(q, keys, values, form)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

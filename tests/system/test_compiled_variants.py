@@ -59,6 +59,11 @@ HOPPER = {
         "_read_keys": (192, 81),
         "_join_splits": (96, 1),
     },
+    "quantized_attend triton pdl 64x64x128 w4 s3": {
+        "_rotate_heads": (64, 4),
+        "_round_heads": (40, 4),
+        "_read_keys": (255, 112),
+    },
     "linear_add_norm triton fused pdl": {"_split_product": (80, 64), "_norm_row": (72, 1)},
     "quantized_linear triton pdl 64x64x128 w4 s4": {
         "_byte_product": (96, 104),

@@ -81,6 +81,18 @@ def test_ranks_find_what_one_finds(
     assert {pages for _, pages in ranks} == {(1 << 20) // (16 * position) + 1}
 
 
+def test_ranks_keep_quantized_kv_as_one_does() -> None:
+    """Each head has its scales, on whichever rank it is."""
+    cases = [Case("demo", False, kv_cache_dtype="int8")]
+    cases.append(Case("demo-llada2", False, kv_cache_dtype="uint4"))
+    ranks = on_ranks(2, partial(run_cases, cases=cases))
+    for number, case in enumerate(cases):
+        whole = run_case(Mesh(), case)
+        for found, _ in ranks:
+            assert found[number].agreed
+            assert (found[number].tokens, found[number].steps) == (whole.tokens, whole.steps)
+
+
 @pytest.mark.parametrize(
     ("config", "expert_parallel"),
     [(LLADA | {"n_kv_heads": 2}, False), (LLADA_MOE, True), (LLADA2_MOE, True)],

@@ -16,7 +16,7 @@ from diffray.components.backend import choose_dtype
 from diffray.components.batch import Batch, Window
 from diffray.components.config import Config
 from diffray.components.denoiser import Denoiser
-from diffray.components.kv_pool import KVPool
+from diffray.components.kv_pool import KVPool, kv_format
 from diffray.components.mesh import Mesh
 from diffray.components.model import ModelSpec
 from diffray.components.models.registry import build_model
@@ -40,6 +40,7 @@ class Sizes(Config):
     dtype: str
     quantization: Given | None = None
     page_size: int = 16
+    kv_cache_dtype: str = "auto"
     ranks: int = 1
     expert_parallel: bool = False
 
@@ -97,6 +98,7 @@ class OneLayer:
             page_size=sizes.page_size,
             dtype=self.model.dtype,
             device=device,
+            form=kv_format(sizes.kv_cache_dtype, spec.kv_shapes),
             kernels=kernels,
         )
 
@@ -149,8 +151,12 @@ class OneLayer:
 
     def _fill_pool(self) -> None:
         """Make up the K/V of all contexts: steps store theirs among them."""
-        for seed, pool in enumerate((self.kv.keys_LSGD, self.kv.values_LSGD)):
-            spread(pool, seed, 1.0)
+        (stores,) = self.kv.stores.values()
+        for seed, kept in enumerate(stores):
+            if kept.dtype == torch.uint8:  # of this format, any byte is a number or two
+                kept.view(-1).copy_(mix(torch.arange(kept.numel(), device=kept.device) + seed))
+            else:
+                spread(kept, seed, 1.0)
 
     def _inputs(self, step: Step) -> tuple[Batch, Tensor]:
         batch = Batch.pack(self.windows(step), self.device, self.kv.page_size)

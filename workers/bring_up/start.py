@@ -101,6 +101,7 @@ def _bring_up(model: str, setup: EngineOptions, mesh: Mesh, again: bool, say: Sa
         dtype=str(dtype).removeprefix("torch."),
         quantization=setup.quantization,
         page_size=setup.page_size,
+        kv_cache_dtype=setup.kv_cache_dtype,
         ranks=mesh.size,
         expert_parallel=mesh.expert_parallel,
     )
@@ -151,6 +152,7 @@ def key_of(plan: TrialPlan) -> dict[str, str]:
     sizes = plan.sizes
     model = sizes.model()
     lines = [*shapes_of(model), str(sizes.page_size), str(sizes.quantization)]
+    lines.append(sizes.kv_cache_dtype)
     return {
         **gpu_facts(torch.device(plan.device)),
         "torch": torch.__version__,

@@ -12,6 +12,7 @@ import torch
 
 from diffray.components.denoiser import Denoiser
 from diffray.components.experts import Experts, SparseMLP
+from diffray.components.kv_pool import position_bytes
 from diffray.kernels.router import Routing
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.engine import Engine
@@ -65,8 +66,7 @@ def reads_of(engine: Engine) -> Iterator[Reads]:
     layers = [module for module in model.modules() if isinstance(module, SparseMLP)]
     embedding = 0 if model.output is model.embedding else _bytes(model.embedding)
     always = _bytes(model) - sum(_bytes(layer.experts) for layer in layers) - embedding
-    spec = model.spec
-    position = spec.kv_elements * model.dtype.itemsize
+    position = position_bytes(model.spec.kv_shapes, model.dtype, engine.kv.form)
     run_step = BatchPlan.denoise
 
     def count(experts: Experts, _router: object, _args: object, chosen: Routing) -> None:

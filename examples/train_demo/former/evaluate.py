@@ -1,14 +1,16 @@
 """Measure a checkpoint of the former recipe on its own held-out questions.
 
 `python -m examples.train_demo.former.evaluate FOLDER` writes metrics.json into the folder;
-`--table` prints decoders by caches instead, and `--formats` what quantized weights
-(`quantization`) cost in answers.
+`--table` prints decoders by caches instead, and `--formats` and `--kv-formats` what weights
+(`quantization`) and K/V (`kv_cache_dtype`) in few bits cost in answers.
 """
 
 import argparse
+import time
 from pathlib import Path
 
 from diffray import DiffusionLLM
+from diffray.components.kv_pool import position_bytes
 from examples.train_demo.evaluate import THRESHOLD, caches_of, print_table, run, write_metrics
 from examples.train_demo.former.tasks import held_out_items
 from examples.train_demo.words import Item
@@ -28,6 +30,24 @@ def print_formats(folder: Path, formats: list[str], items: list[Item], max_token
         )
 
 
+def print_kv_formats(folder: Path, formats: list[str], items: list[Item], max_tokens: int) -> None:
+    """Under all caches by which steps read K/V that were stored before."""
+    print("| cache | K/V | bytes a position | exact match | tokens per forward | processor s |")
+    print("|---|---|---|---|---|---|")
+    for cache in caches_of(folder)[1:]:
+        for name in formats:
+            with DiffusionLLM(str(folder), dtype="float32", kv_cache_dtype=name) as llm:
+                shapes, kv = llm.limits.spec.kv_shapes, llm.engine.kv
+                size, begin = position_bytes(shapes, kv.dtype, kv.form), time.process_time()
+                m = run(llm, items, THRESHOLD, cache, max_tokens)
+                seconds = time.process_time() - begin
+            print(
+                f"| `{cache}` | {name} | {size} | {m['exact_match']:.4f} "
+                f"| {m['tokens_per_forward']:.2f} | {seconds:.1f} |",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -36,10 +56,14 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--table", action="store_true", help="print decoders by caches instead")
     parser.add_argument("--formats", nargs="+", help="print formats of weights instead")
+    parser.add_argument("--kv-formats", nargs="+", help="print formats of K/V instead")
     arguments = parser.parse_args()
     items = held_out_items(arguments.items, arguments.seed)
     if arguments.formats:
         print_formats(arguments.folder, arguments.formats, items, arguments.max_tokens)
+        return
+    if arguments.kv_formats:
+        print_kv_formats(arguments.folder, arguments.kv_formats, items, arguments.max_tokens)
         return
     # float32, so that the numbers do not hang on what the processor is fast at.
     with DiffusionLLM(str(arguments.folder), dtype="float32") as llm:

@@ -1,0 +1,122 @@
+"""The engine's promises hold with K/V in few bits: what a query reads depends on nobody else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from diffray import DiffusionLLM
+from diffray.components.kv_pool import kv_format, position_bytes
+from diffray.components.params import SamplingParams
+from diffray.kernels.formats import Format
+from diffray.workers.messages import Request, Resume, Update
+from tests.helpers.mixed_requests import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    MIXED,
+    MIXED_CAUSAL,
+    SHIFTED_CAUSAL,
+    SUB_BLOCK,
+    mixed_requests,
+)
+from tests.helpers.toy import ToyModel, drain, prompt_of, run, toy_engine
+
+FORMS = [Format("uint8"), Format("uint4", 8)]  # a toy's heads have 8 numbers
+MIXTURES = {
+    "bi": (BIDIRECTIONAL, MIXED),
+    "causal": (CAUSAL, MIXED_CAUSAL),
+    "shifted causal": (SHIFTED_CAUSAL, SUB_BLOCK),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_batched_preempted_or_in_other_pages_equals_alone(mixture: str, form: Format) -> None:
+    model, policies = MIXTURES[mixture]
+    requests = mixed_requests(policies)
+    together = run(toy_engine(model, form=form), requests)
+    crowded = toy_engine(model, form=form, num_pages=100, page_size=5)
+    assert run(crowded, requests, steps=3) == together
+    for request in requests:
+        assert run(toy_engine(model, form=form), [request])[request.uid] == together[request.uid]
+    assert run(toy_engine(model), requests) != together, "rounding shows nowhere"
+
+
+def request(uid: int, prompt: tuple[int, ...]) -> Request:
+    diffusion = {"block_length": 16}
+    params = SamplingParams(
+        max_tokens=40, temperature=0.9, seed=7, ignore_eos=True, diffusion=diffusion
+    )
+    return Request(uid, prompt, params)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
+@pytest.mark.parametrize("shift", [0, 1])
+def test_shared_prefixes_and_chunks_change_nobody_s_tokens(form: Format, shift: int) -> None:
+    """Who stores a prefix reads it as those do who find it; so does who stores it in parts."""
+    model, prompt = ToyModel(block_causal=True, logit_shift=shift), prompt_of(100)
+    apart = toy_engine(model, form=form)
+    apart.kv.prefixes.enabled = False
+    first, other = request(0, prompt), request(1, prompt[:70] + prompt_of(30, seed=3))
+    expected = run(apart, [first, other])
+    for chunk in (16, 48, 512):
+        sharing = toy_engine(model, form=form, chunk=chunk)
+        assert run(sharing, [first, other]) == expected  # at once
+        assert run(sharing, [other, first]) == expected  # from what is there
+        assert sharing.kv.prefixes.num_idle > 0
+
+
+@pytest.mark.parametrize("mixture", ["bi", "causal"])
+def test_what_resumes_on_another_engine_goes_on_as_if_undisturbed(mixture: str) -> None:
+    model, policies = MIXTURES[mixture]
+    form = FORMS[1]
+    requests = mixed_requests(policies)[:5]
+    whole = run(toy_engine(model, form=form), requests)
+    lost = toy_engine(model, form=form)
+    for each in requests:
+        lost.add(each)
+    told: dict[int, list[Update]] = {each.uid: [] for each in requests}
+    for _ in range(15):
+        for update in lost.step():
+            told[update.uid].append(update)
+    engine = toy_engine(model, form=form)
+    for each in requests:
+        if not any(update.finish_reason for update in told[each.uid]):
+            engine.add(replace(each, resume=Resume.after(told[each.uid])))
+    rest = drain(engine)
+    assert any(told.values()) and rest
+    for each in requests:
+        before = [token for update in told[each.uid] for token in update.ids]
+        assert before + rest.get(each.uid, []) == whole[each.uid]
+
+
+def test_the_same_memory_holds_more_positions() -> None:
+    pages = {}
+    for name in ("auto", "int8", "uint4"):
+        with DiffusionLLM(
+            "demo", dtype="float32", device="cpu", kv_cache_dtype=name, kv_cache_memory="1MiB"
+        ) as llm:
+            pages[name] = llm.limits.num_pages
+            assert llm.engine.kv.nbytes <= (1 << 20) + llm.engine.kv.nbytes // pages[name]
+    assert pages["int8"] / pages["auto"] == pytest.approx(32 / 9, rel=0.05)  # 128 to 36 bytes
+    assert pages["uint4"] / pages["auto"] == pytest.approx(32 / 5, rel=0.05)  # 128 to 20 bytes
+
+
+def test_heads_of_128_take_a_half_and_less_than_a_third_of_bfloat16() -> None:
+    shapes = [(4, 128)] * 20
+    sizes = {
+        name: position_bytes(shapes, torch.bfloat16, kv_format(name, shapes))
+        for name in ("auto", "int8", "uint4")
+    }
+    assert sizes == {"auto": 40_960, "int8": 21_120, "uint4": 12_800}
+
+
+def test_heads_that_do_not_fit_a_format_are_refused_in_one_sentence() -> None:
+    message = (
+        "kv_cache_dtype 'uint4' has a scale for each 32 numbers of a head, and this model's heads "
+        "have 80; choose int8 or auto"
+    )
+    with pytest.raises(ValueError, match=message):
+        kv_format("uint4", [(4, 64), (4, 80)])
+    assert kv_format("int8", [(4, 80)]) is not None and kv_format("auto", [(4, 80)]) is None

@@ -75,7 +75,8 @@ def paged_attention(
         return torch.empty_like(q_TQD)
     q_TQD = q_TQD.contiguous()
     shared = num_queries // num_keys
-    tile = tile or _tile_for(windows.max_queries * shared, size, q_TQD.element_size())
+    bits = in_bits.bits if in_bits is not None else 0
+    tile = tile or _tile_for(windows.max_queries * shared, size, q_TQD.element_size(), bits)
     out_TQD = torch.empty_like(q_TQD)
     tiles = triton.cdiv(windows.max_queries * shared, tile.rows)
     max_keys = num_pages * windows.page_size
@@ -147,14 +148,20 @@ def _besides(in_bits: InBits | None, windows: PagedWindows) -> dict[str, Any]:
     }
 
 
-def _tile_for(rows: int, size: int, itemsize: int) -> Tile:
+def _tile_for(rows: int, size: int, itemsize: int, bits: int) -> Tile:
     """Return a tile: rows of queries, columns of keys; its depth is a whole head."""
     rows = max(triton.next_power_of_2(rows), 16)
     depth = max(triton.next_power_of_2(size), 16)
     if itemsize > 2:  # exact float32 uses no matrix units, so small tiles suffice
         return Tile(min(rows, 16), 32, depth, 4, 2)
-    # Three stages of a wide head's keys and values do not fit shared memory.
-    return Tile(min(rows, 64), 64, depth, 4, 3) if depth <= 128 else Tile(16, 32, depth, 4, 2)
+    if depth > 128:  # three stages of a wide head's keys and values do not fit shared memory
+        return Tile(16, 32, depth, 4, 2)
+    return Tile(min(rows, 64), min(64, _most_columns(bits)), depth, 4, 3)
+
+
+def _most_columns(bits: int) -> int:
+    """Return how many keys a tile has at most: more that are widened from 4 bits would spill."""
+    return 32 if bits == 4 else 128
 
 
 def variants(
@@ -164,6 +171,7 @@ def variants(
     kv: KVLayer,
     _slots_T: Tensor,
     windows: Windows,
+    bits: int = 0,
 ) -> list[Variant]:
     """Return the default tile for windows of about this length, then others, then shorter splits.
 
@@ -173,11 +181,12 @@ def variants(
     num_windows, num_pages = windows.paged.pages_WP.shape
     shared = heads_TND.shape[1] // num_keys - 2
     rows = rounded_up(windows.paged.max_queries) * shared
-    default = _tile_for(rows, size, heads_TND.element_size())
+    default = _tile_for(rows, size, heads_TND.element_size(), bits)
     others = [
         Tile(rows, *rest)
         for rows in (default.rows, max(default.rows // 2, 16))
         for rest in _others(default.depth, heads_TND.element_size())
+        if rest[0] <= _most_columns(bits)
     ]
     tiles = list(dict.fromkeys([default, *others]))
     found = tiled_variants(tiles, run)

@@ -91,8 +91,8 @@ def _plain(kv: QuantizedKV, heads_TND: Tensor) -> KVLayer:
 def _variants(
     heads_TND: Tensor, rotary: QKRotary, kv: QuantizedKV, slots_T: Tensor, windows: Windows
 ) -> list[Variant]:
-    plain = _plain(kv, heads_TND)
-    return attention.variants(quantized_attend, heads_TND, rotary, plain, slots_T, windows)
+    plain, bits = _plain(kv, heads_TND), kv.form.bits
+    return attention.variants(quantized_attend, heads_TND, rotary, plain, slots_T, windows, bits)
 
 
 def _shape(

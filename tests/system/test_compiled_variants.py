@@ -60,9 +60,13 @@ HOPPER = {
         "_join_splits": (96, 1),
     },
     "quantized_attend triton pdl 64x64x128 w4 s3": {
-        "_rotate_heads": (64, 4),
-        "_round_heads": (40, 4),
-        "_read_keys": (255, 112),
+        "_round_heads": (40, 1),
+        "_read_keys": (208, 97),
+    },
+    # Of 4 bits the default; more keys would spill.
+    "quantized_attend triton pdl 64x32x128 w4 s3": {
+        "_round_heads": (40, 1),
+        "_read_keys": (255, 57),
     },
     "linear_add_norm triton fused pdl": {"_split_product": (80, 64), "_norm_row": (72, 1)},
     "quantized_linear triton pdl 64x64x128 w4 s4": {

@@ -52,6 +52,7 @@ def _parts(shape: Shape, dtype: torch.dtype, form: Format | None) -> list[Part]:
     numbers = (heads, size * form.bits // 8), torch.uint8
     return [numbers, ((heads, form.scales_of(size), 2), torch.bfloat16)] * 2
 
+
 if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
 

@@ -4,6 +4,7 @@ Ray is imported when it is needed, after its settings.
 """
 
 import asyncio
+import atexit
 import math
 import os
 import sys
@@ -114,6 +115,7 @@ class WaitingRanks:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ranks", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # before Ray's own, so that nothing asks a Ray that has ended
         try:
             self._engine = self._wait(start_ranks(model, options))
         except BaseException:
@@ -176,6 +178,7 @@ class WaitingRanks:
         self._stop()
 
     def _stop(self) -> None:
+        atexit.unregister(self.close)
         self._wait(_end_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -18,7 +18,6 @@ from diffray.components.models.fields import Config
 from diffray.components.trainer_group import TrainerGroup
 from diffray.workers.trainer_orders import (
     JoinTrainer,
-    LeaveTrainer,
     Received,
     ReceiveWeights,
     TrainerOrder,
@@ -55,26 +54,24 @@ class Receiver:
     def carry_out(self, order: TrainerOrder) -> Received:
         """Do it; what cannot be done is refused, with the weights as they were."""
         try:
-            match order:
-                case JoinTrainer():
-                    return self._join(order)
-                case ReceiveWeights():
-                    return self._receive(order)
-                case LeaveTrainer():
-                    self._find(order.group)
-                    return self._leave(order.group)
+            if order.join is not None:
+                return self._join(order.group, order.join)
+            joined = self._find(order.group)
+            if order.receive is not None:
+                return self._receive(order.group, joined, order.receive)
+            return self._leave(order.group)
         except ValueError as error:
             return Received(str(error))
 
-    def _join(self, order: JoinTrainer) -> Received:
+    def _join(self, name: str, order: JoinTrainer) -> Received:
         if self._root is None:
             raise ValueError(
                 "say where a trainer's weights go: received_weights, a folder that all ranks and "
                 "replicas read"
             )
-        if order.group in self._joined:
+        if name in self._joined:
             raise ValueError(
-                f"there is a group {order.group!r}; end it first (destroy_weights_update_group)"
+                f"there is a group {name!r}; end it first (destroy_weights_update_group)"
             )
         if not 1 <= order.rank <= order.size - self._mesh.size:
             raise ValueError(
@@ -91,7 +88,7 @@ class Receiver:
                 order.port,
                 rank=order.rank + self._mesh.rank,
                 size=order.size,
-                name=order.group,
+                name=name,
                 backend=order.backend,
                 device=device,
                 timeout_s=order.timeout_s,
@@ -100,17 +97,16 @@ class Receiver:
             reason = _first_line(error)
         if self._all("joined", group is not None) and group is not None:
             arriving = ArrivingCheckpoint(self._root, self._plan, self._config)
-            self._joined[order.group] = _Joined(group, arriving)
+            self._joined[name] = _Joined(group, arriving)
             return Received()
         if group is not None:
             group.leave()
         raise ValueError(
-            f"the group {order.group!r} at {order.address}:{order.port} did not form within "
+            f"the group {name!r} at {order.address}:{order.port} did not form within "
             f"{order.timeout_s:g} s ({reason or 'another rank failed'})"
         )
 
-    def _receive(self, order: ReceiveWeights) -> Received:
-        joined = self._find(order.group)
+    def _receive(self, name: str, joined: _Joined, order: ReceiveWeights) -> Received:
         coming = Announced.of(order.names, order.dtypes, order.shapes)
         joined.arriving.check(coming)  # alike on all ranks, before anything is sent
         reason = ""
@@ -125,10 +121,10 @@ class Receiver:
         except (RuntimeError, OSError) as error:
             reason = _first_line(error) or type(error).__name__
         if not self._all("received", not reason):
-            self._leave(order.group)
+            self._leave(name)
             raise ValueError(
                 "the weights did not arrive, so the old ones stay and the group "
-                f"{order.group!r} has ended ({reason or 'another rank failed'})"
+                f"{name!r} has ended ({reason or 'another rank failed'})"
             )
         if missing:
             return Received(missing=missing)

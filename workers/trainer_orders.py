@@ -3,18 +3,17 @@
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import Any, Literal
-
-from msgspec import Struct
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 GROUP = "weight_update_group"  # SGLang's name, where none is given
 TIMEOUT_S = 300.0
 
 
-class JoinTrainer(Struct, tag=True, frozen=True):
-    """Join a trainer's group, in which the engine's first rank is `rank`."""
+@dataclass(frozen=True, slots=True)
+class JoinTrainer:
+    """Join a trainer's group of `size`, in which the engine's first rank is `rank`."""
 
-    group: str
     address: str
     port: int
     rank: int
@@ -23,13 +22,13 @@ class JoinTrainer(Struct, tag=True, frozen=True):
     timeout_s: float = TIMEOUT_S
 
 
-class ReceiveWeights(Struct, tag=True, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ReceiveWeights:
     """Receive tensors by the names of the checkpoint, in the order in which they are sent.
 
     `number` names the folder that the weights go to once all of the model's are there.
     """
 
-    group: str
     names: list[str]
     dtypes: list[str]  # as torch calls them
     shapes: list[list[int]]
@@ -37,26 +36,26 @@ class ReceiveWeights(Struct, tag=True, frozen=True):
 
     @classmethod
     def listed(
-        cls,
-        names: Iterable[str],
-        dtypes: Iterable[Any],
-        shapes: Iterable[Items[int]],
-        group: str,
-    ) -> "ReceiveWeights":
+        cls, names: Iterable[str], dtypes: Iterable[Any], shapes: Iterable[Items[int]]
+    ) -> Self:
         named = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-        return cls(group, list(names), named, [list(each) for each in shapes], time.time_ns())
+        return cls(list(names), named, [list(each) for each in shapes], time.time_ns())
 
 
-class LeaveTrainer(Struct, tag=True, frozen=True):
-    """Leave a trainer's group, and forget what has arrived of new weights."""
+@dataclass(frozen=True, slots=True)
+class TrainerOrder:
+    """What to do about a trainer's group.
+
+    With neither `join` nor `receive`: leave it, and forget what has arrived of new weights.
+    """
 
     group: str
+    join: JoinTrainer | None = None
+    receive: ReceiveWeights | None = None
 
 
-TrainerOrder = JoinTrainer | ReceiveWeights | LeaveTrainer
-
-
-class Received(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Received:
     """What became of an order: why it was refused, or where the weights are once all are there."""
 
     refusal: str = ""

@@ -34,8 +34,8 @@ from diffray.workers.trainer_orders import (
     GROUP,
     TIMEOUT_S,
     JoinTrainer,
-    LeaveTrainer,
     ReceiveWeights,
+    TrainerOrder,
 )
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ class AsyncDiffusionLLM:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Join a trainer's group, as `DiffusionLLM.init_weights_update_group` does."""
-        address = group_name, master_address, master_port
-        order = JoinTrainer(*address, rank_offset, world_size, backend, timeout_s)
-        await (await self._own_engine()).ask_trainer(order)
+        address = master_address, master_port
+        join = JoinTrainer(*address, rank_offset, world_size, backend, timeout_s)
+        await (await self._own_engine()).ask_trainer(TrainerOrder(group_name, join))
 
     async def update_weights_from_distributed(
         self,
@@ -140,13 +140,13 @@ class AsyncDiffusionLLM:
     ) -> str | None:
         """Receive weights, as `DiffusionLLM`'s method does, while requests run."""
         engine = await self._own_engine()
-        order = ReceiveWeights.listed(names, dtypes, shapes, group_name)
-        folder = (await engine.ask_trainer(order)).folder
+        receive = ReceiveWeights.listed(names, dtypes, shapes)
+        folder = (await engine.ask_trainer(TrainerOrder(group_name, receive=receive))).folder
         return await engine.update_weights(folder, in_flight, version) if folder else None
 
     async def destroy_weights_update_group(self, group_name: str = GROUP) -> None:
         """Leave a trainer's group."""
-        await (await self._own_engine()).ask_trainer(LeaveTrainer(group_name))
+        await (await self._own_engine()).ask_trainer(TrainerOrder(group_name))
 
     async def sleep(self, level: int = 1) -> None:
         """Give memory back, as `DiffusionLLM.sleep` does; requests wait until it wakes."""

@@ -19,7 +19,6 @@ from diffray.workers.trainer_orders import (
     GROUP,
     TIMEOUT_S,
     JoinTrainer,
-    LeaveTrainer,
     Received,
     ReceiveWeights,
     TrainerOrder,
@@ -201,20 +200,20 @@ async def _update_weights(operated: Operated, body: UpdateWeightsBody) -> Json:
 
 
 async def _join_trainer(operated: Operated, body: JoinTrainerBody) -> Json:
-    address = body.group_name, body.master_address, body.master_port
-    order = JoinTrainer(*address, body.rank_offset, body.world_size, body.backend, body.timeout_s)
-    await operated.ask_trainer(order)
+    address = body.master_address, body.master_port
+    join = JoinTrainer(*address, body.rank_offset, body.world_size, body.backend, body.timeout_s)
+    await operated.ask_trainer(TrainerOrder(body.group_name, join))
     return _done(f"The ranks are in the group {body.group_name}.")
 
 
 async def _leave_trainer(operated: Operated, body: LeaveTrainerBody) -> Json:
-    await operated.ask_trainer(LeaveTrainer(body.group_name))
+    await operated.ask_trainer(TrainerOrder(body.group_name))
     return _done(f"The ranks have left the group {body.group_name}.")
 
 
 async def _receive_weights(operated: Operated, body: ReceiveWeightsBody) -> Json:
-    order = ReceiveWeights.listed(body.names, body.dtypes, body.shapes, body.group_name)
-    received = await operated.ask_trainer(order)
+    receive = ReceiveWeights.listed(body.names, body.dtypes, body.shapes)
+    received = await operated.ask_trainer(TrainerOrder(body.group_name, receive=receive))
     if not received.folder:
         version = (await operated.load()).weights_version
         said = f"Of the model's tensors {received.missing} are missing; the old weights stay."

@@ -12,8 +12,8 @@ from diffray.workers.trainer_orders import (
     GROUP,
     TIMEOUT_S,
     JoinTrainer,
-    LeaveTrainer,
     ReceiveWeights,
+    TrainerOrder,
 )
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ class Upkept:
         The engine's ranks are those from `rank_offset` on. It waits for the others, and later for
         each tensor, for at most `timeout_s` seconds. Needs the option `received_weights`.
         """
-        address = group_name, master_address, master_port
-        order = JoinTrainer(*address, rank_offset, world_size, backend, timeout_s)
-        self.client.ask_trainer(order)
+        address = master_address, master_port
+        join = JoinTrainer(*address, rank_offset, world_size, backend, timeout_s)
+        self.client.ask_trainer(TrainerOrder(group_name, join))
 
     def update_weights_from_distributed(
         self: HasClient,
@@ -80,13 +80,13 @@ class Upkept:
         They may come in several calls. With the last of the model's tensors the weights are
         replaced, as by `update_weights`, and the version is returned; before, None.
         """
-        order = ReceiveWeights.listed(names, dtypes, shapes, group_name)
-        folder = self.client.ask_trainer(order).folder
+        receive = ReceiveWeights.listed(names, dtypes, shapes)
+        folder = self.client.ask_trainer(TrainerOrder(group_name, receive=receive)).folder
         return self.client.update_weights(folder, in_flight, version) if folder else None
 
     def destroy_weights_update_group(self: HasClient, group_name: str = GROUP) -> None:
         """Leave a trainer's group."""
-        self.client.ask_trainer(LeaveTrainer(group_name))
+        self.client.ask_trainer(TrainerOrder(group_name))
 
     def sleep(self: HasClient, level: int = 1) -> None:
         """Give the K/V memory back, at level 2 that of the weights too, until `wake_up`.

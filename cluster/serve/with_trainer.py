@@ -4,14 +4,12 @@ A replica that starts later is not in the group; it loads the folder that the ot
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
-
-from msgspec.structs import replace
 
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed
 from diffray.workers.trainer_orders import (
     JoinTrainer,
-    LeaveTrainer,
     Received,
     TrainerOrder,
     granted,
@@ -40,7 +38,7 @@ class WithTrainer:
 
     async def ask_all(self, order: TrainerOrder) -> Received:
         """Have all replicas carry out an order; raise ValueError if one of them cannot."""
-        members = await self._joining(order) if isinstance(order, JoinTrainer) else _NOBODY
+        members = _NOBODY if order.join is None else await self._joining(order.join)
         shares = [each for each in await self._tell("share", order, members) if each is not None]
         if not shares:
             raise ValueError(
@@ -49,7 +47,7 @@ class WithTrainer:
         found = {each.received for each in shares}
         if len(shares) == len(shares[0].members) and len(found) == 1:
             return granted(found.pop())
-        await self._tell("share", LeaveTrainer(order.group), _NOBODY)
+        await self._tell("share", TrainerOrder(order.group), _NOBODY)
         refused = [each for each in found if each.refusal]
         return granted(refused[0] if refused else Received(lost(order.group)))
 
@@ -68,20 +66,21 @@ class WithTrainer:
 
     async def share(self, order: TrainerOrder, members: Members) -> Share | None:
         """Carry out this replica's share of an order; None: it is not in the group."""
-        if isinstance(order, JoinTrainer):
+        if order.join is not None:
             if self.own not in members:
                 return None
-            order = replace(order, rank=order.rank + members.index(self.own) * self._ranks)
-        elif isinstance(order, LeaveTrainer):
-            members = self._members.pop(order.group, _NOBODY)
-        else:
+            first = order.join.rank + members.index(self.own) * self._ranks
+            order = replace(order, join=replace(order.join, rank=first))
+        elif order.receive is not None:
             members = self._members.get(order.group, _NOBODY)
+        else:
+            members = self._members.pop(order.group, _NOBODY)
         if not members:
             return None
         try:
             received = await self._engine.ask_trainer(order)
         except (ValueError, EngineFailed) as error:
             return Share(Received(str(error)), members)
-        if isinstance(order, JoinTrainer):
+        if order.join is not None:
             self._members[order.group] = members
         return Share(received, members)

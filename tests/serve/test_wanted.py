@@ -13,7 +13,6 @@ from diffray.components.checkpoints.update import check_folder
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.trainer_orders import (
     JoinTrainer,
-    LeaveTrainer,
     Received,
     ReceiveWeights,
     TrainerOrder,
@@ -64,7 +63,7 @@ class Engine:
         if self.refuses:
             raise ValueError(self.refuses)
         self.orders.append(order)
-        return Received(folder="/received" if isinstance(order, ReceiveWeights) else "")
+        return Received(folder="/received" if order.receive else "")
 
     async def sleep(self, level: int) -> None:
         self.level = level
@@ -248,11 +247,11 @@ def test_all_replicas_know_the_adapters_that_are_loaded(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-SENT = ReceiveWeights("g", ["head"], ["float32"], [[64, 16]], 7)
+SENT = TrainerOrder("g", receive=ReceiveWeights(["head"], ["float32"], [[64, 16]], 7))
 
 
-def joining(replicas: int) -> JoinTrainer:
-    return JoinTrainer("g", "host", 1, 1, 1 + RANKS * replicas, "gloo")
+def joining(replicas: int) -> TrainerOrder:
+    return TrainerOrder("g", JoinTrainer("host", 1, 1, 1 + RANKS * replicas, "gloo"))
 
 
 def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
@@ -267,7 +266,7 @@ def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
             await first.ask_trainer(joining(1))
         await second.ask_trainer(joining(2))
         joined: list[Any] = [engine.orders for engine in found.engines]
-        assert [each.rank for (each,) in joined] == [1, 1 + RANKS]
+        assert [each.join.rank for (each,) in joined] == [1, 1 + RANKS]
         late = found.start()
         assert (await late.ask_trainer(SENT)).folder == "/received"
         assert await late.update_weights("/received") == "1"
@@ -280,7 +279,7 @@ def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
         found.engines[0].refuses = ""
         with pytest.raises(ValueError, match="tail"):  # by one of them alone: the others leave
             await late.ask_trainer(SENT)
-        assert found.engines[0].orders[-1] == LeaveTrainer("g")
+        assert found.engines[0].orders[-1] == TrainerOrder("g")
         found.engines[1].refuses = ""
         with pytest.raises(ValueError, match="no replica is in a group 'g'"):
             await first.ask_trainer(SENT)
@@ -288,7 +287,7 @@ def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
         found.deaf = {1}
         with pytest.raises(ValueError, match="ranks were lost, and the group 'g' with them"):
             await first.ask_trainer(SENT)
-        assert found.engines[0].orders[-1] == LeaveTrainer("g")
+        assert found.engines[0].orders[-1] == TrainerOrder("g")
 
     asyncio.run(story())
 

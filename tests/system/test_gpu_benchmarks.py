@@ -105,7 +105,6 @@ def test_the_check_finds_what_is_wrong() -> None:
     assert found == {"rms_norm", "paged_attention", "router"}
 
 
-@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the checks compile them")
 def test_kernels_compile_for_hopper_and_fit_it() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -113,7 +112,10 @@ def test_kernels_compile_for_hopper_and_fit_it() -> None:
     command += ["--shape", "llada2-mini"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     kernels = json.loads(done.stdout)["kernels"]
-    assert len({row["kernel"] for row in kernels}) == 16
+    everything = {"_norm_row", "_rotate_heads", "_read_keys", "_join_splits", "_gate_up", "_down"}
+    everything |= {"_list_pairs", "_sum_pairs", "_grouped_topk", "_round_row", "_byte_product"}
+    everything |= {"_weigh_head", "_join_tiles", "_settle_row", "_reward_row"}
+    assert everything <= {row["kernel"] for row in kernels}
     assert [row for row in kernels if row["shared_bytes"] > 227 * 1024] == []
     assert [row for row in kernels if row["stack_bytes"] + row["local_bytes"] > 64] == []
     experts = next(row for row in kernels if row["kernel"] == "_gate_up")
@@ -194,7 +196,6 @@ OF_THE_SERVER = {"ray", "transformers", "tokenizers", "typer", "fastapi", "yaml"
 OF_THE_ENGINE = {"pydantic", "safetensors", "tqdm"}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("modules", "missing"),
     [

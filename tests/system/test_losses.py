@@ -144,12 +144,23 @@ def total(series: Series, name: str) -> float:
     return sum(value for (each, _), value in series.items() if each == f"diffray:{name}")
 
 
+def answered(series: Series) -> set[str]:
+    """Return the replicas that have answered a request."""
+    return {
+        dict(labels)["replica"]
+        for (name, labels), value in series.items()
+        if name.endswith("success_total") and value
+    }
+
+
 def test_counters_are_those_of_all_replicas(url: str, served: str) -> None:
     """Whichever replica a scrape gets: no counter falls, and what they grow by has happened."""
-    url = f"{url}/{served}"
     end = time.monotonic() + 120
-    while len({dict(labels)["replica"] for _, labels in scraped(url)}) < 2:
-        assert time.monotonic() < end, "a replica is missing"
+    while len(answered(scraped(f"{url}/{served}"))) < 2:
+        assert time.monotonic() < end, "a replica gets no requests"
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: ask(url, served, max_tokens=8), range(4)))
+    url = f"{url}/{served}"
     wish = {"model": served, "messages": MESSAGES, "max_tokens": 24, "ignore_eos": True}
     scrapes = [scraped(url)]
     with ThreadPoolExecutor(4) as pool:
@@ -172,12 +183,7 @@ def test_counters_are_those_of_all_replicas(url: str, served: str) -> None:
         "iteration_tokens_total_sum": 16 * 24,
     }.items():
         assert total(last, name) - total(first, name) == grown, name
-    answered = {
-        dict(labels)["replica"]
-        for (name, labels), value in last.items()
-        if name.endswith("success_total") and value
-    }
-    assert len(answered) == 2
+    assert len(answered(last)) == 2
 
 
 def test_what_is_not_answered_yet_is_answered_by_another_replica(

@@ -151,7 +151,10 @@ def swiglu(x_T2F: Tensor) -> Tensor:
 
 
 class Experts(torch.autograd.Function):
-    """All experts of a layer: sort the tokens' copies by expert, one product for each, combine."""
+    """All experts of a layer at once, each with room R for as many tokens as the busiest one has.
+
+    Rooms are multiples of 32: oneDNN compiles a product for each shape that it has not seen.
+    """
 
     @staticmethod
     def forward(
@@ -159,57 +162,41 @@ class Experts(torch.autograd.Function):
         w13: Tensor, w2: Tensor,
     ) -> Tensor:  # fmt: skip
         (tokens, hidden), top = x_TH.shape, chosen_TK.shape[1]
-        load_E, place_TK = torch.empty(len(w13), dtype=torch.long), torch.empty_like(chosen_TK)
-        x_SH, y_TH = x_TH.new_empty(tokens * top, hidden), torch.empty_like(x_TH)
-        sizes = tokens, top, len(w13), hidden
-        passes.call("scatter", *sizes, chosen_TK, x_TH, load_E, place_TK, x_SH)
-        load = load_E.tolist()
+        room = -(-int(chosen_TK.flatten().bincount().max()) // 32) * 32
+        place_TK, y_TH = torch.empty_like(chosen_TK), torch.empty_like(x_TH)
+        x_ERH = x_TH.new_zeros(len(w13), room, hidden)
+        sizes = tokens, top, len(w13), hidden, room
+        passes.call("scatter", *sizes, chosen_TK, x_TH, place_TK, x_ERH)
         dtype = products_dtype()
-        x_SH, w13, w2 = x_SH.to(dtype), w13.to(dtype), w2.to(dtype)
-        inner_S2F = by_expert(x_SH, w13.mT, load)
-        act_SF = x_TH.new_empty(len(x_SH), w2.shape[2])
-        passes.call("swiglu", *act_SF.shape, inner_S2F, act_SF)
-        act_SF = act_SF.to(dtype)
-        y_SH = by_expert(act_SF, w2.mT, load)
-        passes.call("combine", tokens, top, hidden, place_TK, weight_TK, y_SH, y_TH)
-        ctx.save_for_backward(x_SH, inner_S2F, act_SF, y_SH, place_TK, weight_TK, w13, w2)
-        ctx.passes, ctx.load = passes, load
+        x_ERH, w13, w2 = x_ERH.to(dtype), w13.to(dtype), w2.to(dtype)
+        inner_ER2F = (x_ERH @ w13.mT).float()
+        act_ERF = x_TH.new_empty(len(w13), room, w2.shape[2])
+        passes.call("swiglu", len(w13) * room, w2.shape[2], inner_ER2F, act_ERF)
+        act_ERF = act_ERF.to(dtype)
+        y_ERH = (act_ERF @ w2.mT).float()
+        passes.call("combine", tokens, top, hidden, place_TK, weight_TK, y_ERH, y_TH)
+        ctx.save_for_backward(x_ERH, inner_ER2F, act_ERF, y_ERH, place_TK, weight_TK, w13, w2)
+        ctx.passes = passes
         return y_TH
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_TH: Tensor) -> tuple[Tensor | None, ...]:
-        x_SH, inner_S2F, act_SF, y_SH, place_TK, weight_TK, w13, w2 = ctx.saved_tensors
-        sizes, passes, load = (*place_TK.shape, dy_TH.shape[1]), ctx.passes, ctx.load
-        dy_SH, dweight_TK = torch.empty_like(y_SH), torch.empty_like(weight_TK)
-        passes.call(
-            "combine_back", *sizes, place_TK, weight_TK, y_SH, dy_TH.contiguous(), dy_SH, dweight_TK
-        )
-        dy_SH = dy_SH.to(w2.dtype)
-        dact_SF, dw2 = by_expert(dy_SH, w2, load), of_weights(dy_SH, act_SF, load)
-        dinner_S2F = torch.empty_like(inner_S2F)
-        passes.call("swiglu_back", *act_SF.shape, inner_S2F, dact_SF, dinner_S2F)
-        dinner_S2F = dinner_S2F.to(w13.dtype)
-        dx_SH, dw13 = by_expert(dinner_S2F, w13, load), of_weights(dinner_S2F, x_SH, load)
+        x_ERH, inner_ER2F, act_ERF, y_ERH, place_TK, weight_TK, w13, w2 = ctx.saved_tensors
+        sizes, passes = (*place_TK.shape, dy_TH.shape[1]), ctx.passes
+        dy_ERH, dweight_TK = torch.zeros_like(y_ERH), torch.empty_like(weight_TK)
+        dy_TH = dy_TH.contiguous()
+        passes.call("combine_back", *sizes, place_TK, weight_TK, y_ERH, dy_TH, dy_ERH, dweight_TK)
+        dy_ERH = dy_ERH.to(w2.dtype)
+        dact_ERF, dw2 = (dy_ERH @ w2).float(), (dy_ERH.mT @ act_ERF).float()
+        dinner_ER2F = torch.empty_like(inner_ER2F)
+        rows, inner = dact_ERF.shape[0] * dact_ERF.shape[1], dact_ERF.shape[2]
+        passes.call("swiglu_back", rows, inner, inner_ER2F, dact_ERF, dinner_ER2F)
+        dinner_ER2F = dinner_ER2F.to(w13.dtype)
+        dx_ERH, dw13 = (dinner_ER2F @ w13).float(), (dinner_ER2F.mT @ x_ERH).float()
         dx_TH = torch.empty(dy_TH.shape)
-        passes.call("combine", *sizes, place_TK, None, dx_SH, dx_TH)
+        passes.call("combine", *sizes, place_TK, None, dx_ERH, dx_TH)
         return None, dx_TH, None, dweight_TK, dw13, dw2
-
-
-def by_expert(x_S: Tensor, w_E: Tensor, load: list[int]) -> Tensor:
-    """x w, with its own w for every expert's rows."""
-    y_S = x_S.new_empty(len(x_S), w_E.shape[2])
-    for x, w, y in zip(x_S.split(load), w_E.unbind(), y_S.split(load), strict=True):
-        torch.mm(x, w, out=y)
-    return y_S.float()
-
-
-def of_weights(dy_S: Tensor, x_S: Tensor, load: list[int]) -> Tensor:
-    """The gradients of all experts' weights."""
-    dw_E = x_S.new_empty(len(load), dy_S.shape[1], x_S.shape[1])
-    for dy, x, dw in zip(dy_S.split(load), x_S.split(load), dw_E.unbind(), strict=True):
-        torch.mm(dy.mT, x, out=dw)
-    return dw_E.float()
 
 
 def experts(x_TH: Tensor, chosen_TK: Tensor, weight_TK: Tensor, w13: Tensor, w2: Tensor) -> Tensor:

@@ -270,13 +270,10 @@ void swiglu_back(long rows, long f, const float *x, const float *dy, float *dx) 
 }
 
 /* Where each chosen expert's copy of a token goes, sorted by expert; and x copied there. */
-void scatter(long t, long k, long experts, long h, const int64_t *chosen, const float *x,
-             int64_t *load, int64_t *place, float *sorted) {
+void scatter(long t, long k, long experts, long h, long room, const int64_t *chosen, const float *x,
+             int64_t *place, float *sorted) {
     int64_t next[experts];
-    memset(load, 0, experts * sizeof *load);
-    for (long i = 0; i < t * k; i++) load[chosen[i]]++;
-    next[0] = 0;
-    for (long e = 1; e < experts; e++) next[e] = next[e - 1] + load[e - 1];
+    for (long e = 0; e < experts; e++) next[e] = e * room;
     for (long i = 0; i < t * k; i++) {
         place[i] = next[chosen[i]]++;
         memcpy(sorted + place[i] * h, x + i / k * h, h * sizeof *x);

@@ -2,7 +2,8 @@
 
 The patterns follow inference. Blocks before the current one are clean, the current one is partly
 masked, later ones fully masked (bidirectional) or absent (block-causal). Drills pack arithmetic
-facts into one sequence and mask their results; gaps are pieces of text with a hole in the middle.
+facts into one sequence and mask their results, or tell words and mask them where they come again;
+gaps are pieces of text with a hole in the middle.
 """
 
 import random
@@ -17,9 +18,9 @@ from examples.train_demo.arithmetic import fact
 from examples.train_demo.sampler import BLOCK
 from examples.train_demo.tasks import GENERATORS, chat, draw
 from examples.train_demo.vocabulary import SPACED
-from examples.train_demo.words import Item
+from examples.train_demo.words import Item, Source
 
-DRILL_LENGTH, DRILLS, GAPS = 96, 0.12, 0.03
+DRILL_LENGTH, FACTS, COPIES, GAPS = 96, 0.1, 0.12, 0.03
 FIRST = {
     "arithmetic": 0.7, "math": 0.8, "code": 0.8, "json": 1.8, "rewriting": 1.8, "turn": 0.6,
     "outside": 0.4,
@@ -85,8 +86,10 @@ class Batches:
         self.waiting, self.full = state["waiting"], state["full"]
 
     def next(self) -> Batch:
-        if self.rng.random() < DRILLS:
-            return self._drill_batch()
+        drawn = self.rng.random()
+        if drawn < FACTS + COPIES:
+            example = self._facts if drawn < FACTS else self._copies
+            return self._pack([example() for _ in range(self.tokens // DRILL_LENGTH)])
         while not self.full:
             self._draw_examples(256)
         return self.full.pop(0)
@@ -121,16 +124,35 @@ class Batches:
         input_BL = target_BL.masked_fill(masked_BL, self.mask)
         return Batch(input_BL, target_BL, weight_BL, [e.kind for e in examples])
 
-    def _drill_batch(self) -> Batch:
-        examples = []
-        for _ in range(self.tokens // DRILL_LENGTH):
-            signs = self.rng.choices("+-*/", [1.2, 1.6, 1.0, 0.8], k=18)
-            ids = self.tokenizer(". ".join(fact(self.rng, sign) for sign in signs)).input_ids
-            ids = (ids + [self.eos] * DRILL_LENGTH)[:DRILL_LENGTH]
-            after = [False] + [i in self.equals for i in ids[:-1]]
-            masked = [a and self.rng.random() < 0.8 for a in after]
-            examples.append(Example(ids, [1.0] * len(ids), masked, "drill"))
-        return self._pack(examples)
+    def _facts(self) -> Example:
+        """Arithmetic facts; some of the results are masked."""
+        signs = self.rng.choices("+-*/", [1.2, 1.6, 1.0, 0.8], k=18)
+        ids = self.tokenizer(". ".join(fact(self.rng, sign) for sign in signs)).input_ids
+        after = [False] + [i in self.equals for i in ids[:-1]]
+        return self._drill(ids, [a and self.rng.random() < 0.8 for a in after])
+
+    def _copies(self) -> Example:
+        """Pairs of words, and the same in another order; some of the second words are masked."""
+        rng, source = self.rng, Source(self.rng, False, False)
+        kinds = [source.name, source.city, source.thing, source.plain_word, source.full_name]
+        told: list[int] = []
+        pairs: list[tuple[list[int], list[int]]] = []
+        while len(told) < DRILL_LENGTH // 2 - 10:
+            word = str(rng.randrange(1000)) if rng.random() < 0.15 else rng.choice(kinds)()
+            pair = [f" {source.plain_word()}", f" {word}", ","]
+            key, value, comma = self.tokenizer(pair).input_ids
+            told += key + value + comma
+            pairs.append((key, value))
+        masked, ratio = [False] * len(told), max(rng.random(), rng.random())
+        for key, value in rng.sample(pairs, len(pairs)):
+            told += key + value + comma
+            masked += [False] * len(key) + [rng.random() < ratio for _ in value] + [False]
+        return self._drill(told, masked)
+
+    def _drill(self, ids: list[int], masked: list[bool]) -> Example:
+        ids = (ids + [self.eos] * DRILL_LENGTH)[:DRILL_LENGTH]
+        masked = (masked + [False] * DRILL_LENGTH)[:DRILL_LENGTH]
+        return Example(ids, [1.0] * len(ids), masked, "drill")
 
     def _examples(self, items: list[Item]) -> list[Example]:
         chats = [chat(item) for item in items]

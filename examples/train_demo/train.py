@@ -30,6 +30,7 @@ from examples.train_demo.passes import load as load_passes
 from examples.train_demo.sampler import generate
 from examples.train_demo.tasks import GENERATORS, chat, draw
 from examples.train_demo.tokenizer import load_tokenizer, wrap
+from examples.train_demo.transfer import to_llada_moe
 
 STEPS, PARTS = 14000, 2  # batches in a step
 COPYING, FALL = 0.2, 0.5  # shares of the steps: mostly copying; the falling rate
@@ -204,10 +205,11 @@ class Run:
 
     def begin(self, path: Path) -> None:
         """Go on from kept weights: the step count goes on, momentum and rate warm up again."""
-        metadata = read_metadata(path)
-        if metadata["model"] != self.name:
+        metadata, tensors = read_metadata(path), load_file(path)
+        if (metadata["model"], self.name) == ("llada2_moe", "llada_moe"):
+            tensors = to_llada_moe(tensors, trained(self.model))
+        elif metadata["model"] != self.name:
             raise ValueError(f"{path} has the weights of {metadata['model']}, not of {self.name}")
-        tensors = load_file(path)
         for model in (self.model, self.average):
             for name, tensor in trained(model).items():
                 tensor.data.copy_(tensors[name])

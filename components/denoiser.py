@@ -25,6 +25,7 @@ from diffray.components.quantized_parts import chosen_formats
 from diffray.components.weight import Weight
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
+from diffray.kernels.linear import unpack
 
 
 class Names(NamedTuple):
@@ -299,8 +300,7 @@ class Denoiser(nn.Module):
             for name, parameter in [*module.named_parameters(recurse=False)]:
                 if parameter.is_mkldnn:
                     found = True
-                    dense = nn.Parameter(parameter.to_dense(), requires_grad=False)
-                    setattr(module, name, dense)
+                    setattr(module, name, nn.Parameter(unpack(parameter), requires_grad=False))
         return found
 
     def parts(self, names: Collection[str]) -> Parts:

@@ -13,7 +13,7 @@ from diffray.components.low_rank import LowRank
 from diffray.kernels.formats import Format
 from diffray.kernels.linear import linear, pack
 from diffray.kernels.quantize import Quantized, quantize
-from diffray.kernels.quantized import quantized_linear
+from diffray.kernels.quantized import pack_bytes, quantized_linear
 
 Multiply = Callable[[Tensor, Quantized, Tensor | None], Tensor]
 
@@ -29,6 +29,7 @@ class Weight(nn.Module):
     def __init__(self, part: str, *shape: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.part = part  # of the model, as the option `quantization` names it
+        self.dtype = dtype  # of the model, whatever the matrix is kept in
         self.format: Format | None = None
         self.dense: nn.Parameter | None = empty(*shape, dtype=dtype)
         self.values_EOI: nn.Parameter | None = None
@@ -90,6 +91,9 @@ class Weight(nn.Module):
             self.zero_EOG = nn.Parameter(kept.zero_EOG, requires_grad=False)
 
     def pack(self) -> None:
-        """Lay a loaded matrix out as only `linear` reads it, and reads it fastest."""
+        """Lay a loaded matrix out as only its product reads it, and reads it fastest."""
         if self.format is None:
             self.dense = nn.Parameter(pack(self.plain), requires_grad=False)
+        elif self.format.kind == "w8a8" and self.dtype != torch.float64:  # sums become float32
+            packed = pack_bytes(self.kept.values_EOI)
+            self.values_EOI = nn.Parameter(packed, requires_grad=False)

@@ -28,6 +28,11 @@ def pack(weight_OI: Tensor) -> Tensor:
     return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight_OI))
 
 
+def unpack(packed: Tensor) -> Tensor:
+    """Return a packed matrix as it was; one of bytes is kept with its columns first."""
+    return packed.to_dense().t().contiguous() if packed.dtype == torch.int8 else packed.to_dense()
+
+
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias; float32 on a CPU goes to oneDNN.
 

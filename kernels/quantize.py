@@ -28,7 +28,8 @@ _MIDDLE: Final = 8  # what stands for 0 in int4, which is kept unsigned
 class Quantized:
     """A matrix, or one for each expert: `(values - zero) * scale`, with a scale per row or group.
 
-    Weights of four bits stand two in a byte, the even column in the low half.
+    Weights of four bits stand two in a byte, the even column in the low half. The bytes of w8a8 may
+    be packed (`pack_bytes`): then only its product reads them.
     """
 
     format: Format
@@ -51,6 +52,8 @@ class Quantized:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.values_EOI.is_mkldnn:  # bytes that are packed, with their columns first
+            return tuple(reversed(self.values_EOI.shape))
         *rows, width = self.values_EOI.shape
         return (*rows, width * (2 if self.format.bits == 4 else 1))
 

@@ -5,7 +5,7 @@ the experts' intermediate size, K experts of a token, P pairs of one expert.
 """
 
 from functools import cache
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -63,9 +63,13 @@ def _blocks(kept: Quantized) -> list[Quantized]:
 def _integer_linear(x_TI: Tensor, kept: Quantized) -> Tensor:
     """Return the product of rounded rows: exact sums, so a row's outcome depends on it alone."""
     rounded_TI, scale_T1 = quantize_rows(x_TI)
-    sums_TO = integer_product(rounded_TI, kept.values_EOI).to(scale_T1.dtype)
-    scale_O = kept.scale_EOG.squeeze(1).to(scale_T1.dtype)
-    return sums_TO.mul_(scale_T1).mul_(scale_O).to(x_TI.dtype)
+    values_OI, scale_O = kept.values_EOI, kept.scale_EOG.squeeze(1)
+    if values_OI.is_mkldnn:
+        scaled_TO = _packed_product(rounded_TI, values_OI, scale_O)
+    else:
+        sums_TO = integer_product(rounded_TI, values_OI).to(scale_T1.dtype)
+        scaled_TO = sums_TO.mul_(scale_O)
+    return scaled_TO.mul_(scale_T1).to(x_TI.dtype)
 
 
 def _float8_linear(x_TI: Tensor, kept: Quantized) -> Tensor:
@@ -93,6 +97,29 @@ def integer_product(x_TI: Tensor, w_OI: Tensor) -> Tensor:
         num_rows = x_TI.shape[0]
         return torch._int_mm(pad_rows(x_TI), w_OI.t())[:num_rows]
     return _in_float32(x_TI, w_OI)
+
+
+def pack_bytes(values_EOI: Tensor) -> Tensor:
+    """Return a matrix of bytes in the layout of oneDNN's unit for them, which `unpack` undoes.
+
+    Otherwise oneDNN reorders it in each call, half of the time at 32 rows. Without such a unit its
+    sums of bytes saturate; then the matrix is returned unchanged, as are experts' and a GPU's.
+    """
+    if not values_EOI.is_cpu or values_EOI.dim() != 2 or not multiplies_bytes():
+        return values_EOI
+    return cast(Tensor, torch.ops.onednn.qlinear_prepack(values_EOI, None))
+
+
+def _packed_product(x_TI: Tensor, packed_IO: Tensor, scale_O: Tensor) -> Tensor:
+    """Return the product with a packed matrix times the scales of its rows, in float32."""
+    # The unit takes signed weights and unsigned activations: each byte plus 128, which is taken
+    # off the sums again.
+    shifted_TI = pad_rows(x_TI).view(torch.uint8) ^ 0x80
+    weights = packed_IO, scale_O, torch.zeros(len(scale_O), dtype=torch.int64)
+    multiply = torch.ops.onednn.qlinear_pointwise.default
+    # Without a bias, an output scale, or an operation behind the product.
+    found = multiply(shifted_TI, 1.0, 128, *weights, None, 1.0, 0, torch.float32, "none", [], "")
+    return cast(Tensor, found)[: len(x_TI)]
 
 
 @cache

@@ -16,11 +16,12 @@ from diffray.components.weight import Weight
 from diffray.kernels.choose import TORCH
 from diffray.kernels.formats import FORMATS, Format
 from diffray.kernels.quantize import Quantized, dequantize
-from diffray.kernels.quantized import quantized_linear
+from diffray.kernels.quantized import multiplies_bytes, quantized_linear
 from tests.helpers.paths import GOLDEN
 from tests.helpers.quantized import weights_of
 from tests.helpers.threads import over_ranks
 from tests.helpers.tiny_checkpoints import IDS, full_forward
+from tests.helpers.updatable_toy import resident_bytes
 
 KINDS = ["int8", "uint8", "int4", "uint4", "fp8"]
 MODELS = ["llada", "llada_moe", "llada_moe_fused", "llada2_moe", "sdar", "sdar_moe", "dream"]
@@ -131,6 +132,49 @@ def test_ranks_with_rounded_activations_are_near(kind: str, most: float) -> None
     ranks, _ = over_ranks(2, False, work)
     together = torch.cat([logits for (logits,) in ranks], dim=-1)
     assert 0 < float((together - alone).norm() / alone.norm()) < most
+
+
+@pytest.mark.skipif(not multiplies_bytes(), reason="this CPU has no unit for bytes")
+@pytest.mark.parametrize("size", [1, 2])
+def test_packed_bytes_change_no_bit(size: int) -> None:
+    """On any number of ranks; and they come back as they were."""
+    given = {"attention": "w8a8", "mlp": "w8a8", "head": "w8a8"}
+
+    def work(mesh: Mesh) -> list[Tensor]:
+        model = load_model(
+            GOLDEN / "sdar",
+            dtype="float32",
+            device="cpu",
+            mesh=mesh,
+            progress=False,
+            quantization=given,
+        )
+        matrices = [each for part in given for each in weights_of(model, part)]
+        values = [each.kept.values_EOI.clone() for each in matrices]
+        found, count = [full_forward(model, IDS)], model.num_weights
+        model.pack()
+        assert all(each.kept.values_EOI.is_mkldnn for each in matrices)
+        assert model.num_weights == count
+        found.append(full_forward(model, IDS))
+        assert model.unpack()
+        for each, before in zip(matrices, values, strict=True):
+            assert torch.equal(each.kept.values_EOI, before)
+        return found
+
+    ranks, _ = over_ranks(size, False, work)
+    for plain, packed in ranks:
+        assert torch.equal(plain, packed)
+
+
+@pytest.mark.skipif(not multiplies_bytes(), reason="this CPU has no unit for bytes")
+def test_packed_bytes_are_kept_once() -> None:
+    weight = Weight("mlp", 8192, 4096, dtype=torch.float32)
+    weight.dense = torch.nn.Parameter(torch.ones(8192, 4096), requires_grad=False)
+    weight.quantize(FORMATS["w8a8"], quantized_linear)
+    before = resident_bytes()
+    weight.pack()
+    assert weight.kept.values_EOI.is_mkldnn
+    assert resident_bytes() - before < weight.count / 4
 
 
 @pytest.mark.parametrize(("kind", "share"), [("fp8", 1), ("w8a8_fp8", 1), ("w8a8", 0), ("int4", 0)])

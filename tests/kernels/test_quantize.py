@@ -1,5 +1,7 @@
 """Formats of weights: how far a weight moves at most, and that parts are parts of the whole."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from diffray.kernels import quantized
 from diffray.kernels.formats import FORMATS, Format
+from diffray.kernels.linear import unpack
 from diffray.kernels.quantize import (
     Quantized,
     dequantize,
@@ -18,7 +21,12 @@ from diffray.kernels.quantize import (
     round_rows,
     unpack_nibbles,
 )
-from diffray.kernels.quantized import integer_product, quantized_linear
+from diffray.kernels.quantized import (
+    integer_product,
+    multiplies_bytes,
+    pack_bytes,
+    quantized_linear,
+)
 
 WIDTH = 512  # a multiple of every group
 
@@ -128,6 +136,42 @@ def test_both_ways_to_add_bytes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     by_unit = integer_product(x, w)
     monkeypatch.setattr(quantized, "multiplies_bytes", lambda: False)
     assert torch.equal(by_unit, integer_product(x, w))
+
+
+@pytest.mark.skipif(not multiplies_bytes(), reason="this CPU has no unit for bytes")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(70, 200), (33, 5000), (3, 7), (1, 1)])
+def test_packed_bytes_multiply_like_plain_ones_bit_for_bit(
+    shape: tuple[int, int], dtype: torch.dtype, threads: int
+) -> None:
+    """Alone and in any batch; also where sums are too large to be exact in float32."""
+    torch.manual_seed(0)
+    kept = quantize(torch.randn(shape), FORMATS["w8a8"])
+    kept.values_EOI[0] = 127
+    packed = replace(kept, values_EOI=pack_bytes(kept.values_EOI))
+    assert packed.values_EOI.is_mkldnn and packed.shape == shape
+    assert torch.equal(unpack(packed.values_EOI), kept.values_EOI)
+    x = (torch.randn(300, shape[1]) * torch.rand(300, 1) * 50).to(dtype)
+    x[0], x[1], x[2] = 3, -3, 0
+    bias = torch.randn(shape[0]).to(dtype)
+    plain = quantized_linear(x, kept, bias)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows in (*range(36), 63, 64, 65, 96, 100, 128, 255, 300):
+            assert torch.equal(quantized_linear(x[:rows], packed, bias), plain[:rows])
+        for row in range(0, 300, 7):
+            assert torch.equal(quantized_linear(x[row : row + 1], packed, bias)[0], plain[row])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_a_unit_bytes_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products would saturate."""
+    monkeypatch.setattr(quantized, "multiplies_bytes", lambda: False)
+    values = torch.ones(4, 8, dtype=torch.int8)
+    assert pack_bytes(values) is values
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("w8a8", "float32"), ("w8a8_fp8", "float64")])

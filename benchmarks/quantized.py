@@ -38,7 +38,7 @@ def main() -> None:
     print(paired.head("checkpoint", "weights", "MB", "tokens/s", "times float32"))
     for checkpoint in args.checkpoints:
         wishes: list[tuple[str, str, str | None]] = [("float32", "float32", None)]
-        if known.get("amx_bf16"):
+        if known.get("amx_bf16") or known.get("avx512_bf16"):
             wishes.append(("bfloat16", "bfloat16", None))
         wishes += [(name, "float32", name) for name in args.formats]
         for cells in compare(checkpoint, wishes, args.repeats, args.seed, clock):

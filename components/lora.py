@@ -87,6 +87,25 @@ class PeftConfig:
         rank = self.rank(module)
         return alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
 
+    def wants(self, module: str) -> bool:
+        """Return whether the adapter was trained on a module, as PEFT reads target_modules."""
+        if self._config.get("layers_to_transform") is not None:
+            return False  # it is about some layers only, by PEFT's own numbers for them
+        targeted, excluded = (
+            self._names(field, module) for field in ("target_modules", "exclude_modules")
+        )
+        return targeted and not excluded
+
+    def _names(self, field: str, module: str) -> bool:
+        """Return whether a field names a module: a list of names' endings, or an expression."""
+        given = self._config.get(field) or []
+        if isinstance(given, list):
+            return any(f".{module}".endswith(f".{ending}") for ending in given)
+        try:
+            return re.fullmatch(given, module) is not None
+        except (re.error, TypeError) as error:
+            raise ValueError(f"{self._path / CONFIG}: {field}: {given!r:.99}: {error}") from None
+
     def _of(self, field: str, module: str, default: float) -> float:
         """Return a module's own value, where a pattern names it."""
         own = self._config.get(field) or {}

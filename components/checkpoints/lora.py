@@ -54,6 +54,14 @@ class Adapter:
         if not modules:
             raise CheckpointError(f"{self.path / WEIGHTS} has no tensors")
         self.targets = [self._target(module, parts, config, max_rank) for module in modules]
+        for name, part in parts.items():
+            module = name.removesuffix(".weight")
+            adaptable = part.weight is not None and part.weight.part in _PARTS
+            if adaptable and module not in modules and config.wants(module):
+                raise CheckpointError(
+                    f"{self.path / WEIGHTS} lacks {module}, which target_modules in {CONFIG} "
+                    "names; save the adapter whole"
+                )
 
     def _place_of(self, name: str) -> tuple[str, str]:
         plain = name.removeprefix(_PREFIX).replace(".default.weight", ".weight")

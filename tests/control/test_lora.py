@@ -13,6 +13,8 @@ from diffray import DiffusionLLM, SamplingParams
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
 from diffray.components.weight import Weight
+from diffray.kernels.formats import FORMATS
+from diffray.kernels.quantize import dequantize, quantize
 from diffray.workers.messages import Request
 from tests.helpers.adapters import Story, merged, modules_of, write_adapter
 from tests.helpers.paths import GOLDEN
@@ -173,11 +175,16 @@ def test_adapters_that_nobody_uses_make_room(tmp_path: Path) -> None:
         for _ in range(2):
             outputs = llm.generate([each for each, _ in asks], [params for _, params in asks])
             assert [output.outputs[0].token_ids for output in outputs] == expected
-        llm.generate([1, 2, 3], lora="a4", max_tokens=4)
-        weights = [m for m in llm.engine.model.modules() if isinstance(m, Weight)]  # type: ignore[attr-defined]
-        kept = {lora.name for m in weights if m.lora is not None for lora in m.lora.deltas}
-    assert "a4" in kept
-    assert len(kept) == 2
+        kept = []
+        for name in ("a4", "a1", "a4", "a2", "a1", "a0"):
+            llm.generate([1, 2, 3], lora=name, max_tokens=4)
+            kept.append(adapters_in(llm))
+    assert kept[1:] == [{"a4", "a1"}, {"a1", "a4"}, {"a4", "a2"}, {"a2", "a1"}, {"a1", "a0"}]
+
+
+def adapters_in(llm: DiffusionLLM) -> set[str]:
+    weights = [m for m in llm.engine.model.modules() if isinstance(m, Weight)]  # type: ignore[attr-defined]
+    return {lora.name for m in weights if m.lora is not None for lora in m.lora.deltas}
 
 
 def test_loaded_and_unloaded_while_the_engine_runs(tmp_path: Path) -> None:
@@ -244,16 +251,30 @@ def test_new_weights_are_adapted_too(tmp_path: Path) -> None:
         assert llm.generate([prompt], asked(""))[0].outputs[0].token_ids != adapted
 
 
-def test_beside_quantized_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llada", "llada2_moe"])
+def test_beside_quantized_weights(tmp_path: Path, family: str) -> None:
     """An adapter is added to what the bytes stand for."""
-    story = Story(tmp_path)
-    asks = [(prompt, asked("a0")) for prompt in prompts(3)]
-    options: dict[str, Any] = {"quantization": "int8", "lora_modules": story.adapters}
-    adapted = answers(story.base, asks, **options)
-    assert adapted != answers(story.base, [(p, asked("")) for p, _ in asks], **options)
-    with DiffusionLLM(str(story.base), **OPTIONS, **options) as llm:
-        again = llm.generate([p for p, _ in asks], [params for _, params in asks])
-    assert [output.outputs[0].token_ids for output in again] == adapted
+    config = FAMILIES[family]
+    story = Story(tmp_path, config)
+    asks = [(prompt, asked(f"a{number}")) for number, prompt in enumerate(prompts(3))]
+    form = FORMATS["int8"]
+    rounded = {
+        name: dequantize(quantize(tensor, form), torch.float64)
+        if name.removesuffix(".weight") in modules_of(story.weights)
+        else tensor
+        for name, tensor in story.weights.items()
+    }
+    expected = []
+    for prompt, params in asks:
+        both = merged(rounded, Path(story.adapters[params.lora]))
+        folder = save(tmp_path / f"rounded {params.lora}", config, both)
+        expected += answers(folder, [(prompt, asked("", params.seed or 0))])
+    options: dict[str, Any] = {
+        "quantization": {"attention": "int8", "mlp": "int8"},
+        "lora_modules": story.adapters,
+    }
+    assert answers(story.base, asks, **options) == expected
+    assert answers(story.base, asks, lora_modules=story.adapters) != expected
 
 
 def change_config(folder: Path, **fields: Any) -> None:
@@ -277,6 +298,10 @@ def change_config(folder: Path, **fields: Any) -> None:
         ({"rank_pattern": [1]}, r"rank_pattern is \[1\]; expected an object"),
         ({"rank_pattern": {"(": 3}}, "rank_pattern: '\\(': missing"),
         ({"alpha_pattern": {"q": "big"}}, "alpha_pattern of 'q' is 'big'"),
+        ({"target_modules": ["q_proj"]}, "lacks .*q_proj, which target_modules in .* names"),
+        ({"target_modules": r".*blocks\.1\.ff_out"}, r"lacks .*1\.ff_out, which target_modules"),
+        ({"target_modules": "("}, r"target_modules: '\('"),
+        ({"target_modules": 3}, "target_modules: 3"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which is not supported"),
     ],
@@ -289,6 +314,23 @@ def test_a_config_that_does_not_fit_is_one_sentence(
     change_config(adapter, **fields)
     with pytest.raises(ValueError, match=sentence):
         DiffusionLLM(str(story.base), **OPTIONS, lora_modules={"x": str(adapter)})
+
+
+def test_targets_that_peft_leaves_out_need_no_tensors(tmp_path: Path) -> None:
+    story = Story(tmp_path, adapters=0)
+    first = next(name for name in modules_of(story.weights) if name.endswith("blocks.0.q_proj"))
+    second = first.replace("blocks.0", "blocks.1")
+    allowed: list[dict[str, Any]] = [
+        {"target_modules": [first, "no_such_proj"]},
+        {"target_modules": ["q_proj"], "exclude_modules": [second]},
+        {"target_modules": ["q_proj"], "exclude_modules": r".*\.1\..*"},
+        {"target_modules": ["q_proj"], "layers_to_transform": [0]},
+        {"target_modules": None},
+    ]
+    for number, fields in enumerate(allowed):
+        adapter = write_adapter(tmp_path / str(number), story.weights, [first], **fields)
+        with DiffusionLLM(str(story.base), **OPTIONS, lora_modules={"x": str(adapter)}) as llm:
+            assert [*llm.adapters.names] == ["x"]
 
 
 def test_what_is_no_adapter_of_this_model_is_one_sentence(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@
     python -m benchmarks.quantized /tmp/llada-100m
     python -m benchmarks.quantized --threads 1 --cpu-time --formats int8 int4 -- /tmp/llada-100m
 
-One request, blocks of 32, windows of a block (`dual`); one position becomes final in a step. The
-processor's units are printed first: w8a8 needs VNNI or AMX to be faster than float32.
+One request, blocks of 32, windows of a block (`dual`); one position becomes final in a step, or
+several with fewer `--steps`, which takes less time and leaves ratios as they are. The processor's
+units are printed first: w8a8 needs VNNI or AMX to be faster than float32.
 """
 
+import argparse
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 
@@ -18,11 +21,6 @@ from diffray.cluster.cli.bench.datasets import random_ids
 from diffray.components.checkpoints.info import describe
 
 TOKENS = 32
-POLICY = {
-    "block_length": TOKENS,
-    "decoder": {"kind": "fixed", "steps": TOKENS},
-    "cache": {"kind": "dual"},
-}
 UNITS = ("avx2", "avx512_f", "avx_vnni", "avx512_vnni", "amx_int8", "avx512_bf16", "amx_bf16")
 
 
@@ -30,6 +28,7 @@ def main() -> None:
     parser = paired.parser(__doc__, turns=3)
     parser.add_argument("checkpoints", nargs="+")
     parser.add_argument("--formats", nargs="+", default=["w8a8", "int8", "int4", "fp8"])
+    parser.add_argument("--steps", type=int, default=TOKENS, help="of a block")
     args = parser.parse_args()
     clock = paired.clock_of(args)
     known = torch.cpu.get_capabilities()
@@ -41,30 +40,34 @@ def main() -> None:
         if known.get("amx_bf16") or known.get("avx512_bf16"):
             wishes.append(("bfloat16", "bfloat16", None))
         wishes += [(name, "float32", name) for name in args.formats]
-        for cells in compare(checkpoint, wishes, args.repeats, args.seed, clock):
+        for cells in compare(checkpoint, wishes, args, clock):
             print(paired.row(checkpoint, *cells), flush=True)
 
 
 def compare(
     checkpoint: str,
     wishes: list[tuple[str, str, str | None]],
-    repeats: int,
-    seed: int,
+    args: argparse.Namespace,
     clock: paired.Clock,
 ) -> list[tuple[object, ...]]:
     """Return a row's cells for each kind of weights; all take turns in this process."""
-    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, diffusion=POLICY)
+    policy: dict[str, Any] = {
+        "block_length": TOKENS,
+        "decoder": {"kind": "fixed", "steps": args.steps},
+        "cache": {"kind": "dual"},
+    }
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, diffusion=policy)
     contenders = {}
     with ExitStack() as stack:
         for name, dtype, quantization in wishes:
             llm = stack.enter_context(
                 DiffusionLLM(checkpoint, dtype=dtype, quantization=quantization, max_num_seqs=1)
             )
-            prompts = random_ids(llm, 1, TOKENS, seed)
+            prompts = random_ids(llm, 1, TOKENS, args.seed)
             contenders[name] = clock.timed(
                 lambda _, llm=llm, prompts=prompts: paired.generate(llm, prompts, [params])  # type: ignore[misc]
             )
-        turns = paired.take_turns(contenders, repeats)
+        turns = paired.take_turns(contenders, args.repeats)
     rows: list[tuple[object, ...]] = []
     for name, dtype, quantization in wishes:
         size = describe(checkpoint, quantization).bytes_in_memory[dtype]

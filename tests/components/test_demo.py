@@ -3,12 +3,13 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diffray import DiffusionLLM
 from diffray.components.checkpoints.demos import DEMOS, demo_path
-from examples.train_demo.evaluate import THRESHOLD, run
+from examples.train_demo.evaluate import THRESHOLD, caches_of, run
 from examples.train_demo.former.tasks import GENERATORS, draw, held_out_items, is_held_out
 
 SAMPLE = 60
@@ -79,3 +80,22 @@ def test_answers_are_right() -> None:
             assert json.loads(item.answer)
         else:
             assert item.answer.split()[-1].rstrip(".").isdigit()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", DEMOS)
+@pytest.mark.parametrize(
+    "options",
+    [{"quantization": "int8"}, {"quantization": "w8a8"}, {"kv_cache_dtype": "int8"}],
+    ids=["int8 weights", "w8a8", "int8 K/V"],
+)
+def test_eight_bits_cost_one_answer_of_sixty_at_most(name: str, options: dict[str, Any]) -> None:
+    """Beside the same model in float32, whatever that one knows."""
+    items, most = held_out_items(SAMPLE, seed=99), int(metrics(name)["max_tokens"])
+    shares = []
+    wishes: list[dict[str, Any]] = [{}, options]
+    for wish in wishes:
+        with DiffusionLLM(name, dtype="float32", **wish) as llm:
+            cache = caches_of(folder(name))[1]  # by which K/V are read that were stored before
+            shares.append(run(llm, items, THRESHOLD, cache, most)["exact_match"])
+    assert shares[1] > shares[0] - 1.5 / SAMPLE

@@ -41,7 +41,7 @@ from diffray.components.iterations import (
     Soft,
     SubBlocks,
 )
-from diffray.components.model import ModelSpec
+from diffray.components.model_spec import ModelSpec
 from diffray.components.renoising import check_parts
 from diffray.components.speculation import Verify
 

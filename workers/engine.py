@@ -17,10 +17,11 @@ from diffray.components.model import Model
 from diffray.components.prefixes import num_held
 from diffray.components.sequence import Sequence
 from diffray.workers.adapters import Adapters
-from diffray.workers.admission import Limits, check
+from diffray.workers.admission import check
 from diffray.workers.batch_plan import BatchPlan, Chunk
 from diffray.workers.drafting import Drafting
 from diffray.workers.graphs import Graphs
+from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, R, Reply, Request, Round, Stats, Update
 from diffray.workers.outcome import Outcome
 from diffray.workers.prefix_memory import prefix_stats

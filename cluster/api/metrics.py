@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import (
 )
 
 from diffray.cluster.control.engine_client import Load
-from diffray.workers.admission import Limits
+from diffray.workers.limits import Limits
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "diffray:"

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Final, TypeVar
 
 from diffray.cluster.api.errors import Json, invalid, too_long
-from diffray.workers.admission import Limits
+from diffray.workers.limits import Limits
 from diffray.workers.text import Tokenizer
 
 MASK: Final = "\N{LIGHT SHADE}"  # how a masked position is shown

@@ -10,8 +10,8 @@ from hashlib import sha256
 from html import escape
 from typing import Any, Final
 
+from diffray.cluster.api.chat_messages import NOTED
 from diffray.cluster.api.errors import Json
-from diffray.cluster.api.messages import NOTED
 
 _STYLE: Final = """
 :root { color-scheme: light dark; }

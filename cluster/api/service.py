@@ -27,7 +27,7 @@ from diffray.cluster.api.grammars import GrammarCompiler
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
 from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
 from diffray.cluster.api.params_builder import ParamsBuilder
-from diffray.cluster.api.prompts import PromptReader
+from diffray.cluster.api.prompt_reader import PromptReader
 from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens

@@ -51,29 +51,7 @@ class BatchState:
         self._floors: list[float] = []
         self._measures = [s.measures for s in sequences]
         self._shares = [row.sequence.policy.decoder.shares(row.sequence) for row in self.rows]
-        facts = [
-            (
-                s.start,
-                s.stop,
-                row.slot * slots.length,
-                # An editing decoder may replace tokens from here on.
-                s.prompt_len if s.policy.decoder.edits else s.stop,
-                s.seed,
-                s.steps_before,
-                s.step + row.ahead,
-                s.index,
-                s.num_blocks,
-                s.most_post_steps,
-                s.post_steps,
-                s.policy.decoder.last_step() or LARGEST,
-            )
-            for row in self.rows
-            for s in (row.sequence,)
-        ]
-        # One copy to the device for all of them, each without gaps.
-        start_B, stop_B, base_B, ours_B, self.seed_B, self.before_B, *rest = send(
-            torch.tensor(facts).T.contiguous(), self.device
-        )
+        start_B, stop_B, base_B, ours_B, self.seed_B, self.before_B, *rest = self._numbers()
         self.steps_B, self.index_B, self.count_B, self.settle_B, self.settled_B, self.last_B = rest
         self.positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=self.device)
         self.length_B = stop_B - start_B
@@ -91,19 +69,46 @@ class BatchState:
         self.options_EK: Tensor | None = None  # of the last step, for pinned canvases
         self.groups = self._plan_groups()
         self.credits = credits_of(self.rows, self.length, self.device)
-        # Rows without sub-blocks have one, as long as the longest block.
-        sizes = [row.sequence.policy.iteration.sub_block() for row in self.rows]
-        self.sub_BL: Tensor | None = None  # the number of each position's sub-block
-        if any(sizes):
-            size_B = send(torch.tensor([size or self.length for size in sizes]), self.device)
-            places_L = torch.arange(self.length, device=self.device)
-            self.sub_BL = places_L // size_B.unsqueeze(1)
+        self.sub_BL = self._sub_blocks()
         self.top_tokens = TopTokens(sequences, self.length, self.device)
         self.renoised: RenoisedRows | None = None
         if any(s.policy.iteration.renoises for s in sequences):
             self.renoised = RenoisedRows(sequences, slots, self.positions_BL)
-
         self.rules = self._find_rules()
+
+    def _numbers(self) -> Tensor:
+        """Return twelve numbers of each row, [12, B], in one copy to the device."""
+        numbers = [
+            (
+                s.start,
+                s.stop,
+                row.slot * self.slots.length,
+                # An editing decoder may replace tokens from here on.
+                s.prompt_len if s.policy.decoder.edits else s.stop,
+                s.seed,
+                s.steps_before,
+                s.step + row.ahead,
+                s.index,
+                s.num_blocks,
+                s.most_post_steps,
+                s.post_steps,
+                s.policy.decoder.last_step() or LARGEST,
+            )
+            for row in self.rows
+            for s in (row.sequence,)
+        ]
+        return send(torch.tensor(numbers).T.contiguous(), self.device)  # each without gaps
+
+    def _sub_blocks(self) -> Tensor | None:
+        """Return the number of each position's sub-block, [B, L]; None if no row has any.
+
+        Rows without sub-blocks have one, as long as the longest block.
+        """
+        sizes = [row.sequence.policy.iteration.sub_block() for row in self.rows]
+        if not any(sizes):
+            return None
+        size_B = send(torch.tensor([size or self.length for size in sizes]), self.device)
+        return torch.arange(self.length, device=self.device) // size_B.unsqueeze(1)
 
     def now(self, step: int, first_only: Items[bool]) -> Block:
         """Return what decoders see at the `step`-th step of a round.

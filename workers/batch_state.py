@@ -59,7 +59,7 @@ class BatchState:
         cells_BL = base_B.unsqueeze(1) + self.positions_BL
         self.cells_BL = torch.where(inside_BL, cells_BL, slots.trash)
         self.ours_BL = inside_BL & (self.positions_BL >= ours_B.unsqueeze(1))
-        self._place_twins(inside_BL)
+        self._place_unconditional(inside_BL)
         self.ids_BL = self._cells(slots.ids_SN)
         self.masked_BL = self._cells(slots.masked_SN) & inside_BL
         self.steps_BL = self._cells(slots.steps_SN)
@@ -173,9 +173,9 @@ class BatchState:
         if self.branches is not None:
             make_branches(self, proposal, block)
         self._put(self.slots.ids_SN, self.ids_BL)
-        if len(self.twin_rows_G):
-            twin_ids_GL = self.ids_BL[self.twin_rows_G]
-            self._put(self.slots.ids_SN, twin_ids_GL, self.twin_cells_GL)
+        if len(self.uncond_rows_G):
+            uncond_ids_GL = self.ids_BL[self.uncond_rows_G]
+            self._put(self.slots.ids_SN, uncond_ids_GL, self.uncond_cells_GL)
         self._put(self.slots.masked_SN, self.masked_BL)
         self.options_EK = proposal.options_EK
         if proposal.top is not None:
@@ -275,19 +275,19 @@ class BatchState:
             found.append(Plan(s.start, s.stop, shares[at] if at < len(shares) else 0))
         return tuple(found)
 
-    def _place_twins(self, inside_BL: Tensor) -> None:
-        """Find where the twins of guided rows show what is written in their blocks."""
+    def _place_unconditional(self, inside_BL: Tensor) -> None:
+        """Find where the copies of guided rows show what is written in their blocks."""
         facts = [
-            (b, s.twin.slot * self.slots.length, s.prompt_len)
+            (b, s.uncond.slot * self.slots.length, s.prompt_len)
             for b, s in enumerate(self.sequences)
-            if s.twin is not None
+            if s.uncond is not None
         ]
         facts_G3 = send(torch.tensor(facts, dtype=torch.long).view(-1, 3), self.device)
-        self.twin_rows_G, base_G, given_G = facts_G3.unbind(1)
-        positions_GL = self.positions_BL[self.twin_rows_G]
-        ours_GL = inside_BL[self.twin_rows_G] & (positions_GL >= given_G.unsqueeze(1))
+        self.uncond_rows_G, base_G, given_G = facts_G3.unbind(1)
+        positions_GL = self.positions_BL[self.uncond_rows_G]
+        ours_GL = inside_BL[self.uncond_rows_G] & (positions_GL >= given_G.unsqueeze(1))
         cells_GL = base_G.unsqueeze(1) + positions_GL
-        self.twin_cells_GL = torch.where(ours_GL, cells_GL, self.slots.trash)
+        self.uncond_cells_GL = torch.where(ours_GL, cells_GL, self.slots.trash)
 
     def _find_rules(self) -> Rules | None:
         """Return how rows accept, if that and nothing else happens to them."""
@@ -297,7 +297,7 @@ class BatchState:
         found = []
         for sequence in self.sequences:
             rule = sequence.policy.decoder.rule(sequence)
-            if rule is None or sequence.policy.iteration.soft or sequence.twin is not None:
+            if rule is None or sequence.policy.iteration.soft or sequence.uncond is not None:
                 return None
             found.append(rule)
         kind, least, steps = zip(*found, strict=True)

@@ -122,7 +122,7 @@ class DiffusionParams(PolicyPart):
         None,
         ge=1,
         le=256,
-        description="The most tokens of a field of a pinned canvas that is no choice; default: 8.",
+        description="The most tokens of a field of a pinned canvas, but for choices; default: 8.",
     )
     cfg_scale: float = Field(
         0.0, ge=0, description="Classifier-free guidance, as LLaDA's sampler defines it."

@@ -73,7 +73,7 @@ def build_rank(
     )
     device = _device_for(setup, mesh)
     # Refuse unsupported options before anything is loaded.
-    check_prefix_caching(config, setup.prefix_wishes)
+    check_prefix_caching(config, setup.prefix_options)
     kv_format(setup.kv_cache_dtype, spec.kv_shapes)
     choices = findings.choices
     dtype = choose_dtype(setup.dtype, device)

@@ -183,12 +183,12 @@ def _bounds(what: Mapping[str, Any]) -> str:
         "maximum": "&le;",
         "exclusiveMaximum": "&lt;",
     }
-    told = [
+    values = [
         f" {sign} {what[name]:g}"
         for name, sign in signs.items()
         if name in what and abs(what[name]) < 2**31 - 1
     ]
-    return ",".join(told)
+    return ",".join(values)
 
 
 def _text(markdown: str) -> str:

@@ -136,7 +136,7 @@ class LoadAdapterBody(UnloadAdapterBody):
 
 
 class Operated(Protocol):
-    """What carries out an operator's wishes: an engine, or all replicas of a deployment."""
+    """What carries out an operator's requests: an engine, or all replicas of a deployment."""
 
     async def update_weights(
         self, source: Source, in_flight: InFlight = "finish", version: str | None = None

@@ -170,10 +170,10 @@ def _check_models(applications: "Applications") -> None:
         engine = each.config.engine_kwargs
         found = read_config(resolve(each.config.model_source))
         check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
-        wished = engine.prefix_wishes
+        requested = engine.prefix_options
         if each.config.deployment_config.prefix_routing:
-            wished = [*wished, "prefix_routing"]
-        check_prefix_caching(found, wished)
+            requested = [*requested, "prefix_routing"]
+        check_prefix_caching(found, requested)
         if engine.lora_modules:
             from diffray.workers.adapters import LoadedAdapters
 

@@ -24,7 +24,7 @@ from diffray.cluster.control.engine_client import (
     Refusal,
 )
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind, encode_events
+from diffray.cluster.control.events import AGAIN, NO_REQUEST, Bulletin, Event, Kind, encode_events
 from diffray.cluster.control.heartbeat import Pulse, no_sign
 from diffray.cluster.control.restarts import Restarts
 from diffray.cluster.control.scheduler import Scheduler
@@ -299,7 +299,7 @@ class Coordinator:
         self.failure = f"{reason}; {AGAIN}"
         if self._trainer is not None:
             self._settle(self._trainer, Received(self.failure))
-        ended = Event(Kind.ENDED, NOBODY, reason=self.failure)
+        ended = Event(Kind.ENDED, NO_REQUEST, reason=self.failure)
         self._publish([*self.driver.scheduler.fail_all(self.failure), ended])
 
 

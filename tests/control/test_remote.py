@@ -14,7 +14,7 @@ from diffray.cluster.control.engine_client import (
     Poisonous,
 )
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind, encode_events
+from diffray.cluster.control.events import AGAIN, NO_REQUEST, Bulletin, Event, Kind, encode_events
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
@@ -190,7 +190,7 @@ def test_who_does_not_read_its_end_holds_no_place() -> None:
     ("event", "kind"),
     [
         (Event(Kind.POISON, 7, reason="no"), Poisonous),
-        (Event(Kind.ENDED, NOBODY, reason=f"no; {AGAIN}"), EngineFailed),
+        (Event(Kind.ENDED, NO_REQUEST, reason=f"no; {AGAIN}"), EngineFailed),
     ],
 )
 def test_the_reason_reaches_who_asked(event: Event, kind: type[Exception]) -> None:

@@ -14,14 +14,14 @@ import argparse
 import asyncio
 import json
 import random
-import sys
 import time
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
 import httpx2
 
-from benchmarks import load
+from benchmarks import load, paired
 from benchmarks.load import Json
 from diffray.cluster.cli.bench.results import percentile
 from tests.helpers.serve_process import serve_process
@@ -57,7 +57,7 @@ async def conversation(http: httpx2.AsyncClient, drawn: random.Random, args: Jso
     return turns
 
 
-async def work(url: str, seed: int, args: Json) -> list[Turn]:
+async def work(url: str, args: Json, seed: int) -> list[Turn]:
     """Hold all conversations, so many at once; return their turns."""
     drawn = random.Random(seed)
     async with load.client(url) as http:
@@ -68,6 +68,10 @@ async def work(url: str, seed: int, args: Json) -> list[Turn]:
         bodies = [{"seed": drawn.random()} for _ in range(args["conversations"])]
         held = await load.all_of(bodies, args["clients"], one)
     return [turn for turns in held for turn in turns]
+
+
+def hold(url: str, args: Json, number: int) -> list[Turn]:
+    return asyncio.run(work(url, args, number))
 
 
 def numbers(turns: list[Turn]) -> dict[str, float]:
@@ -81,19 +85,14 @@ def numbers(turns: list[Turn]) -> dict[str, float]:
 
 def compared(urls: dict[str, str], args: Json) -> Json:
     with_it, without = urls
-    turns: dict[str, list[Turn]] = {name: [] for name in urls}
-    ratios: list[dict[str, float]] = []
-    for number in range(args["rounds"] + 1):
-        found = {}
-        for name in [*urls] if number % 2 else [*urls][::-1]:
-            found[name] = asyncio.run(work(urls[name], number, args))
-        if number == 0:
-            continue  # it warms up
-        one, other = (numbers(found[name]) for name in urls)
-        ratios.append({what: one[what] / other[what] for what in one})
-        print(f"round {number}: {with_it} {one}, {without} {other}", file=sys.stderr, flush=True)
-        for name in urls:
-            turns[name] += found[name]
+    rounds = paired.take_turns(
+        {name: partial(hold, url, args) for name, url in urls.items()},
+        args["rounds"],
+        describe=lambda turns: str(rounded(numbers(turns))),
+    )
+    turns = {name: [turn for each in of_one for turn in each] for name, of_one in rounds.items()}
+    pairs = zip(*(map(numbers, rounds[name]) for name in urls), strict=True)
+    ratios = [{what: one[what] / other[what] for what in one} for one, other in pairs]
     of_all = {name: numbers(turns[name]) for name in urls}
     return {
         "options": args,

@@ -19,7 +19,7 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.layers import Norm, Part, Parts, Rotary, VocabTable
 from diffray.components.low_rank import Running
 from diffray.components.mesh import Mesh
-from diffray.components.model import ModelSpec
+from diffray.components.model_spec import ModelSpec
 from diffray.components.quantization import Scheme
 from diffray.components.quantized_parts import chosen_formats
 from diffray.components.weight import Weight

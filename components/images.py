@@ -60,7 +60,7 @@ def images_of(prompt: Items[int], images: Items[Image], sight: Sight | None) -> 
         rows, left = divmod(len(image.pixels), 4 * sight.patch * max(image.columns, 1))
         if left or not rows or not 0 < image.columns <= sight.places or rows > sight.places:
             raise InvalidField(
-                f"image {number}: {len(image.pixels)} bytes are no rows of {image.columns} "
+                f"image {number}: {len(image.pixels)} bytes are not rows of {image.columns} "
                 f"patches of {sight.patch} float32 numbers, at most {sight.places} each way",
                 "images",
             )

@@ -93,7 +93,7 @@ class Logits:
         return self.mesh.all_reduce(torch.where(here, found, 0.0))
 
     def column(self, token_id: int) -> Tensor:
-        """Return one token's logit in every row; -inf of an id below 0, which is no token's."""
+        """Return one token's logit in every row; -inf of an id below 0, which no token has."""
         if token_id < 0:
             return torch.full_like(self.values_RV[:, 0], -torch.inf)
         column = token_id - self.start

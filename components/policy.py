@@ -41,7 +41,7 @@ from diffray.components.iterations import (
     Soft,
     SubBlocks,
 )
-from diffray.components.model import ModelSpec
+from diffray.components.model_spec import ModelSpec
 from diffray.components.renoising import check_parts
 from diffray.components.speculation import Verify
 
@@ -122,7 +122,7 @@ class DiffusionParams(PolicyPart):
         None,
         ge=1,
         le=256,
-        description="The most tokens of a field of a pinned canvas that is no choice; default: 8.",
+        description="The most tokens of a field of a pinned canvas, but for choices; default: 8.",
     )
     cfg_scale: float = Field(
         0.0, ge=0, description="Classifier-free guidance, as LLaDA's sampler defines it."

@@ -198,7 +198,7 @@ class Prefixes:
         return pages, node.host_pages
 
     def forget(self, unused_since: float = inf) -> list[int]:
-        """Forget what nobody has held since then; return its pages of the device."""
+        """Forget what no request has held since then; return its pages of the device."""
         for node in list(takewhile(lambda node: node.used <= unused_since, self._away)):
             self._drop(node)
         free: list[int] = []
@@ -273,7 +273,7 @@ class Prefixes:
         return ids if start else (*own, *ids)
 
     def _cut(self, node: Node) -> list[int]:
-        assert node.parent is not None, "the root is no beginning of anything"
+        assert node.parent is not None, "the root has no parent"
         del node.parent.children[node.key]
         self.num_device -= len(node.pages)
         return node.pages

@@ -100,7 +100,7 @@ def _key(key: str, shown: str) -> str:
         re.compile(key.removeprefix(PATTERN))
     except re.error as error:
         raise ValueError(
-            f"quantization is {shown}: {key!r} is no regular expression ({error})"
+            f"quantization is {shown}: {key!r} is not a regular expression ({error})"
         ) from None
     return key
 

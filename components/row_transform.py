@@ -28,7 +28,9 @@ class Where(NamedTuple):
 
     rows: slice
     positions_R: Tensor  # that the rows are about
-    twins_R: Tensor | None  # where a request is guided: the packed tokens of its twin window
+    uncond_R: (
+        Tensor | None
+    )  # where a request is guided: the packed tokens of the same window without the prompt
     sequence: "Sequence"
 
     @property

@@ -238,7 +238,7 @@ class SandwichLayer(nn.Module):
         Stores the K/V of all in place.
         """
         masked_T1 = batch.masked_T1
-        assert masked_T1 is not None, "a layer of two scales is told which tokens are masks"
+        assert masked_T1 is not None, "a layer of two scales needs to know which tokens are masks"
         attention = self.attention
         seen_RH = attention(normed_TH, angles[attention.heads], batch, kv, read_R)
         if read_R is not None:

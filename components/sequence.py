@@ -100,7 +100,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     pages_P: Tensor | None = None  # the same as a tensor
     nodes: "list[Node]" = field(default_factory=list)  # its first pages, which others may share
-    twin: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
+    uncond: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
     best: Copy | None = None  # of one that shows noise: the most probable tokens so far
     drafts: list[Copy] = field(default_factory=list)  # one, two ... steps ahead, or branches
     chance: Chance = field(default_factory=Chance)  # that a draft is right

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Guided(Planned):
-    """Rows whose logits are led away from what their twins find, as LLaDA's sampler does."""
+    """Rows whose logits are led away from those without the prompt, as LLaDA's sampler does."""
 
     rows_U: Tensor
-    twins_U: Tensor
+    uncond_U: Tensor
     scale_U: Tensor
 
     def apply(self, logits: Logits, step: Step) -> None:
         values_RV = logits.values_RV
-        blind_UV = step.head(self.twins_U).to(values_RV)
+        blind_UV = step.head(self.uncond_U).to(values_RV)
         scale_U1 = self.scale_U.unsqueeze(1).to(values_RV)
         values_RV[self.rows_U] = blind_UV + (scale_U1 + 1) * (values_RV[self.rows_U] - blind_UV)
 
@@ -78,9 +78,9 @@ class Guidance:
     scale: float
 
     def plan(self, where: Where) -> Guided:
-        assert where.twins_R is not None
-        scales = torch.full(where.twins_R.shape, self.scale, dtype=torch.float64)
-        return Guided(where.rows_R, where.twins_R, scales)
+        assert where.uncond_R is not None
+        scales = torch.full(where.uncond_R.shape, self.scale, dtype=torch.float64)
+        return Guided(where.rows_R, where.uncond_R, scales)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,11 +58,13 @@ class Format(NamedTuple):
     def obstacle(self, columns: int, here: int) -> str | None:
         """Return why rows of so many weights, of which a rank holds `here`, cannot be kept so."""
         if self.group and columns % self.group:
-            return f"its rows of {columns} weights are no multiple of {self.group}"
+            return f"its rows of {columns} weights are not a multiple of {self.group}"
         if self.group and here % self.group:
-            return f"a rank's {here} of its {columns} columns are no multiple of {self.group}"
+            return f"a rank's {here} of its {columns} columns are not a multiple of {self.group}"
         if self.bits == 4 and (columns % 8 or here % 2):
-            return f"its rows of {columns} weights are no multiple of 8, in which they are packed"
+            return (
+                f"its rows of {columns} weights are not a multiple of 8, in which they are packed"
+            )
         return None
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.kernels.errors import largest_error
+from diffray.kernels.numeric_errors import largest_error
 
 TORCH_VARIANT = "torch"  # the name of the reference as a variant
 

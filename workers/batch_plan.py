@@ -157,7 +157,7 @@ class BatchPlan:
             drafts += self.drafting.spans(own, own.sequence.step + step)
         windows += drafts + encoded
         windows += [span for chunk in chunks for span in spans_of(*chunk)]
-        windows += [w._replace(copy=w.sequence.twin) for w in windows if w.sequence.twin]
+        windows += [w._replace(copy=w.sequence.uncond) for w in windows if w.sequence.uncond]
         if self._windows != windows:
             self._windows = windows
             shown = {None, *(span.copy for span in drafts)}

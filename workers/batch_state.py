@@ -51,11 +51,38 @@ class BatchState:
         self._floors: list[float] = []
         self._measures = [s.measures for s in sequences]
         self._shares = [row.sequence.policy.decoder.shares(row.sequence) for row in self.rows]
-        facts = [
+        start_B, stop_B, base_B, ours_B, self.seed_B, self.before_B, *rest = self._numbers()
+        self.steps_B, self.index_B, self.count_B, self.settle_B, self.settled_B, self.last_B = rest
+        self.positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=self.device)
+        self.length_B = stop_B - start_B
+        inside_BL = self.positions_BL < stop_B.unsqueeze(1)
+        cells_BL = base_B.unsqueeze(1) + self.positions_BL
+        self.cells_BL = torch.where(inside_BL, cells_BL, slots.trash)
+        self.ours_BL = inside_BL & (self.positions_BL >= ours_B.unsqueeze(1))
+        self._place_unconditional(inside_BL)
+        self.ids_BL = self._cells(slots.ids_SN)
+        self.masked_BL = self._cells(slots.masked_SN) & inside_BL
+        self.steps_BL = self._cells(slots.steps_SN)
+        self.logprobs_BL = self._cells(slots.logprobs_SN)
+        self.done_B = torch.zeros_like(self.steps_B, dtype=torch.bool)
+        self.foreseen_B = self.done_B
+        self.options_EK: Tensor | None = None  # of the last step, for pinned canvases
+        self.groups = self._plan_groups()
+        self.credits = credits_of(self.rows, self.length, self.device)
+        self.sub_BL = self._sub_blocks()
+        self.top_tokens = TopTokens(sequences, self.length, self.device)
+        self.renoised: RenoisedRows | None = None
+        if any(s.policy.iteration.renoises for s in sequences):
+            self.renoised = RenoisedRows(sequences, slots, self.positions_BL)
+        self.rules = self._find_rules()
+
+    def _numbers(self) -> Tensor:
+        """Return twelve numbers of each row, [12, B], in one copy to the device."""
+        numbers = [
             (
                 s.start,
                 s.stop,
-                row.slot * slots.length,
+                row.slot * self.slots.length,
                 # An editing decoder may replace tokens from here on.
                 s.prompt_len if s.policy.decoder.edits else s.stop,
                 s.seed,
@@ -70,40 +97,18 @@ class BatchState:
             for row in self.rows
             for s in (row.sequence,)
         ]
-        # One copy to the device for all of them, each without gaps.
-        start_B, stop_B, base_B, ours_B, self.seed_B, self.before_B, *rest = send(
-            torch.tensor(facts).T.contiguous(), self.device
-        )
-        self.steps_B, self.index_B, self.count_B, self.settle_B, self.settled_B, self.last_B = rest
-        self.positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=self.device)
-        self.length_B = stop_B - start_B
-        inside_BL = self.positions_BL < stop_B.unsqueeze(1)
-        cells_BL = base_B.unsqueeze(1) + self.positions_BL
-        self.cells_BL = torch.where(inside_BL, cells_BL, slots.trash)
-        self.ours_BL = inside_BL & (self.positions_BL >= ours_B.unsqueeze(1))
-        self._place_twins(inside_BL)
-        self.ids_BL = self._cells(slots.ids_SN)
-        self.masked_BL = self._cells(slots.masked_SN) & inside_BL
-        self.steps_BL = self._cells(slots.steps_SN)
-        self.logprobs_BL = self._cells(slots.logprobs_SN)
-        self.done_B = torch.zeros_like(self.steps_B, dtype=torch.bool)
-        self.foreseen_B = self.done_B
-        self.options_EK: Tensor | None = None  # of the last step, for pinned canvases
-        self.groups = self._plan_groups()
-        self.credits = credits_of(self.rows, self.length, self.device)
-        # Rows without sub-blocks have one, as long as the longest block.
-        sizes = [row.sequence.policy.iteration.sub_block() for row in self.rows]
-        self.sub_BL: Tensor | None = None  # the number of each position's sub-block
-        if any(sizes):
-            size_B = send(torch.tensor([size or self.length for size in sizes]), self.device)
-            places_L = torch.arange(self.length, device=self.device)
-            self.sub_BL = places_L // size_B.unsqueeze(1)
-        self.top_tokens = TopTokens(sequences, self.length, self.device)
-        self.renoised: RenoisedRows | None = None
-        if any(s.policy.iteration.renoises for s in sequences):
-            self.renoised = RenoisedRows(sequences, slots, self.positions_BL)
+        return send(torch.tensor(numbers).T.contiguous(), self.device)  # each without gaps
 
-        self.rules = self._find_rules()
+    def _sub_blocks(self) -> Tensor | None:
+        """Return the number of each position's sub-block, [B, L]; None if no row has any.
+
+        Rows without sub-blocks have one, as long as the longest block.
+        """
+        sizes = [row.sequence.policy.iteration.sub_block() for row in self.rows]
+        if not any(sizes):
+            return None
+        size_B = send(torch.tensor([size or self.length for size in sizes]), self.device)
+        return torch.arange(self.length, device=self.device) // size_B.unsqueeze(1)
 
     def now(self, step: int, first_only: Items[bool]) -> Block:
         """Return what decoders see at the `step`-th step of a round.
@@ -168,9 +173,9 @@ class BatchState:
         if self.branches is not None:
             make_branches(self, proposal, block)
         self._put(self.slots.ids_SN, self.ids_BL)
-        if len(self.twin_rows_G):
-            twin_ids_GL = self.ids_BL[self.twin_rows_G]
-            self._put(self.slots.ids_SN, twin_ids_GL, self.twin_cells_GL)
+        if len(self.uncond_rows_G):
+            uncond_ids_GL = self.ids_BL[self.uncond_rows_G]
+            self._put(self.slots.ids_SN, uncond_ids_GL, self.uncond_cells_GL)
         self._put(self.slots.masked_SN, self.masked_BL)
         self.options_EK = proposal.options_EK
         if proposal.top is not None:
@@ -270,19 +275,19 @@ class BatchState:
             found.append(Plan(s.start, s.stop, shares[at] if at < len(shares) else 0))
         return tuple(found)
 
-    def _place_twins(self, inside_BL: Tensor) -> None:
-        """Find where the twins of guided rows show what is written in their blocks."""
+    def _place_unconditional(self, inside_BL: Tensor) -> None:
+        """Find where the copies of guided rows show what is written in their blocks."""
         facts = [
-            (b, s.twin.slot * self.slots.length, s.prompt_len)
+            (b, s.uncond.slot * self.slots.length, s.prompt_len)
             for b, s in enumerate(self.sequences)
-            if s.twin is not None
+            if s.uncond is not None
         ]
         facts_G3 = send(torch.tensor(facts, dtype=torch.long).view(-1, 3), self.device)
-        self.twin_rows_G, base_G, given_G = facts_G3.unbind(1)
-        positions_GL = self.positions_BL[self.twin_rows_G]
-        ours_GL = inside_BL[self.twin_rows_G] & (positions_GL >= given_G.unsqueeze(1))
+        self.uncond_rows_G, base_G, given_G = facts_G3.unbind(1)
+        positions_GL = self.positions_BL[self.uncond_rows_G]
+        ours_GL = inside_BL[self.uncond_rows_G] & (positions_GL >= given_G.unsqueeze(1))
         cells_GL = base_G.unsqueeze(1) + positions_GL
-        self.twin_cells_GL = torch.where(ours_GL, cells_GL, self.slots.trash)
+        self.uncond_cells_GL = torch.where(ours_GL, cells_GL, self.slots.trash)
 
     def _find_rules(self) -> Rules | None:
         """Return how rows accept, if that and nothing else happens to them."""
@@ -292,7 +297,7 @@ class BatchState:
         found = []
         for sequence in self.sequences:
             rule = sequence.policy.decoder.rule(sequence)
-            if rule is None or sequence.policy.iteration.soft or sequence.twin is not None:
+            if rule is None or sequence.policy.iteration.soft or sequence.uncond is not None:
                 return None
             found.append(rule)
         kind, least, steps = zip(*found, strict=True)

@@ -8,9 +8,10 @@ from diffray.components.grammar.compile import Grammars
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.adapters import LoadedAdapters
-from diffray.workers.admission import CheckedRequest, Limits, check_choices
+from diffray.workers.admission import CheckedRequest, check_choices
 from diffray.workers.bad_words import with_bad_tokens
 from diffray.workers.given import Given, Reader
+from diffray.workers.limits import Limits
 from diffray.workers.messages import Request
 
 

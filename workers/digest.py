@@ -19,7 +19,7 @@ def digest(engine: Engine) -> int:
             s.clean_end,
             s.emitted,
             s.pages,
-            s.twin and s.twin.pages,
+            s.uncond and s.uncond.pages,
         )
         for s in engine.running
     ]

@@ -17,7 +17,7 @@ _MOST_RECORDS: Final = 64  # of decoders with other settings
 
 
 class Drafting:
-    """Copies use what nobody else needs: they never take a slot, and give way when pages are short.
+    """Copies use what no request needs: they never take a slot, and give way when pages are short.
 
     `overhead` is what a forward costs besides its positions, as a number of positions; 0: no
     copies. There are at most 16, and at most `most_windows` of sequences and copies.

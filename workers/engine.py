@@ -17,10 +17,11 @@ from diffray.components.model import Model
 from diffray.components.prefixes import num_held
 from diffray.components.sequence import Sequence
 from diffray.workers.adapters import Adapters
-from diffray.workers.admission import Limits, check
+from diffray.workers.admission import check
 from diffray.workers.batch_plan import BatchPlan, Chunk
 from diffray.workers.drafting import Drafting
 from diffray.workers.graphs import Graphs
+from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, R, Reply, Request, Round, Stats, Update
 from diffray.workers.outcome import Outcome
 from diffray.workers.prefix_memory import prefix_stats
@@ -254,9 +255,9 @@ class Engine:
             return
         sequence.pages += self.kv.allocate(missing)
         sequence.pages_P = torch.tensor(sequence.pages)
-        if (twin := sequence.twin) is not None:
-            twin.pages += self.kv.allocate(missing)
-            twin.pages_P = torch.tensor(twin.pages)
+        if (uncond := sequence.uncond) is not None:
+            uncond.pages += self.kv.allocate(missing)
+            uncond.pages_P = torch.tensor(uncond.pages)
 
     def _grow(self, sequence: Sequence) -> None:
         """Make room for the next block; preempt the latest arrivals, maybe the sequence itself."""
@@ -273,8 +274,8 @@ class Engine:
         self.running.remove(sequence)
         self.drafting.give_back(sequence)
         self.kv.free(self.kv.prefixes.release(sequence))
-        if sequence.twin is not None:
-            self.kv.free(sequence.twin.pages)
+        if sequence.uncond is not None:
+            self.kv.free(sequence.uncond.pages)
         self.slots.release(sequence)
         sequence.pages, sequence.pages_P = [], None
 

@@ -177,7 +177,7 @@ class EngineOptions(Config):
         return given
 
     @property
-    def prefix_wishes(self) -> list[str]:
+    def prefix_options(self) -> list[str]:
         """The given options that need block-causal attention."""
         return [name for name in PREFIX_OPTIONS if getattr(self, name)]
 

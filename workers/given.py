@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from diffray.components.grammar.compile import Grammars, vocabulary_of
 from diffray.components.image import Image, Sight
-from diffray.workers.admission import Limits
 from diffray.workers.image_files import Picture, place_images, read_image
+from diffray.workers.limits import Limits
 from diffray.workers.prompts import (
     Prompt,
     as_messages,

@@ -21,7 +21,7 @@ _USUAL: Final = 280  # soft tokens that an image is scaled to, as Gemma's own pr
 
 
 def read_image(picture: Picture, sight: Sight) -> Image:
-    """Return an image's patches; refuse what is no image, or too large, before decoding it."""
+    """Return an image's patches; refuse what is not an image, or too large, before decoding it."""
     if isinstance(picture, Image):
         return picture
     shown = _opened(picture)
@@ -59,7 +59,7 @@ def _opened(picture: Picture) -> Any:
         return Pillow.open(file, formats=_FORMATS)
     except OSError as error:
         if isinstance(picture, bytes):
-            raise InvalidField("the image is no PNG, JPEG, WebP or GIF", "images") from None
+            raise InvalidField("the image is not a PNG, JPEG, WebP or GIF", "images") from None
         raise ValueError(f"cannot read the image {picture}: {error}") from None
     except Exception as error:  # as of headers that promise too much
         raise InvalidField(f"the image cannot be decoded: {error}", "images") from None

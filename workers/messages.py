@@ -1,6 +1,8 @@
-"""An engine's requests and answers: all records that cross a process, without torch.
+"""What crosses the processes of one engine: requests, rounds, replies, and a rank's start.
 
-They are dataclasses of plain values, which msgspec and pickle serialize as they are.
+Records of plain values, without torch, which msgspec and pickle serialize as they are. Others have
+modules of their own: `limits.py`, `process.py`, `trainer_orders.py`, `cluster/control/events.py`
+and, between replicas, `cluster/serve/wanted.py`.
 """
 
 from collections.abc import Iterable
@@ -9,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, Type
 
 from diffray.components.image import Image
 from diffray.components.lora import LoRA
+from diffray.workers.process import Process
 from diffray.workers.trainer_orders import Received, TrainerOrder
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
+    from diffray.workers.engine_options import EngineOptions
 
 
 class Progress(NamedTuple):
@@ -238,6 +242,33 @@ class Stats:
     forwards: int = 0  # of the model; a shared one counts once
     tokens: int = 0  # reported as final
     prefixes: PrefixStats = PrefixStats()
+
+
+class ControlAddress(NamedTuple):
+    """Where ranks connect to the coordinator, and the secret that lets them in."""
+
+    host: str
+    port: int
+    secret: bytes
+
+
+class RankPlace(NamedTuple):
+    """Where a rank runs; on rank 0 of several `port` is where the others join its mesh."""
+
+    process: Process
+    host: str
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """How a rank joins the mesh and loads its shard."""
+
+    model: str
+    options: "EngineOptions"
+    expert_parallel: bool
+    collective_timeout_s: float
+    load_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ class FieldOutput:
     """How probable the model finds a field of a pinned canvas, and all options of a choice."""
 
     probability: float
-    options: dict[str, float]  # by their text in the answer; empty if it is no choice
+    options: dict[str, float]  # by their text in the answer; empty if it is not a choice
 
 
 @dataclass(slots=True, repr=False)

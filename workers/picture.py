@@ -73,10 +73,10 @@ def picture(question: str, tokens: Items[tuple[str, int]]) -> str:
         kind = f"note n{step}" + " hidden" * (step < count)
         body.append(f'<text x="{MARGIN}" y="{base}" class="{kind}">{said}</text>')
     wide, high = COLUMNS * CELL + 2 * MARGIN, base + MARGIN
-    told = f"{f'Question: {_clean(question)} ' * bool(asked)}Answer: {''.join(texts)}"
+    description = f"{f'Question: {_clean(question)} ' * bool(asked)}Answer: {''.join(texts)}"
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img">
 <title>{TITLE}</title>
-<desc>{escape(told)}</desc>
+<desc>{escape(description)}</desc>
 <style>{"".join(style)}</style>
 <rect class="card" x="1" y="1" width="{wide - 2}" height="{high - 2}" rx="8"/>
 """ + "\n".join([*body, "</svg>\n"])

@@ -4,18 +4,24 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-Place = dict[str, Any]  # node, pid and start time of a process, and what its caller adds
+from typing import NamedTuple
 
 
-def own_place(node: str) -> Place:
-    """Return the place of this process, on the given node."""
-    return {"node": node, "pid": os.getpid(), "started": started(os.getpid())}
+class Process(NamedTuple):
+    """A process and its Ray node; its start time tells reused ids apart."""
+
+    node: str
+    pid: int
+    started: int | None
+
+
+def own_process(node: str) -> Process:
+    """Return this process, on the given node."""
+    return Process(node, os.getpid(), started(os.getpid()))
 
 
 def started(pid: int) -> int | None:
-    """Return a process's start time in ticks since boot; it tells reused ids apart."""
+    """Return a process's start time in ticks since boot."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -23,8 +29,8 @@ def started(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-def kill(place: Place, node: str) -> None:
+def kill(process: Process, node: str) -> None:
     """Kill a process on this node, unless its id has been reused."""
-    if place["node"] == node and started(place["pid"]) == place["started"]:
+    if process.node == node and started(process.pid) == process.started:
         with suppress(ProcessLookupError):
-            os.kill(place["pid"], signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)

@@ -54,7 +54,7 @@ class HeadPlan:
     """The head's rows: first those of the blocks, then those that only soft diffusion reads."""
 
     tokens_R: Tensor  # index into the packed hidden states
-    read_T: Tensor  # all tokens whose hidden states are used: those, and the twins of guided rows
+    read_T: Tensor  # all tokens whose hidden states are used: those, and copies' of guided rows
     rows: Rows
     soft: Softened | None
     choices: tuple[Choice, ...] = ()  # in the order of their rows in `rows.options`
@@ -142,7 +142,7 @@ class _Collector:
         self.doubted: list[LogitBias] = []
         self.structured: dict[Alike, list[StructuredPart]] = defaultdict(list)
         self.choices: list[Choice] = []
-        self.twins: list[Tensor] = []
+        self.uncond_tokens: list[Tensor] = []
         self.ranked: list[slice] = []
         self.num_ranked = 0
         self.redraws = self.keeps_best = False
@@ -214,12 +214,12 @@ class _Collector:
     def _where(
         self, number: int, sequence: Sequence, span: slice, offset_R: Tensor, layout: Layout
     ) -> Where:
-        twins = None
-        if sequence.twin is not None:
-            twin = layout.offset_of(layout.windows[number]._replace(copy=sequence.twin))
-            twins = self.tokens[0][span] + twin - layout.offsets[number]
-            self.twins.append(twins)
-        return Where(span, sequence.start + offset_R[span], twins, sequence)
+        uncond_R = None
+        if sequence.uncond is not None:
+            uncond = layout.offset_of(layout.windows[number]._replace(copy=sequence.uncond))
+            uncond_R = self.tokens[0][span] + uncond - layout.offsets[number]
+            self.uncond_tokens.append(uncond_R)
+        return Where(span, sequence.start + offset_R[span], uncond_R, sequence)
 
     def _soften(self, number: int, rows: Tensor, positions: Tensor, layout: Layout) -> None:
         self.soft.append((rows, number))
@@ -257,7 +257,11 @@ class _Collector:
             redraws=self.redraws,
             keeps_best=self.keeps_best,
         )
-        read_T = torch.cat([tokens_R, joined(self.twins, device)]) if self.twins else tokens_R
+        read_T = (
+            torch.cat([tokens_R, joined(self.uncond_tokens, device)])
+            if self.uncond_tokens
+            else tokens_R
+        )
         return HeadPlan(tokens_R, read_T, rows, soft, tuple(self.choices))
 
     def _options(self, device: torch.device) -> Options:

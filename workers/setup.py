@@ -71,14 +71,9 @@ def build_rank(
         eos_token_id=setup.eos_token_id,
         masked=not spec.encodes,
     )
-    device = mesh.device or choose_device(setup.device)
-    if setup.device not in ("auto", str(device), device.type):
-        raise ValueError(f"device is {setup.device!r}, but the ranks were connected for {device}")
-    if device.type == "cpu":
-        keep_freed_memory()
-    make_current(device)
-    # Wishes that cannot be are refused before anything is loaded.
-    check_prefix_caching(config, setup.prefix_wishes)
+    device = _device_for(setup, mesh)
+    # Refuse unsupported options before anything is loaded.
+    check_prefix_caching(config, setup.prefix_options)
     kv_format(setup.kv_cache_dtype, spec.kv_shapes)
     choices = findings.choices
     dtype = choose_dtype(setup.dtype, device)
@@ -96,11 +91,7 @@ def build_rank(
     )
     if kernels is TORCH:  # Triton's read the head as it is
         loaded.pack()
-    for name, token_id in (("mask", mask_token_id), *(("eos", e) for e in eos_token_ids)):
-        if token_id != NO_MASK and not 0 <= token_id < spec.vocab_size:
-            raise ValueError(
-                f"{name} token id {token_id} is not in the vocabulary (0 to {spec.vocab_size - 1})"
-            )
+    _check_special_ids(mask_token_id, eos_token_ids, spec.vocab_size)
     engine = engine_of(loaded, setup, mask_token_id, eos_token_ids, mesh)
     plan = build_model(config, mesh, loaded.dtype, kernels)
     adapters = Adapters(loaded, plan, mesh, setup.max_loras, setup.max_lora_rank)
@@ -119,6 +110,25 @@ def build_rank(
     return engine
 
 
+def _device_for(setup: EngineOptions, mesh: Mesh) -> torch.device:
+    """Return the device of this process, which is prepared for it."""
+    device = mesh.device or choose_device(setup.device)
+    if setup.device not in ("auto", str(device), device.type):
+        raise ValueError(f"device is {setup.device!r}, but the ranks were connected for {device}")
+    if device.type == "cpu":
+        keep_freed_memory()
+    make_current(device)
+    return device
+
+
+def _check_special_ids(mask_token_id: int, eos_token_ids: Items[int], vocab_size: int) -> None:
+    for name, token_id in (("mask", mask_token_id), *(("eos", e) for e in eos_token_ids)):
+        if token_id != NO_MASK and not 0 <= token_id < vocab_size:
+            raise ValueError(
+                f"{name} token id {token_id} is not in the vocabulary (0 to {vocab_size - 1})"
+            )
+
+
 def engine_of(
     loaded: Denoiser,
     setup: EngineOptions,
@@ -133,38 +143,21 @@ def engine_of(
         raise ValueError(
             f"max_model_len ({length}) exceeds what the model was made for ({spec.max_positions})"
         )
-    form = kv_format(setup.kv_cache_dtype, spec.kv_shapes)
     slots = Slots(
         setup.max_num_seqs, length, mask_token_id, loaded.device, vocab_size=spec.vocab_size
     )
-
-    page_bytes = position_bytes(spec.kv_shapes, loaded.dtype, form) * setup.page_size
-    host_pages = host_pages_for(setup.swap_space, page_bytes)
-
-    def pool(num_pages: int) -> KVPool:
-        return KVPool(
-            shapes=spec.kv_shapes,
-            num_pages=num_pages,
-            page_size=setup.page_size,
-            dtype=loaded.dtype,
-            device=loaded.device,
-            form=form,
-            kernels=loaded.kernels,
-            share_prefixes=setup.enable_prefix_caching is not False,
-            host_pages=host_pages if num_pages > 1 else 0,
-            prefix_ttl=setup.prefix_cache_ttl,
-        )
-
     record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name, mesh.size)
     block_length = setup.graph_block_length or spec.block_length
     near = 0 if spec.block_causal else Vicinity().neighbours
     buckets = buckets_for(setup.max_num_seqs, block_length + spec.logit_shift, near)
     if record is not None:
         mesh.smallest("loaded", 1)  # what is recorded holds collectives; others may be loading
-    reserved = 0 if record is None else memory_for(buckets[0], loaded, pool(1), slots)
+    reserved = (
+        0 if record is None else memory_for(buckets[0], loaded, _pool(loaded, setup, 1), slots)
+    )
     # Not yet a collective: others may still be loading.
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
-    kv, graphs = pool(pages), None
+    kv, graphs = _pool(loaded, setup, pages), None
     settle_host(kv, loaded, mesh, min(setup.chunk, length))
     row = spec.hidden_size * loaded.dtype.itemsize
     rows = int(kv.nbytes * _SHARE_FOR_SOFT / 2 / row)
@@ -183,6 +176,24 @@ def engine_of(
         graphs=graphs,
         most_threads=None if setup.cpu_threads is not None else threads_for(weights),
         draft_overhead=overhead if setup.draft_overhead is None else setup.draft_overhead,
+    )
+
+
+def _pool(model: Denoiser, setup: EngineOptions, num_pages: int) -> KVPool:
+    shapes = model.spec.kv_shapes
+    form = kv_format(setup.kv_cache_dtype, shapes)
+    page_bytes = position_bytes(shapes, model.dtype, form) * setup.page_size
+    return KVPool(
+        shapes=shapes,
+        num_pages=num_pages,
+        page_size=setup.page_size,
+        dtype=model.dtype,
+        device=model.device,
+        form=form,
+        kernels=model.kernels,
+        share_prefixes=setup.enable_prefix_caching is not False,
+        host_pages=host_pages_for(setup.swap_space, page_bytes) if num_pages > 1 else 0,
+        prefix_ttl=setup.prefix_cache_ttl,
     )
 
 

@@ -1,6 +1,6 @@
 """Gives the memory of an engine without requests back, and takes it again.
 
-Every tensor stays the same object, with a storage of no bytes meanwhile, so whoever holds one of
+Every tensor stays the same object, with a storage of no bytes meanwhile, so what holds one of
 the model's finds its contents there again.
 """
 

@@ -36,8 +36,8 @@ class Slots:
         device: torch.device,
         vocab_size: int = 0,  # of the noise
     ) -> None:
-        # Canvases of sequences, of their twins or best tokens, of drafts; the last row takes what
-        # padding writes.
+        # Canvases of sequences, of their copies without the prompt or best tokens, of drafts; the
+        # last row takes what padding writes.
         shape = (2 * num_slots + MOST_DRAFTS + 1, length)
         self.num_slots = num_slots
         self.mask_token_id, self.vocab_size = mask_token_id, vocab_size
@@ -62,10 +62,10 @@ class Slots:
         return self.ids_SN.numel() - 1
 
     def admit(self, sequence: Sequence) -> None:
-        """Give the sequence a slot, and a twin if it is guided, and write its canvas."""
+        """Give the sequence a slot, and one for a copy if it is guided, and write its canvas."""
         sequence.slot = self._free.pop()
         if sequence.guided:
-            sequence.twin = self.lend_copy()
+            sequence.uncond = self.lend_copy()
         if sequence.policy.iteration.renoises:
             sequence.best = self.lend_copy()
         self.layout = None  # in it the sequence may have the slot and pages of another time
@@ -95,10 +95,10 @@ class Slots:
             self.ids_SN[sequence.slot, first : sequence.length] = send(
                 torch.tensor(shown), self.device
             )
-        if sequence.twin is not None:
+        if sequence.uncond is not None:
             first, last = sequence.prompt_len, sequence.blocks_stop
             after = [None] * (sequence.length - last)
-            self._write(sequence.twin.slot, [*[None] * first, *canvas[first:last], *after])
+            self._write(sequence.uncond.slot, [*[None] * first, *canvas[first:last], *after])
 
     def _write(self, slot: int, canvas: Items[int | None]) -> None:
         masked = [token is None for token in canvas]
@@ -110,13 +110,13 @@ class Slots:
         self.masked_SN[slot, : len(canvas)] = both[1].bool()
 
     def release(self, sequence: Sequence) -> None:
-        """Take the slot and the twin back."""
+        """Take the slot and the copy back."""
         self.soft.leave(sequence.slot)
         self._free.append(sequence.slot)
         sequence.slot = -1
-        if sequence.twin is not None:
-            self.take_back(sequence.twin)
-            sequence.twin = None
+        if sequence.uncond is not None:
+            self.take_back(sequence.uncond)
+            sequence.uncond = None
         if sequence.best is not None:
             self.take_back(sequence.best)
             sequence.best = None

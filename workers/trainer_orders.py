@@ -64,7 +64,7 @@ class Received:
 
 
 def lost(group: str) -> str:
-    """Return why an order was refused with ranks that are no more."""
+    """Return why an order was refused with ranks that were lost."""
     return (
         f"ranks were lost, and the group {group!r} with them; the weights are the old ones, make "
         "the group anew (init_weights_update_group)"

@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
     sequence: Sequence
     draft: Copy | None = None
-    ahead: int = 0  # steps; 0: a branch, where it is no canvas of the sequence's own
+    ahead: int = 0  # steps; 0: a branch, if the canvas is not the sequence's own
 
     @property
     def slot(self) -> int:

@@ -8,13 +8,16 @@ import os
 import socket
 import struct
 import sys
-from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from diffray.workers.link import Link
-from diffray.workers.process import Place, own_place
+from diffray.workers.messages import ControlAddress, RankPlace, RankSetup
+from diffray.workers.process import own_process
+
+if TYPE_CHECKING:
+    from diffray.workers.limits import Limits
 
 
 @ray.remote
@@ -29,10 +32,10 @@ class Worker:
         self.engine: Any = None
 
     def place(
-        self, door: tuple[str, int, bytes], heartbeat_s: float, load_timeout_s: float
-    ) -> Place:
+        self, coordinator: ControlAddress, heartbeat_s: float, load_timeout_s: float
+    ) -> RankPlace:
         """Connect to the coordinator; return where this rank runs and how to reach rank 0."""
-        self.link = Link.connect(*door, self.rank)
+        self.link = Link.connect(*coordinator, self.rank)
         self.link.keep_alive(heartbeat_s)
         node = ray.get_runtime_context().get_node_id()
         host = ray.util.get_node_ip_address()
@@ -47,37 +50,36 @@ class Worker:
             if self.rank == 0:
                 self.store = open_store(host, timeout=load_timeout_s)
                 port = self.store.port
-        return own_place(node) | {"host": host, "port": port}
+        return RankPlace(own_process(node), host, port)
 
-    def start(self, model: str, setup: dict[str, Any], host: str, port: int) -> dict[str, Any]:
+    def start(self, setup: RankSetup, host: str, port: int) -> "Limits":
         """Join the mesh and load this rank's shard; return engine limits for the API server."""
         from diffray.components.backend import choose_device, use_threads
         from diffray.components.mesh import Mesh, join_store
         from diffray.workers.bring_up.start import bring_up
         from diffray.workers.bring_up.sum_trial import use_one_shot
-        from diffray.workers.engine_options import EngineOptions
         from diffray.workers.setup import build_rank
 
-        options = EngineOptions(**setup["engine"])
+        model, options = setup.model, setup.options
         device = choose_device(options.device)
         if device.type == "cpu":
             use_threads(options.cpu_threads)
         self.mesh = Mesh(device=device)
         if self.size > 1:
-            load_timeout_s = setup["load_timeout_s"]
-            store = self.store or join_store(host, port, timeout=load_timeout_s)
+            store = self.store or join_store(host, port, timeout=setup.load_timeout_s)
             self.mesh = Mesh.connect(
                 store,
                 self.rank,
                 self.size,
                 device=device,
-                timeout=setup["collective_timeout_s"],
-                expert_parallel=setup["expert_parallel"],
+                timeout=setup.collective_timeout_s,
+                expert_parallel=setup.expert_parallel,
             )
         findings = bring_up(model, options, self.mesh, say=self._say)
         self.mesh = use_one_shot(self.mesh, findings.sums, self._say)
         self.engine = build_rank(model, options, self.mesh, findings)
-        return asdict(self.engine.limits)
+        limits: Limits = self.engine.limits
+        return limits
 
     def _say(self, line: str) -> None:
         """Write a line to this rank's log and to the terminals of the cluster's drivers."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from diffray.cluster.api.bodies import MOST_MESSAGES, Named, SharedFields
+from diffray.cluster.api.chat_messages import NOTED, ImagePart, StrictModel, Url
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.field_types import Word
-from diffray.cluster.api.messages import NOTED, ImagePart, StrictModel, Url
 from diffray.cluster.api.structures import ToolName
 from diffray.components.params import SamplingParams
 

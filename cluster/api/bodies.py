@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from diffray.cluster.api.chat_messages import NOTED, Message, StrictModel
 from diffray.cluster.api.errors import invalid, of_validation
 from diffray.cluster.api.field_types import Biases, Prompts, Stops, TokenIds, Word
-from diffray.cluster.api.messages import NOTED, Message, StrictModel
 from diffray.cluster.api.noop_fields import refuse_unless_neutral
 from diffray.cluster.api.structures import NamedTool, ResponseFormat, Tool, ToolChoice
 from diffray.components.grammar.structured import StructuredOutputs

@@ -10,8 +10,8 @@ from hashlib import sha256
 from html import escape
 from typing import Any, Final
 
+from diffray.cluster.api.chat_messages import NOTED
 from diffray.cluster.api.errors import Json
-from diffray.cluster.api.messages import NOTED
 
 _STYLE: Final = """
 :root { color-scheme: light dark; }
@@ -183,12 +183,12 @@ def _bounds(what: Mapping[str, Any]) -> str:
         "maximum": "&le;",
         "exclusiveMaximum": "&lt;",
     }
-    told = [
+    values = [
         f" {sign} {what[name]:g}"
         for name, sign in signs.items()
         if name in what and abs(what[name]) < 2**31 - 1
     ]
-    return ",".join(told)
+    return ",".join(values)
 
 
 def _text(markdown: str) -> str:

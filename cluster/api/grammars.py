@@ -11,7 +11,7 @@ from diffray.cluster.api.limited_process import LimitedProcess, OutOfTime, Refus
 from diffray.components.grammar.compile import vocabulary_of
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.policy import DiffusionParams
-from diffray.workers.admission import Limits
+from diffray.workers.limits import Limits
 from diffray.workers.text import Tokenizer
 
 _KEPT: Final = 256

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import (
 )
 
 from diffray.cluster.control.engine_client import Load
-from diffray.workers.admission import Limits
+from diffray.workers.limits import Limits
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "diffray:"
@@ -40,7 +40,7 @@ _COUNTERS: Final = {
     "diffusion_num_committed_tokens": "Tokens that became final.",
 }
 # Counters with a label of their own, and its values. Each series starts at 0, because to Prometheus
-# the first value of a series is no increase.
+# the first value of a series does not count as an increase.
 _LABELS: Final = {
     "request_success": ("finished_reason", ("stop", "length")),
     "request_refused": ("status", ("400", "404", "408", "413", "415", "422", "429", "503", "504")),

@@ -18,8 +18,8 @@ from diffray.cluster.api.bodies import (
     SharedFields,
     TokenizeBody,
 )
+from diffray.cluster.api.chat_messages import StrictModel
 from diffray.cluster.api.errors import Json
-from diffray.cluster.api.messages import StrictModel
 from diffray.cluster.api.operations import (
     IS_SLEEPING,
     JOIN_TRAINER,

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from pydantic import Field
 
 from diffray.cluster.api.bodies import Named, parse
+from diffray.cluster.api.chat_messages import StrictModel
 from diffray.cluster.api.errors import Json, as_api_error
-from diffray.cluster.api.messages import StrictModel
 from diffray.cluster.control.engine_client import EngineClient, Load
 from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.update import Source
@@ -136,7 +136,7 @@ class LoadAdapterBody(UnloadAdapterBody):
 
 
 class Operated(Protocol):
-    """What carries out an operator's wishes: an engine, or all replicas of a deployment."""
+    """What carries out an operator's requests: an engine, or all replicas of a deployment."""
 
     async def update_weights(
         self, source: Source, in_flight: InFlight = "finish", version: str | None = None

@@ -9,8 +9,8 @@ from diffray.cluster.api.errors import invalid, too_long
 from diffray.components.grammar.canvas import Canvas
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, Policy
-from diffray.workers.admission import Limits
 from diffray.workers.bad_words import NO_BAD_TOKENS, BadTokens
+from diffray.workers.limits import Limits
 from diffray.workers.text import Tokenizer
 
 # Fields that mean the same in a body; null is the default.

@@ -20,7 +20,7 @@ class RemoteImages:
     """Reads what URLs of images point at; an image may be as large as a body.
 
     A connection goes to an address that is public or allowed itself, so that a name whose address
-    changes is no way to other machines of the operator's.
+    changes gives no access to other machines of the operator's.
     """
 
     def __init__(self, settings: ApiSettings | None = None, seconds: float = _SECONDS) -> None:
@@ -44,7 +44,7 @@ class RemoteImages:
         except (httpx2.HTTPError, OSError):
             raise _refusal(f"{where.host} cannot be reached, or breaks off") from None
         except httpx2.InvalidURL as error:
-            raise _refusal(f"this is no URL: {error}") from None
+            raise _refusal(f"this is not a URL: {error}") from None
 
     async def _fetch(self, url: httpx2.URL) -> bytes:
         async with httpx2.AsyncClient(verify=self._tls, timeout=None, trust_env=False) as client:

@@ -13,9 +13,7 @@ from pydantic import (
 )
 
 from diffray.cluster.api.bodies import MOST_MESSAGES, SharedFields
-from diffray.cluster.api.errors import Json, invalid
-from diffray.cluster.api.field_types import Stops
-from diffray.cluster.api.messages import (
+from diffray.cluster.api.chat_messages import (
     NOTED,
     Detail,
     ImagePart,
@@ -23,6 +21,8 @@ from diffray.cluster.api.messages import (
     Url,
     as_arguments,
 )
+from diffray.cluster.api.errors import Json, invalid
+from diffray.cluster.api.field_types import Stops
 from diffray.cluster.api.structures import ToolName
 from diffray.components.params import SamplingParams
 

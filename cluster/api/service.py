@@ -27,7 +27,7 @@ from diffray.cluster.api.grammars import GrammarCompiler
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
 from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
 from diffray.cluster.api.params_builder import ParamsBuilder
-from diffray.cluster.api.prompts import PromptReader
+from diffray.cluster.api.prompt_reader import PromptReader
 from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens
@@ -60,9 +60,9 @@ class Service:
     `diffusion` and `defaults` are the defaults of requests; `deadline` is the maximum number of
     seconds of a choice. Requests may set a priority under the scheduling policy "priority". With
     several replicas, `replica` names this one, `others` returns the metrics of the others, and
-    `operated` carries out an operator's wishes on all of them, instead of the engine alone.
+    `operated` carries out an operator's requests on all of them, instead of the engine alone.
     Requests may name `adapters` as their model, and images that `remote_images` fetches; by default
-    none. `description` and `examples`, prompts to try, are told about the model.
+    none. `description` and `examples`, prompts to try, describe the model.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Service:
         return self.describe(name, await self._recent_load())
 
     def describe(self, name: str, load: Load) -> Json:
-        """Return what is told of the model under one of its names, or of an adapter."""
+        """Return the description of the model under one of its names, or of an adapter."""
         return {
             "id": self._named(name),
             "object": "model",

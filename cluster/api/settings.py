@@ -71,7 +71,7 @@ class ApiSettings(Config):
         for host in given:
             if not _HOST.fullmatch(host.lower()):
                 raise ValueError(
-                    f"{host!r:.99} is no host; write a name or an address, with a port if it is "
+                    f"{host!r:.99} is not a host; write a name or an address, with a port if it is "
                     "not the usual one"
                 )
         return tuple(host.lower() for host in given)

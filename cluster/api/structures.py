@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from diffray.cluster.api.messages import NOTED, StrictModel
+from diffray.cluster.api.chat_messages import NOTED, StrictModel
 from diffray.components.grammar.structured import StructuredOutputs
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from diffray.cluster.api.bodies import TemplateFields
+from diffray.cluster.api.chat_messages import Message
 from diffray.cluster.api.errors import invalid
 from diffray.cluster.api.limited_process import LimitedProcess, OutOfTime
-from diffray.cluster.api.messages import Message
 from diffray.cluster.api.template_worker import CPU_S
 from diffray.workers.text import Tokenizer
 

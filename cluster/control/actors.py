@@ -10,7 +10,7 @@ from ray._private import worker as _ray_worker
 from ray._private.utils import publish_error_to_driver
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
-from diffray.workers.process import Place, kill
+from diffray.workers.process import Process, kill
 
 ANNOUNCED = "diffray: "  # how announcements begin
 DIED = "died; its node's log may say why (killed, out of memory)"
@@ -31,11 +31,11 @@ def short_name(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
-def kill_here(places: list[Place]) -> None:
+def kill_here(processes: list[Process]) -> None:
     """Kill those of the processes that run on this node: `ray.kill` takes 5 s if one hangs."""
     here = ray.get_runtime_context().get_node_id()
-    for place in places:
-        kill(place, here)
+    for process in processes:
+        kill(process, here)
 
 
 def first_line(error: BaseException) -> str:

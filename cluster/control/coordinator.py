@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ray
 from ray.util.placement_group import PlacementGroup
@@ -24,14 +24,15 @@ from diffray.cluster.control.engine_client import (
     Refusal,
 )
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind, encode_events
+from diffray.cluster.control.events import AGAIN, NO_REQUEST, Bulletin, Event, Kind, encode_events
 from diffray.cluster.control.heartbeat import Pulse, no_sign
 from diffray.cluster.control.restarts import Restarts
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.cluster.control.weight_changes import InFlight, WeightChanges
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
+from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Footprint, WireRequest
-from diffray.workers.process import Place, own_place
+from diffray.workers.process import Process, own_process
 from diffray.workers.trainer_orders import Received, TrainerOrder, lost
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Coordinator:
         model: str,
         config: EngineConfig,
         group: PlacementGroup,
-        replica: Place | None = None,
+        replica: Process | None = None,
         weights: Change | None = None,
         *,
         make_workers: Callable[[str, EngineConfig, PlacementGroup], WorkerGroup] = WorkerGroup,
@@ -80,7 +81,7 @@ class Coordinator:
 
     # The replica's calls.
 
-    async def start(self) -> dict[str, Any]:
+    async def start(self) -> Limits:
         """Start the ranks; return their engine's limits."""
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -88,11 +89,11 @@ class Coordinator:
         if self.replica is not None:
             self._tasks = [asyncio.create_task(self._kill_hung(self.replica))]
         await self.restarts.start(self._start_workers)
-        assert self.workers is not None
-        facts = self.workers.facts
-        self.driver = self._new_driver(facts["max_num_seqs"], facts["num_pages"])
+        assert self.workers is not None and self.workers.limits is not None
+        limits = self.workers.limits
+        self.driver = self._new_driver(limits.max_num_seqs, limits.num_pages)
         self._tasks += [asyncio.create_task(self._drive()), asyncio.create_task(self._expire())]
-        return facts
+        return limits
 
     def _new_driver(self, slots: int, pages: int) -> Driver:
         config = self.config
@@ -169,9 +170,11 @@ class Coordinator:
     async def load(self) -> Load:
         return self.driver.load(self.restarts.total)
 
-    async def places(self) -> list[Place]:
-        own = own_place(ray.get_runtime_context().get_node_id())
-        return [own, *(self.workers.places if self.workers else [])]
+    async def processes(self) -> list[Process]:
+        return [own_process(ray.get_runtime_context().get_node_id()), *self._of_ranks()]
+
+    def _of_ranks(self) -> list[Process]:
+        return [place.process for place in self.workers.places] if self.workers else []
 
     async def beat(self) -> None:
         self._pulse.beat()
@@ -280,15 +283,15 @@ class Coordinator:
                 log.error("request %d crashed the ranks repeatedly and has failed", event.uid)
         self._publish(events)
 
-    async def _kill_hung(self, replica: Place) -> None:
+    async def _kill_hung(self, replica: Process) -> None:
         """Kill the replica if it hangs, so that Serve replaces it; and the ranks and this process.
 
         While a hung process lives, its connections stay open, and its clients wait in vain.
         """
         await self._pulse.stops()
-        name = f"the replica (process {replica['pid']})"
+        name = f"the replica (process {replica.pid})"
         log.error("%s; it is killed", no_sign(name, self.config.heartbeat_timeout_s))
-        kill_here([replica, *(self.workers.places if self.workers else [])])
+        kill_here([replica, *self._of_ranks()])
         os._exit(1)
 
     def _give_up(self, reason: str) -> None:
@@ -296,7 +299,7 @@ class Coordinator:
         self.failure = f"{reason}; {AGAIN}"
         if self._trainer is not None:
             self._settle(self._trainer, Received(self.failure))
-        ended = Event(Kind.ENDED, NOBODY, reason=self.failure)
+        ended = Event(Kind.ENDED, NO_REQUEST, reason=self.failure)
         self._publish([*self.driver.scheduler.fail_all(self.failure), ended])
 
 

@@ -10,10 +10,8 @@ if TYPE_CHECKING:
     from diffray.cluster.control.events import Event
     from diffray.cluster.control.weight_changes import InFlight
     from diffray.components.checkpoints.update import Source
-    from diffray.workers.admission import (  # with torch, which the coordinator does without
-        CheckedRequest,
-        Limits,
-    )
+    from diffray.workers.admission import CheckedRequest  # imports torch
+    from diffray.workers.limits import Limits
     from diffray.workers.trainer_orders import Received, TrainerOrder
 
 

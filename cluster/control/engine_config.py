@@ -97,6 +97,6 @@ class EngineConfig(RanksOptions):
             return {"CPU": float(self.cpu_threads or 1)}
         return {"GPU": 1.0, "CPU": 1.0}
 
-    def setup(self) -> dict[str, Any]:
-        """Return the options of one rank, as plain values."""
-        return {name: getattr(self, name) for name in EngineOptions.model_fields}
+    @property
+    def rank_options(self) -> EngineOptions:
+        return EngineOptions(**{name: getattr(self, name) for name in EngineOptions.model_fields})

@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class Event:
-    """What happened to a request, or to the engine if the uid is NOBODY."""
+    """What happened to a request, or to the engine if the uid is NO_REQUEST."""
 
     kind: Kind
     uid: int
@@ -40,7 +40,7 @@ class Event:
         return self.update is None or self.update.finish_reason is not None
 
 
-NOBODY = -1
+NO_REQUEST = -1
 
 # A whole issue in one piece: pickle, which Ray would use, takes three times as long.
 encode_events: Final = msgpack.Encoder().encode

@@ -20,13 +20,14 @@ from diffray.components.grammar.canvas import LONGEST
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.adapters import LoadedAdapters
-from diffray.workers.admission import CheckedRequest, Limits
+from diffray.workers.admission import CheckedRequest
 from diffray.workers.checked import RequestMaker
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import list_options
 from diffray.workers.given import Given, Reader
 from diffray.workers.image_files import Picture
 from diffray.workers.job import Job
+from diffray.workers.limits import Limits
 from diffray.workers.output import Delta, RequestOutput
 from diffray.workers.prompts import (
     Prompt,

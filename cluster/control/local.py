@@ -21,7 +21,6 @@ from diffray.cluster.control.weight_changes import AskedChange, InFlight, Weight
 from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.engine import Engine
-from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import ASLEEP, Change, Round, Update
 from diffray.workers.setup import build_engine
 from diffray.workers.text import Tokenizer
@@ -322,5 +321,5 @@ def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer
             f"tensor_parallel_size {config.tensor_parallel_size} needs a cluster; "
             "without one it must be 1"
         )
-    engine, tokenizer = build_engine(model, EngineOptions(**config.setup()))
+    engine, tokenizer = build_engine(model, config.rank_options)
     return LocalEngine(engine, config), tokenizer

@@ -1,8 +1,8 @@
 """Finds the request that crashes the worker group: suspects run alone, one after the other.
 
-Most crashes are no request's fault, so none fails for having run during one. Suspects are requests
-that had just been admitted, that were on trial, or that made no progress between two crashes. A
-suspect that crashes the workers again while it runs alone fails.
+Most crashes have nothing to do with a request, so none fails for having run during one. Suspects
+are requests that had just been admitted, that were on trial, or that made no progress between two
+crashes. A suspect that crashes the workers again while it runs alone fails.
 """
 
 from diffray.cluster.control.queued_request import QueuedRequest

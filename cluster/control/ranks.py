@@ -1,4 +1,4 @@
-"""Several ranks on Ray for a program that is no server: it awaits their answers, or waits for them.
+"""Several ranks on Ray for a program without a server: it awaits their answers, or waits for them.
 
 Ray is imported when it is needed, after its settings.
 """

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from typing import Any, Self, TypeVar
 
-import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -37,9 +36,10 @@ from diffray.cluster.control.remote_weights import RemoteWeights
 from diffray.cluster.control.restarts import Restarts
 from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.update import Source
-from diffray.workers.admission import CheckedRequest, Limits
+from diffray.workers.admission import CheckedRequest
+from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Update
-from diffray.workers.process import Place, own_place
+from diffray.workers.process import Process, own_process
 from diffray.workers.trainer_orders import Received, TrainerOrder, granted, lost
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class RemoteEngine:
         self._restarts = Restarts("the coordinator", config.max_restarts)
         self._ready = 0.0  # when the coordinator was ready
         self._coordinator: Any = None
-        self._places: list[Place] = []  # of the coordinator, once it has a process
+        self._process: Process | None = None  # the coordinator's, once it has one
         self._closed = threading.Event()
         self._listener: asyncio.Task[None] | None = None
         self._owns_group = False
@@ -177,7 +177,7 @@ class RemoteEngine:
 
     async def pids(self) -> list[int]:
         """Return the processes of the coordinator and the ranks."""
-        return [place["pid"] for place in await self._coordinator.places.remote()]
+        return [process.pid for process in await self._coordinator.processes.remote()]
 
     async def check_health(self) -> None:
         self._requests.check()
@@ -190,25 +190,25 @@ class RemoteEngine:
         """Start a coordinator, which starts its ranks."""
         # The coordinator may kill a replica, which Serve replaces, but not a driver or a test.
         node = ray.get_runtime_context().get_node_id()
-        replica = None if self._owns_group else own_place(node)
+        replica = None if self._owns_group else own_process(node)
         self._coordinator = CoordinatorActor.options(
             num_cpus=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, 0),
             name=actor_name(self.model, self.group, "coordinator"),
         ).remote(self.model, self.config, self.group, replica, self.weights.known)
-        self._places = []
+        self._process = None
         try:
-            self._places = await self._own_place()
-            facts = await self._while_it_answers(self._coordinator.start.remote())
+            self._process = await self._own_process()
+            self.limits = await self._while_it_answers(self._coordinator.start.remote())
         except (RayError, TimeoutError) as error:
             raise EngineFailed(f"{self.model} could not be started: {first_line(error)}") from None
-        self.limits = msgspec.convert(facts, Limits)
         self._ready = time.monotonic()
 
-    async def _own_place(self) -> list[Place]:
+    async def _own_process(self) -> Process:
         try:
             async with asyncio.timeout(_PROCESS_S):
-                return list(await self._coordinator.places.remote())
+                own: Process = (await self._coordinator.processes.remote())[0]
+                return own
         except TimeoutError:
             raise TimeoutError(f"its coordinator did not start in {_PROCESS_S:g} s") from None
 
@@ -217,7 +217,9 @@ class RemoteEngine:
         waiting = asyncio.ensure_future(call)
         try:
             while not waiting.done():
-                await answered(self._coordinator.places.remote(), self.config.heartbeat_timeout_s)
+                await answered(
+                    self._coordinator.processes.remote(), self.config.heartbeat_timeout_s
+                )
                 await asyncio.wait([waiting], timeout=self.config.heartbeat_s)
             return await waiting
         finally:
@@ -233,7 +235,7 @@ class RemoteEngine:
 
     def _kill_coordinator(self) -> None:
         ray.kill(self._coordinator, no_restart=True)
-        kill_here(self._places)
+        kill_here([self._process] if self._process else [])
 
     async def close(self, grace: float = 10.0) -> None:
         """End the coordinator and its ranks, and free what they reserved."""
@@ -296,7 +298,8 @@ class RemoteEngine:
                 reason = f"the coordinator could not be reached: {first_line(error)}"
             except RayActorError as error:
                 log.error("the coordinator died: %s", first_line(error))
-                reason = f"the coordinator (process {self._places[0]['pid']}) {DIED}"
+                assert self._process is not None, "it has answered once"
+                reason = f"the coordinator (process {self._process.pid}) {DIED}"
             except TimeoutError as error:
                 reason = str(error)
             except Exception as error:

@@ -18,8 +18,8 @@ from diffray.cluster.control.actors import DIED, actor_name, announce, first_lin
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.hub import Failure, Hub
-from diffray.workers.messages import Reply, Round, WireRequest
-from diffray.workers.process import Place
+from diffray.workers.limits import Limits
+from diffray.workers.messages import ControlAddress, RankPlace, RankSetup, Reply, Round, WireRequest
 from diffray.workers.trainer_orders import Received, TrainerOrder
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class WorkerGroup:
         self.size = config.tensor_parallel_size
         silence = _LOADING * config.heartbeat_timeout_s
         self.hub = Hub(self.size, secrets.token_bytes(32), silence, partial(announce, model))
-        self.facts: dict[str, Any] = {}  # rank 0's limits
-        self.places: list[Place] = []
+        self.limits: Limits | None = None  # once the ranks have loaded
+        self.places: list[RankPlace] = []
         self.workers: list[Any] = []
         self._loops: list[asyncio.Task[None]] = []
         self._changes: set[int] = set()  # rounds on their way in which the ranks read weights
@@ -71,26 +71,27 @@ class WorkerGroup:
     async def _connect(self) -> None:
         """Start the ranks' processes, which connect to the hub."""
         host = ray.util.get_node_ip_address()
-        door = host, await self.hub.listen(host), self.hub.secret
+        own = ControlAddress(host, await self.hub.listen(host), self.hub.secret)
         self.workers = [self._create(rank) for rank in range(self.size)]
         wait = self.config.heartbeat_s, self.config.load_timeout_s
-        self.places = await asyncio.gather(*(w.place.remote(door, *wait) for w in self.workers))
+        self.places = await asyncio.gather(*(w.place.remote(own, *wait) for w in self.workers))
         await self.hub.complete.wait()
 
     async def _load(self) -> None:
         """Have the ranks load the model, and start their loops."""
         config = self.config
-        nodes = {place["node"] for place in self.places}
+        nodes = {place.process.node for place in self.places}
         log.info("loading %s on %d ranks over %d nodes", self.model, self.size, len(nodes))
-        setup = {
-            "engine": config.setup(),
-            "expert_parallel": config.expert_parallel,
-            "collective_timeout_s": config.round_timeout_s,
-            "load_timeout_s": config.load_timeout_s,
-        }
-        store = self.places[0]["host"], self.places[0]["port"]
-        self.facts, *_ = await self._unless_hung(
-            worker.start.remote(self.model, setup, *store) for worker in self.workers
+        setup = RankSetup(
+            self.model,
+            config.rank_options,
+            expert_parallel=config.expert_parallel,
+            collective_timeout_s=config.round_timeout_s,
+            load_timeout_s=config.load_timeout_s,
+        )
+        store = self.places[0].host, self.places[0].port
+        self.limits, *_ = await self._unless_hung(
+            worker.start.remote(setup, *store) for worker in self.workers
         )
         for rank, worker in enumerate(self.workers):
             self._loops.append(asyncio.create_task(self._watch(rank, worker.run.remote())))
@@ -136,7 +137,7 @@ class WorkerGroup:
         except RayError as error:
             dead, reason = False, f"failed: {first_line(error)}"
         place = self.places[rank]
-        name = f"rank {rank} (process {place['pid']} on {place['host']})"
+        name = f"rank {rank} (process {place.process.pid} on {place.host})"
         self.hub.messages.put_nowait(Failure(f"{name} {reason}", dead))
 
     async def _death_of(self, rank: int) -> None:
@@ -200,12 +201,12 @@ class WorkerGroup:
 
     async def close(self, grace: float = 0.0) -> None:
         """End the ranks: ask them to end within `grace` seconds, then kill them."""
-        stuck = self.places
+        stuck = [place.process for place in self.places]
         if grace > 0 and self._loops:
             self.send(None)
             await asyncio.wait(self._loops, timeout=grace)
             ranks = zip(self.places, self._loops, strict=True)
-            stuck = [place for place, loop in ranks if not loop.done()]
+            stuck = [place.process for place, loop in ranks if not loop.done()]
         for worker in self.workers:
             ray.kill(worker, no_restart=True)
         kill_here(stuck)

@@ -24,7 +24,7 @@ from diffray.workers.trainer_orders import Received, TrainerOrder
 log = logging.getLogger("ray.serve")
 
 _SPACE: Final = b"diffray"
-_LOOK_S: Final = 5.0  # between looks at the record, for what a replica was not told
+_LOOK_S: Final = 5.0  # between looks at the record, for what did not reach a replica
 _KEPT: Final = 100  # entries of a record
 
 
@@ -73,11 +73,11 @@ class Record:
 
 
 class EveryReplica:
-    """Carries out an operator's wishes on all replicas of a deployment, this one among them.
+    """Carries out an operator's requests on all replicas of a deployment, this one among them.
 
     The record says what is wanted. Each replica brings its own `engine` there: when it starts, when
-    it is told, and, if that is lost, a few seconds later. `check` raises ValueError for a folder
-    that does not fit; only what fits on all replicas is written to the record. `own` is this
+    it is notified, and, if that is lost, a few seconds later. `check` raises ValueError for a
+    folder that does not fit; only what fits on all replicas is written to the record. `own` is this
     replica's name, and `ranks` how many it has.
     """
 

@@ -67,14 +67,14 @@ def load_model(
     """
     place = choose_device(device)
     number = choose_dtype(dtype, place)
-    wished = choose_quantization(quantization, place)
+    requested = choose_quantization(quantization, place)
     path = resolve(path_or_hub_id)
     config = read_config(path)
     chosen = kernels_for(config, kernels, place, number, choices)
     model = build_model(config, mesh or Mesh(), number, chosen)
     model.spec = with_recommended(model.spec, path)
     files, stored = open_checkpoint(path, config)
-    scheme = one_of(wished, stored, path)
+    scheme = one_of(requested, stored, path)
     if stored is not None:
         check_formats(stored, place)
     # Checked while the model has no storage, so a wrong checkpoint costs no memory.
@@ -97,13 +97,13 @@ def open_checkpoint(path: Path, config: Config) -> tuple[list[WeightFile], Schem
     return [whole], whole.scheme
 
 
-def one_of(wished: Scheme | None, stored: Scheme | None, path: Path) -> Scheme | None:
+def one_of(requested: Scheme | None, stored: Scheme | None, path: Path) -> Scheme | None:
     """Return what is asked for, or what the checkpoint is; not both."""
-    if wished is not None and stored is not None:
+    if requested is not None and stored is not None:
         raise ValueError(
-            f"quantization is {wished.given}, but {path} is quantized already; leave it out"
+            f"quantization is {requested.given}, but {path} is quantized already; leave it out"
         )
-    return wished or stored
+    return requested or stored
 
 
 def names_in(files: Items[HasTensors]) -> set[str]:

@@ -152,7 +152,7 @@ class CompressedTensors:
             if f"{module}.weight_shape" not in stored:
                 raise _torn(module, "there is no weight_shape")
             if stored[f"{module}.weight_shape"].shape != (2,):
-                raise _torn(module, "weight_shape is no pair of numbers")
+                raise _torn(module, "weight_shape is not a pair of numbers")
             rows, columns = map(int, tensors.read(f"{module}.weight_shape"))
             if not tensors.has(f"{module}.weight_packed", "I32", rows, columns * form.bits // 32):
                 raise _torn(module, "weight_packed has not the size that weight_shape says")

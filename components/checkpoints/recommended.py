@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from diffray.components.checkpoints.weights import CheckpointError, read_json
 from diffray.components.config import explain
-from diffray.components.model import ModelSpec
+from diffray.components.model_spec import ModelSpec
 from diffray.components.models.fields import shown
 from diffray.components.policy import DiffusionParams
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.components.decoders.threshold import accept_confident
+from diffray.components.thresholds import accept_confident
 from diffray.kernels.acceptance import CONFIDENT, Rule
 from diffray.kernels.credit import Gain
 

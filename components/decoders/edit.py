@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.components.decoders.threshold import accept_share
+from diffray.components.thresholds import accept_share
 
 _PRESETS: Final[dict[str, dict[str, float]]] = {  # of LLaDA2.1's model card
     "speed": {"threshold": 0.5, "edit_threshold": 0.0},

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.components.decoders.threshold import accept_share
+from diffray.components.thresholds import accept_share
 
 
 class Lopa(Decoder):

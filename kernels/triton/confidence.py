@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 from diffray.kernels import confidence as reference
 from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence, Draw
-from diffray.kernels.errors import confidence_error
+from diffray.kernels.numeric_errors import confidence_error
 from diffray.kernels.triton.launch import (
     overlapped,
     prefetch_rows,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffray.kernels import quantized_kv
 from diffray.kernels.attention import KVLayer, QKRotary
-from diffray.kernels.errors import largest_error
+from diffray.kernels.numeric_errors import largest_error
 from diffray.kernels.quantized_kv import QuantizedKV, Rounded, widen_heads
 from diffray.kernels.triton import attention
 from diffray.kernels.triton.attention import SPLIT_KEYS, InBits, paged_attention

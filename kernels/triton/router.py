@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from diffray.kernels import router
-from diffray.kernels.errors import choice_error
+from diffray.kernels.numeric_errors import choice_error
 from diffray.kernels.router import Routing
 from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
 from diffray.kernels.triton.pairs import empty_pairs, list_pairs, sort_pairs

@@ -89,9 +89,9 @@ def bomb(width: int, height: int) -> bytes:
 
 
 BAD = [
-    (b"no image", "no PNG, JPEG, WebP or GIF"),
-    (b"", "no PNG, JPEG, WebP or GIF"),
-    (file_of(noise(64, 64), "BMP"), "no PNG, JPEG, WebP or GIF"),
+    (b"no image", "not a PNG, JPEG, WebP or GIF"),
+    (b"", "not a PNG, JPEG, WebP or GIF"),
+    (file_of(noise(64, 64), "BMP"), "not a PNG, JPEG, WebP or GIF"),
     (file_of(noise(64, 64))[:-3000], "cannot be decoded"),
     (bomb(10_000, 10_000), "10000 x 10000 pixels; send at most 50000000"),
     (bomb(60_000, 60_000), "cannot be decoded"),
@@ -216,7 +216,7 @@ def _shown(url: str) -> dict[str, Any]:
 def test_other_apis_refuse_a_wrong_image_in_their_words(served: Served, elsewhere: str) -> None:
     wrong = [
         ("https://example.com/cat.png", "--allowed-media-domains"),
-        (f"{elsewhere}/text.png", "no PNG, JPEG, WebP or GIF"),
+        (f"{elsewhere}/text.png", "not a PNG, JPEG, WebP or GIF"),
         (f"{elsewhere}/none.png", "answers with status 404"),
     ]
     with httpx2.Client(base_url=served.url, timeout=120) as http:

@@ -76,7 +76,7 @@ def test_a_name_needs_its_address_allowed_unless_that_is_public(port: int) -> No
         ("round", "redirects more than 3 times"),
         ("away", f"127.0.0.1 redirects to another place: .*{NOT_FETCHED}"),
         ("file", f"127.0.0.1 redirects to another place: .*{NOT_FETCHED}"),
-        ("broken", "this is no URL"),
+        ("broken", "this is not a URL"),
         ("none", "answers with status 404"),
     ],
 )
@@ -112,7 +112,7 @@ def test_nothing_else_is_fetched(port: int, url: str) -> None:
 
 def test_what_is_no_url_is_one_sentence() -> None:
     for url in ("https://example.com:b/", "https://example.com/\n", "https://" + "a" * 70_000):
-        with pytest.raises(InvalidField, match="this is no URL"):
+        with pytest.raises(InvalidField, match="this is not a URL"):
             read(url, "example.com")
 
 
@@ -171,7 +171,7 @@ def test_https_reaches_the_checked_address_under_the_name(
     "host", ["https://example.com", "example.com/images", "*", "a:0", "", "a@b"]
 )
 def test_a_wrong_host_is_refused_at_the_start(host: str) -> None:
-    with pytest.raises(ValueError, match=r"allowed_media_domains: .* is no host; write a name"):
+    with pytest.raises(ValueError, match=r"allowed_media_domains: .* is not a host; write a name"):
         ApiSettings(allowed_media_domains=(host,))
 
 

@@ -256,7 +256,10 @@ class TestPiped:
         ("line", "words"),
         [
             ("/policy credit", "expected NAME=VALUE"),
-            ("/policy temperature=1", "'temperature' is no part of a policy; its parts are block_"),
+            (
+                "/policy temperature=1",
+                "'temperature' is not a part of a policy; its parts are block_",
+            ),
             ("/policy decoder.threshold=1", "decoder.threshold needs a kind: decoder=KIND decoder"),
             ("/policy decoder=a decoder=b", "twice"),
             ("/seed x", "a seed is a whole number (given: 'x')"),

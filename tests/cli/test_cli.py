@@ -101,9 +101,11 @@ class TestHelp:
         words = re.split(r"[\s,]+", options)
         assert all(line.strip().startswith(f"diffray {command}") for line in examples.splitlines())
         assert "list[" not in options and "Options:" in options
-        found: Any = get_command(app)
+        listed: Any = get_command(app)
         for name in command.split():
-            found = found.commands[name]
+            listed = listed.commands[name]
+        found = listed if command == "bench" else listed.load()
+        assert listed.help == found.get_short_help_str(limit=200)
         for parameter in found.params:
             assert parameter.help, f"{command} {parameter.name}"
             assert parameter.param_type_name == "argument" or parameter.opts[0] in words

@@ -205,7 +205,7 @@ def test_flags_of_a_request_agree_with_its_parameters() -> None:
 
 def options_of(command: str) -> dict[str, Any]:
     group: Any = get_command(main.app)
-    return {each.name: each for each in group.commands[command].params}
+    return {each.name: each for each in group.commands[command].load().params}
 
 
 def _app(command: Any) -> typer.Typer:

@@ -1,4 +1,4 @@
-"""Values that nobody means, and small sizes that somebody does: each is a sentence, or works."""
+"""Invalid and boundary values: each is refused in one sentence, or works."""
 
 from pathlib import Path
 

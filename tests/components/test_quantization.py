@@ -239,11 +239,11 @@ REFUSED: list[tuple[str, Given, str]] = [
     ("llada_moe", {"mlp": "int8"}, "this model has no mlp"),
     ("llada_moe", "int3", "there is no format 'int3', did you mean 'int8'"),
     ("llada_moe", {"expert": "int8"}, "there is no part 'expert', did you mean 'experts'"),
-    ("llada_moe", {"re:(": "int8"}, "no regular expression"),
+    ("llada_moe", {"re:(": "int8"}, "not a regular expression"),
     ("llada_moe", {"re:.*gate$": "int8"}, "'re:.*gate$' is about no matrix"),
     ("llada_moe", {"experts": "w8a8"}, "choose int8 for experts"),
     ("llada", "w8a8_fp", "there is no format 'w8a8_fp', did you mean 'w8a8_fp8'"),
-    ("llada", "int8_g512", "weights are no multiple of 512; choose another format"),
+    ("llada", "int8_g512", "weights are not a multiple of 512; choose another format"),
     ("llada", {"re:.*q_proj": "int8"}, "both are parts of one product; give them one format"),
     ("llada", {"attention": "none"}, "no matrix of this model is in it"),
     ("llada", {}, "name a format"),
@@ -258,5 +258,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(name: str, given: Given, w
 
 
 def test_a_group_that_ranks_would_cut_is_refused() -> None:
-    with pytest.raises(ValueError, match="a rank's 64 of its 128 columns are no multiple of 128"):
+    with pytest.raises(
+        ValueError, match="a rank's 64 of its 128 columns are not a multiple of 128"
+    ):
         load(GOLDEN / "llada", {"attention": "int8_g128"}, Mesh(0, 2))

@@ -16,7 +16,9 @@ from diffray.cluster.control.events import Event, Kind, decode_events
 from diffray.cluster.control.hub import Failure
 from diffray.cluster.control.weight_changes import LOST, InFlight
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
-from diffray.workers.messages import Change, Footprint, Reply, Round
+from diffray.components.model_spec import ModelSpec
+from diffray.workers.limits import Limits
+from diffray.workers.messages import Change, Footprint, RankPlace, Reply, Round
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 
 T = TypeVar("T")
@@ -30,8 +32,9 @@ class FakeGang:
         self.ranks = FakeRanks(
             4, 40, need=world.need, poison=world.poison, refusals=world.refusals, wrote=world.wrote
         )
-        self.facts = {"max_num_seqs": 4, "num_pages": 40}
-        self.places: list[dict[str, Any]] = []
+        spec = ModelSpec(1, 1, 8, 8, 32, 0, 128, block_causal=False)
+        self.limits = Limits(spec, 128, 4, 40, 16, eos_token_ids=(), mask_token_id=31)
+        self.places: list[RankPlace] = []
         self._sent: deque[Any] = deque()
         self._dead = asyncio.Event()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from diffray.cluster.control.events import NOBODY, PIECES, Bulletin, Event, Kind
+from diffray.cluster.control.events import NO_REQUEST, PIECES, Bulletin, Event, Kind
 from diffray.cluster.control.open_requests import Mailbox
 from diffray.workers.messages import Progress, Update
 
@@ -64,7 +64,7 @@ def test_the_end_comes_after_all_news() -> None:
         bulletin = Bulletin()
         bulletin.put(update(3, 1))
         bulletin.put(update(4, 1))
-        bulletin.put(end := Event(Kind.ENDED, NOBODY, reason="why"))
+        bulletin.put(end := Event(Kind.ENDED, NO_REQUEST, reason="why"))
         _, news = await bulletin.after(0, 1)
         assert news == [update(3, 1), update(4, 1), end]
 

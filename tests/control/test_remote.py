@@ -14,11 +14,13 @@ from diffray.cluster.control.engine_client import (
     Poisonous,
 )
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import AGAIN, NOBODY, Bulletin, Event, Kind, encode_events
+from diffray.cluster.control.events import AGAIN, NO_REQUEST, Bulletin, Event, Kind, encode_events
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams
-from diffray.workers.admission import Limits, check_request
+from diffray.workers.admission import check_request
+from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Request, Update, WireRequest
+from diffray.workers.process import Process
 from tests.helpers.toy import EOS, MASK, toy_spec
 
 
@@ -188,7 +190,7 @@ def test_who_does_not_read_its_end_holds_no_place() -> None:
     ("event", "kind"),
     [
         (Event(Kind.POISON, 7, reason="no"), Poisonous),
-        (Event(Kind.ENDED, NOBODY, reason=f"no; {AGAIN}"), EngineFailed),
+        (Event(Kind.ENDED, NO_REQUEST, reason=f"no; {AGAIN}"), EngineFailed),
     ],
 )
 def test_the_reason_reaches_who_asked(event: Event, kind: type[Exception]) -> None:
@@ -260,7 +262,7 @@ def test_the_next_coordinator_gets_the_newest_weights(monkeypatch: pytest.Monkey
         asked = engine(first)
         monkeypatch.setattr(asked, "_start_again", start_again)
         monkeypatch.setattr(asked, "_kill_coordinator", lambda: None)
-        monkeypatch.setattr(asked, "_places", [{"pid": 1}])
+        monkeypatch.setattr(asked, "_process", Process("", 1, None))
         with pytest.raises(ValueError, match="other processes; give a folder"):
             await asked.update_weights({})
         first.refusal.set_result("too small")

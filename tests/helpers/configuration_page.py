@@ -143,7 +143,7 @@ def _command_flags(command: str) -> dict[str, str]:
     group: Any = get_command(app)
     return {
         each.name: ", ".join(f"`{flag}`" for flag in (*each.opts, *each.secondary_opts))
-        for each in group.commands[command].params
+        for each in group.commands[command].load().params
         if each.param_type_name == "option"
     }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffray.components.lora import LoRA
 from diffray.components.mesh import Mesh
-from diffray.components.model import ModelSpec
+from diffray.components.model_spec import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.kernels.checksum import checksum
 from diffray.workers.engine_options import EngineOptions

@@ -6,7 +6,8 @@ from dataclasses import replace
 from diffray.cluster.control.engine_client import DeadlineExceeded, Load
 from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.update import Source
-from diffray.workers.admission import CheckedRequest, Limits
+from diffray.workers.admission import CheckedRequest
+from diffray.workers.limits import Limits
 from diffray.workers.messages import Request, Update
 from diffray.workers.trainer_orders import Received, TrainerOrder
 from tests.helpers.byte_tokenizer import TOKENIZER

@@ -14,7 +14,7 @@ from torch import Tensor
 from diffray.components.batch import Batch
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
-from diffray.components.model import ModelSpec
+from diffray.components.model_spec import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.kernels.attention import QKRotary
 from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits

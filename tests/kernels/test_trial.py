@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffray.kernels import confidence, norm, router
 from diffray.kernels.confidence import Confidence, Draw
-from diffray.kernels.errors import choice_error, confidence_error, largest_error
+from diffray.kernels.numeric_errors import choice_error, confidence_error, largest_error
 from diffray.kernels.trial import Call, Clock, Outcome, Record, attempt, choices_of
 from diffray.kernels.variants import Kernel, Run, Shape, Variant
 

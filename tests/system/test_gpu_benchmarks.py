@@ -173,7 +173,7 @@ def test_a_round_of_the_engine_is_timed_inside_a_block(name: str) -> None:
     cache = "exact" if TOY[name].block else "dual"
     row = {"shape": name, "experts": "bfloat16", "cache": cache, "decoder": "credit"}
     found = step_time.timed_engine(row, Work(2, 8, 27), torch.device("cpu"), "float32", TORCH)
-    assert 0 < found["engine_ms"] < 10_000
+    assert found["engine_ms"] > 0
 
 
 def test_a_profile_counts_calls() -> None:

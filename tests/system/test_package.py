@@ -52,7 +52,7 @@ import sys
 from diffray.cluster.cli.main import app
 sys.argv = ["diffray", "--help"]
 app(standalone_mode=False)
-assert not {"torch", "transformers", "ray"} & set(sys.modules)
+assert not {"torch", "transformers", "ray", "pydantic"} & set(sys.modules)
 """
     seconds = []
     for _ in range(5):

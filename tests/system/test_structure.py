@@ -1,6 +1,7 @@
 """The house rules a reader relies on: which room imports which, and what no room contains."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,12 @@ CLUSTER_ROOMS = ("control", "api", "serve", "cli")
 # Tests may import from these of tests/; all but the first also run by themselves.
 SHARED = ("helpers", "chaos", "fuzz", "first_contact")
 MAX_LINES = 350
+MAX_FUNCTION_LINES = 60
+# Names of several files about the same thing, such as a kernel and its layer.
+SAME_CONCEPT = {
+    *("app.py", "attention.py", "bad_words.py", "credit.py", "experts.py", "lora.py"),
+    *("quantize.py", "quantized.py", "tool_calls.py"),
+}
 TORCH_RANDOM = ("rand", "bernoulli", "multinomial", "Generator")
 
 
@@ -162,6 +169,33 @@ def test_every_module_says_what_it_is_for() -> None:
 def test_no_room_file_is_too_long_to_read() -> None:
     lengths = {file: (PACKAGE / file).read_bytes().count(b"\n") for file in room_files(*ROOMS)}
     assert {file: length for file, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_no_function_is_too_long_to_read() -> None:
+    """Triton's kernels may be: what Triton compiles calls few other functions."""
+    lengths = {
+        f"{file}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for file in room_files(*ROOMS)
+        if not file.is_relative_to("kernels/triton")
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {at: length for at, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
+
+
+def test_no_decoder_is_too_long_to_copy() -> None:
+    lengths = {
+        file: (PACKAGE / file).read_bytes().count(b"\n")
+        for file in room_files("components/decoders")
+    }
+    assert {file: length for file, length in lengths.items() if length >= 60} == {}
+
+
+def test_two_files_have_one_name_only_for_one_concept() -> None:
+    """Triton's kernels have the names of those that they replace."""
+    files = [f for f in room_files(*ROOMS) if not f.is_relative_to("kernels/triton")]
+    twice = {name for name, count in Counter(file.name for file in files).items() if count > 1}
+    assert twice == SAME_CONCEPT
 
 
 def test_code_is_ascii() -> None:

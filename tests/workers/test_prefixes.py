@@ -88,7 +88,7 @@ def pages_are_in_order(engine: Engine) -> None:
         first = [page for node in sequence.nodes for page in node.pages]
         assert sequence.pages[: len(first)] == first
         free.update(sequence.pages[len(first) :])
-        free.update(sequence.twin.pages if sequence.twin else ())
+        free.update(sequence.uncond.pages if sequence.uncond else ())
     assert free == Counter(range(1, engine.kv.num_pages))
     assert engine.kv.num_free == len(engine.kv._free) + sum(
         len(node.pages) for node in engine.kv.prefixes._idle

@@ -237,9 +237,9 @@ def test_renoise_is_refused_by_models_with_masks() -> None:
     ("change", "said"),
     [
         ({"start": 2}, "the prompt must have token 508 from 2 to 6"),
-        ({"columns": 5}, "are no rows of 5 patches"),
+        ({"columns": 5}, "are not rows of 5 patches"),
         ({"columns": 4}, "must be multiples of 3"),
-        ({"columns": 0}, "are no rows of 0"),
+        ({"columns": 0}, "are not rows of 0"),
         ({"pixels": b"123"}, "3 bytes are no rows"),
     ],
 )

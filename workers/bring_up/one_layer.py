@@ -18,7 +18,7 @@ from diffray.components.config import Config
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool, kv_format
 from diffray.components.mesh import Mesh
-from diffray.components.model import ModelSpec
+from diffray.components.model_spec import ModelSpec
 from diffray.components.models.registry import build_model
 from diffray.components.quantization import Given, parse_quantization
 from diffray.kernels.acceptance import LONGEST, Settling

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from diffray.components.backend import Record, finish
 from diffray.kernels.choose import TORCH, Kernels
-from diffray.kernels.errors import share_of_rows_beyond
 from diffray.kernels.noise import mix
+from diffray.kernels.numeric_errors import share_of_rows_beyond
 from diffray.kernels.trial import TOLERANCE, one_line
 from diffray.kernels.variants import Run
 from diffray.workers.bring_up.findings import GraphsOutcome

@@ -19,8 +19,8 @@ from diffray.components.backend import DTYPES, Record, cuda_recorder, finish, ma
 from diffray.components.config import Config
 from diffray.components.mesh import Mesh, OneShot, Sum, join_store, open_store
 from diffray.kernels.checksum import checksum
-from diffray.kernels.errors import share_of_rows_beyond
 from diffray.kernels.noise import spread
+from diffray.kernels.numeric_errors import share_of_rows_beyond
 from diffray.kernels.trial import TOLERANCE, one_line
 from diffray.workers.bring_up.findings import SumsOutcome
 from diffray.workers.bring_up.trial_process import Say, answer_parent

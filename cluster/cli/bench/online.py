@@ -24,7 +24,6 @@ from diffray.cluster.cli.bench.guidellm import (
 from diffray.cluster.cli.bench.results import Result, Run, published, table
 from diffray.cluster.cli.bench.sweep import counts, numbers
 from diffray.cluster.cli.flag_records import flag, record, spread
-from diffray.cluster.cli.help import Command
 from diffray.cluster.cli.request_options import request_options
 from diffray.cluster.serve.environment import API_KEY
 
@@ -54,20 +53,6 @@ _SERVERS = {
     "rank 0 works s": "{rank_work_seconds:.2f}",
     "rank 0 waits s": "{rank_wait_seconds:.2f}",
 }
-
-
-class ManyValues(Command):
-    """Takes several values after one --goodput: --goodput ttft:9 e2el:99."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words: list[str] = []
-        inside = False
-        for word in args:
-            if inside and not word.startswith("-") and words[-1] != "--goodput":
-                words.append("--goodput")
-            inside = word == "--goodput" if word.startswith("-") else inside
-            words.append(word)
-        return super().parse_args(ctx, words)
 
 
 @record("Server")

@@ -4,9 +4,9 @@ import asyncio
 from typing import Final
 
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody, TemplateFields
+from diffray.cluster.api.chat_messages import Message
 from diffray.cluster.api.choices import Prompt
 from diffray.cluster.api.errors import as_api_error, invalid
-from diffray.cluster.api.messages import Message
 from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens

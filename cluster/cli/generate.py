@@ -1,0 +1,70 @@
+"""`diffray generate`: answer one prompt in this process."""
+
+import sys
+
+import typer
+
+from diffray.cluster.cli import flags
+from diffray.cluster.cli.flag_records import flag, record, refuse_flags, spread, typed
+from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, HUB_ID
+
+
+@record("Output")
+class Output(flags.Watching):
+    watch: bool = flag(False, "--watch", help="Show how masks turn into text, step by step.")
+    stats: bool = flag(False, "--stats", help="Print tokens, forwards and tokens/s on stderr.")
+
+
+@spread
+def generate(
+    context: typer.Context,
+    prompt: flags.Prompt = None,
+    *,
+    model: flags.Model = "demo",
+    output: Output,
+    answer: flags.Answer,
+    raw: flags.Raw = False,
+    diffusion: flags.Diffusion,
+    engine: flags.Engine,
+) -> None:
+    """Answer one prompt, without a server.
+
+    The prompt is sent as a chat message if the model has a chat template.
+    """
+    if not output.watch:
+        refuse_flags(context, "without --watch", ("pace",))
+    text = _read_prompt(prompt, model)
+    from diffray.cluster.cli.print_answer import as_prompt, print_answer
+    from diffray.cluster.cli.request_options import sampling_params
+    from diffray.cluster.control.llm import DiffusionLLM
+
+    params = sampling_params(answer, diffusion)
+    if params.logprobs:
+        raise ValueError(
+            "the command line prints no logprobs; leave them out, or request them in Python or "
+            "through the API of a server"
+        )
+    llm = DiffusionLLM(model, max_num_seqs=1, **typed(engine))
+    pace = output.pace if output.watch else None
+    measured = print_answer(llm, as_prompt(llm, text, raw=raw), params, pace=pace)
+    if output.stats:
+        typer.echo(str(measured), err=True)
+
+
+def _read_prompt(prompt: str | None, model: str) -> str:
+    """Return the prompt; without one, print a demo model's example on stderr and return it."""
+    if prompt is not None:
+        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        if not text:
+            raise ValueError("the prompt is empty; give a text")
+        return text
+    if model not in DEMOS:
+        if "/" not in model or not HUB_ID.fullmatch(model):
+            from diffray.components.checkpoints.checkpoint import resolve
+
+            resolve(model)  # a wrong path is reported first; nothing is downloaded for it
+        raise typer.BadParameter("give a prompt, or - to read it from stdin", param_hint="PROMPT")
+    from diffray.cluster.cli.rows import wrapped
+
+    typer.echo("\n".join(wrapped(EXAMPLE)) if sys.stderr.isatty() else EXAMPLE, err=True)
+    return EXAMPLE

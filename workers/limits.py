@@ -1,0 +1,38 @@
+"""What an engine can run, as the processes without an engine know it; without torch."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from diffray.components.model_spec import ModelSpec
+from diffray.workers.messages import Footprint
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """An engine's capacity and its model's facts, for processes that have no engine."""
+
+    spec: ModelSpec
+    context: int  # positions of the longest canvas
+    max_num_seqs: int
+    num_pages: int  # that can be handed out
+    page_size: int
+    eos_token_ids: tuple[int, ...]
+    mask_token_id: int
+    shares_prefixes: bool = False
+
+    def footprint(self, sequence: "Sequence") -> Footprint:
+        return Footprint(
+            pages=self.pages(sequence, sequence.kv_stop),
+            most=self.pages(sequence, sequence.length),
+            block=sequence.causal_block if self._may_share(sequence) else 0,
+        )
+
+    def _may_share(self, sequence: "Sequence") -> bool:
+        return self.shares_prefixes and sequence.policy.cache.keeps_prefix and not sequence.guided
+
+    def pages(self, sequence: "Sequence", stop: int) -> int:
+        """Return how many K/V pages the first `stop` positions take; a guided one needs two."""
+        return -(-stop // self.page_size) * (2 if sequence.guided else 1)

@@ -54,6 +54,7 @@ class Findings(Config):
     graphs: GraphsOutcome | None = None  # None: they were not tried
     sums: SumsOutcome | None = None  # None: they were not tried
     untried: int = 0  # variants for which there was no time
+    cut_off: bool = False  # whether the next start is to go on from here
     seconds: float = 0.0
     failed: str = ""  # why only torch's kernels can be used
 
@@ -86,10 +87,8 @@ class Findings(Config):
         if self.graphs is not None and self.graphs.refused:
             yield f"cuda_graphs: off: {self.graphs.refused}"
         if self.untried:
-            yield (
-                f"kernels: there was no time for {self.untried} more trials; `diffray doctor` gets "
-                "further, as compiled kernels are kept"
-            )
+            then = "the next start goes on" if self.cut_off else "they are left out"
+            yield f"kernels: there was no time for {self.untried} more trials; {then}"
 
     @property
     def short_of_memory(self) -> bool:

@@ -121,20 +121,26 @@ def read_or_try(
     say: Say = print_line,
     limits: TimeLimits | None = None,
 ) -> Findings:
-    """Return what the file holds; else try the variants, report, and write the file."""
+    """Return what the file holds; else try the variants, report, and write the file.
+
+    Where an earlier start had no time for all of them, this one goes on.
+    """
     limits = limits or TimeLimits()
     with file.lock(limits.limit):
-        known = None if again else file.read()
-        if known is not None:
+        known = file.read()
+        if known is not None and known.cut_off:
+            plan = plan.model_copy(update={"done": known.outcomes})
+        elif known is not None and not again:
             return known
         say(f"kernels: trying their variants on {file.key['gpu']}, once; this takes up to a minute")
         found = run_trials(plan, limits).model_copy(update={"key": file.key})
         for line in found.lines():
             say(line)
-        if found.failed:  # the next start tries again
+        if found.failed and not found.cut_off:  # the next start tries again
             file.remove()
             return found
-        say(found.summary())
+        if not found.failed:
+            say(found.summary())
         if found.short_of_memory:
             say("kernels: the next start tries again, as the GPU's memory was too short for some")
             return found

@@ -27,7 +27,7 @@ from diffray.workers.bring_up.trial_process import Say, answer_parent
 from diffray.workers.bring_up.trials import ChildProcess
 
 OPENER: Final = "diffray.components.mesh:open_one_shot"
-PATIENCE_S: Final = 90.0  # for the processes to start, to meet and to try all sizes
+PATIENCE_S: Final = 17.0  # for the processes to start, to meet and to try everything
 OUTCOME: Final[TypeAdapter[SumsOutcome]] = TypeAdapter(SumsOutcome)
 _BYTES: Final = tuple(1 << power for power in range(13, 22))
 _ROW = 1024  # numbers

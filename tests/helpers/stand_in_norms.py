@@ -2,6 +2,7 @@
 
 from typing import Final
 
-from tests.helpers.stand_in_kernels import kernel_of, norm, right, slow, wrong
+from diffray.kernels import norm
+from tests.helpers.stand_in_kernels import kernel_of, right, slow, wrong
 
 KERNELS: Final = (kernel_of("rms_norm", norm.rms_norm, wrong, slow, right),)

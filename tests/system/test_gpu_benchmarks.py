@@ -521,6 +521,36 @@ class TestAllOfThem:
         out.write_text(json.dumps(report | {"complete": False, "cases": 9}))
         assert all_of_them.outcome(out, 0, out).startswith(f"INCOMPLETE: {len(table)} of 9 cases")
 
+    def test_steps_are_judged_in_the_chosen_variants_each_with_its_like(self) -> None:
+        """Chosen ones come first; of int8 there are only defaults, compared with the default."""
+        of = {"part": "step", "shape": "llada-moe-7b-a1b", "window": 64, "context": 1024, "rows": 1}
+
+        def row(variants: str, experts: str, ms: float, **more: Any) -> dict[str, Any]:
+            columns = of | {"variants": variants, "experts": experts, "graph_ms": ms}
+            columns |= {"per_s": 1e3 / ms, "case": f"{variants} {experts}"}
+            return columns | more
+
+        rows = [
+            row("chosen", "bfloat16", 3.8),
+            row("default", "bfloat16", 4.5),
+            row("default", "int8", 2.9),
+            row("chosen", "float8", 2.6),
+            row("default", "float8", 3.1),
+            row("chosen", "bfloat16", 13.8, rows=32, case="32"),
+            row("chosen", "bfloat16", 4.0, part="engine", cache="dual", decoder="fixed", case="e"),
+        ]
+        assert verdicts("step_time", rows) == [
+            "met: 3.8 of at most 3.9 ms (chosen bfloat16)",
+            "met: 1.552 of 1.5 times bfloat16 (default int8)",
+            "missed: 1.462 of 1.5 times bfloat16 (chosen float8)",
+            "met: 0.95 of 0.9 of the step's rate (e)",
+            "met: 0.2754 of 0.25 of batch 1's steps/s (32)",
+        ]
+        assert verdicts("generate", rows) == []
+        assert verdicts("step_time", rows[1:2]) == [
+            "missed: 4.5 of at most 3.9 ms (default bfloat16)"
+        ]
+
     def test_the_archive_holds_the_folder(self, tmp_path: Path) -> None:
         folder = tmp_path / "results"
         folder.mkdir()

@@ -96,7 +96,7 @@ def noted_variants(
     Of kernels that are made within the block.
     """
     noted: dict[str, str] = {}
-    plain = choose.chosen
+    plain: Callable[[Kernel, Choices], Run] = vars(choose)["chosen"]
 
     def note(place: str, name: str) -> None:
         noted[place] = name

@@ -43,7 +43,7 @@ from diffray.kernels import choose
 from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
 from diffray.kernels.router import Routing
 from diffray.kernels.trial import Outcome
-from diffray.kernels.variants import Choices, Variant
+from diffray.kernels.variants import UNTRIED, Choices, Variant
 from diffray.kernels.variants import Shape as CallShape
 from diffray.workers.graphs import Graphs, Recorded
 from tests.helpers import stand_in_kernels
@@ -188,7 +188,7 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> No
 def test_a_round_of_the_engine_is_timed_inside_a_block(name: str) -> None:
     cache = "exact" if TOY[name].block else "dual"
     row = {"shape": name, "experts": "bfloat16", "cache": cache, "decoder": "credit"}
-    make = choices.UNTRIED, "cpu", "float32"
+    make = UNTRIED, "cpu", "float32"
     found = step_time.timed_engine(row, Work(2, 8, 27), lambda _: TORCH, *make)
     assert 0 < found["engine_ms"] < 10_000
 

@@ -171,16 +171,14 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 Record = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 
-def choose_recorder(
-    wish: bool | None, device: torch.device, kernels: str, ranks: int
-) -> Record | None:
+def choose_recorder(wish: bool | None, device: torch.device, kernels: str) -> Record | None:
     """Return a recorder for a function's device work, to be replayed; None: no recording.
 
-    By default there is one on CUDA with Triton's kernels and one rank. Torch's kernels may wait
-    for the host, which cannot be recorded; recording collectives has not been tried.
+    By default there is one on CUDA with Triton's kernels. Torch's kernels may wait for the host,
+    which cannot be recorded.
     """
     if wish is None:
-        wish = device.type == "cuda" and kernels == "triton" and ranks == 1
+        wish = device.type == "cuda" and kernels == "triton"
     if not wish:
         return None
     if device.type != "cuda":

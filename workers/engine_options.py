@@ -66,7 +66,8 @@ class EngineOptions(Config):
     )
     cuda_graphs: bool | None = Field(
         None,
-        description="Record CUDA graphs at startup; default: on one GPU with triton kernels.",
+        description="Record CUDA graphs at startup; default: with triton kernels, over "
+        "several GPUs where bring-up found replays right on all of them.",
     )
     graph_block_length: int | None = Field(
         None,

@@ -60,7 +60,7 @@ def build_rank(
     of K/V pages. Without findings the kernels' default variants run.
     """
     findings = findings or Findings()
-    setup = findings.applied_to(setup)
+    setup = findings.applied_to(setup, mesh.size)
     path = resolve(model)
     config = read_config(path)
     spec = build_model(config, Mesh(), torch.float32).spec
@@ -78,7 +78,7 @@ def build_rank(
     choices = findings.choices
     dtype = choose_dtype(setup.dtype, device)
     kernels = kernels_for(config, setup.kernels, device, dtype, choices)
-    choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
+    choose_recorder(setup.cuda_graphs, device, kernels.name)
     loaded = load_model(
         path,
         dtype=setup.dtype,
@@ -146,7 +146,7 @@ def engine_of(
     slots = Slots(
         setup.max_num_seqs, length, mask_token_id, loaded.device, vocab_size=spec.vocab_size
     )
-    record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name, mesh.size)
+    record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name)
     block_length = setup.graph_block_length or spec.block_length
     near = 0 if spec.block_causal else Vicinity().neighbours
     buckets = buckets_for(setup.max_num_seqs, block_length + spec.logit_shift, near)

@@ -5,7 +5,8 @@
 
 Each is a process of its own that writes a JSON report and a log into the folder; one that fails or
 takes too long does not stop the others. After each, the folder is packed into FOLDER.tar.gz. Ten
-minutes bring correctness, the step's time, its kernels, the engine's rounds and a text's tokens per
+minutes bring the choice of variants, which all later programs of this run measure beside the
+defaults, correctness, the step's time, its kernels, the engine's rounds and a text's tokens per
 second; thirty add batches, other experts and other models. docs/gpu.md says what each decides.
 """
 
@@ -42,20 +43,23 @@ class Run(NamedTuple):
 
 RUNS: Final = (
     # Ten minutes.
-    Run("check_kernels", "check_kernels", MOE, 2),
+    Run("bring_up", "bring_up", f"{MOE} --experts bfloat16 float8", 2),
+    Run("check_kernels", "check_kernels", MOE, 1.5),
     Run("check_engine", "check_engine", "--family llada_moe", 1.5),
-    Run("step", "step_time", f"{ONE} {EVERY}", 1.5),
-    Run("kernels", "step_time", f"{ONE} {EVERY} --part kernels", 1),
+    Run("step", "step_time", f"{ONE} --experts bfloat16 float8", 1.25),
+    Run("kernels", "step_time", f"{ONE} --part kernels", 0.75),
     Run("engine", "step_time", f"{ONE} --part step engine {KINDS}", 1.5),
-    Run("generate", "generate", MOE, 2),
+    Run("generate", "generate", MOE, 1.5),
     # Thirty.
-    Run("generate_batch", "generate", f"{MOE} --rows 1 32 --cache dual vicinity --rate 3.87", 5),
-    Run("steps_batch", "step_time", f"{MOE} --rows 8 32 --window 64 --context 1024 {EVERY}", 2),
+    Run("bring_up_others", "bring_up", f"{MOE} --experts int8 float8_rows", 2),
+    Run("generate_batch", "generate", f"{MOE} --rows 1 32 --cache dual vicinity --rate 3.87", 4),
+    Run("steps_batch", "step_time", f"{MOE} --rows 1 8 32 --window 64 --context 1024 {EVERY}", 3),
     Run("kernels_batch", "step_time", f"{MOE} --rows 8 32 --context 1024 --part kernels", 2),
-    Run("generate_experts", "generate", f"{MOE} --rate 3.87 {EVERY}", 3),
+    Run("generate_experts", "generate", f"{MOE} --rate 3.87 {EVERY}", 2),
     Run("generate_credit", "generate", f"{MOE} --rate 3.87 {KINDS}", 3),
-    Run("check_engine_all", "check_engine", "", 4),
+    Run("check_engine_all", "check_engine", "", 3),
     # All.
+    Run("check_variants", "check_kernels", f"{MOE} --variants right", 10),
     Run("check_kernels_all", "check_kernels", "", 6),
     Run("generate_models", "generate", "--shape llada-8b llada2-mini --rows 1 32", 8),
     Run("generate_4_steps", "generate", f"{MOE} --steps-per-round 4 --rows 1 32", 4),
@@ -75,6 +79,7 @@ def main() -> None:
     if missing := missing_packages():
         print(f"Some run the engine and will be refused: pip install {' '.join(missing)}")
     args.out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(choices_of(args.out), ignore_errors=True)  # of an earlier run
     end = time.monotonic() + 60 * args.minutes
     with (args.out / "summary.txt").open("w") as summary, ended_by_signals():
         for run in wanted:
@@ -93,7 +98,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run the GPU programs one after the other.")
     parser.add_argument("--out", type=Path, required=True, help="folder for reports and logs")
-    parser.add_argument("--minutes", type=float, default=70, help="begin nothing after so many")
+    parser.add_argument("--minutes", type=float, default=80, help="begin nothing after so many")
     parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS])
     parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
     return parser
@@ -103,14 +108,17 @@ def command(run: Run) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.gpu.{run.program}", *run.arguments.split()]
 
 
+def choices_of(folder: Path) -> Path:
+    """Return where `bring_up` leaves the variants that it chose for the other programs."""
+    return folder / "choices"
+
+
 def carry_out(run: Run, seconds: float, folder: Path) -> str:
     """Run a program for so long at most; return a line that says what came out."""
     report, log = folder / f"{run.name}.json", folder / f"{run.name}.log"
-    choices = folder / f"{run.name}.choices"
     report.unlink(missing_ok=True)  # of an earlier run
-    shutil.rmtree(choices, ignore_errors=True)
     begin, late = time.monotonic(), ""
-    more = "--out", str(report), "--choices", str(choices)
+    more = "--out", str(report), "--choices", str(choices_of(folder))
     with log.open("w") as out:
         process = subprocess.Popen(
             [*command(run), *more], stdout=out, stderr=subprocess.STDOUT, start_new_session=True

@@ -28,7 +28,7 @@ from diffray.kernels.rope import rope_tables
 from diffray.kernels.rope_scaling import Rope
 
 EPS = 1e-5
-PAGE_SIZE = 32
+PAGE_SIZE = 16  # as the engine's, for which variants are chosen
 
 Normal = Callable[..., Tensor]
 
@@ -191,6 +191,12 @@ def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> I
             f"quantized_experts_forward {name}",
             lambda kernels, parts=parts: (  # type: ignore[misc]
                 kernels.quantized_experts_forward(x, *parts, ids, weights, None),
+            ),
+        )
+        yield Case(
+            f"experts_add_norm {name}",
+            lambda kernels, parts=parts: kernels.experts_add_norm(  # type: ignore[misc]
+                x, *parts, ids, weights, None, None, residual, norm, EPS
             ),
         )
     one, scale_one, two, scale_two = parts  # the last are float8

@@ -29,7 +29,7 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     """Return every check, what others rely on first."""
     from benchmarks.gpu.engine_checks import checks
 
-    return checks(args.device, args.family)
+    return checks(args.device, args.family, args.choices)
 
 
 if __name__ == "__main__":

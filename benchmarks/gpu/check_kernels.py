@@ -2,23 +2,28 @@
 
     python -m benchmarks.gpu.check_kernels
     python -m benchmarks.gpu.check_kernels --shape llada2-mini --out check.json
+    python -m benchmarks.gpu.check_kernels --choices choices --variants right
 
 Both run on the device, in float32 and in bfloat16, on the same random numbers. The error is
 |out - reference| / |reference|; each kernel runs twice, which must give the same bits. Exit status
-1 if an error is too large.
+1 if an error is too large. Checked are the default variants and those that bring-up chose, or, with
+`--variants right`, each that bring-up found right.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu import choices
 from benchmarks.gpu.cases import Case, Which, listed
+from benchmarks.gpu.measure import noted_variants
 from benchmarks.gpu.program import Row, arguments, need_cuda, run
-from benchmarks.gpu.shapes import SHAPES, Work
+from benchmarks.gpu.shapes import ALL, SHAPES, Work
 from diffray.kernels.choose import TORCH, Kernels, triton_kernels
+from diffray.kernels.variants import Choices
 
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 ROUNDED_LIMIT = 5e-2
@@ -29,22 +34,53 @@ WORKS = (Work(1, 64, 1024), Work(3, 64, 1000), Work(8, 33, 2048), Work(2, 700, 7
 
 def main() -> None:
     parser = arguments("Check each Triton kernel on the GPU against its torch reference.")
-    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=[*SHAPES])
+    parser.add_argument("--shape", choices=ALL, nargs="+", default=[*SHAPES])
+    parser.add_argument("--variants", choices=("used", "right"), default="used")
     args = parser.parse_args()
     need_cuda()
-    run(plan, args, lambda row: f"{row['error']:.1e}, ids {row['ids_differ']:.3f}")
+    run(plan, args, _line)
+
+
+def _line(row: Row) -> str:
+    return f"{row['error']:.1e}, ids {row['ids_differ']:.3f}" if "error" in row else row["told"]
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
-    """Return a check for each kernel, shape, size and dtype."""
-    every = listed(args.shape, WORKS, list(LIMITS))
-    return {str(which): partial(check, which, torch.device("cuda")) for which in every}
+    """Return a check for each kernel, shape, size and dtype, in each variant that is wanted."""
+    found: dict[str, Callable[[], Row]] = {}
+    for which in listed(args.shape, WORKS, list(LIMITS)):
+        for name, chosen in _wanted(which, args):
+            found[f"{which}, {name}"] = partial(checked, which, name, chosen)
+    return found
 
 
-def check(which: Which, device: torch.device, kernels: Kernels | None = None) -> Row:
+def _wanted(which: Which, args: argparse.Namespace) -> Iterator[tuple[str, Choices]]:
+    """Yield the choices to check a kernel with, and their names."""
+    if args.variants == "used":
+        for kind in choices.kinds(args.choices, which.shape):
+            yield kind, choices.choices_for(kind, args.choices, which.shape)
+        return
+    own = which.kernel.split()[0]  # "router" is of two kinds
+    for name in choices.right_variants(args.choices, which.shape):
+        kernel, variant = name.split(" ", 1)
+        if kernel == own or (own == "router" and kernel.endswith("_router")):
+            yield name, choices.Only({}, kernel=kernel, variant=variant)
+
+
+def checked(which: Which, name: str, chosen: Choices, device_name: str = "cuda") -> Row:
+    """Return the check of a kernel in these variants, and which they are."""
+    with noted_variants() as ran:
+        try:
+            row = check(which, torch.device(device_name), triton_kernels(chosen))
+        except choices.NotOfferedError as missing:
+            return which.columns | {"variants": name, "told": str(missing)}
+    return row | {"variants": name, "ran": ran}
+
+
+def check(which: Which, device: torch.device, kernels: Kernels) -> Row:
     """Return a kernel's error against the reference, and whether that will do."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    case, kernels = which.case(device), kernels or triton_kernels()
+    case = which.case(device)
     got, expected, again = case.run(kernels), case.run(TORCH), case.run(kernels)
     stable = all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
     error, differ = _compare(case, got, expected)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.golden import EOS, FAMILIES, MASK, cases_of, golden, params_of
+from benchmarks.gpu.choices import Expected, expected
 from benchmarks.gpu.engine import replays
 from benchmarks.gpu.program import Row
 from diffray.components.batch import Batch, Window
@@ -17,6 +19,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.kernels import noise
 from diffray.workers.batch_plan import BatchPlan
+from diffray.workers.bring_up.findings import Findings
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Bucket, Graphs, run_again
@@ -35,10 +38,22 @@ class Way(NamedTuple):
     dtype: str
     kernels: str
     graphs: bool | None
+    expected: Expected | None = None  # None: the kernels' default variants
 
     def __str__(self) -> str:
         graphs = "" if self.graphs is None else f", graphs {'on' if self.graphs else 'off'}"
-        return f"{self.dtype}, {self.kernels}{graphs}"
+        variants = "" if self.expected is None else ", expected variants"
+        return f"{self.dtype}, {self.kernels}{graphs}{variants}"
+
+
+class ExpectedFindings(Findings):
+    """Findings of a bring-up in which all won that is expected to."""
+
+    expected: Expected
+
+    @property
+    def choices(self) -> Expected:
+        return self.expected
 
 
 def judged(right: bool | None, told: str) -> Row:
@@ -46,18 +61,25 @@ def judged(right: bool | None, told: str) -> Row:
     return {"right": right, "told": told}
 
 
-def checks(device_name: str, families: list[str] | None) -> dict[str, Callable[[], Row]]:
-    """Return every check by name, what others rely on first."""
+def checks(
+    device_name: str, families: list[str] | None, folder: Path | None
+) -> dict[str, Callable[[], Row]]:
+    """Return every check by name, what others rely on first.
+
+    Beside the default variants those run that are expected to win, but for what bring-up refused.
+    """
     device, families = torch.device(device_name), families or list(FAMILIES)
     every: dict[str, Callable[[], Row]] = {
         "noise on the device is that on a CPU, but for the last bits": partial(check_noise, device)
     }
     for family in families:
-        for way in ways(device):
+        for way in ways(device, expected(folder)):
             every[f"golden {family}, {way}"] = partial(check_golden, family, way, device)
             if family == CAUSAL:
                 every[f"shared beginnings, {family}, {way}"] = partial(check_sharing, way, device)
-        every[f"logits in bfloat16, {family}"] = partial(check_logits, family, device)
+        for variants in (None,) if device.type == "cpu" else (None, expected(folder)):
+            name = f"logits in bfloat16, {family}{', expected variants' if variants else ''}"
+            every[name] = partial(check_logits, family, device, variants)
         every[f"graphs in bfloat16, {family}"] = partial(check_graphs, family, device)
         every[f"batched in bfloat16 as alone, {family}"] = partial(compare_alone, family, device)
     every["no step but a round's first waits"] = partial(check_waiting, families[0], device)
@@ -65,11 +87,12 @@ def checks(device_name: str, families: list[str] | None) -> dict[str, Callable[[
     return every
 
 
-def ways(device: torch.device) -> list[Way]:
+def ways(device: torch.device, variants: Expected) -> list[Way]:
     plain = [Way("float64", "torch", None), Way("float32", "torch", None)]
     if device.type == "cpu":
         return plain
-    return [*plain, Way("float32", "triton", False), Way("float32", "triton", True)]
+    every = ((graphs, chosen) for chosen in (None, variants) for graphs in (False, True))
+    return [*plain, *(Way("float32", "triton", *each) for each in every)]
 
 
 def engine_of(
@@ -95,7 +118,8 @@ def engine_of(
         chunk=32,
         enable_prefix_caching=sharing,
     )
-    engine = build_rank(str(GOLDEN / family), setup, Mesh())
+    found = None if way.expected is None else ExpectedFindings(expected=way.expected)
+    engine = build_rank(str(GOLDEN / family), setup, Mesh(), found)
     if stand_in:
         length = graph_length or engine.model.spec.block_length
         buckets = [Bucket(windows, length) for windows in (16, 4, 1)]
@@ -181,7 +205,7 @@ def check_sharing(way: Way, device: torch.device) -> Row:
     return judged(equal == 2 * len(requests), told)
 
 
-def check_logits(family: str, device: torch.device) -> Row:
+def check_logits(family: str, device: torch.device, variants: Expected | None = None) -> Row:
     """The yardstick is what rounding the weights does: random ones make much of a little."""
     case = golden(FAMILIES[family])["full_forward"]
     ids, block = case["input_ids"], case.get("block_length", 0)
@@ -194,7 +218,8 @@ def check_logits(family: str, device: torch.device) -> Row:
     yardstick = distance(full_logits(engine, ids, block), exact)
     errors = []
     for graphs in (False, True):
-        engine = engine_of(family, narrow(device, graphs), device, graph_length=len(ids))
+        way = narrow(device, graphs)._replace(expected=variants)
+        engine = engine_of(family, way, device, graph_length=len(ids))
         errors.append(distance(full_logits(engine, ids, block), exact))
     told = "{:.1e} from float64, replayed {:.1e}; with the weights alone rounded {:.1e}"
     # Not a number is not less than the limit.

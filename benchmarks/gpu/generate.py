@@ -9,7 +9,8 @@ Weights are random, so the tokens mean nothing; how many become final in a step 
 and 5.67 tokens per forward are what dInfer reports for LLaDA-MoE without and with trajectory
 distillation. Everything else is as in serving: planning, cache refreshes, acceptance, the report
 of tokens, and the prompt's time. Tokens per second count all rows; forwards are the model's.
-Tokens spread over experts as if at random; how many of them a step met is counted beside.
+Tokens spread over experts as if at random; how many of them a step met is counted beside. Each is
+timed with the variants that bring-up chose, if it ran, and with the default ones.
 """
 
 import argparse
@@ -20,7 +21,9 @@ from itertools import product
 
 import torch
 
-from benchmarks.gpu.predict import BUILT, Generation
+from benchmarks.gpu.choices import choices_for, kinds
+from benchmarks.gpu.measure import noted_variants
+from benchmarks.gpu.predict import Generation, made_by
 from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
 from benchmarks.gpu.random_model import EXPERTS, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES
@@ -58,15 +61,35 @@ def parser() -> argparse.ArgumentParser:
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     """Return a generation for each model, size, rate, cache and decoder."""
     found: dict[str, Callable[[], Row]] = {}
-    kinds = args.shape, args.experts, args.rows, args.rate, args.cache, args.decoder
-    for shape, experts, rows, rate, cache, decoder in product(*kinds):
-        row: Row = {"shape": shape, "experts": experts, "rows": rows, "rate": rate}
-        row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
-        found[" ".join(map(str, row.values()))] = partial(timed, row, args)
+    sizes = args.shape, args.experts, args.rows, args.rate, args.cache, args.decoder
+    for shape, experts, rows, rate, cache, decoder in product(*sizes):
+        for kind in kinds(args.choices, shape, experts):
+            row: Row = {"shape": shape, "experts": experts, "rows": rows, "rate": rate}
+            row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
+            row["variants"] = kind
+            found[" ".join(map(str, row.values()))] = partial(timed, row, args)
     return found
 
 
 def timed(row: Row, args: argparse.Namespace) -> Row:
+    """Return a generation's times and its prediction, by the variants that ran."""
+    with noted_variants() as ran:
+        found = _generated(row, args)
+    text = Generation(
+        row["rows"],
+        row["rate"],
+        row["cache"],
+        row["decoder"],
+        row["experts"],
+        args.prompt,
+        args.tokens,
+        args.block,
+    )
+    speed = text.tokens_per_s(ALL[row["shape"]], made_by(ran))
+    return found | {"predicted_tokens_per_s": speed, "ran": ran}
+
+
+def _generated(row: Row, args: argparse.Namespace) -> Row:
     """Return the fastest of some runs, after one that warms up; the memory is the peak of all."""
     from benchmarks.gpu.engine import (
         experts_met,
@@ -78,7 +101,8 @@ def timed(row: Row, args: argparse.Namespace) -> Row:
 
     shape, rows, device = ALL[row["shape"]], row["rows"], torch.device(args.device)
     torch.manual_seed(0)
-    kernels = choose_kernels(args.kernels, device, getattr(torch, args.dtype))
+    chosen = choices_for(row["variants"], args.choices, row["shape"], row["experts"])
+    kernels = choose_kernels(args.kernels, device, getattr(torch, args.dtype), chosen)
     length = args.prompt + args.tokens + 2 * args.block
     how = device, kernels, args.dtype, row["experts"]
     model = random_model(shape, length, rows * length, *how)
@@ -111,16 +135,6 @@ def timed(row: Row, args: argparse.Namespace) -> Row:
         "graphs": engine.graphs is not None,
         **best,
         "tokens_per_s": best["tokens"] / best["seconds"],
-        "predicted_tokens_per_s": Generation(
-            rows,
-            row["rate"],
-            row["cache"],
-            row["decoder"],
-            row["experts"],
-            args.prompt,
-            args.tokens,
-            args.block,
-        ).tokens_per_s(shape, BUILT),
         "tokens_per_forward": best["tokens"] / best["forwards"] / rows,
         "forwards_per_s": best["forwards"] / best["seconds"],
         "peak_memory_gib": peak,

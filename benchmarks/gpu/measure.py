@@ -6,16 +6,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import diffray
-from diffray.kernels.variants import Choices
+from diffray.kernels import choose
+from diffray.kernels.variants import UNTRIED, Choices, Kernel, Run, Shape, Variant
 
 ROOT: Final = Path(__file__).parents[2]
 _FLUSH_BYTES = 256 << 20  # several times the largest L2 cache
@@ -70,22 +74,39 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip()
 
 
-@contextmanager
-def noted_variants() -> Iterator[dict[str, str]]:
-    """Note which variant, with which tile, each kernel and shape is given."""
-    noted: dict[str, str] = {}
-    pick = Choices.pick
+@dataclass(frozen=True, slots=True)
+class _Noted(Choices):
+    """Tells what other choices pick."""
 
-    def noting(self: Choices, kernel: str, shape: Any, variants: Any) -> Any:
-        variant = pick(self, kernel, shape, variants)
-        noted["/".join(map(str, (kernel, *shape.facts, *shape.sizes)))] = variant.name
+    inner: Choices = UNTRIED
+    tell: Callable[[str, str], None] = print
+
+    def pick(self, kernel: str, shape: Shape, variants: Items[Variant]) -> Variant:
+        variant = self.inner.pick(kernel, shape, variants)
+        self.tell("/".join(map(str, (kernel, *shape.facts, *shape.sizes))), variant.name)
         return variant
 
-    Choices.pick = noting  # type: ignore[method-assign]
-    try:
+
+@contextmanager
+def noted_variants(
+    tell: Callable[[str, str], None] = lambda _place, _name: None,
+) -> Iterator[dict[str, str]]:
+    """Note which variant, with which tile, each kernel and shape is given, before it first runs.
+
+    Of kernels that are made within the block.
+    """
+    noted: dict[str, str] = {}
+    plain: Callable[[Kernel, Choices], Run] = vars(choose)["chosen"]
+
+    def note(place: str, name: str) -> None:
+        noted[place] = name
+        tell(place, name)
+
+    def noting(kernel: Kernel, choices: Choices) -> Run:
+        return plain(kernel, _Noted({}, inner=choices, tell=note))
+
+    with patch.object(choose, "chosen", noting):
         yield noted
-    finally:
-        Choices.pick = pick  # type: ignore[method-assign]
 
 
 class Clock:

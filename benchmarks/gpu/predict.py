@@ -10,7 +10,8 @@ neither a GPU nor torch.
 """
 
 import argparse
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -29,6 +30,8 @@ class Change(NamedTuple):
 
     sign: str  # file: text; the change is built if the text is there
     reason: str  # for what it saves
+    # The variants that make it, by "kernel: name", two regular expressions; empty: all of them do.
+    variants: str = ""
 
     @property
     def built(self) -> bool:
@@ -36,17 +39,27 @@ class Change(NamedTuple):
         path = ROOT / file
         return path.exists() and text in path.read_text()
 
+    def made_by(self, ran: Mapping[str, str]) -> bool:
+        """Return whether at least half of the kernel's shapes ran in such a variant."""
+        if not self.variants:
+            return True
+        kernel, variant = self.variants.split(": ")
+        own = [name for place, name in ran.items() if re.fullmatch(kernel, place.split("/")[0])]
+        return 0 < len(own) <= 2 * sum(bool(re.fullmatch(variant, name)) for name in own)
+
 
 CHANGES: Final = {
     "64 rows": Change(
         "kernels/triton/experts.py: min(max(tokens, 16), 64)",
         "of 64 tokens no expert gets more, so none reads its weights twice: nothing where tokens "
         "spread, 0.8 ms with a quarter of the experts hot",
+        r"\w*experts_\w+: .* 64x\d+x\d+ .*",
     ),
     "router kernels": Change(
         "kernels/triton/router.py: fused: bool",
         "two of 3 and 6 us, the product split over blocks and the choice with the pair lists, for "
         "cast, float32 product (10 us: one column after the other), choice and lists, now 21",
+        r"\w+_router: .*fused.*",
     ),
     "larger pair chunks": Change(
         "kernels/triton/pairs.py: _MOST_AT_ONCE",
@@ -56,60 +69,73 @@ CHANGES: Final = {
         "kernels/triton/launch.py: launch_pdl",
         "own kernels start while the one before ends: a gap of 0.2 us instead of 1.3, and 0.7 less "
         "where weights are loaded meanwhile",
+        r"\w+: .* pdl\b.*",
     ),
     "sum and norm": Change(
         "kernels/triton/pair_sums.py: sum_add_norm",
         "the sum over a token's experts is made by the norm behind it: a kernel less a layer",
+        r"experts_add_norm: .*fused.*",
     ),
     "shorter splits": Change(
         "kernels/triton/attention.py: split_keys in (128, 64)",
         "128 keys a split: 2 tiles one after the other instead of 4, on twice the blocks",
+        r"\w*attend: .* keys .*",
     ),
     "float16 activations": Change(
         "kernels/triton/experts.py: half: bool",
         "float8 to float16 is one instruction: 414 for 16 KB of weights, 648 to bfloat16 (sm_90)",
+        r"\w*experts_\w+: .*half.*",
     ),
     "large tiles": Change(
         "kernels/triton/experts.py: (128, 64, 8, 3)",
         "from 48 rows an expert cuBLAS's rate, less what its last tile of 128 rows leaves empty; "
         "64 columns read 64 operations a byte from the L2 cache, 350 Tflop/s at most",
+        r"\w*experts_\w+: .* 128x128x64 .*",
     ),
     "head by cuBLAS": Change(
         "kernels/triton/confidence.py: linear(",
         "from 256 rows 600 Tflop/s instead of 350, and a pass over the stored logits",
+        r"confidence: .*after product.*",
     ),
     "persistent blocks": Change(
         "kernels/triton/expert_products.py: num_programs",
         "up to 512 tokens: blocks that stay and fetch the next tile's first weights, 95 % of the "
         "bandwidth, not 91",
+        r"\w*experts_\w+: .*stay.*",
     ),
     "experts in the cache": Change(
         "kernels/triton/expert_products.py: _AHEAD",
         "norm and router leave the memory idle for 7 us a layer; blocks that stay fetch up to 30 "
         "MB of their first weights to the L2 cache meanwhile",
+        r"\w*experts_\w+: .*stay.*",
     ),
     "own output product": Change(
         "kernels/triton/small_product.py: split_product",
         "up to 64 tokens: it starts early, and the norm adds up what splits of the columns gave, "
         "for which cuBLAS needs a second kernel",
+        r"linear_add_norm: .*fused.*",
     ),
     "wide head tiles": Change(
         "kernels/triton/confidence.py: (256, 64, 8, 3)",
         "up to 64 rows: each tile reads all rows through the L2 cache, so half as many tiles do so "
         "half as often",
+        r"confidence: .* \d+x256x64 .*",
     ),
     "float8 products": Change(
         "kernels/triton/float8_experts.py: scaled_grouped_mm",
         "where activations are float8 rows too, from 48 rows an expert: 1100 Tflop/s, less gate "
         "and up stored and rounded apart",
+        r"float8_experts_forward: scaled_grouped_mm.*",
     ),
     "one kernel to settle": Change(
         "workers/batch_state.py: kernels.settle",
         "acceptance, state and canvases by one of 5 launches instead of 51: 0.09 ms a round",
+        r"settle: triton.*",
     ),
     "credit's kernels": Change(
         "workers/batch_plan.py: kernels.reward",
         "what credit remembers and adds by two launches instead of 74, 0.17 ms a round",
+        r"reward: triton.*",
     ),
     "bucket with neighbours": Change(
         "workers/graphs.py: block_length + neighbours",
@@ -117,7 +143,8 @@ CHANGES: Final = {
     ),
     "graphs over ranks": Change(
         'workers/setup.py: mesh.smallest("loaded"',
-        "the device's time instead of the host's, 15 to 22 us a launch; with cuda_graphs: true",
+        "the device's time instead of the host's, 15 to 22 us a launch; where bring-up finds "
+        "replays right and faster on every rank",
     ),
     "one-shot all-reduce": Change(
         "components/mesh.py: one_shot_all_reduce_copy",
@@ -137,6 +164,11 @@ HOST_MS, HOST_ROW_MS = 0.22, 0.0175
 DECODER_MS: Final = {"fixed": 0.12, "credit": 0.3}
 SETTLED_MS, REWARDED_MS = 0.09, 0.17  # what kernels of our own save of that
 NEIGHBOURS, WARM_UP = 32, 5  # of vicinity: positions beside a block, steps that run everything
+
+
+def made_by(ran: Mapping[str, str]) -> frozenset[str]:
+    """Return the changes that are built and made by what ran, as `noted_variants` notes it."""
+    return frozenset(name for name in BUILT if CHANGES[name].made_by(ran))
 
 
 class Generation(NamedTuple):

@@ -8,10 +8,8 @@ program itself never touches the device, so it can always report, also when it i
 import argparse
 import gc
 import json
-import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -23,7 +21,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 import torch
 
@@ -42,7 +39,7 @@ def arguments(what: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--out", type=_new_file, help="write the JSON report here, not to stdout")
     parser.add_argument(
-        "--choices", type=Path, help="folder of chosen variants to read and add to; default: new"
+        "--choices", type=Path, help="the folder that `bring_up` writes; without it defaults run"
     )
     parser.add_argument("--case-seconds", type=float, default=300, help="give up a case after this")
     return parser
@@ -104,11 +101,7 @@ def run(plan: Plan, args: argparse.Namespace, line: Callable[[Row], str]) -> Non
             print(json.dumps(report, indent=1))
         return report
 
-    with (
-        ended_by_signals(),
-        tempfile.TemporaryDirectory() as folder,
-        patch.dict(os.environ, XDG_CACHE_HOME=str(args.choices or folder)),
-    ):
+    with ended_by_signals():
         write()
         try:
             with closing(_messages(plan, args, names)) as messages:
@@ -172,12 +165,17 @@ def _one_worker(plan: Plan, args: argparse.Namespace, names: Items[str]) -> Iter
     there.close()
     try:
         for name in ("", *names):  # the worker's facts come first
-            begin, failure = time.perf_counter(), ""
+            begin, failure, picked = time.perf_counter(), "", dict[str, str]()
+            message: Row = {"variants": {}}
             try:
-                if here.poll(args.case_seconds):
-                    message = here.recv()
-                else:
-                    failure = f"no answer for {args.case_seconds:g} s"
+                while "variants" in message:  # of the case, before they run
+                    yield message
+                    picked |= message["variants"]
+                    if here.poll(args.case_seconds):
+                        message = here.recv()
+                    else:
+                        failure = f"no answer for {args.case_seconds:g} s"
+                        break
             except EOFError:
                 worker.join(10)
                 failure = f"the process ended with {_ending(worker.exitcode)}"
@@ -185,6 +183,8 @@ def _one_worker(plan: Plan, args: argparse.Namespace, names: Items[str]) -> Iter
                 raise SystemExit(f"No case could be run: {failure}")
             if failure:
                 message = {"row": _failed(name, failure, begin)}
+            if "failure" in message.get("row", ()):
+                message["row"]["variants"] = picked
             yield message
             if "failure" in message.get("row", ()):
                 return
@@ -209,7 +209,7 @@ def _work(plan: Plan, args: argparse.Namespace, names: Items[str], pipe: Connect
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program ends its worker
     cases = plan(args)
     pipe.send({"facts": device_facts()})
-    with noted_variants() as variants:
+    with noted_variants(lambda place, name: pipe.send({"variants": {place: name}})):
         for name in names:
             begin = time.perf_counter()
             try:
@@ -225,4 +225,4 @@ def _work(plan: Plan, args: argparse.Namespace, names: Items[str], pipe: Connect
                 pipe.send({"row": _failed(name, what, begin)})
                 return
             row["took_s"] = round(time.perf_counter() - begin, 2)
-            pipe.send({"row": row, "variants": variants})
+            pipe.send({"row": row})

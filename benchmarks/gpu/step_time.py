@@ -9,7 +9,9 @@ The step runs from token ids to a choice for every position of the windows, with
 a CUDA graph and without. The part `kernels` lists every kernel of one replay, by torch.profiler,
 beside the predicted ones. The part `engine` times what the step leaves out (planning, acceptance):
 rounds of one step of the engine that serves, in the middle of a block. The floor is the larger of
-bytes over measured copy bandwidth and operations over a measured bfloat16 product.
+bytes over measured copy bandwidth and operations over a measured bfloat16 product. Each is measured
+with the variants that bring-up chose, if it ran, and with the default ones; predictions are of the
+variants that ran.
 """
 
 import argparse
@@ -21,13 +23,15 @@ from typing import Final
 import torch
 
 from benchmarks.gpu import costs
-from benchmarks.gpu.measure import ceilings, graphed, kernel_table, the_clock
-from benchmarks.gpu.predict import BUILT
+from benchmarks.gpu.choices import choices_for, kinds
+from benchmarks.gpu.measure import ceilings, graphed, kernel_table, noted_variants, the_clock
+from benchmarks.gpu.predict import made_by
 from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
 from benchmarks.gpu.random_model import EXPERTS, counted_experts, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES, Work
 from benchmarks.gpu.step import Step, make_step
 from diffray.kernels.choose import Kernels, triton_kernels
+from diffray.kernels.variants import Choices
 
 
 def main() -> None:
@@ -58,23 +62,28 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     sizes = args.shape, args.experts, args.rows, args.window, args.context
     for part, shape, experts, *size in product(args.part, *sizes):
         work = Work(*size)
-        row: Row = {"part": part, "shape": shape, "experts": experts, **work._asdict()}
-        name = f"{part} {shape} {experts} {work}"
-        if part != "engine":
-            found[name] = partial(PARTS[part], row, work, args.runs)
-            continue
-        for cache, decoder in product(args.cache, args.decoder):
-            row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
-            found[f"{name} {row['cache']} {decoder}"] = partial(timed_engine, {**row}, work)
+        for kind in kinds(args.choices, shape, experts):
+            row: Row = {"part": part, "shape": shape, "experts": experts, **work._asdict()}
+            row["variants"] = kind
+            chosen = choices_for(kind, args.choices, shape, experts)
+            name = f"{part} {shape} {experts} {work} {kind}"
+            if part != "engine":
+                found[name] = partial(PARTS[part], row, work, chosen, args.runs)
+                continue
+            for cache, decoder in product(args.cache, args.decoder):
+                row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
+                case = partial(timed_engine, {**row}, work, triton_kernels, chosen)
+                found[f"{name} {row['cache']} {decoder}"] = case
     return found
 
 
-def timed(row: Row, work: Work, runs: int) -> Row:
+def timed(row: Row, work: Work, chosen: Choices, runs: int) -> Row:
     """Return a step's times, with the share of the roofline, and the peak of memory."""
     clock, shape, experts = the_clock(runs), ALL[row["shape"]], row["experts"]
-    step = _step(row, work)
-    with counted_experts(step.model) as met:
-        step.run()
+    with noted_variants() as ran:
+        step = _step(row, work, chosen)
+        with counted_experts(step.model) as met:
+            step.run()
     eager_s, graph_s = clock.seconds(step.run), clock.seconds(graphed(step.run))
     found = ceilings()
     floor_ms = costs.Step(shape, work, experts).floor_ms(found["bytes_per_s"], found["flops_per_s"])
@@ -82,7 +91,8 @@ def timed(row: Row, work: Work, runs: int) -> Row:
         **row,
         **met,
         "graph_ms": graph_s * 1e3,
-        "predicted_ms": costs.Step(shape, work, experts, changes=BUILT).ms,
+        "predicted_ms": costs.Step(shape, work, experts, changes=made_by(ran)).ms,
+        "ran": ran,
         "eager_ms": eager_s * 1e3,
         "per_s": 1 / graph_s,
         "floor_ms": floor_ms,
@@ -92,35 +102,38 @@ def timed(row: Row, work: Work, runs: int) -> Row:
     }
 
 
-def profiled(row: Row, work: Work, _runs: int) -> Row:
+def profiled(row: Row, work: Work, chosen: Choices, _runs: int) -> Row:
     """Return every kernel of one replay of a step, and the predicted ones."""
-    paper = costs.Step(ALL[row["shape"]], work, row["experts"], changes=BUILT)
+    with noted_variants() as ran:
+        table = kernel_table(graphed(_step(row, work, chosen).run))
+    paper = costs.Step(ALL[row["shape"]], work, row["experts"], changes=made_by(ran))
     predicted = [
         {"kernel": k.name, "calls": k.calls, "us": round(k.calls * k.us, 2)} for k in paper.kernels
     ]
-    return row | kernel_table(graphed(_step(row, work).run)) | {"predicted": predicted}
+    return row | table | {"predicted": predicted, "ran": ran}
 
 
-def _step(row: Row, work: Work) -> Step:
+def _step(row: Row, work: Work, chosen: Choices) -> Step:
     torch.manual_seed(0)
-    how = torch.device("cuda"), triton_kernels(), "bfloat16", row["experts"]
+    how = torch.device("cuda"), triton_kernels(chosen), "bfloat16", row["experts"]
     return make_step(ALL[row["shape"]], work, *how)
 
 
 def timed_engine(
     row: Row,
     work: Work,
-    device: torch.device = torch.device("cuda"),  # noqa: B008  # it is a constant
+    make: Callable[[Choices], Kernels],
+    chosen: Choices,
+    device_name: str = "cuda",
     dtype: str = "bfloat16",
-    kernels: Kernels | None = None,
 ) -> Row:
     """Return the median of the engine's rounds, of one step and one token each, inside a block."""
     from benchmarks.gpu.engine import experts_met, random_engine, run_to_the_end, scripted
 
     shape, window = ALL[row["shape"]], min(work.window, work.context)
-    kernels, length = kernels or triton_kernels(), work.context + window
+    length = work.context + window
     torch.manual_seed(0)
-    how = device, kernels, dtype, row["experts"]
+    how = torch.device(device_name), make(chosen), dtype, row["experts"]
     model = random_model(shape, length, work.rows * length, *how)
     engine = random_engine(model, max_num_seqs=work.rows, graph_block_length=window)
     start = (work.context - window) // window * window

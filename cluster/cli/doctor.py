@@ -98,7 +98,9 @@ def as_values(found: "Findings") -> dict[str, Any]:
     return {
         "key": found.key,
         "kernels": [*rows(found)],
+        "selection": found.selection,
         "graphs": found.graphs and asdict(found.graphs),
+        "sums": found.sums and asdict(found.sums),
         "refused": [*found.lines()],
         "seconds": round(found.seconds, 1),
     }

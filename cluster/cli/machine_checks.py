@@ -46,7 +46,9 @@ def machine_checks(
     # A wrong path is the first thing to say.
     needed = describe(model, config.quantization).bytes_in_memory
     yield cpu()
-    yield gpu()
+    yield gpu(config.tensor_parallel_size)
+    if device.type == "cpu":
+        yield Check("kernels", "torch's; there is no GPU to try Triton's on")
     if torch.cuda.is_available():
         yield compiler()
     weights = needed[str(dtype).removeprefix("torch.")]
@@ -63,15 +65,25 @@ def cpu() -> Check:
     features = [name for name in _FEATURES if known.get(name)]
     vectors = ", ".join(features) or "no vector unit that torch uses"
     dtype = str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
-    return Check("CPU", f"{usable_cores()} cores, {vectors}; dtype auto is {dtype}")
+    why = ""
+    if "avx512_bf16" in features and dtype == "float32":
+        why = ", as without AMX bfloat16 was half as fast, for all of avx512_bf16"
+    return Check("CPU", f"{usable_cores()} cores, {vectors}; dtype auto is {dtype}{why}")
 
 
-def gpu() -> Check:
+def gpu(ranks: int = 1) -> Check:
     driver = driver_version()
     if torch.cuda.is_available():
         gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         names = ", ".join(f"{each.name} ({in_units(each.total_memory)})" for each in gpus)
-        return Check("GPU", f"{names}; driver {driver or 'unknown'}, CUDA {torch.version.cuda}")
+        found = f"{names}; driver {driver or 'unknown'}, CUDA {torch.version.cuda}"
+        if ranks > (count := torch.cuda.device_count()):
+            fix = (
+                f"--tp {ranks} needs {ranks} GPUs, and this machine has {count}; choose --tp "
+                f"{count}, or join machines with more to its Ray cluster"
+            )
+            return Check("GPU", found, fix)
+        return Check("GPU", found)
     if driver is None:
         return Check("GPU", "none (no NVIDIA driver)")
     if torch.version.cuda is None:

@@ -32,7 +32,10 @@ from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 
 _MANY_ROWS = 256  # from here on a tile of the fused product reads too much for what it computes
 _ROWS_STORED, _LOGITS = 512, 1024
-_WIDE: Final = (256, 64, 8, 3)  # columns, depth, warps and stages of a tile for few rows
+# Columns, depth, warps and stages that may suit: reading the head takes the time, whatever the
+# tile, so a few are enough. Of few rows the wide one reads the rows half as often.
+_OTHERS: Final = ((64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 4))
+_WIDE: Final = (256, 64, 8, 3)
 
 
 def confidence(
@@ -150,14 +153,8 @@ def _variants(
     default = _tile_for(rows, itemsize, drawn=draw is not None)
     if itemsize > 2:  # others take long to compile and gain nothing without matrix units
         return tiled_variants([default], confidence)
-    others = [
-        Tile(default.rows, columns, depth, warps, stages)
-        for columns in (32, 64, 128)
-        for depth in (64, 128)
-        for warps, stages in ((4, 3), (4, 4), (8, 3), (8, 4))
-        if columns <= default.columns
-    ]
-    if default.rows <= 64 and draw is None:  # half as many tiles read the rows half as often
+    others = [Tile(default.rows, *rest) for rest in _OTHERS if rest[0] <= default.columns]
+    if default.rows <= 64 and draw is None:
         others.append(Tile(default.rows, *_WIDE))
     found = tiled_variants(list(dict.fromkeys([default, *others])), confidence)
     if rows >= _MANY_ROWS:

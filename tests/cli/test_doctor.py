@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.info import describe
 from diffray.kernels.trial import Outcome
 from diffray.kernels.variants import Shape
-from diffray.workers.bring_up.findings import Findings, GraphsOutcome
+from diffray.workers.bring_up.findings import Findings, GraphsOutcome, SumsOutcome
 from tests.helpers.paths import GOLDEN
 from tests.helpers.quantized import weights_of
 
@@ -57,7 +58,7 @@ def test_it_says_what_it_is_waiting_for(monkeypatch: pytest.MonkeyPatch) -> None
     assert shown.index("CPU") == 1
 
 
-NAMES = ["CPU", "GPU", "memory", "shared memory", "open files", "Ray", "ports"]
+NAMES = ["CPU", "GPU", "kernels", "memory", "shared memory", "open files", "Ray", "ports"]
 
 
 @pytest.mark.usefixtures("without_ray")
@@ -80,7 +81,9 @@ def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert status == 1
     assert [check["name"] for check in found["checks"]] == NAMES
     assert found["checks"][-1] == {"name": "ports", "found": "taken", "fix": "end others"}
-    assert found["kernels"] == [] and found["graphs"] is None
+    assert found["kernels"] == [] and found["graphs"] is None and found["sums"] is None
+    kernels = found["checks"][NAMES.index("kernels")]["found"]
+    assert kernels == "torch's; there is no GPU to try Triton's on"
 
 
 @pytest.mark.usefixtures("without_ray")
@@ -138,6 +141,11 @@ def test_the_cpu_s_features_and_the_dtype_they_favour(monkeypatch: pytest.Monkey
     assert cpu().found.endswith("cores, amx_bf16, avx2; dtype auto is bfloat16")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
     assert cpu().found.endswith("cores, avx2; dtype auto is float32")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert cpu().found.endswith(
+        "cores, avx512_bf16; dtype auto is float32, as without AMX bfloat16 was half as fast, for "
+        "all of avx512_bf16"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -159,6 +167,19 @@ def test_a_gpu_that_torch_cannot_use_must_be_fixed(
     monkeypatch.setattr(machine_checks, "driver_version", lambda: driver)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     assert gpu().fix.startswith(fix) and bool(gpu().fix) is bool(fix)
+
+
+@pytest.mark.parametrize(("ranks", "fix"), [(2, ""), (4, "--tp 4 needs 4 GPUs, and this machine")])
+def test_more_ranks_than_gpus_must_be_fixed(
+    ranks: int, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = SimpleNamespace(name="NVIDIA Test", total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    found = gpu(ranks)
+    assert found.found.startswith("NVIDIA Test (80 GiB), NVIDIA Test (80 GiB); driver ")
+    assert found.fix.startswith(fix) and bool(found.fix) is bool(fix)
 
 
 def test_triton_needs_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +239,8 @@ FOUND = Findings(
         Outcome("rms_norm", SHAPE, "other", "wrong: error 1.0e+00, at most 5.0e-02 allowed"),
     ),
     graphs=GraphsOutcome("", 2e-3, 1e-3),
+    sums=SumsOutcome(8192, "", "bfloat16", 1e-5, 2e-5),
+    selection="early",
     seconds=41.26,
 )
 
@@ -239,5 +262,6 @@ def test_the_findings_are_json() -> None:
         "us": 4.0, "launched_us": 9.0, "torch_us": 8.0, "error": 0.001, "tried": 3, "refused": 1,
     }  # fmt: skip
     assert found["graphs"] == {"refused": "", "launched_s": 2e-3, "replayed_s": 1e-3}
+    assert found["selection"] == "early" and found["sums"]["most_bytes"] == 8192
     assert len(found["refused"]) == 1 and "rms_norm 'other' is refused" in found["refused"][0]
     assert found["seconds"] == 41.3

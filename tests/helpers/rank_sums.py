@@ -14,30 +14,68 @@ from torch import Tensor
 from diffray import SamplingParams
 from diffray.components import mesh as meshes
 from diffray.components.mesh import Mesh
-from diffray.workers.bring_up.findings import Findings, FindingsFile, SumsOutcome
-from diffray.workers.bring_up.start import with_sums
-from diffray.workers.bring_up.sum_trial import try_sums, use_one_shot
+from diffray.kernels.trial import Outcome
+from diffray.kernels.variants import Shape
+from diffray.workers.bring_up.findings import (
+    Findings,
+    FindingsFile,
+    GraphsOutcome,
+    SumsOutcome,
+)
+from diffray.workers.bring_up.one_layer import Sizes
+from diffray.workers.bring_up.start import with_group
+from diffray.workers.bring_up.sum_trial import GroupOutcome, try_together, use_one_shot
+from diffray.workers.bring_up.trial_process import TrialPlan
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_rank
 from tests.helpers import stand_in_sums
+from tests.helpers.tiny_checkpoints import LLADA_MOE
 from tests.helpers.toy import prompt_of, run
 
-STAND_INS = "tests.helpers.stand_in_sums"
+STAND_INS, RECORDERS = "tests.helpers.stand_in_sums", "tests.helpers.stand_in_recorders"
 KEY = {"gpu": "Test"}
 
 
 def tried(mesh: Mesh, names: Items[str], patience_s: float) -> list[SumsOutcome]:
     """Return what this rank is told of each stand-in."""
     return [
-        try_sums(mesh, "float32", graphs=False, opener=f"{STAND_INS}:{name}", patience_s=patience_s)
+        try_together(mesh, "float32", opener=f"{STAND_INS}:{name}", patience_s=patience_s).sums
         for name in names
     ]
 
 
-def tried_with_torch(mesh: Mesh) -> SumsOutcome:
-    """Try torch's own, where there is no symmetric memory."""
-    return try_sums(mesh, "float32", graphs=False)
+STEPS = TrialPlan(
+    sizes=Sizes(config=LLADA_MOE, dtype="float32", ranks=2),
+    device="cpu",
+    table="tests.helpers.stand_in_norms",
+    graphs=True,
+    done=(Outcome("rms_norm", Shape((32, "torch.float32"), (8,)), "right", launched_s=1e-6),),
+)
+
+
+def recorded(mesh: Mesh, names: Items[str], patience_s: float) -> list[GroupOutcome]:
+    """Return what this rank is told of each recorder that stands in for CUDA graphs'."""
+    return [
+        try_together(
+            mesh,
+            "float32",
+            steps=STEPS,
+            opener=f"{STAND_INS}:absent_on_rank_1",
+            recorder=f"{RECORDERS}:{name}",
+            patience_s=patience_s,
+        )
+        for name in names
+    ]
+
+
+def opened_with_torch(mesh: Mesh) -> tuple[str, int]:
+    """Return why torch's own sums cannot be opened here."""
+    try:
+        meshes.open_one_shot(mesh, torch.float32, 8192)
+    except Exception as failure:  # whatever torch raises
+        return f"{type(failure).__name__}: {failure}", mesh.rank
+    return "", mesh.rank
 
 
 class Kept(NamedTuple):
@@ -48,16 +86,20 @@ class Kept(NamedTuple):
     kept: Findings | None
 
 
-def kept(mesh: Mesh, cache: Path, name: str) -> Kept:
+def kept(mesh: Mesh, cache: Path, name: str, *, is_kept: bool) -> Kept:
     os.environ["XDG_CACHE_HOME"] = str(cache)
     said: list[str] = []
-    found = with_sums(
-        Findings(key=KEY),
+    known = Findings(key=KEY, graphs=GraphsOutcome("", 2.0, 1.0), outcomes=STEPS.done)
+    if mesh.rank == 0 and is_kept:
+        FindingsFile(KEY).write(known)
+    found = with_group(
+        known,
         mesh,
-        "float32",
-        graphs=False,
+        STEPS,
         say=said.append,
-        opener=f"{STAND_INS}:{name}",
+        opener=f"{STAND_INS}:absent_on_rank_1",
+        recorder=f"{RECORDERS}:{name}",
+        patience_s=120,
     )
     mesh.smallest("written", 1)
     return Kept(found, said, FindingsFile(KEY).read())

@@ -50,7 +50,7 @@ def slow_sum(*args: Any) -> tuple[Tensor, Tensor]:
     return linear.linear_add_norm(*args)
 
 
-def _kernel(name: str, reference: Run, *variants: Callable[..., Any]) -> Kernel:
+def kernel_of(name: str, reference: Run, *variants: Callable[..., Any]) -> Kernel:
     def shape(x: Tensor, *_: Any) -> Shape:
         size = x.shape[-1]
         return Shape((size, str(x.dtype)), (rounded_up(x.numel() // size),))
@@ -59,6 +59,6 @@ def _kernel(name: str, reference: Run, *variants: Callable[..., Any]) -> Kernel:
 
 
 KERNELS: Final = (
-    _kernel("rms_norm", norm.rms_norm, wrong, crash, not_compiled, slow, hang, right),
-    _kernel("linear_add_norm", linear.linear_add_norm, slow_sum),
+    kernel_of("rms_norm", norm.rms_norm, wrong, crash, not_compiled, slow, hang, right),
+    kernel_of("linear_add_norm", linear.linear_add_norm, slow_sum),
 )

@@ -8,7 +8,9 @@ import sys
 import tarfile
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +21,16 @@ import torch
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from benchmarks.golden import cases_of
 from benchmarks.gpu import __main__ as all_of_them
-from benchmarks.gpu import check_engine, check_kernels, engine_checks, generate, program, step_time
+from benchmarks.gpu import (
+    bring_up,
+    check_engine,
+    check_kernels,
+    choices,
+    engine_checks,
+    generate,
+    program,
+    step_time,
+)
 from benchmarks.gpu.cases import listed
 from benchmarks.gpu.check_kernels import check
 from benchmarks.gpu.engine import experts_met, random_engine, scripted
@@ -28,13 +39,18 @@ from benchmarks.gpu.random_model import random_model
 from benchmarks.gpu.shapes import TOY, Shape, Sparse, Work
 from benchmarks.gpu.step import make_step
 from benchmarks.gpu.targets import verdicts
+from diffray.kernels import choose
 from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
 from diffray.kernels.router import Routing
+from diffray.kernels.trial import Outcome
+from diffray.kernels.variants import UNTRIED, Choices, Variant
+from diffray.kernels.variants import Shape as CallShape
 from diffray.workers.graphs import Graphs, Recorded
+from tests.helpers import stand_in_kernels
 from tests.helpers.paths import ROOT
 
 WORK = Work(2, 5, 21)
-PROGRAMS = [check_kernels, check_engine, step_time, generate]
+PROGRAMS = [bring_up, check_kernels, check_engine, step_time, generate]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -172,7 +188,8 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> No
 def test_a_round_of_the_engine_is_timed_inside_a_block(name: str) -> None:
     cache = "exact" if TOY[name].block else "dual"
     row = {"shape": name, "experts": "bfloat16", "cache": cache, "decoder": "credit"}
-    found = step_time.timed_engine(row, Work(2, 8, 27), torch.device("cpu"), "float32", TORCH)
+    make = UNTRIED, "cpu", "float32"
+    found = step_time.timed_engine(row, Work(2, 8, 27), lambda _: TORCH, *make)
     assert found["engine_ms"] > 0
 
 
@@ -182,6 +199,91 @@ def test_a_profile_counts_calls() -> None:
     calls = {row["kernel"]: row["calls"] for row in table["kernels"]}
     assert (calls["aten::mm"], calls["aten::relu"]) == (2, 1)
     assert 0 < table["kernels"][-1]["us"] <= table["kernels"][0]["us"] <= table["span_us"]
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> Path:
+    """A folder in which bring-up of the toy model chose the fused router and the fused norm."""
+    outcomes = []
+    for tokens, kernel in product((16, 64), ("softmax_router", "linear_add_norm")):
+        facts: tuple[Any, ...] = (5, 48, 2, "plain") if "router" in kernel else (48, 48)
+        shape = CallShape((*facts, "torch.float32"), (tokens,))
+        outcomes += [
+            Outcome(kernel, shape, name, "", 0.0, seconds)
+            for name, seconds in (("triton", 2e-6), ("triton fused", 1e-6), ("torch", 3e-6))
+        ]
+    choices.write(tmp_path, "toy-moe", "bfloat16", outcomes, "fastest")
+    return tmp_path
+
+
+def test_what_bring_up_chose_is_measured_and_the_default_beside_it(chosen: Path) -> None:
+    args = Namespace(
+        shape=["toy-moe"], experts=["bfloat16", "int8"], rows=[1], window=[5], context=[21],
+        part=["step", "kernels"], cache=["dual"], decoder=["fixed"], runs=1, choices=chosen,
+    )  # fmt: skip
+    names = [name.split(" ", 1)[1] for name in step_time.plan(args)][:3]
+    step = "toy-moe bfloat16 1x5@21"
+    assert names == [f"{step} chosen", f"{step} default", "toy-moe int8 1x5@21 default"]
+    kinds = choices.kinds(chosen, "toy-moe", "bfloat16")
+    assert kinds == ["chosen", "default"] and choices.kinds(None, "toy-moe") == ["default"]
+    found = choices.choices_for("chosen", chosen, "toy-moe", "bfloat16")
+    assert set(found.chosen.values()) == {"triton fused"}
+    assert choices.right_variants(chosen, "toy-moe") == [
+        "linear_add_norm triton", "linear_add_norm triton fused", "softmax_router triton",
+        "softmax_router triton fused",
+    ]  # fmt: skip
+
+
+@pytest.mark.long
+def test_kernels_are_checked_in_the_variants_of_the_run(
+    chosen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_kernels, "WORKS", (WORK,))
+    monkeypatch.setattr(check_kernels, "LIMITS", {torch.float32: 1e-4})
+    ran: dict[str, set[str]] = {}
+    for wanted in ("used", "right"):
+        args = Namespace(shape=["toy-moe"], variants=wanted, choices=chosen)
+        for name, case in check_kernels.plan(args).items():
+            if name.startswith("router,"):
+                row = case(device_name=str(DEVICE))  # type: ignore[call-arg]  # a partial's
+                assert row["right"], row
+                ran.setdefault(row["variants"], set()).update(row["ran"].values())
+    assert ran == {
+        "chosen": {"triton fused"},
+        "default": {"triton"},
+        "softmax_router triton": {"triton"},
+        "softmax_router triton fused": {"triton fused"},
+    }
+
+
+def test_a_text_is_generated_with_what_was_chosen(
+    chosen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the prediction, too: it is by the variants that ran."""
+    handed: list[Choices] = []
+
+    def noted(_wish: str, _device: Any, _dtype: Any, found: Choices) -> Kernels:
+        handed.append(found)
+        return TORCH
+
+    monkeypatch.setattr(generate, "choose_kernels", noted)
+    argv = "--device cpu --dtype float32 --prompt 9 --tokens 15 --block 8 --runs 1 --rate 3.87"
+    argv += f" --shape toy-moe --choices {chosen}"
+    cases = generate.plan(generate.parser().parse_args(argv.split()))
+    kinds = [case()["variants"] for case in cases.values()]
+    assert kinds == ["chosen", "default"]
+    assert [bool(found.chosen) for found in handed] == [True, False]
+
+
+@pytest.mark.long
+def test_bring_up_leaves_what_the_others_read(tmp_path: Path) -> None:
+    row = {"shape": "toy-moe", "experts": "bfloat16"}
+    how = "cpu", "float32", "tests.helpers.stand_in_norms"
+    found = bring_up.tried(row, tmp_path, *how)
+    assert found["right"] and found["trials"] > 0 and found["untried"] == 0
+    read = choices.choices_for("chosen", tmp_path, "toy-moe", "bfloat16")
+    assert set(read.chosen.values()) <= {"right", "torch"} and read.chosen
+    assert read.tried == {"rms_norm"}
 
 
 NOT_THERE = """
@@ -199,7 +301,7 @@ OF_THE_ENGINE = {"pydantic", "safetensors", "tqdm"}
 @pytest.mark.parametrize(
     ("modules", "missing"),
     [
-        ("__main__, check_kernels, check_engine, step_time, generate", OF_THE_ENGINE),
+        ("__main__, bring_up, check_kernels, check_engine, step_time, generate", OF_THE_ENGINE),
         ("engine_checks, engine", set[str]()),
         ("predict", {"torch", "triton"} | OF_THE_ENGINE),
     ],
@@ -223,21 +325,34 @@ def test_without_what_the_engine_needs_they_say_what_to_install(
         assert end.value.code == 2 and told.count("\n") == 1 and "pip install not_here" in told
 
 
+class Aborting(Choices):
+    """Chooses the variant that aborts."""
+
+    def pick(self, kernel: str, shape: Any, variants: Sequence[Variant]) -> Variant:
+        return next(each for each in variants if each.name == "crash")
+
+
 def plan(args: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
     """Cases of which most end badly."""
 
     def fails() -> dict[str, Any]:
         raise RuntimeError("no room\nleft")
 
+    def aborts() -> dict[str, Any]:
+        """In the variant that runs."""
+        kernel = replace(stand_in_kernels.KERNELS[0], name="rms_norm")
+        kernels = choose.with_variants("triton", [kernel], Aborting({}))
+        return {"right": kernels.rms_norm(torch.ones(2, 32), torch.ones(32), 1e-5)}
+
     def hangs() -> dict[str, Any]:
         time.sleep(600)
         return {}
 
     return {
-        "fine": lambda: {"right": True, "folder": os.environ["XDG_CACHE_HOME"]},
+        "fine": lambda: {"right": True},
         "wrong": lambda: {"right": False},
         "fails": fails,
-        "aborts": lambda: os.abort(),
+        "aborts": aborts,
         "fine again": lambda: {"right": True},
         "hangs": hangs,
         "told": lambda: {"told": 7},
@@ -269,7 +384,9 @@ class TestProgram:
         assert rows["aborts"]["failure"] == "the process ended with SIGABRT"
         assert rows["hangs"]["failure"] == "no answer for 25 s"
         assert {"commit", "sources", "diffray", "torch", "triton"} <= report["facts"].keys()
-        assert not Path(rows["fine"]["folder"]).exists()  # its own, and gone
+        place = "rms_norm/32/torch.float32/2"  # the crashed case says what it ran
+        assert rows["aborts"]["variants"] == report["variants"] == {place: "crash"}
+        assert rows["hangs"]["variants"] == {}
 
     @pytest.mark.long
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -342,10 +459,31 @@ class TestAllOfThem:
             assert "no CUDA device" in capsys.readouterr().err and end.value.code == 2
 
     def test_ten_minutes_bring_one_of_each(self) -> None:
-        first = [run.name for run in all_of_them.RUNS[:6]]
-        assert first == ["check_kernels", "check_engine", "step", "kernels", "engine", "generate"]
+        first = "bring_up check_kernels check_engine step kernels engine generate".split()
+        assert [run.name for run in all_of_them.RUNS[:7]] == first
         minutes = [run.minutes for run in all_of_them.RUNS]
-        assert sum(minutes[:6]) <= 10 and sum(minutes[:12]) <= 30
+        assert sum(minutes[:7]) <= 10 and sum(minutes[:14]) <= 30
+
+    def test_all_programs_of_a_run_read_what_its_bring_up_wrote_and_no_other_s(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """The first run's folder is left, with a program that finds nothing new."""
+        handed: list[tuple[str, list[str]]] = []
+
+        def noted(run: all_of_them.Run, _seconds: float, folder: Path) -> str:
+            there = all_of_them.choices_of(folder)
+            handed.append((run.program, [file.name for file in there.glob("*")]))
+            if run.name == "bring_up":
+                choices.write(there, "toy-moe", "bfloat16", [], "fastest")
+            return "right"
+
+        monkeypatch.setattr(all_of_them, "need_cuda", lambda: None)
+        monkeypatch.setattr(all_of_them, "carry_out", noted)
+        for wanted in (["bring_up", "step"], ["step"]):
+            monkeypatch.setattr(sys, "argv", ["all", "--out", str(tmp_path), "--only", *wanted])
+            all_of_them.main()
+        written = ["toy-moe bfloat16.json"]
+        assert handed == [("bring_up", []), ("step_time", written), ("step_time", [])]
 
     @pytest.mark.long
     def test_no_stale_report_stands(self, tmp_path: Path) -> None:
@@ -382,6 +520,36 @@ class TestAllOfThem:
         assert all_of_them.outcome(out, 0, out) == told
         out.write_text(json.dumps(report | {"complete": False, "cases": 9}))
         assert all_of_them.outcome(out, 0, out).startswith(f"INCOMPLETE: {len(table)} of 9 cases")
+
+    def test_steps_are_judged_in_the_chosen_variants_each_with_its_like(self) -> None:
+        """Chosen ones come first; of int8 there are only defaults, compared with the default."""
+        of = {"part": "step", "shape": "llada-moe-7b-a1b", "window": 64, "context": 1024, "rows": 1}
+
+        def row(variants: str, experts: str, ms: float, **more: Any) -> dict[str, Any]:
+            columns = of | {"variants": variants, "experts": experts, "graph_ms": ms}
+            columns |= {"per_s": 1e3 / ms, "case": f"{variants} {experts}"}
+            return columns | more
+
+        rows = [
+            row("chosen", "bfloat16", 3.8),
+            row("default", "bfloat16", 4.5),
+            row("default", "int8", 2.9),
+            row("chosen", "float8", 2.6),
+            row("default", "float8", 3.1),
+            row("chosen", "bfloat16", 13.8, rows=32, case="32"),
+            row("chosen", "bfloat16", 4.0, part="engine", cache="dual", decoder="fixed", case="e"),
+        ]
+        assert verdicts("step_time", rows) == [
+            "met: 3.8 of at most 3.9 ms (chosen bfloat16)",
+            "met: 1.552 of 1.5 times bfloat16 (default int8)",
+            "missed: 1.462 of 1.5 times bfloat16 (chosen float8)",
+            "met: 0.95 of 0.9 of the step's rate (e)",
+            "met: 0.2754 of 0.25 of batch 1's steps/s (32)",
+        ]
+        assert verdicts("generate", rows) == []
+        assert verdicts("step_time", rows[1:2]) == [
+            "missed: 4.5 of at most 3.9 ms (default bfloat16)"
+        ]
 
     def test_the_archive_holds_the_folder(self, tmp_path: Path) -> None:
         folder = tmp_path / "results"

@@ -128,12 +128,33 @@ def test_when_nothing_could_be_tried_the_engine_runs_on_torch(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_without_time_only_defaults_and_torch_are_tried() -> None:
-    found = run_trials(plan(), TimeLimits(budget=-1, limit=600, trial=5))
-    assert {each.variant for each in found.outcomes} == {"wrong", "torch", "slow_sum"}
-    assert found.untried == 5 * 5
-    assert any("no time for 25 more trials" in line for line in found.lines())
-    assert set(found.choices.chosen.values()) == {"torch"}
+def test_without_time_only_torchs_are_tried_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    file, said = FindingsFile({"gpu": "Test"}, tmp_path), list[str]()
+    hurried = TimeLimits(budget=-1, limit=600, trial=5)
+    first = read_or_try(plan(), file, limits=hurried, say=said.append)
+    assert {each.variant for each in first.outcomes} == {"torch"}
+    assert first.cut_off and first.untried == 5 * 6 + 5
+    assert "kernels: there was no time for 35 more trials; the next start goes on" in said
+    assert set(first.choices.chosen.values()) == {"torch"}
+
+    second = read_or_try(plan(), file, limits=LONG, say=said.append)
+    assert second.outcomes[: len(first.outcomes)] == first.outcomes  # not tried again
+    tried = [(each.kernel, each.shape, each.variant) for each in second.outcomes]
+    assert len(tried) == len(set(tried)) and second.untried == 0 and not second.cut_off
+    assert file.read() == second
+
+    lines = len(said)
+    assert read_or_try(plan(), file, limits=LONG, say=said.append) == second
+    assert len(said) == lines  # nothing is left to try
+
+
+@pytest.mark.long
+def test_a_start_that_gets_no_further_is_the_last_to_try(tmp_path: Path) -> None:
+    file, said = FindingsFile({"gpu": "Test"}, tmp_path), list[str]()
+    hurried = TimeLimits(budget=-1, limit=600, trial=5)
+    first, second = (read_or_try(plan(), file, limits=hurried, say=said.append) for _ in range(2))
+    assert first.cut_off and not second.cut_off
+    assert "kernels: there was no time for 35 more trials; they are left out" in said
 
 
 @pytest.mark.long
@@ -186,16 +207,16 @@ def test_quantized_experts_are_tried_as_they_are_stored(ranks: int, name: str) -
     assert own and all("torch.int8" in shape.facts for shape in own)
 
 
-def test_defaults_come_first_then_torch_then_the_others_in_turn() -> None:
+def test_torch_comes_first_then_defaults_then_the_others_in_turn() -> None:
     calls: Calls = {}
     OneLayer(plan().sizes, CPU, collecting(stand_in_kernels.KERNELS, calls)).run()
     trials = trials_of(calls, [])
     sizes = len(calls) // 2
     names = [trial.variant.name for trial in trials]
-    assert set(names[: 2 * sizes]) == {"wrong", "slow_sum"}
-    assert set(names[2 * sizes : 4 * sizes]) == {"torch"}
+    assert set(names[: 2 * sizes]) == {"torch"}
+    assert set(names[2 * sizes : 4 * sizes]) == {"wrong", "slow_sum"}
     assert names[4 * sizes : 5 * sizes] == ["crash"] * sizes
-    assert [trial.needed for trial in trials] == [True] * 4 * sizes + [False] * 5 * sizes
+    assert [trial.needed for trial in trials] == [True] * 2 * sizes + [False] * 7 * sizes
     done = [trials[0].begin]
     assert len(trials_of(calls, done)) == len(trials) - 1
 
@@ -203,13 +224,14 @@ def test_defaults_come_first_then_torch_then_the_others_in_turn() -> None:
 @pytest.mark.long
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="`diffray doctor` does it there")
 @pytest.mark.parametrize("name", ["llada_moe", "llada2_moe"])
-def test_triton_s_defaults_pass_in_the_interpreter(name: str) -> None:
+def test_triton_s_variants_pass_in_the_interpreter(name: str) -> None:
     found = run_trials(
         plan("diffray.kernels.triton.table", CONFIGS[name]),
-        TimeLimits(budget=-1, limit=3000, start=600, trial=600),
+        TimeLimits(budget=3000, limit=3000, trial=600),
     )
     assert found.failed == "" and not [each for each in found.outcomes if each.refused]
     assert {each.variant.split()[0] for each in found.outcomes} == {"triton", "torch"}
+    assert any("fused" in each.variant for each in found.outcomes)
 
 
 @pytest.mark.long

@@ -44,6 +44,23 @@ def test_when_every_variant_is_refused_only_torch_is_used(
     assert [*found.lines()] == [f"kernels: only torch's are used: {found.failed}"]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("hangs", ["a trial", "the start"])
+def test_a_hang_does_not_exceed_the_limit(
+    hangs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = "tests.helpers.stand_in_kernels"
+    if hangs == "the start":
+        (tmp_path / "hanging_table.py").write_text("import time\ntime.sleep(600)\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        table = "hanging_table"
+    limit = 20.0
+    began = time.monotonic()
+    found = run_trials(plan(table), TimeLimits(budget=300, limit=limit, trial=100))
+    assert time.monotonic() - began < limit + 10
+    assert found.failed == "the trials failed: the time is up"
+
+
 class Interrupted(Trials):
     """Trials whose process ends while it records steps or before that."""
 

@@ -326,11 +326,10 @@ def test_blocks_with_their_neighbours_are_recorded_where_vicinity_runs_them(
 
 def test_graphs_are_refused_where_they_cannot_be() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert choose_recorder(None, cpu, "triton", 1) is None
-    assert choose_recorder(False, gpu, "triton", 1) is None
-    assert choose_recorder(None, gpu, "torch", 1) is None
-    assert choose_recorder(None, gpu, "triton", 2) is None
+    assert choose_recorder(None, cpu, "triton") is None
+    assert choose_recorder(False, gpu, "triton") is None
+    assert choose_recorder(None, gpu, "torch") is None
     with pytest.raises(ValueError, match="cuda_graphs needs a CUDA device, and this is cpu"):
-        choose_recorder(True, cpu, "torch", 1)
+        choose_recorder(True, cpu, "torch")
     with pytest.raises(ValueError, match="cuda_graphs needs kernels 'triton', and these are"):
-        choose_recorder(True, gpu, "torch", 1)
+        choose_recorder(True, gpu, "torch")

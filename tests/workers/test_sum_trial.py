@@ -1,18 +1,22 @@
-"""One-shot sums over ranks are used where all ranks found them right and faster, and nowhere else.
+"""What takes all ranks is used where all found it right and faster: one-shot sums, recorded steps.
 
-Without GPUs stand-ins are tried (tests/helpers/stand_in_sums.py), in real processes over gloo.
+Without GPUs stand-ins are tried (tests/helpers/stand_in_sums.py, stand_in_recorders.py), in real
+processes over gloo.
 """
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from diffray.components.mesh import OneShot
-from diffray.workers.bring_up.findings import SumsOutcome
+from diffray.components.mesh import Mesh, OneShot, open_one_shot
+from diffray.workers.bring_up.findings import Findings, GraphsOutcome, SumsOutcome
+from diffray.workers.engine_options import EngineOptions
 from tests.helpers.paths import GOLDEN
-from tests.helpers.rank_sums import alone, generated, kept, tried, tried_with_torch
+from tests.helpers.rank_sums import alone, generated, kept, opened_with_torch, recorded, tried
 from tests.helpers.ranks import on_ranks
 from tests.helpers.stand_in_sums import MOST
 
@@ -57,20 +61,102 @@ def test_what_is_right_and_faster_is_used_up_to_the_size_to_which_it_is() -> Non
     assert ranks[0][1].most_bytes == ranks[1][1].most_bytes
 
 
-@pytest.mark.long
+def test_torchs_one_shot_sum_is_called_as_it_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On meta tensors: its arguments are checked, and nothing runs."""
+    from torch.distributed import _symmetric_memory as symm_mem
+
+    asked: list[tuple[int, torch.dtype]] = []
+
+    def empty(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        asked.append((size, dtype))
+        return torch.empty(size, dtype=dtype, device=device)
+
+    monkeypatch.setattr(symm_mem, "empty", empty)
+    monkeypatch.setattr(symm_mem, "rendezvous", lambda buffer, group: (buffer, group))
+    group: Any = SimpleNamespace(group_name="ranks")
+    mesh = Mesh(0, 2, group=group, device=torch.device("meta"))
+    add_up = open_one_shot(mesh, torch.bfloat16, 1 << 20)
+    assert asked == [(1 << 19, torch.bfloat16)]
+    x = torch.empty(64, 2048, dtype=torch.bfloat16, device="meta")
+    out = add_up(x)
+    assert out.shape == x.shape and out.dtype == x.dtype and out is not x
+
+
 def test_without_symmetric_memory_the_groups_sums_are_used() -> None:
-    for found in on_ranks(2, tried_with_torch):
-        assert found.most_bytes == 0 and found.refused
+    """A group on CPUs has none: what torch raises there is the reason, and no other failure."""
+    (reason, _), _ = on_ranks(2, opened_with_torch)
+    assert reason == "RuntimeError: SymmetricMemory does not support device type cpu"
 
 
 @pytest.mark.long
-def test_rank_0_keeps_what_was_found_and_every_rank_says_why_not(tmp_path: Path) -> None:
-    first, second = on_ranks(2, partial(kept, cache=tmp_path, name="absent_on_rank_1"))
-    assert first.kept == second.kept == first.found
-    assert first.said == ["all-reduce: the group's alone: another rank cannot"]
-    assert second.said == [
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
+def test_rank_0_keeps_what_was_found_and_every_rank_says_why_not(
+    is_kept: bool, tmp_path: Path
+) -> None:
+    """What rank 0's own trials did not leave on disk, as for want of memory, stays away."""
+    ranks = on_ranks(2, partial(kept, cache=tmp_path, name="refused_on_rank_1", is_kept=is_kept))
+    first, second = ranks
+    assert first.kept == second.kept == (first.found if is_kept else None)
+    assert first.found.graphs is not None and first.found.sums is not None
+    other = "another rank refuses them; its log says why"
+    assert first.said == [
+        "all-reduce: the group's alone: another rank cannot", f"cuda_graphs: off: {other}"
+    ]  # fmt: skip
+    own = "a step could not be recorded: RuntimeError: operation not permitted when stream is"
+    assert second.said[0] == (
         "all-reduce: the group's alone: RuntimeError: no symmetric memory between these devices"
-    ]
+    )
+    assert second.said[1].startswith(f"cuda_graphs: off: {own}") and len(second.said) == 2
+
+
+@pytest.mark.long
+def test_steps_are_recorded_over_ranks_only_where_all_found_replays_right() -> None:
+    names = ["right", "wrong_on_rank_1", "refused_on_rank_1", "crash_on_rank_1"]
+    ranks = on_ranks(2, partial(recorded, names=names, patience_s=90))
+    graphs = [[found.graphs for found in rank] for rank in ranks]
+    for rank in graphs:
+        right, wrong, refused, crash = rank
+        assert right is not None and right.refused == ""
+        assert right.replayed_s is not None and right.launched_s is not None
+        assert right.replayed_s < right.launched_s
+        for bad in (wrong, refused, crash):
+            assert bad is not None and bad.refused
+    assert "rows of 1 x 32 positions differ" in graphs[1][1].refused  # type: ignore[union-attr]
+    assert "another rank refuses them" in graphs[0][1].refused  # type: ignore[union-attr]
+    assert "not permitted when stream" in graphs[1][2].refused  # type: ignore[union-attr]
+    assert graphs[1][3].refused == "it crashed (SIGABRT)"  # type: ignore[union-attr]
+
+
+@pytest.mark.long
+def test_recordings_that_hang_on_a_rank_are_given_up_and_sums_are_kept() -> None:
+    for (found,) in on_ranks(2, partial(recorded, names=["hang_on_rank_1"], patience_s=30)):
+        assert found.graphs == GraphsOutcome("it did not end within 30 s")
+        assert found.sums.refused != "it did not end within 30 s"
+
+
+TOGETHER = Findings(
+    key={"gpu": "Test"}, graphs=GraphsOutcome("", 2.0, 1.0), sums=SumsOutcome(most_bytes=8192)
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "ranks", "unasked"),
+    [
+        (TOGETHER, 2, None),  # as by default: on
+        (TOGETHER.model_copy(update={"sums": None}), 1, None),
+        (TOGETHER.model_copy(update={"sums": None}), 2, False),  # one rank alone has tried them
+        (TOGETHER.model_copy(update={"graphs": None}), 2, False),
+        (TOGETHER.model_copy(update={"graphs": GraphsOutcome("they differ")}), 2, False),
+        (Findings(), 2, False),
+        (Findings(), 1, None),
+    ],
+)
+def test_auto_records_over_ranks_exactly_if_all_have_tried_it(
+    found: Findings, ranks: int, unasked: bool | None
+) -> None:
+    assert found.applied_to(EngineOptions(), ranks).cuda_graphs is unasked
+    if found.graphs is None or not found.graphs.refused:  # asked for, they are recorded
+        assert found.applied_to(EngineOptions(cuda_graphs=True), ranks).cuda_graphs is True
 
 
 @pytest.mark.long

@@ -1,6 +1,8 @@
 """The whole engine over Triton's kernels, in the interpreter: the same tokens as over torch's."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,12 +10,17 @@ import torch
 from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
-from benchmarks.golden import Case, cases_of, params_of
+from benchmarks.golden import FAMILIES, Case, cases_of, params_of
+from benchmarks.gpu.choices import expected
+from benchmarks.gpu.engine_checks import Way, answers, engine_of, requests_of
+from benchmarks.gpu.measure import noted_variants
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.batch import Batch, Window
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.denoiser import Denoiser
 from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
+from diffray.kernels.triton import attention, experts, table
+from diffray.kernels.variants import Variant
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny_checkpoints import IDS, LLADA2_MOE, LLADA_MOE, kv_pool, random_weights, save
 
@@ -31,6 +38,43 @@ def engine(family: str) -> DiffusionLLM:
         max_num_seqs=4,
         max_model_len=256,
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llada_moe", "llada2_moe"])
+def test_golden_tokens_come_out_of_the_variants_that_are_expected_to_win(family: str) -> None:
+    """Of those that Triton can interpret: it starts no kernel early, and float32 has few tiles."""
+    way = Way("float32", "triton", None, expected())
+    with noted_variants() as ran:
+        engine = engine_of(family, way, DEVICE)
+        cases = cases_of(FAMILIES[family])
+        wanted = [n for n, case in enumerate(cases) if is_cached(case)][:3]
+        requests = [requests_of(family)[number] for number in wanted]
+        found = answers(engine, requests)
+    assert [found[number] for number in wanted] == [cases[number]["tokens"] for number in wanted]
+    names = {(place.split("/")[0].split("_")[-1], name) for place, name in ran.items()}
+    assert ("router", "triton fused") in names
+    assert any(kernel == "norm" and name.startswith("triton fused ") for kernel, name in names)
+
+
+@pytest.mark.long
+def test_golden_tokens_come_out_of_split_keys_and_staying_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which small models do not need: splits of 32 keys, and in float32 too."""
+    attend = replace(attention.ATTEND, own_variants=lambda *_: [split])
+    split = Variant("split", partial(attention.attend, split_keys=32))
+    stays = partial(experts.experts_add_norm, fused=True, stay=True)
+    staying = replace(experts.EXPERTS_ADD_NORM, own_variants=lambda *_: [Variant("stay", stays)])
+    others = [each for each in table.KERNELS if each.name not in (attend.name, staying.name)]
+    monkeypatch.setattr(table, "KERNELS", (*others, attend, staying))
+    with noted_variants() as ran:
+        engine = engine_of("llada_moe", Way("float32", "triton", None), DEVICE)
+        cases = cases_of(FAMILIES["llada_moe"])
+        wanted = [n for n, case in enumerate(cases) if is_cached(case)][:2]
+        found = answers(engine, [requests_of("llada_moe")[number] for number in wanted])
+    assert [found[number] for number in wanted] == [cases[number]["tokens"] for number in wanted]
+    assert {"split", "stay"} <= set(ran.values())
 
 
 def is_cached(case: Case) -> bool:
@@ -163,7 +207,15 @@ def test_without_triton_the_wish_for_it_says_how_to_get_it(monkeypatch: pytest.M
     monkeypatch.setattr("diffray.kernels.choose.find_spec", lambda _name: None)
     with pytest.raises(ValueError, match=r"is not installed; pip install 'diffray\[triton\]"):
         choose_kernels("triton", CPU, torch.float32)
-    assert choose_kernels("auto", CPU, torch.float32) is TORCH
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert choose_kernels("auto", torch.device("cuda"), torch.float32) is TORCH
+
+
+def test_with_triton_a_gpu_gets_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert choose_kernels("auto", torch.device("cuda"), torch.float32).name == "triton"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert choose_kernels("auto", torch.device("cuda"), torch.float32) is TORCH
 
 
 def test_both_sets_have_the_same_functions() -> None:

@@ -52,8 +52,9 @@ class Findings(Config):
     selection: Selection = "fastest"  # which variants are used
     conflicts: dict[Selection, str] = Field(default_factory=dict)  # why these are wrong together
     graphs: GraphsOutcome | None = None  # None: they were not tried
-    sums: SumsOutcome | None = None  # None: they were not tried
+    sums: SumsOutcome | None = None  # None: nothing was tried by all ranks together
     untried: int = 0  # variants for which there was no time
+    cut_off: bool = False  # whether the next start is to go on from here
     seconds: float = 0.0
     failed: str = ""  # why only torch's kernels can be used
 
@@ -61,10 +62,17 @@ class Findings(Config):
     def choices(self) -> Choices:
         return choices_of(self.outcomes, self.selection)
 
-    def applied_to(self, setup: EngineOptions) -> EngineOptions:
+    def recordable_by(self, ranks: int) -> bool:
+        """Whether steps may be recorded unasked: of several ranks only if all of them tried it."""
+        refused = self.failed or (self.graphs is not None and self.graphs.refused)
+        return not refused and (ranks == 1 or (self.graphs is not None and self.sums is not None))
+
+    def applied_to(self, setup: EngineOptions, ranks: int = 1) -> EngineOptions:
         """Return the options without what was refused as a whole."""
         obstacle = self.failed or (self.graphs.refused if self.graphs is not None else "")
         if not obstacle:
+            if setup.cuda_graphs is None and not self.recordable_by(ranks):
+                return setup.model_copy(update={"cuda_graphs": False})
             return setup
         if setup.cuda_graphs:
             raise ValueError(f"cuda_graphs cannot be used on this GPU: {obstacle}; leave it out")
@@ -86,10 +94,8 @@ class Findings(Config):
         if self.graphs is not None and self.graphs.refused:
             yield f"cuda_graphs: off: {self.graphs.refused}"
         if self.untried:
-            yield (
-                f"kernels: there was no time for {self.untried} more trials; `diffray doctor` gets "
-                "further, as compiled kernels are kept"
-            )
+            then = "the next start goes on" if self.cut_off else "they are left out"
+            yield f"kernels: there was no time for {self.untried} more trials; {then}"
 
     @property
     def short_of_memory(self) -> bool:

@@ -44,9 +44,9 @@ class Sizes(Config):
     ranks: int = 1
     expert_parallel: bool = False
 
-    def model(self, kernels: Kernels = TORCH) -> Denoiser:
-        """Return rank 0's share of one layer, embedding and head, without storage."""
-        mesh = Mesh(0, self.ranks, self.expert_parallel)
+    def model(self, kernels: Kernels = TORCH, mesh: Mesh | None = None) -> Denoiser:
+        """Return a share of one layer, embedding and head, without storage; by default rank 0's."""
+        mesh = mesh or Mesh(0, self.ranks, self.expert_parallel)
         dtype = choose_dtype(self.dtype, torch.device("cpu"))
         model = build_model(self.config, mesh, dtype, kernels)
         model.keep_one_layer()
@@ -82,8 +82,11 @@ def steps_of(spec: ModelSpec) -> list[Step]:
 class OneLayer:
     """A model of one layer on a device, with the K/V memory for its steps."""
 
-    def __init__(self, sizes: Sizes, device: torch.device, kernels: Kernels) -> None:
-        self.model = sizes.model(kernels)
+    def __init__(
+        self, sizes: Sizes, device: torch.device, kernels: Kernels, mesh: Mesh | None = None
+    ) -> None:
+        self.mesh = mesh or Mesh()  # without one, this process alone runs a rank's share
+        self.model = sizes.model(kernels, mesh)
         self.model.allocate(device)
         for seed, (name, weight) in enumerate(self.model.named_parameters()):
             _fill(name, weight, seed)

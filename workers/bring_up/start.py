@@ -27,9 +27,9 @@ from diffray.components.models.registry import kernels_for
 from diffray.kernels import variants
 from diffray.workers.bring_up.findings import Findings, FindingsFile
 from diffray.workers.bring_up.one_layer import Sizes, shapes_of
-from diffray.workers.bring_up.sum_trial import OPENER, try_sums
+from diffray.workers.bring_up.sum_trial import OPENER, PATIENCE_S, RECORDER, try_together
 from diffray.workers.bring_up.trial_process import TrialPlan
-from diffray.workers.bring_up.trials import TimeLimits, run_trials
+from diffray.workers.bring_up.trials import BEFORE_THE_GROUP, TimeLimits, run_trials
 from diffray.workers.engine_options import EngineOptions
 
 TABLE = "diffray.kernels.triton.table"
@@ -50,32 +50,54 @@ def bring_up(
     needs several ranks, all try.
     """
     found = from_rank_0(mesh, lambda: _bring_up(model, setup, mesh, again, say))
-    if mesh.group is None or not setup.bring_up or not found.key or found.sums is not None:
+    if mesh.group is None or found.failed or found.sums is not None:
         return found
-    graphs = found.graphs is not None and not found.graphs.refused
-    return with_sums(found, mesh, setup.dtype, graphs=graphs, say=say)
+    plan = _plan_of(model, setup, mesh)
+    if plan is None:
+        return found
+    if not setup.bring_up or not found.key:
+        if plan.graphs and setup.cuda_graphs is None and mesh.rank == 0:
+            say("cuda_graphs: off: the ranks have not tried them together")
+        return found
+    return with_group(found, mesh, plan, say=say)
 
 
-def with_sums(
+def with_group(
     found: Findings,
     mesh: Mesh,
-    dtype: str,
+    plan: TrialPlan,
     *,
-    graphs: bool,
     say: Say = print_line,
     opener: str = OPENER,
+    recorder: str = RECORDER,
+    patience_s: float = PATIENCE_S,
 ) -> Findings:
-    """Return the findings with what the ranks find about sums over them; rank 0 keeps it."""
-    assert mesh.device is not None, "ranks have a device"
-    name = str(choose_dtype(dtype, mesh.device)).removeprefix("torch.")
-    found = found.model_copy(
-        update={"sums": (sums := try_sums(mesh, name, graphs=graphs, opener=opener))}
+    """Return the findings with what all ranks find together; rank 0 keeps it.
+
+    Steps are recorded with the collectives in them, if they can be without.
+    """
+    graphs = found.graphs is not None and not found.graphs.refused
+    steps = plan.model_copy(update={"done": found.outcomes, "device": str(mesh.device)})
+    sums, recorded = try_together(
+        mesh,
+        plan.sizes.dtype,
+        steps=steps if graphs else None,
+        selection=found.selection,
+        opener=opener,
+        recorder=recorder,
+        patience_s=patience_s,
     )
+    before = found
+    found = found.model_copy(update={"sums": sums, "graphs": recorded or found.graphs})
     if sums.refused:
         say(f"all-reduce: the group's alone: {sums.refused}")
+    if recorded is not None and recorded.refused:
+        say(f"cuda_graphs: off: {recorded.refused}")
     if mesh.rank == 0:
+        file = FindingsFile(found.key)
         with suppress(OSError):  # the next start tries again
-            FindingsFile(found.key).write(found)
+            if file.read() == before:  # otherwise it is not to be kept
+                file.write(found)
     return found
 
 
@@ -86,16 +108,28 @@ def from_rank_0(mesh: Mesh, find: Callable[[], Findings]) -> Findings:
 
 
 def _bring_up(model: str, setup: EngineOptions, mesh: Mesh, again: bool, say: Say) -> Findings:
+    plan = _plan_of(model, setup, mesh)
+    if plan is None:
+        return Findings()
+    file = FindingsFile(key_of(plan))
+    if not setup.bring_up:
+        return file.read() or Findings()
+    limits = TimeLimits() if mesh.group is None else BEFORE_THE_GROUP
+    return read_or_try(plan, file, again=again, say=say, limits=limits)
+
+
+def _plan_of(model: str, setup: EngineOptions, mesh: Mesh) -> TrialPlan | None:
+    """Return what to try on a rank's device; None: there are no variants to choose from."""
     device = mesh.device or choose_device(setup.device)
     if device.type != "cuda":
-        return Findings()
+        return None
     dtype = choose_dtype(setup.dtype, device)
     config = read_config(resolve(model))
     kernels = kernels_for(config, setup.kernels, device, dtype)
     choose_quantization(setup.quantization, device)
-    record = choose_recorder(setup.cuda_graphs, device, kernels.name, mesh.size)
+    record = choose_recorder(setup.cuda_graphs, device, kernels.name)
     if kernels.name != "triton":
-        return Findings()
+        return None
     sizes = Sizes(
         config=config,
         dtype=str(dtype).removeprefix("torch."),
@@ -106,11 +140,7 @@ def _bring_up(model: str, setup: EngineOptions, mesh: Mesh, again: bool, say: Sa
         expert_parallel=mesh.expert_parallel,
     )
     graphs = record is not None
-    plan = TrialPlan(sizes=sizes, device=str(device), table=TABLE, graphs=graphs)
-    file = FindingsFile(key_of(plan))
-    if not setup.bring_up:
-        return file.read() or Findings()
-    return read_or_try(plan, file, again=again, say=say)
+    return TrialPlan(sizes=sizes, device=str(device), table=TABLE, graphs=graphs)
 
 
 def read_or_try(
@@ -121,20 +151,26 @@ def read_or_try(
     say: Say = print_line,
     limits: TimeLimits | None = None,
 ) -> Findings:
-    """Return what the file holds; else try the variants, report, and write the file."""
+    """Return what the file holds; else try the variants, report, and write the file.
+
+    Where an earlier start had no time for all of them, this one goes on.
+    """
     limits = limits or TimeLimits()
     with file.lock(limits.limit):
-        known = None if again else file.read()
-        if known is not None:
+        known = file.read()
+        if known is not None and known.cut_off:
+            plan = plan.model_copy(update={"done": known.outcomes})
+        elif known is not None and not again:
             return known
         say(f"kernels: trying their variants on {file.key['gpu']}, once; this takes up to a minute")
         found = run_trials(plan, limits).model_copy(update={"key": file.key})
         for line in found.lines():
             say(line)
-        if found.failed:  # the next start tries again
+        if found.failed and not found.cut_off:  # the next start tries again
             file.remove()
             return found
-        say(found.summary())
+        if not found.failed:
+            say(found.summary())
         if found.short_of_memory:
             say("kernels: the next start tries again, as the GPU's memory was too short for some")
             return found

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.backend import Record, finish
+from diffray.components.mesh import Mesh
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.noise import mix
 from diffray.kernels.numeric_errors import share_of_rows_beyond
@@ -65,16 +66,22 @@ def one_at_a_time(kernels: Kernels, device: torch.device) -> Kernels:
 
 @torch.inference_mode()
 def try_graphs(layer: OneLayer, record: Record) -> GraphsOutcome:
-    """Record each step that reads blocks; refuse graphs if one differs or if all are slower."""
+    """Record each step that reads blocks; refuse graphs if one differs or if all are slower.
+
+    The ranks of a layer go on together: one that stopped would leave the others in a collective.
+    """
     launched_s = replayed_s = 0.0
     for step in layer.steps:
         if not step.reads:
             continue  # such steps are never recorded
         launched, allowed = _prepared(layer, step, run_again), TOLERANCE[layer.model.dtype]
+        failure = ""
         try:
             replayed = _prepared(layer, step, record)
-        except Exception as failure:  # whatever a library raises
-            return GraphsOutcome(f"a step could not be recorded: {one_line(failure)}")
+        except Exception as error:  # whatever a library raises
+            failure = f"a step could not be recorded: {one_line(error)}"
+        if failure := _agreed(layer.mesh, failure):
+            return GraphsOutcome(failure)
         expected = [tensor.clone() for tensor in launched()]
         for tensor in replayed():
             tensor.fill_(torch.nan)  # nothing of the last replay may be left
@@ -82,15 +89,23 @@ def try_graphs(layer: OneLayer, record: Record) -> GraphsOutcome:
         off = _off([first], [expected], allowed)
         for _ in range(_TIMES):
             off = max(off, float(not all(map(torch.equal, replayed(), first))))
-        if off > _OFF_ITSELF:
-            return GraphsOutcome(
-                f"{off:.0%} of the rows of {step.windows} x {step.length} positions differ between "
-                "replays and launched steps"
-            )
+        differ = (
+            f"{off:.0%} of the rows of {step.windows} x {step.length} positions differ between "
+            "replays and launched steps"
+        )
+        if failure := _agreed(layer.mesh, differ if off > _OFF_ITSELF else ""):
+            return GraphsOutcome(failure)
         launched_s += _seconds(launched, layer.device)
         replayed_s += _seconds(replayed, layer.device)
     slower = "replays take longer than launched steps" if replayed_s > launched_s else ""
-    return GraphsOutcome(slower, launched_s, replayed_s)
+    return GraphsOutcome(_agreed(layer.mesh, slower), launched_s, replayed_s)
+
+
+def _agreed(mesh: Mesh, refused: str) -> str:
+    """Return why this rank or another refuses; empty if none does. All ranks must call it."""
+    if mesh.smallest("recordings", int(not refused)):
+        return ""
+    return refused or "another rank refuses them; its log says why"
 
 
 def _off(got: Items[Items[Tensor]], expected: Items[Items[Tensor]], allowed: float) -> float:

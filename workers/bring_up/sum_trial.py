@@ -1,35 +1,43 @@
-"""Tries one-shot sums over the ranks, in a process of its own on each of them.
+"""Tries what takes all ranks, in a process of its own on each: one-shot sums, recorded steps.
 
 The ranks' processes meet as the ranks did. One-shot sums are used up to the largest size to which
 they are right and faster than the group's on every rank: where one would not take part, the others
-would wait for it without end.
+would wait for it without end. Then a step of one layer is recorded with its collectives.
 """
 
+import importlib
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from pkgutil import resolve_name
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from diffray.components.backend import DTYPES, Record, cuda_recorder, finish, make_current
+from diffray.components.backend import DTYPES, Record, finish, make_current
 from diffray.components.config import Config
 from diffray.components.mesh import Mesh, OneShot, Sum, join_store, open_store
 from diffray.kernels.checksum import checksum
+from diffray.kernels.choose import with_variants
 from diffray.kernels.noise import spread
 from diffray.kernels.numeric_errors import share_of_rows_beyond
-from diffray.kernels.trial import TOLERANCE, one_line
-from diffray.workers.bring_up.findings import SumsOutcome
-from diffray.workers.bring_up.trial_process import Say, answer_parent
+from diffray.kernels.trial import TOLERANCE, Selection, choices_of, one_line
+from diffray.kernels.variants import Kernel
+from diffray.workers.bring_up.findings import GraphsOutcome, SumsOutcome
+from diffray.workers.bring_up.one_layer import OneLayer
+from diffray.workers.bring_up.step_trial import try_graphs
+from diffray.workers.bring_up.trial_process import GRAPHS, Say, TrialPlan, answer_parent
 from diffray.workers.bring_up.trials import ChildProcess
 
 OPENER: Final = "diffray.components.mesh:open_one_shot"
-PATIENCE_S: Final = 90.0  # for the processes to start, to meet and to try all sizes
+RECORDER: Final = "diffray.components.backend:cuda_recorder"
+PATIENCE_S: Final = 17.0  # for the processes to start, to meet and to try everything
 OUTCOME: Final[TypeAdapter[SumsOutcome]] = TypeAdapter(SumsOutcome)
 _BYTES: Final = tuple(1 << power for power in range(13, 22))
+_APART: Final = "the ranks are on several machines"
 _ROW = 1024  # numbers
 _TIMES, _RUNS = 5, 50  # that a sum is compared, and timed
 
@@ -43,22 +51,36 @@ class SumPlan(Config):
     port: int
     device: str
     dtype: str
-    graphs: bool  # whether sums are recorded
+    # Its outcomes say which kernels to record in steps; None: neither steps nor sums are recorded.
+    steps: TrialPlan | None = None
+    selection: Selection = "fastest"
+    on_one_machine: bool = True  # otherwise there are no one-shot sums
     opener: str = OPENER
+    recorder: str = RECORDER
     patience_s: float = PATIENCE_S
 
 
-def try_sums(
+class GroupOutcome(NamedTuple):
+    """What the ranks found together."""
+
+    sums: SumsOutcome
+    graphs: GraphsOutcome | None  # None: no steps were to be recorded
+
+
+def try_together(
     mesh: Mesh,
     dtype: str,
     *,
-    graphs: bool,
+    steps: TrialPlan | None = None,
+    selection: Selection = "fastest",
     opener: str = OPENER,
+    recorder: str = RECORDER,
     patience_s: float = PATIENCE_S,
-) -> SumsOutcome:
+) -> GroupOutcome:
     """Return what is right and faster on all ranks; all of them must call it."""
-    if not mesh.on_one_machine():
-        return SumsOutcome(refused="the ranks are on several machines")
+    on_one_machine = mesh.on_one_machine()
+    if not on_one_machine and steps is None:
+        return GroupOutcome(SumsOutcome(refused=_APART), None)
     assert mesh.store is not None, "ranks meet at a store"
     host = mesh.store.host
     store = open_store(host, timeout=patience_s) if mesh.rank == 0 else None
@@ -70,32 +92,49 @@ def try_sums(
         port=port,
         device=str(mesh.device),
         dtype=dtype,
-        graphs=graphs,
+        steps=steps,
+        selection=selection,
+        on_one_machine=on_one_machine,
         opener=opener,
+        recorder=recorder,
         patience_s=patience_s,
     )
-    own = _tried(plan)
+    own, recorded = _tried(plan)
     most = mesh.smallest("bytes of a one-shot sum", own.most_bytes)
     if most < own.most_bytes:
         own = replace(own, refused="" if most else "another rank refused it; its log says why")
-    return replace(own, most_bytes=most)
+    if recorded is not None:  # another rank's process may have failed
+        fine = mesh.smallest("recorded steps", int(not recorded.refused))
+        others = "" if fine else "another rank refuses them; its log says why"
+        recorded = replace(recorded, refused=recorded.refused or others)
+    return GroupOutcome(replace(own, most_bytes=most), recorded)
 
 
-def _tried(plan: SumPlan) -> SumsOutcome:
+def _tried(plan: SumPlan) -> GroupOutcome:
     """Return what this rank's process finds; if it fails, how."""
     until = time.monotonic() + plan.patience_s
-    found = SumsOutcome(refused="it found nothing")
+    sums: SumsOutcome | None = None
+    graphs: GraphsOutcome | None = None
+    failure = "it found nothing"
     with ChildProcess("diffray.workers.bring_up.sum_trial", plan) as process:
         while True:
             try:
                 message = process.message(max(until - time.monotonic(), 0.0))
             except TimeoutError:
-                return SumsOutcome(refused=f"it did not end within {plan.patience_s:g} s")
+                failure = f"it did not end within {plan.patience_s:g} s"
+                break
             if message is None:
-                return SumsOutcome(refused=process.ending())
+                failure = process.ending()
+                break
             if "end" in message:
-                return found
-            found = OUTCOME.validate_python(message["sums"])
+                break
+            if "sums" in message:
+                sums = OUTCOME.validate_python(message["sums"])
+            if "graphs" in message:
+                graphs = GRAPHS.validate_python(message["graphs"])
+    if graphs is None and plan.steps is not None:
+        graphs = GraphsOutcome(failure)
+    return GroupOutcome(sums or SumsOutcome(refused=failure), graphs)
 
 
 def use_one_shot(
@@ -122,22 +161,41 @@ def main() -> None:
 @torch.inference_mode()
 def _try_all(plan: SumPlan, say: Say) -> None:
     """Compare and time all sizes as one of the ranks."""
-    device, dtype = torch.device(plan.device), DTYPES[plan.dtype]
+    device = torch.device(plan.device)
     make_current(device)
     store = join_store(plan.host, plan.port, timeout=plan.patience_s)
-    mesh = Mesh.connect(store, plan.rank, plan.size, device=device, timeout=plan.patience_s)
-    add_up, failure = None, "another rank cannot"
+    mesh = Mesh.connect(
+        store,
+        plan.rank,
+        plan.size,
+        device=device,
+        timeout=plan.patience_s,
+        expert_parallel=plan.steps is not None and plan.steps.sizes.expert_parallel,
+    )
+    found = _try_sums(plan, mesh) if plan.on_one_machine else SumsOutcome(refused=_APART)
+    say(sums=OUTCOME.dump_python(found, mode="json"))
+    if plan.steps is not None:
+        most = mesh.smallest("bytes of a one-shot sum", found.most_bytes)
+        mesh = use_one_shot(mesh, replace(found, most_bytes=most), print, opener=plan.opener)
+        table: Items[Kernel] = importlib.import_module(plan.steps.table).KERNELS
+        kernels = with_variants("triton", table, choices_of(plan.steps.done, plan.selection))
+        layer = OneLayer(plan.steps.sizes, device, kernels, mesh)
+        graphs = try_graphs(layer, resolve_name(plan.recorder)())
+        say(graphs=GRAPHS.dump_python(graphs, mode="json"))
+    mesh.smallest("done", 1)  # one that ends earlier would break the others' connections
+
+
+def _try_sums(plan: SumPlan, mesh: Mesh) -> SumsOutcome:
+    """Return to which size one-shot sums are right and faster on this rank."""
+    dtype, add_up, failure = DTYPES[plan.dtype], None, "another rank cannot"
     try:
         add_up = resolve_name(plan.opener)(mesh, dtype, _BYTES[-1])
     except Exception as error:  # whatever torch or the driver raises
         failure = one_line(error)
     if not mesh.smallest("opened", int(add_up is not None)) or add_up is None:
-        found = SumsOutcome(refused=failure)
-    else:
-        record = cuda_recorder() if plan.graphs else None
-        found = replace(_compared(mesh, add_up, dtype, record), dtype=plan.dtype)
-    say(sums=OUTCOME.dump_python(found, mode="json"))
-    mesh.smallest("done", 1)  # one that ends earlier would break the others' connections
+        return SumsOutcome(refused=failure)
+    record = None if plan.steps is None else resolve_name(plan.recorder)()
+    return replace(_compared(mesh, add_up, dtype, record), dtype=plan.dtype)
 
 
 def _compared(mesh: Mesh, add_up: Sum, dtype: torch.dtype, record: Record | None) -> SumsOutcome:

@@ -40,8 +40,10 @@ from diffray.kernels.variants import TORCH_VARIANT, Kernel, Run, Shape, Variant
 from diffray.workers.bring_up.findings import GraphsOutcome
 from diffray.workers.bring_up.one_layer import OneLayer, Sizes
 from diffray.workers.bring_up.step_trial import combined, try_graphs
+from diffray.workers.bring_up.trial_order import rank
 
 DEVICE_FAILED = 3  # the exit status after an error that the process cannot recover from
+_MOST_AHEAD = 16  # variants to compile at once, which must take less than the limit of a trial
 
 OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 GRAPHS: TypeAdapter[GraphsOutcome] = TypeAdapter(GraphsOutcome)
@@ -58,7 +60,7 @@ class TrialPlan(Config):
     table: str  # the module whose KERNELS are tried
     graphs: bool  # whether steps may be recorded
     until: float = 0.0  # on the monotonic clock; then only what is needed is tried
-    done: tuple[Outcome, ...] = ()  # the outcomes of processes before this one
+    done: tuple[Outcome, ...] = ()  # the outcomes of processes and starts before this one
     selections: tuple[Selection, ...] = SELECTIONS  # what is to be tried together
     right: bool = False  # whether some that was is right
     compile_ahead: bool = True  # several variants at a time; False after a crash in that
@@ -74,7 +76,7 @@ class Trial(NamedTuple):
     @property
     def needed(self) -> bool:
         """Whether it is tried even when the time is up: a shape needs something to run."""
-        return self.default or self.variant.name == TORCH_VARIANT
+        return self.variant.name == TORCH_VARIANT
 
     @property
     def begin(self) -> Outcome:
@@ -149,15 +151,18 @@ def _try_variants(
     outcomes, clock = list(plan.done), Clock(device)
     trials = trials_of(calls, plan.done)
     say(total=len(trials))
-    ahead = 2 * usable_cores() if plan.compile_ahead and device.type == "cuda" else 1
+    compiles = plan.compile_ahead and device.type == "cuda"
+    ahead = min(usable_cores(), _MOST_AHEAD) if compiles else 1
     for first in range(0, len(trials), ahead):
         chunk = trials[first : first + ahead]
         if not any(trial.needed for trial in chunk) and time.monotonic() > plan.until:
             break
-        if ahead > 1:
+        if compiles:
             say(compiling=True)
             _compile([trial for trial in chunk if not _refused(trial, outcomes)])
         for trial in chunk:
+            if not trial.needed and time.monotonic() > plan.until:
+                break
             if _refused(trial, outcomes):
                 say(skipped=True)
                 continue
@@ -203,14 +208,14 @@ def collecting(table: Items[Kernel], calls: Calls) -> Kernels:
 
 
 def trials_of(calls: Calls, done: Items[Outcome]) -> list[Trial]:
-    """Return what is left to try: the defaults of all shapes, torch's, then one of each in turn."""
+    """Return what is left to try, in the order in which it is tried."""
     known = {(each.kernel, each.shape, each.variant) for each in done}
     ranked = []
     for (kernel, shape), own in calls.items():
-        default, *others, reference = own[0].variants
-        for rank, variant in enumerate([default, reference, *others]):
+        for index, variant in enumerate(own[0].variants):
             if (kernel, shape, variant.name) not in known:
-                ranked.append((rank, Trial(own, variant, rank == 0)))
+                place = rank(kernel, variant.name, index=index)
+                ranked.append((place, Trial(own, variant, index == 0)))
     return [trial for _, trial in sorted(ranked, key=lambda each: each[0])]
 
 

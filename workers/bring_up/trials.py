@@ -16,27 +16,32 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from tqdm.auto import tqdm
 
 from diffray.components.config import Config
-from diffray.kernels.trial import SELECTIONS, Outcome, Selection
+from diffray.kernels.trial import SELECTIONS, Selection
 from diffray.kernels.variants import TORCH_VARIANT
 from diffray.workers.bring_up.findings import Findings, GraphsOutcome
 from diffray.workers.bring_up.trial_process import GRAPHS, OUTCOME, TrialPlan
 
 _CHILD = "diffray.workers.bring_up.trial_process"
-_ENDING_S = 10.0  # for a process to end that was killed, or that has no more to say
+_ENDING_S = 3.0  # for a process to end that was killed, or that has no more to say ...
+_EXIT_S = 20.0  # ... while there is time: on a busy machine it takes long
+_TIME_UP = "the time is up"
 
 
 class TimeLimits(NamedTuple):
-    """Seconds of bring-up and its parts."""
+    """Seconds of bring-up and its parts; with what ends a process they add up to less than 60."""
 
-    budget: float = 45.0  # for all but the defaults and torch, which are tried in any case
-    limit: float = 300.0  # for everything
-    start: float = 120.0  # for a process to begin
-    trial: float = 30.0  # for one trial
+    budget: float = 32.0  # for all but torch's, which are tried in any case
+    limit: float = 50.0  # for everything: then steps of what was found right have been tried, too
+    trial: float = 12.0  # for one trial, or to compile some ahead
+
+
+# If the ranks try sums and recordings together afterwards.
+BEFORE_THE_GROUP: Final = TimeLimits(budget=11.0, limit=24.0)
 
 
 class Trials:
@@ -45,11 +50,12 @@ class Trials:
     def __init__(self, plan: TrialPlan, limits: TimeLimits) -> None:
         self._plan, self._limits = plan, limits
         self._last: dict[str, Any] = {}  # the last message of a process
-        self.outcomes: list[Outcome] = []
+        self.outcomes = list(plan.done)
         self.wrong: dict[Selection, str] = {}  # why these fail together; empty if they do not
         self.graphs: dict[Selection, GraphsOutcome] = {}
         self.untried = 0
         self.failed = ""  # why only torch's kernels can be used
+        self.cut_off = False  # whether the time was up before all was tried
 
     def run(self) -> None:
         """Start processes until one finishes, or one fails at what the next would repeat."""
@@ -57,6 +63,7 @@ class Trials:
         with tqdm(desc="kernels", unit="", disable=None) as bar:
             while (ending := self._one_process(limit, bar)) and self._goes_on(ending):
                 pass
+        self.cut_off = self.untried > 0 or ending == _TIME_UP
         own = [each for each in self.outcomes if each.variant != TORCH_VARIANT]
         if "defaults" in self.wrong and not self._right:
             self.failed = f"the default variants fail together: {self.wrong['defaults']}"
@@ -94,17 +101,17 @@ class Trials:
         self._last = {}
         with ChildProcess(_CHILD, plan) as process:
             while True:
-                wait = self._limits.trial if self._last else self._limits.start
                 left = limit - time.monotonic()
+                wait = self._limits.trial if self._last else left  # it takes long to begin
                 try:
                     message = process.message(max(min(wait, left), 0.0))
                 except TimeoutError:
                     if wait >= left:
                         self._last = {}
-                        return "the time is up"
+                        return _TIME_UP
                     return f"it did not end within {wait:g} s"
                 if message is None:
-                    return process.ending()
+                    return process.ending(min(limit - time.monotonic(), _EXIT_S))
                 self._last = message
                 if "end" in message:
                     return ""
@@ -160,6 +167,7 @@ def run_trials(plan: TrialPlan, limits: TimeLimits) -> Findings:
         conflicts={selection: why for selection, why in trials.wrong.items() if why},
         graphs=trials.graphs.get(trials.selection),
         untried=trials.untried,
+        cut_off=trials.cut_off and len(trials.outcomes) > len(plan.done),
         seconds=time.monotonic() - begin,
         failed=trials.failed,
     )
@@ -223,12 +231,13 @@ class ChildProcess:
             raise TimeoutError from None
         return json.loads(line) if line else None
 
-    def ending(self) -> str:
+    def ending(self, seconds: float = _ENDING_S) -> str:
         """Return how the process ended, and the last that it wrote of it."""
+        seconds = max(seconds, _ENDING_S)
         try:
-            code = self._process.wait(_ENDING_S)
+            code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return f"it did not end within {_ENDING_S:g} s"
+            return f"it did not end within {seconds:g} s"
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         how = f"it crashed ({signal.Signals(-code).name})" if code < 0 else f"it ended ({code})"

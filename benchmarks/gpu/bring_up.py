@@ -1,0 +1,87 @@
+"""Find out which variants of the kernels to run, as the first start of a model does on a GPU.
+
+    python -m benchmarks.gpu.bring_up --shape llada-moe-7b-a1b --choices choices
+    python -m benchmarks.gpu.step_time --choices choices
+
+The other programs measure what was chosen, and the default variants beside it. Each model takes
+less than a minute; variants for which there was no time are left out.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+from benchmarks.gpu import choices
+from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
+from benchmarks.gpu.random_model import EXPERTS, config_of
+from benchmarks.gpu.shapes import ALL, SHAPES
+
+TABLE = "diffray.kernels.triton.table"
+_LENGTH = 4096  # of the longest context
+
+
+def main() -> None:
+    args = parser().parse_args()
+    need_cuda()
+    need_engine()
+    run(plan, args, _line)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = arguments("Find out which variants of the kernels to run.")
+    parser.add_argument("--shape", choices=ALL, nargs="+", default=[*SHAPES])
+    parser.add_argument("--experts", choices=EXPERTS, nargs="+", default=["bfloat16"])
+    return parser
+
+
+def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
+    """Return a bring-up for each model and kind of experts."""
+    found: dict[str, Callable[[], Row]] = {}
+    for shape, experts in product(args.shape, args.experts):
+        row: Row = {"shape": shape, "experts": experts}
+        found[f"{shape} {experts}"] = partial(tried, row, args.choices)
+    return found
+
+
+def tried(
+    row: Row, folder: Path, device: str = "cuda", dtype: str = "bfloat16", table: str = TABLE
+) -> Row:
+    """Try all variants for a model, and keep the outcomes in the folder."""
+    from diffray.workers.bring_up.one_layer import Sizes
+    from diffray.workers.bring_up.trial_process import TrialPlan
+    from diffray.workers.bring_up.trials import TimeLimits, run_trials
+
+    shape, experts = row["shape"], row["experts"]
+    sizes = Sizes(config=config_of(ALL[shape], _LENGTH), dtype=dtype, quantization=EXPERTS[experts])
+    graphs = device == "cuda"
+    plan = TrialPlan(sizes=sizes, device=device, table=table, graphs=graphs)
+    found = run_trials(plan, TimeLimits())
+    if not found.failed:
+        choices.write(folder, shape, experts, found.outcomes, found.selection)
+    return {
+        **row,
+        "right": not found.failed,
+        "seconds": round(found.seconds, 1),
+        "trials": len(found.outcomes),
+        "untried": found.untried,
+        "selection": found.selection,
+        "graphs": found.graphs and found.graphs.refused,
+        "chosen": {
+            "/".join(map(str, (kernel, *size.facts, *size.sizes))): name
+            for (kernel, size), name in found.choices.chosen.items()
+        },
+        "said": [*found.lines()],
+    }
+
+
+def _line(row: Row) -> str:
+    return (
+        f"{row['trials']} trials in {row['seconds']} s, {row['untried']} untried, "
+        f"{row['selection']}: {'; '.join(row['said'][:3])}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What bring-up found for the models of one run: `bring_up` writes it, all programs read it.
+
+Without pydantic, so that what needs torch and Triton alone can read it.
+"""
+
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from diffray.kernels.trial import SELECTIONS, Outcome, Selection, choices_of
+from diffray.kernels.variants import TORCH_VARIANT, UNTRIED, Choices, Shape, Variant
+from diffray.workers.bring_up.trial_order import rank
+
+CHOSEN, DEFAULT = "chosen", "default"
+
+
+def write(
+    folder: Path, shape: str, experts: str, outcomes: Items[Outcome], selection: Selection
+) -> None:
+    """Keep the outcomes for a model with such experts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {"selection": selection, "outcomes": [asdict(each) for each in outcomes]}
+    (folder / f"{shape} {experts}.json").write_text(json.dumps(found))
+
+
+def kinds(folder: Path | None, shape: str, experts: str = "*") -> list[str]:
+    """Return which variants a program measures: what bring-up chose, if it ran, and the default."""
+    return [CHOSEN, DEFAULT] if any(_files(folder, shape, experts)) else [DEFAULT]
+
+
+def choices_for(kind: str, folder: Path | None, shape: str, experts: str = "*") -> Choices:
+    """Return the choices of a kind, of all kinds of experts together if none is named."""
+    if kind == DEFAULT:
+        return UNTRIED
+    selections, outcomes = _read(folder, shape, experts)
+    return choices_of(outcomes, max(selections, key=SELECTIONS.index))
+
+
+def right_variants(folder: Path | None, shape: str) -> list[str]:
+    """Return "kernel variant" for all but torch's that bring-up found right for a model."""
+    _, outcomes = _read(folder, shape, "*")
+    right = choices_of(outcomes).right
+    return sorted(f"{kernel} {variant}" for kernel, variant in right if variant != TORCH_VARIANT)
+
+
+def _files(folder: Path | None, shape: str, experts: str) -> Iterator[Path]:
+    return iter(()) if folder is None else folder.glob(f"{shape} {experts}.json")
+
+
+def _read(folder: Path | None, shape: str, experts: str) -> tuple[list[Selection], list[Outcome]]:
+    selections, outcomes = list[Selection](), list[Outcome]()
+    for file in sorted(_files(folder, shape, experts)):
+        found: dict[str, Any] = json.loads(file.read_text())
+        selections.append(found["selection"])
+        for each in found["outcomes"]:
+            facts, sizes = map(tuple, each["shape"])
+            outcomes.append(Outcome(**each | {"shape": Shape(facts, sizes)}))
+    return selections, outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class Expected(Choices):
+    """Chooses what is expected to win, but for what is refused: an untested guess, for checks."""
+
+    refused: frozenset[tuple[str, str]] = frozenset()
+
+    def pick(self, kernel: str, shape: Shape, variants: Items[Variant]) -> Variant:
+        ranked = [
+            (rank(kernel, variant.name, index=index), index)
+            for index, variant in enumerate(variants)
+            if variant.name != TORCH_VARIANT and (kernel, variant.name) not in self.refused
+        ]
+        return variants[min(ranked)[1]] if ranked else variants[-1]
+
+
+def expected(folder: Path | None = None, shape: str = "*") -> Expected:
+    """Return what is expected to win of what bring-up did not refuse, where it ran."""
+    _, outcomes = _read(folder, shape, "*")
+    return Expected({}, refused=frozenset((o.kernel, o.variant) for o in outcomes if o.refused))
+
+
+class NotOfferedError(Exception):
+    """A variant is none of those of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Only(Choices):
+    """Chooses one variant of one kernel, and torch's for all others."""
+
+    kernel: str = ""
+    variant: str = ""
+
+    def pick(self, kernel: str, shape: Shape, variants: Items[Variant]) -> Variant:
+        if kernel != self.kernel:
+            return variants[-1]
+        for each in variants:
+            if each.name == self.variant:
+                return each
+        raise NotOfferedError(f"{kernel} has no {self.variant!r} at {shape.sizes}")

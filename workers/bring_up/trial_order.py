@@ -1,0 +1,39 @@
+"""The order in which variants are tried: what a step is predicted to gain most from comes first.
+
+There may be no time for all of them, and then the next start goes on.
+"""
+
+import re
+from typing import Final
+
+from diffray.kernels.variants import TORCH_VARIANT
+
+# Kernels with those variants that the prediction of docs/gpu.md counts on, the largest gain first:
+# of a step of 32 sequences, then of one.
+EXPECTED: Final = (
+    r"\w*experts_\w+ triton (fused |half )?(pdl )?128x128x64 w8 s3",
+    r"float8_experts_forward scaled_grouped_mm( pdl)?",
+    r"confidence triton after product( pdl)?",
+    r"\w*experts_\w+ triton (fused |half )?(pdl )?64x64x64 w4 s4",
+    r"\w+_router triton fused( pdl)?",
+    r"\w*experts_\w+ triton (fused |half )?stay (pdl )?\d+x64x64 w4 s4",
+    r"linear_add_norm triton fused( pdl)?",
+    r"\w*attend triton (64|128) keys (pdl )?\d+x64x\d+ w4 s3",
+    r"confidence triton (pdl )?\d+x256x64 w8 s3",
+    r"\w+ triton pdl",
+)
+
+
+def rank(kernel: str, variant: str, *, index: int) -> tuple[int, int]:
+    """Return what to sort a variant of a shape by; `index` is its place in the kernel's list.
+
+    torch's comes first, because a shape needs something that is right, and it needs no compiler.
+    The default, whose index is 0, comes after the expected ones, the others after it.
+    """
+    if variant == TORCH_VARIANT:
+        return -1, 0
+    name = f"{kernel} {variant}"
+    found = (place for place, pattern in enumerate(EXPECTED) if re.fullmatch(pattern, name))
+    expected = next(found, len(EXPECTED) + bool(index))
+    # Of programs that start early where they can, those that do come first.
+    return expected, index if expected > len(EXPECTED) else " pdl" not in variant

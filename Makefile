@@ -16,7 +16,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
 
 .DEFAULT_GOAL := test
-.PHONY: test test-long check fast format docs run clean chaos cuts first-contact newest-ray
+.PHONY: test test-long test-processors check fast format docs run clean chaos cuts first-contact newest-ray
 
 # A file's tests share its server or its Ray, and stay in one process. Slow tests wait, so that files with such tests
 # come first, and the many quick files last (tests/conftest.py).
@@ -33,6 +33,12 @@ check: $(STAMP)
 
 fast: $(STAMP)
 	$(PYTEST) -m "not slow and not long and not gpu"
+
+# The quick tests as processors with AMX, with AVX2 alone and without either would run them (tests/conftest.py).
+test-processors: $(STAMP)
+	DIFFRAY_TEST_AUTO=bfloat16 OMP_NUM_THREADS=16 $(MAKE) fast
+	DIFFRAY_TEST_AUTO=float32 OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) fast
+	DIFFRAY_TEST_AUTO=float32 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(MAKE) fast
 
 # Kills, stops and overloads a server while clients check every token; ten minutes and more.
 chaos: $(STAMP)

@@ -40,9 +40,11 @@ test-processors: $(STAMP)
 	DIFFRAY_TEST_AUTO=float32 OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) fast
 	DIFFRAY_TEST_AUTO=float32 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(MAKE) fast
 
-# Kills, stops and overloads a server while clients check every token; ten minutes and more.
+# Kills, stops and overloads a server while clients check every token, ten minutes and more; then the faults that
+# end a server, each with one of its own. A full disk, the last of these, needs root.
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --faults 100 --streams 64 --seed 7 --report build/chaos.html
+	$(BIN)/python -m tests.chaos --terminal
 
 # The same between two nodes whose network is cut as well; needs root.
 cuts: $(STAMP)

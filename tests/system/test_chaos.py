@@ -9,7 +9,7 @@ from tests.chaos import terminal
 from tests.chaos.__main__ import chaos
 from tests.chaos.faults import KINDS, schedule
 from tests.chaos.report import as_text, sound
-from tests.chaos.soak import Soak, run
+from tests.chaos.soak import MOST_GCS, Soak, run
 from tests.chaos.soak import as_text as soak_text
 from tests.chaos.system import Layout
 from tests.helpers.paths import ROOT
@@ -35,13 +35,18 @@ def test_make_chaos_has_every_fault() -> None:
     assert {"fill disk", "hang up"} <= set(terminal.KINDS)
 
 
-@pytest.mark.parametrize(("part", "most"), [("rank", 0.02), ("gcs", 0.1), ("haproxy", 0.1)])
+@pytest.mark.parametrize(("part", "most"), [("rank", 0.02), ("haproxy", 0.1)])
 def test_memory_may_grow_by_so_much(part: str, most: float) -> None:
     for grown, told in ((most - 0.001, []), (most + 0.001, [part])):
         sizes = [*[1000.0] * 60, *[1000.0 * (1 + grown)] * 20]
         found = Soak(memory={part: [(float(at), int(size)) for at, size in enumerate(sizes)]})
         assert [word for line in found.complaints() for word in told if word in line] == told
         assert len(found.complaints()) == len(told)
+
+
+def test_the_gcs_may_take_so_much() -> None:
+    for size, complaints in ((MOST_GCS, 0), (MOST_GCS + 1, 1)):
+        assert len(Soak(memory={"gcs": [(0.0, 1), (1.0, size)]}).complaints()) == complaints
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "DIFFRAY_TEST_AUTO" in os.environ:
-    from tests.processors import sitecustomize
+    from tests.helpers.processors import sitecustomize
 
     sys.path.insert(0, os.path.dirname(sitecustomize.__file__))
     before = filter(None, [os.environ.get("PYTHONPATH")])

@@ -111,7 +111,7 @@ def generate(place: Place, command: str, cwd: Path) -> None:
 
 def serving(place: Place, folder: Path, report: Report) -> None:
     """Run two servers at a time, of different models and processors; end each in another way."""
-    hook = {"PYTHONPATH": str(place.clone / "tests/processors")}
+    hook = {"PYTHONPATH": str(place.clone / "tests/helpers/processors")}
     kinds = [
         ("demo", "", place.clone, hook | AVX2),
         ("demo-llada2", "--dashboard", folder, hook | AMX),

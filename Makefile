@@ -16,7 +16,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
 
 .DEFAULT_GOAL := test
-.PHONY: test test-long check fast format docs run clean chaos cuts first-contact newest-ray
+.PHONY: test test-long test-processors check fast format docs run clean chaos cuts first-contact newest-ray
 
 # A file's tests share its server or its Ray, and stay in one process. Slow tests wait, so that files with such tests
 # come first, and the many quick files last (tests/conftest.py).
@@ -34,9 +34,17 @@ check: $(STAMP)
 fast: $(STAMP)
 	$(PYTEST) -m "not slow and not long and not gpu"
 
-# Kills, stops and overloads a server while clients check every token; ten minutes and more.
+# The quick tests as processors with AMX, with AVX2 alone and without either would run them (tests/conftest.py).
+test-processors: $(STAMP)
+	DIFFRAY_TEST_AUTO=bfloat16 OMP_NUM_THREADS=16 $(MAKE) fast
+	DIFFRAY_TEST_AUTO=float32 OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) fast
+	DIFFRAY_TEST_AUTO=float32 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(MAKE) fast
+
+# Kills, stops and overloads a server while clients check every token, ten minutes and more; then the faults that
+# end a server, each with one of its own. A full disk, the last of these, needs root.
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --faults 100 --streams 64 --seed 7 --report build/chaos.html
+	$(BIN)/python -m tests.chaos --terminal
 
 # The same between two nodes whose network is cut as well; needs root.
 cuts: $(STAMP)

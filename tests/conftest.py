@@ -1,12 +1,14 @@
 """Settings every test shares: one thread, no network, GPU tests only where there is a GPU.
 
-The suite must pass on any processor and with any number of threads. To see it as another machine
-would run it: `OMP_NUM_THREADS=16`, and `DIFFRAY_TEST_AUTO=bfloat16` for the dtype that "auto"
-stands for in this process (AMX), or `float32`.
+The suite must pass on any processor and with any number of threads. These variables show it as
+another machine would run it (`make test-processors`), also in all processes that tests start:
+OMP_NUM_THREADS; DIFFRAY_TEST_AUTO, the dtype that "auto" stands for, bfloat16 (AMX) or float32;
+ATEN_CPU_CAPABILITY (avx2, default) and ONEDNN_MAX_CPU_ISA for older processors.
 """
 
 import os
 import signal
+import sys
 
 # Before torch is imported, here and in the processes that tests start: on few cores, many threads
 # cost more than they give.
@@ -18,16 +20,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if "DIFFRAY_TEST_AUTO" in os.environ:
+    from tests.helpers.processors import sitecustomize
+
+    sys.path.insert(0, os.path.dirname(sitecustomize.__file__))
+    before = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], *before])
+
 import pytest
 import torch
 from hypothesis import settings
 
-from diffray.components import backend
-
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-if (auto := os.environ.get("DIFFRAY_TEST_AUTO")) is not None:
-    fast = {"float32": False, "bfloat16": True}[auto]
-    backend.is_fast_at_bfloat16 = lambda device: fast
 
 # The machine's load must not decide whether a property holds.
 settings.register_profile("diffray", deadline=None, print_blob=True)

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from diffray.components.config import Config
 
 T = TypeVar("T")
+WORDS = "diffray.words"  # of a command's context: what was typed after its name
 
 
 def flag(default: Any = None, *names: str, **more: Any) -> Any:
@@ -48,8 +49,16 @@ def refuse_flags(context: typer.Context, when: str, names: Iterable[str]) -> Non
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            name = parameter.opts[0] if parameter.param_type_name == "option" else "MODEL"
+            name = "MODEL"
+            if parameter.param_type_name == "option":
+                name = _spelled([*parameter.opts, *parameter.secondary_opts], context.meta[WORDS])
             raise ValueError(f"{name} has no effect {when}; drop it")
+
+
+def _spelled(names: list[str], words: list[str]) -> str:
+    """Return which of an option's names was typed."""
+    found = {word.partition("=")[0] for word in words}
+    return next((name for name in names if name in found), names[0])
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

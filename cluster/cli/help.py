@@ -10,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from diffray.cluster.cli.failures import one_sentence
+from diffray.cluster.cli.flag_records import WORDS
 from diffray.cluster.cli.other_flags import instead_of
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # Typer does not export it
@@ -40,6 +41,7 @@ class Command(TyperCommand):
     """A command with its options in groups, and errors in one sentence."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[WORDS] = list(args)
         try:
             return super().parse_args(ctx, args)
         except _USAGE_ERROR as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig, RanksOptions
 from diffray.cluster.control.events import Event, Kind
-from diffray.cluster.control.ray_settings import ALONE, SETTINGS, set_defaults
+from diffray.cluster.control.ray_settings import ALONE, SETTINGS, set_defaults, start_ray_here
 from diffray.cluster.control.weight_changes import InFlight
 from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest
@@ -54,7 +54,7 @@ def connect_ray(options: RanksOptions) -> None:
         return
     ranks = options.tensor_parallel_size * (options.cpu_threads or 1)
     cpus = max(math.ceil(ranks + _COORDINATOR["CPU"]), os.cpu_count() or 1)
-    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+    start_ray_here(num_cpus=cpus, include_dashboard=False, **quiet)
 
 
 async def start_ranks(model: str, options: RanksOptions) -> "RemoteEngine":

@@ -1,8 +1,12 @@
-"""What Ray's processes read from the environment: set before ray is first imported."""
+"""How a Ray of our own is started, and what its processes read from the environment.
+
+Ray reads that when it is first imported, so this module imports it late.
+"""
 
 import os
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 SETTINGS: Final = {
     "RAY_worker_niceness": "0",  # Ray's default is 15, which starves ranks next to other work
@@ -17,3 +21,19 @@ def set_defaults(settings: Mapping[str, str]) -> None:
     """Set what the user has not set."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+def start_ray_here(**options: Any) -> None:
+    """Start a Ray on this machine, with a token that only this user can read."""
+    import ray
+    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+
+    before = os.umask(0o077)  # Ray creates a missing token as any other file
+    try:
+        ensure_token_if_auth_enabled()
+    finally:
+        os.umask(before)
+    token = Path.home() / ".ray/auth_token"
+    if token.exists():  # perhaps since an earlier Ray
+        token.chmod(0o600)
+    ray.init(address="local", **options)

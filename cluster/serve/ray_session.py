@@ -15,6 +15,7 @@ from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAY
 from ray._private.state import actors
 
 from diffray.cluster.control.actors import ANNOUNCED
+from diffray.cluster.control.ray_settings import start_ray_here
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.app import with_device
 from diffray.cluster.serve.capacity import in_words
@@ -60,8 +61,7 @@ def start_ray(applications: Applications, **options: Any) -> None:
     # Passed to all processes of this Ray; otherwise Ray sets a rank's number of CPUs: one.
     if (threads := threads_of_ranks(configs, usable_cores())) is not None:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    ray.init(
-        address="local",
+    start_ray_here(
         num_cpus=max(math.ceil(cpus), os.cpu_count() or 1),
         dashboard_host="127.0.0.1",
         **options,

@@ -21,6 +21,7 @@ PARTS = {"rank": "ray::Worker", "coordinator": "ray::Coordinator", "replica": "r
 SERVE = {"manager": "ray::HAProxyManager", "controller": "ray::ServeController"}
 HAPROXY = re.compile(r"\S*/haproxy ")  # the process itself; one that drains may live beside it
 NAMES = PARTS | SERVE
+RAY = {"gcs": "/gcs/gcs_server ", "raylet": "/raylet/raylet "}
 SHARED = Path("/dev/shm")
 
 
@@ -108,7 +109,7 @@ class System:
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each part, all its processes together."""
         found: Counter[str] = Counter()
-        for part in PARTS:
+        for part in (*NAMES, *RAY, "haproxy"):
             for pid in self.pids(part):
                 with suppress(OSError, IndexError):
                     text = Path(f"/proc/{pid}/statm").read_text()
@@ -161,6 +162,8 @@ def _is(part: str, line: str) -> bool:
     """Whether a command line is a process of this part."""
     if part == "haproxy":
         return HAPROXY.match(line) is not None
+    if part in RAY:
+        return RAY[part] in f"{line} "
     return line.startswith(NAMES[part])
 
 

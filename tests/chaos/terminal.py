@@ -162,9 +162,7 @@ def _hit(kind: str, system: System, disk: Path | None) -> None:
     served = system.served
     match kind:
         case "kill raylet" | "kill gcs":
-            name = {"kill raylet": "/raylet/raylet ", "kill gcs": "/gcs/gcs_server "}[kind]
-            lines = served.processes().items()
-            os.kill(next(pid for pid, line in lines if name in f"{line} "), signal.SIGKILL)
+            os.kill(system.pids(kind.split()[-1])[0], signal.SIGKILL)
         case "kill parent":
             served.process.kill()
         case "hang up":

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import diffray
 from diffray.cluster.cli.batch_backends import endpoint_answers, engine_answers
 from diffray.cluster.cli.batch_run import Answer, Progress, Reply, Summary, pause, run_batch
 from diffray.cluster.cli.endpoint import Endpoint
@@ -362,7 +361,7 @@ def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
     with fake_endpoint(stuck) as server:
         command = [sys.executable, "-c", INTERRUPTED, server.url, str(source)]
         command.append(str(tmp_path / "out"))
-        env = {**os.environ, "PYTHONPATH": str(Path(diffray.__file__).parents[1])}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
             assert reached.wait(30)
             process.send_signal(signal.SIGINT)

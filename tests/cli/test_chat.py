@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-import diffray
 from diffray.cluster.cli.chat import chat
 from diffray.cluster.cli.chat_commands import HELP
 from diffray.cluster.cli.endpoint import Endpoint, Refused
@@ -476,7 +475,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves() -> None:
         return Answer(chunks=pieces())
 
     main, terminal = pty.openpty()
-    env = {**os.environ, "PYTHONPATH": str(Path(diffray.__file__).parents[1]), "TERM": "dumb"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "dumb"}
     with fake_endpoint(endless) as server:
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, server.url],

@@ -77,7 +77,7 @@ def run_diffray(*arguments: str, then: str = "pass") -> subprocess.CompletedProc
         "import sys\nfrom diffray.cluster.cli.main import app\nsys.argv[0] = 'diffray'\n"
         f"try:\n    app()\nfinally:\n    {then}"
     )
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True
     )
@@ -196,7 +196,7 @@ class TestCompletion:
             env={
                 **os.environ,
                 "PATH": f"{tmp_path}:{os.environ['PATH']}",
-                "PYTHONPATH": str(PACKAGE.parent),
+                "PYTHONPATH": os.pathsep.join(sys.path),
             },
             capture_output=True,
             text=True,
@@ -437,7 +437,7 @@ def in_terminal(*arguments: str) -> str:
     code = "import sys; sys.argv[0] = 'diffray'\nfrom diffray.cluster.cli.main import app\napp()"
     main, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 80))
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "TERM": "xterm"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
     for name in ("COLUMNS", "LINES"):
         env.pop(name, None)
     process = subprocess.Popen(
@@ -559,7 +559,7 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("generate --model demmo", "did you mean 'demo'?"),
         ("serve --placement TIGHT", "STRICT_PACK"),
         ("serve --config /no/such.yaml", "there is no such file"),
-        ("serve --config a.yaml --tp 1", "--tensor-parallel-size has no effect with --config; dr"),
+        ("serve --config a.yaml --tp 1", "--tp has no effect with --config; dr"),
         ("serve --config a.yaml --replicas 1", "--replicas has no effect with --config; drop it"),
         ("serve --config a.yaml --placement PACK", "--placement has no effect with --config"),
         ("serve --config a.yaml --decoder credit", "--decoder has no effect with --config"),
@@ -569,11 +569,13 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --print-config --address a:1", "--address has no effect with --print-config"),
         ("serve --device cuda --cpu-threads 2 --print-config", "cpu_threads has no effect with d"),
         ("serve --address a:1 --dashboard", "--dashboard has no effect with --address; drop it"),
-        ("serve --address a:1 --no-haproxy", "--haproxy has no effect with --address; drop it"),
+        ("serve --address a:1 --no-haproxy", "--no-haproxy has no effect with --address; drop it"),
         ("batch a b --base-url http://x --dtype no", "--dtype has no effect with --base-url; drop"),
-        ("batch a b --base-url http://x -q no", "--quantization has no effect with --base-url"),
+        ("batch a b --base-url http://x --lora-modules a=b", "--lora-modules has no effect with"),
+        ("batch a b --base-url http://x --lora=a=b", "--lora has no effect with --base-url; drop"),
+        ("batch a b --base-url http://x -q no", "-q has no effect with --base-url"),
         ("batch a b --base-url http://x --max-num-seqs 16", "--max-num-seqs has no effect with"),
-        ("batch a b --base-url http://x --no-cuda-graphs", "--cuda-graphs has no effect with --b"),
+        ("batch a b --base-url http://x --no-cuda-graphs", "--no-cuda-graphs has no effect"),
         ("batch a b --base-url http://x --timeout 0", "--timeout must be above 0 (given: 0)"),
         ("batch a b --model demo --timeout -1", "--timeout has no effect without --base-url; drop"),
         ("batch a b --model demo --api-key x", "--api-key has no effect without --base-url; drop"),

@@ -16,7 +16,6 @@ from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.output import RequestOutput
 from tests.helpers.adapters import adapter_of
 from tests.helpers.local_ray import local_cluster
-from tests.helpers.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -181,7 +180,7 @@ print(output.outputs[0].token_ids)
 def test_a_script_starts_a_ray_of_its_own_and_ends_it(one: DiffusionLLM) -> None:
     """Nothing is shut down by the script itself, and no process stays."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        settings = {"RAY_TMPDIR": folder, "PYTHONPATH": str(ROOT), "HOME": folder}
+        settings = {"RAY_TMPDIR": folder, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": folder}
         env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | settings
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=200

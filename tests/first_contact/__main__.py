@@ -1,9 +1,10 @@
 """Does what a newcomer does: `python -m tests.first_contact`.
 
 It clones what is committed here into a fresh folder, installs it as README says, runs the commands
-of README, docs/usage.md and docs/deploy.md, and ends servers in every way. It prints a line for
-each check; the status is 1 if one has failed. `--venv .venv` takes the dependencies from an
-environment instead of installing them, `--busy 4` keeps the machine busy meanwhile.
+of README, docs/usage.md and docs/deploy.md, and ends servers in every way: one as it runs on a
+processor with AMX, one as on a processor with AVX2 alone. It prints a line for each check; the
+status is 1 if one has failed. `--venv .venv` takes the dependencies from an environment instead of
+installing them, `--busy 4` keeps the machine busy meanwhile.
 """
 
 import argparse
@@ -27,8 +28,16 @@ from tests.first_contact.install import (
     install_as_readme_says,
     install_over,
 )
+from tests.first_contact.rays_commands import try_rays_commands
 from tests.first_contact.report import Report
 
+# Two processors: which dtype "auto" is there, and which instructions are not used.
+AMX = {"DIFFRAY_TEST_AUTO": "bfloat16"}
+AVX2 = {
+    "DIFFRAY_TEST_AUTO": "float32",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+}
 PYTHON = "from diffray import DiffusionLLM; print(DiffusionLLM)"
 
 
@@ -64,11 +73,23 @@ def try_all(folder: Path, venv: Path | None, report: Report) -> None:
                 f"installed {how}, Python finds it in {where}",
                 partial(each.run, f"python -c {shlex.quote(PYTHON)}", cwd),
             )
+    report.check("the Python of README", partial(readme_python, place, elsewhere))
     (elsewhere / "prompt.txt").write_text(f"{SUM}\n")
     for document in ("README.md", "docs/usage.md"):
         for command in offline_commands(place.clone / document):
             report.check(command, partial(generate, place, command, elsewhere))
     serving(place, folder, report)
+    try_rays_commands(place, report)
+
+
+def readme_python(place: Place, cwd: Path) -> None:
+    """Run README's example, and compare what it prints."""
+    text = (place.clone / "README.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (asked,) = (question for question in ANSWERS if f'"{question}"' in source)
+    (cwd / "readme.py").write_text(source)
+    said = place.run("python readme.py", cwd)
+    assert said.startswith(f"{ANSWERS[asked]}\n"), f"it answers {said!r}"
 
 
 def offline_commands(document: Path) -> list[str]:
@@ -89,20 +110,23 @@ def generate(place: Place, command: str, cwd: Path) -> None:
 
 
 def serving(place: Place, folder: Path, report: Report) -> None:
-    """Run two servers at a time, of different models and dtypes, and end each in another way."""
+    """Run two servers at a time, of different models and processors; end each in another way."""
+    hook = {"PYTHONPATH": str(place.clone / "tests/helpers/processors")}
     kinds = [
-        ("demo", "--dtype float32", place.clone),
-        ("demo-llada2", "--dtype bfloat16 --dashboard", folder),
+        ("demo", "", place.clone, hook | AVX2),
+        ("demo-llada2", "--dashboard", folder, hook | AMX),
     ]
     ways = list(ENDINGS.items())
     for number in range(0, len(ways), len(kinds)):
         with ExitStack() as stack:
             running: list[Terminal] = []
-            for model, flags, cwd in kinds:
-                name, line = f"{number}{model[-1]}", f"{model} --device cpu {flags}"
-                running.append(stack.enter_context(server(place, name, line, cwd)))
-            for (model, flags, cwd), terminal in zip(kinds, running, strict=True):
-                said = f"diffray serve {model} {flags} in {cwd.name}"
+            for model, flags, cwd, settings in kinds:
+                line = f"diffray serve {model} --device cpu {flags} --port PORT"
+                name = f"{number}{model[-1]}"
+                running.append(stack.enter_context(server(place, name, line, cwd, settings)))
+            for (model, _, cwd, settings), terminal in zip(kinds, running, strict=True):
+                auto = settings["DIFFRAY_TEST_AUTO"]
+                said = f"diffray serve {model} in {cwd.name}, dtype auto being {auto},"
                 if report.check(f"{said} is ready", terminal.wait_ready) and number == 0:
                     try_clients(place, model, terminal, report)
             for (way, act), terminal in zip(ways[number : number + 2], running, strict=True):

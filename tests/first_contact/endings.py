@@ -22,17 +22,18 @@ END_S = 90.0
 
 
 @contextmanager
-def server(place: Place, name: str, arguments: str, cwd: Path) -> Iterator["Terminal"]:
-    """Run `diffray serve` in a terminal of its own; leaves nothing behind."""
+def server(
+    place: Place, name: str, command: str, cwd: Path, settings: dict[str, str]
+) -> Iterator["Terminal"]:
+    """Run a command in a terminal of its own, with a free port for PORT; leaves nothing behind."""
     home = place.folder / name
     home.mkdir(exist_ok=True)
     port = free_port()
     main, side = pty.openpty()
-    command = f"exec diffray serve {arguments} --port {port}"
     process = subprocess.Popen(
-        ["bash", "-c", command],
+        ["bash", "-c", f"exec {command.replace('PORT', str(port))}"],
         cwd=cwd,
-        env=place.environment | {"HOME": str(home), "TMPDIR": str(home)},
+        env=place.environment | settings | {"HOME": str(home), "TMPDIR": str(home)},
         stdin=side,
         stdout=side,
         stderr=side,
@@ -70,10 +71,10 @@ class Terminal:
                     data = os.read(main, 65536).decode(errors="replace")
                     self.screen += data.replace("\r\n", "\n")
 
-    def wait_ready(self) -> None:
-        """Wait for the line that says how to ask the model."""
+    def wait_ready(self, words: str = " is ready at ") -> None:
+        """Wait for the line that says that the model can be asked."""
         end = time.monotonic() + READY_S
-        while " is ready at " not in self.screen:
+        while words not in self.screen:
             assert self.served.process.poll() is None, f"it ended: {self.screen[-600:]}"
             assert time.monotonic() < end, f"it is not ready: {self.screen[-600:]}"
             time.sleep(0.1)
@@ -97,6 +98,11 @@ class Terminal:
         assert self._main is not None
         os.write(self._main, b"\x03")
 
+    def press_ctrl_c_twice(self) -> None:
+        self.press_ctrl_c()
+        time.sleep(0.5)  # closer together, they count as one
+        self.press_ctrl_c()
+
     def left(self) -> list[str]:
         """Return what is still there: processes, the port, HAProxy's files."""
         found = [f"{pid}: {line[:80]}" for pid, line in self.served.processes().items()]
@@ -111,6 +117,8 @@ ENDINGS: dict[str, Callable[[Terminal], None]] = {
     "Ctrl-C": Terminal.press_ctrl_c,
     "SIGTERM": lambda terminal: terminal.served.process.terminate(),
     "closing its terminal": Terminal.close,
+    "a second Ctrl-C": Terminal.press_ctrl_c_twice,
+    "SIGKILL": lambda terminal: terminal.served.process.kill(),
     "SIGTERM to its group": lambda it: os.killpg(it.served.process.pid, signal.SIGTERM),
 }
 

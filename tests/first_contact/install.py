@@ -78,4 +78,8 @@ def install_over(venv: Path, folder: Path, name: str, *flags: str) -> Place:
     place = Place(folder, target / "bin")
     pip = "python -m pip install --quiet --no-deps --no-build-isolation --ignore-installed"
     place.run(f"{pip} {' '.join(flags)} .")
+    for name in ("ray", "serve"):  # the dependencies' commands, for this environment's Python
+        _, _, rest = (venv / "bin" / name).read_text().partition("\n")
+        (place.bin / name).write_text(f"#!{place.bin}/python\n{rest}")
+        (place.bin / name).chmod(0o755)
     return place

@@ -184,7 +184,7 @@ def serve_command(*arguments: str) -> list[str]:
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment of a user who has never used Ray."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
-    return kept | {"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    return {"OMP_NUM_THREADS": "1"} | kept | {"HOME": str(folder), "TMPDIR": str(folder)}
 
 
 def _host(text: str) -> str:

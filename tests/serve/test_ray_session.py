@@ -1,10 +1,13 @@
-"""What processes of the cluster report on the server's terminal."""
+"""A Ray of our own: its token, and what its processes report on the server's terminal."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray._private import worker
 
+from diffray.cluster.control.ray_settings import start_ray_here
 from diffray.cluster.serve import ray_session
 
 DEATH = (
@@ -40,3 +43,18 @@ def test_only_deaths_that_diffray_announces_are_left_out(
     with ray_session.reports_printed(ours.append):
         worker.print_to_stdstream(report, ignore_prefix=False)
     assert ours == [text] * said and rays == [report] * printed
+
+
+def test_a_token_that_others_could_read_becomes_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Ray starts, which is when others could use it."""
+    token = tmp_path / ".ray/auth_token"
+    token.parent.mkdir()
+    token.write_text("written by an earlier Ray")
+    token.chmod(0o644)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    modes: list[int] = []
+    monkeypatch.setattr(ray, "init", lambda **_: modes.append(token.stat().st_mode & 0o777))
+    start_ray_here()
+    assert modes == [0o600]

@@ -1,15 +1,18 @@
 """A short run of the chaos test, and its parts. `python -m tests.chaos` is the long one."""
 
 import os
+import re
 
 import pytest
 
+from tests.chaos import terminal
 from tests.chaos.__main__ import chaos
 from tests.chaos.faults import KINDS, schedule
 from tests.chaos.report import as_text, sound
+from tests.chaos.soak import MOST_GCS, Soak, run
 from tests.chaos.soak import as_text as soak_text
-from tests.chaos.soak import run
 from tests.chaos.system import Layout
+from tests.helpers.paths import ROOT
 
 SOAK = "DIFFRAY_SOAK_MINUTES"
 
@@ -17,6 +20,33 @@ SOAK = "DIFFRAY_SOAK_MINUTES"
 def test_a_schedule_can_be_had_again_and_has_every_kind() -> None:
     assert schedule(30, seed=4) == schedule(30, seed=4) != schedule(30, seed=5)
     assert {fault.kind for fault in schedule(len(KINDS), seed=1)} == set(KINDS)
+
+
+def test_make_chaos_has_every_fault() -> None:
+    """Those that a server survives, and those that end it, among them a full disk."""
+    makefile = (ROOT / "Makefile").read_text()
+    (recipe,) = re.findall(r"^chaos:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    storm, endings = recipe.splitlines()
+    count = re.search(r"--faults (\d+)", storm)
+    assert count is not None and {fault.kind for fault in schedule(int(count[1]), 7)} == set(KINDS)
+    assert endings.endswith("-m tests.chaos --terminal")
+    parts = "rank coordinator replica haproxy manager controller raylet gcs parent".split()
+    assert {f"kill {part}" for part in parts} <= {*KINDS, *terminal.KINDS}
+    assert {"fill disk", "hang up"} <= set(terminal.KINDS)
+
+
+@pytest.mark.parametrize(("part", "most"), [("rank", 0.02), ("haproxy", 0.1)])
+def test_memory_may_grow_by_so_much(part: str, most: float) -> None:
+    for grown, told in ((most - 0.001, []), (most + 0.001, [part])):
+        sizes = [*[1000.0] * 60, *[1000.0 * (1 + grown)] * 20]
+        found = Soak(memory={part: [(float(at), int(size)) for at, size in enumerate(sizes)]})
+        assert [word for line in found.complaints() for word in told if word in line] == told
+        assert len(found.complaints()) == len(told)
+
+
+def test_the_gcs_may_take_so_much() -> None:
+    for size, complaints in ((MOST_GCS, 0), (MOST_GCS + 1, 1)):
+        assert len(Soak(memory={"gcs": [(0.0, 1), (1.0, size)]}).complaints()) == complaints
 
 
 @pytest.mark.long

@@ -56,6 +56,13 @@ def test_keys_and_prompts_are_nowhere_to_be_read(running: ServeProcess) -> None:
             assert word not in text, text[max(text.index(word) - 200, 0) :][:400]
 
 
+def test_rays_token_and_files_are_this_users_alone(running: ServeProcess) -> None:
+    """The files by their place: Ray lets everybody write to its session's folder."""
+    token, home = running.folder / ".ray/auth_token", running.folder
+    assert [path.stat().st_mode & 0o077 for path in (token, home)] == [0, 0]
+    assert len(list((home / "ray").glob("session_2*"))) == 1
+
+
 def dashboard(running: ServeProcess) -> Iterator[bytes]:
     """Yield what Ray's dashboard knows of jobs, actors and Serve's applications."""
     token = (running.folder / ".ray/auth_token").read_text().strip()

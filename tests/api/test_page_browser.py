@@ -1,7 +1,6 @@
 """The page in a browser: real clicks and keys, real answers, below a prefix."""
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
+from tests.helpers.needed import needed, npm
 
 pytestmark = pytest.mark.slow
 
@@ -61,20 +61,28 @@ def url(service: Service) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
+def running() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
 
 
 @pytest.fixture
+def tab(running: Browser) -> Iterator[Browser]:
+    """A tab on a desk, whose console has no errors after the test but those that it took."""
+    running.show_as(1280, 860)
+    running.complaints.clear()
+    yield running
+    running.settle()
+    assert running.complaints == []
+
+
+@pytest.fixture
 def browser(tab: Browser, url: str) -> Browser:
-    """The page, opened anew, on a desk."""
-    tab.show_as(1280, 860)
+    """The page, opened anew."""
     return opened(tab, url)
 
 
 def opened(tab: Browser, url: str) -> Browser:
-    tab.complaints.clear()
     tab.open(f"{url}/")
     tab.wait("document.querySelectorAll('.field').length")
     return tab
@@ -113,7 +121,6 @@ def test_a_chat_is_watched_and_read(browser: Browser, url: str) -> None:
         ".map((cell) => getComputedStyle(cell).backgroundColor))].length"
     )
     assert colours > totals["forwards"] / 2
-    assert browser.complaints == []
     assert {each.startswith(f"{url}/") for each in browser.loads if "blank" not in each} == {True}
 
 
@@ -210,7 +217,6 @@ def test_two_policies_answer_side_by_side(browser: Browser) -> None:
     assert turns == [3, 3]
     browser.click("#compare")
     assert browser.evaluate("document.querySelectorAll('.pane').length") == 1
-    assert browser.complaints == []
 
 
 def kinds(browser: Browser, field: str) -> list[str]:
@@ -309,6 +315,7 @@ def test_a_refusal_is_shown_and_sent_again_with_another_policy(browser: Browser)
     browser.click("[data-part=again]")
     browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
     assert browser.evaluate("document.querySelector('[data-part=failure]').hidden")
+    assert browser.take_complaints("status of 400") == 1
 
 
 def test_each_model_has_its_examples_and_answers(browser: Browser) -> None:
@@ -337,9 +344,9 @@ def test_texts_are_never_markup(browser: Browser) -> None:
     browser.wait(f"{PLAYED} && document.querySelector('.answer mark') !== null")
     assert browser.text(".answer").startswith(HOSTILE)
     assert browser.evaluate("document.querySelectorAll('img, main script').length") == 0
-    assert browser.complaints == []
     refused = "try { document.body.innerHTML = 'x'; 'made' } catch (error) { error.name }"
     assert browser.evaluate(refused) == "TypeError"
+    assert browser.take_complaints("TrustedHTML") >= 1
 
 
 def test_a_key_is_asked_for_and_kept_nowhere(tab: Browser, service: Service) -> None:
@@ -366,14 +373,13 @@ def test_a_key_is_asked_for_and_kept_nowhere(tab: Browser, service: Service) -> 
         browser.call("Page.reload")
         browser.wait("document.querySelector('#notice')?.textContent.includes('needs an API key')")
         assert browser.evaluate("document.querySelector('#key input').value") == ""
+        assert browser.take_complaints("status of 401") == 3
 
 
 @pytest.mark.parametrize("language", ["curl", "python", "javascript"])
 def test_what_is_copied_runs(browser: Browser, language: str, tmp_path: Path) -> None:
     programs = {"curl": "sh", "python": sys.executable, "javascript": "node"}
-    for name in {language if language == "curl" else "sh", programs[language]}:
-        if shutil.which(name) is None:
-            pytest.skip(f"needs {name}, which is not installed")
+    needed(language if language == "curl" else programs[language])
     browser.choose("[name=pace]", "0")
     browser.choose("[data-field=decoder] select", "credit")
     ask(browser, "What's \"7\" \\ plus $HOME '\u00e9'?")
@@ -441,6 +447,7 @@ def test_a_stream_that_is_cut_says_so_and_can_be_sent_again(tab: Browser, url: s
         browser.click("[data-part=again]")
         browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
         browser.wait("document.querySelector('.answer').textContent.includes('return')")
+        assert browser.take_complaints("net::ERR_") == 1
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser) -> None:
@@ -469,16 +476,8 @@ def test_the_keyboard_reaches_everything(browser: Browser) -> None:
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """axe-core, which judges a page by the rules for accessible content."""
-    if shutil.which("npm") is None:
-        pytest.skip("needs npm, which is not installed")
     folder = tmp_path_factory.mktemp("axe")
-    command = ["npm", "pack", "--silent", "axe-core@4"]
-    try:
-        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    except subprocess.TimeoutExpired:
-        pytest.skip("npm could not fetch the package axe-core within 120 s")
-    if made.returncode != 0:
-        pytest.skip(f"npm could not fetch the package axe-core: {made.stderr.strip()[-200:]}")
+    npm(folder, "pack", "axe-core@4")
     (archive,) = folder.glob("*.tgz")
     with tarfile.open(archive) as packed:
         script = packed.extractfile("package/axe.min.js")
@@ -519,5 +518,6 @@ def test_axe_finds_nothing(tab: Browser, url: str, axe: str, dark: bool) -> None
         judge()
         tab.show_as(390, 844, dark=dark, phone=True)
         judge()
+        assert tab.take_complaints("status of 400") == 1
     finally:
         tab.call("Page.setBypassCSP", enabled=False)

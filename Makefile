@@ -5,6 +5,7 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 BASE   := $(VENV)/.runs
 STAMP  := $(VENV)/.installed
+CLIENTS := $(VENV)/clients/.installed
 # Not compiled: that would take as long as the rest, and Python compiles what it imports. It has to keep that,
 # or each of Ray's processes would compile all of torch again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,7 +17,8 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
 
 .DEFAULT_GOAL := test
-.PHONY: test test-long test-processors check fast format docs run clean chaos cuts first-contact newest-ray
+.PHONY: test test-long test-clients test-processors check fast format docs run clean chaos cuts first-contact \
+	newest-ray
 
 # A file's tests share its server or its Ray, and stay in one process. Slow tests wait, so that files with such tests
 # come first, and the many quick files last (tests/conftest.py).
@@ -25,6 +27,10 @@ test: check
 
 test-long: $(STAMP)
 	$(PYTEST) -m long
+
+# The libraries for agents need older packages than the rest: an environment above that of the tests has these.
+test-clients: $(CLIENTS)
+	TESTS_REQUIRE=clients $(VENV)/clients/bin/python -m pytest -m long tests/api/test_agent_clients.py
 
 check: $(STAMP)
 	$(BIN)/ruff check
@@ -89,4 +95,12 @@ $(BASE): pyproject.toml
 # The kernels' tests need Triton, which torch for the CPU does not bring.
 $(STAMP): $(BASE)
 	$(PIP) --editable '.[dev,triton]'
+	@touch $@
+
+$(CLIENTS): $(STAMP)
+	$(BIN)/python -m venv --without-pip $(VENV)/clients
+	@here='import site; print(site.getsitepackages()[0])'; \
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$here")')" \
+		> "$$($(VENV)/clients/bin/python -c "$$here")/tests.pth"
+	$(subst $(BIN)/,$(VENV)/clients/bin/,$(PIP)) --editable '.[clients]'
 	@touch $@

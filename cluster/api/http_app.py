@@ -45,11 +45,12 @@ def build_api(
     *,
     request_ids: bool = True,
     model: str | None = None,
+    about: str = "",
 ) -> FastAPI:
     """Return the application; `get_service` is called for each request, and may raise EngineFailed.
 
     Behind Ray Serve `request_ids` is False, because Serve adds ids itself. The manual's requests
-    name `model`, which they must where several are served.
+    name `model`, which they must where several are served; `about` is said of what is served.
     FastAPI applications cannot be pickled; build it in the process that runs it.
     """
     settings = settings or ApiSettings()
@@ -63,7 +64,7 @@ def build_api(
         openapi_url="/openapi.json" if settings.docs else None,
     )
     keys = bool(settings.api_keys), bool(settings.operator_keys)
-    described = partial(describe, app, has_keys=keys, model=model)
+    described = partial(describe, app, has_keys=keys, model=model, about=about)
     app.openapi = described  # type: ignore[method-assign]  # as FastAPI's manual says
     app.include_router(_answers(get_service, settings))
     app.include_router(_other_apis(get_service, settings))

@@ -180,7 +180,8 @@ ABOUT: Final[dict[str, About]] = {
 _GUIDE: Final = (
     "The fields are those of OpenAI and vLLM. What only a diffusion model has is below "
     "`diffusion`. A field that is unknown or out of range is refused with a 400 that names it; "
-    "null means its default. Notes for other servers, such as `user`, have no effect.\n\n"
+    "null means its default. Notes for other servers, such as `user`, have no effect. `/v1/models` "
+    "says what each model is and lists prompts to try.\n\n"
     "If the server has keys, send one as `Authorization: Bearer KEY` or `x-api-key: KEY`. Each "
     "answer has an id in `X-Request-Id`: the request's own, if it has one."
 )
@@ -210,11 +211,13 @@ _KEYS: Final = {
 _REF: Final = "#/components/schemas/{model}"
 
 
-def describe(app: FastAPI, *, has_keys: tuple[bool, bool], model: str | None = None) -> Json:
+def describe(
+    app: FastAPI, *, has_keys: tuple[bool, bool], model: str | None = None, about: str = ""
+) -> Json:
     """Return the app's OpenAPI schema, with the schemas of bodies and answers as components.
 
     `has_keys` says whether there are API keys and operators' keys. Its examples of requests name
-    `model` if there is one.
+    `model` if there is one; `about` comes before the guide.
     """
     if app.openapi_schema is not None:
         return app.openapi_schema
@@ -222,7 +225,7 @@ def describe(app: FastAPI, *, has_keys: tuple[bool, bool], model: str | None = N
         title=app.title,
         version=app.version,
         summary=app.summary,
-        description=_GUIDE,
+        description="\n\n".join(filter(None, (about, _GUIDE))),
         routes=app.routes,
     )
     # FastAPI's refusal of a path's or query's parameter, which is never sent.

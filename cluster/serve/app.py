@@ -19,6 +19,7 @@ from diffray.cluster.serve.deployment import REPLICA, deployment_options, door_o
 from diffray.cluster.serve.door import DoorReplica, current_door
 from diffray.cluster.serve.door_config import DoorConfig, door_config
 from diffray.cluster.serve.replica import Replica, current_service
+from diffray.components.checkpoints.demos import description, examples
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -41,12 +42,19 @@ def door(args: dict[str, Any]) -> Application:
 
 
 def application(config: AppConfig) -> Application:
-    settings = config.api_settings()
+    settings, about = config.api_settings(), about_toy(config)
 
     def api() -> FastAPI:  # built in the replica, because not all of it can be pickled
-        return build_api(current_service, settings, request_ids=False)
+        return build_api(current_service, settings, request_ids=False, about=about)
 
     return _bound(serve.ingress(api)(Replica), config)
+
+
+def about_toy(config: AppConfig) -> str:
+    """Return what a demo model is and prompts to try; empty for any other model."""
+    said = description(config.model_source, config.model_id)
+    prompts = " ".join(f"`{prompt}`" for prompt in examples(config.model_source))
+    return said and f"{said} Prompts to try: {prompts}"
 
 
 def door_application(config: DoorConfig) -> Application:

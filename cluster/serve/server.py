@@ -218,29 +218,37 @@ def ready_lines(applications: Applications, server: Server, url: str) -> str:
     """Return where to find what is served: a model, or a line for each and all about their door."""
     if applications.door is None:
         return ready_line(applications.models[0], server, url)
-    own = [
-        f"{each.title} is ready at {url}{each.route_prefix.rstrip('/')}/v1"
-        for each in applications.models
-    ]
-    return "\n".join([*own, door_line(applications.door, applications.models, server, url)])
+    lines: list[str] = []
+    prompts: list[str] = []
+    for each in applications.models:
+        lines.append(f"{each.title} is ready at {url}{each.route_prefix.rstrip('/')}/v1")
+        if said := description(each.config.model_source, each.title):
+            lines.append(said)
+            prompts = prompts or _to_try(each)
+    lines += [*prompts, door_line(applications.door, applications.models, server, url)]
+    return "\n".join(lines)
 
 
 def ready_line(each: Application, server: Server, url: str) -> str:
     """Return the model's URL with an example, what to try, and its page; `url` reaches it."""
     url += each.route_prefix.rstrip("/")
     settings, source = each.config.api_settings(), each.config.model_source
-    prompts = examples(source)
-    question = {"messages": [{"role": "user", "content": prompts[0]}]}
+    question = {"messages": [{"role": "user", "content": examples(source)[0]}]}
     lines = [f"{each.title} is {_ready_at(url, server, settings, question)}"]
     if said := description(source, each.title):
-        lines += [f"{said} Prompts to try:", *(f"  {prompt}" for prompt in prompts[:3])]
+        lines += [said, *_to_try(each)]
     return "\n".join([*lines, *_pages(url, settings, each.title)])
+
+
+def _to_try(each: Application) -> list[str]:
+    prompts = examples(each.config.model_source)[:3]
+    return ["Prompts to try:", *(f"  {prompt}" for prompt in prompts)]
 
 
 def door_line(
     door: DoorApplication, models: tuple[Application, ...], server: Server, url: str
 ) -> str:
-    """Return the same for all models at once, without what each of them knows."""
+    """Return the address of all models at once, with an example, and that of their page."""
     url += door.route_prefix.rstrip("/")
     settings, first = door.config.api_settings(), models[0]
     content = examples(first.config.model_source)[0]

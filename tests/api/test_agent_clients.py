@@ -1,8 +1,9 @@
 """Libraries for agents, unmodified, against a live server: typed answers and calls of functions.
 
-They are the extra `clients`; where one is not installed, its tests are skipped.
+They are the extra `clients`, which `make test-clients` installs; elsewhere the tests are skipped.
 """
 
+import importlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.helpers.api_server import Served, serve_model
+from tests.helpers.needed import lacking
 
 pytestmark = pytest.mark.long
 
@@ -21,6 +23,13 @@ class Person(BaseModel):
 
     job: Literal["nurse", "driver", "pilot"]
     age: int = Field(ge=18, le=99)
+
+
+def library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        lacking("clients", f"but {error}")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +49,7 @@ def weather(city: Literal["Rome", "Tokyo"]) -> str:
 # Its mode JSON has the schema in the prompt alone, which the demo model cannot read.
 @pytest.mark.parametrize("mode", ["JSON_SCHEMA", "TOOLS"])
 def test_instructor(served: Served, mode: str) -> None:
-    instructor: Any = pytest.importorskip("instructor")
+    instructor = library("instructor")
     from openai import OpenAI
 
     client = instructor.from_openai(
@@ -59,9 +68,9 @@ def test_instructor(served: Served, mode: str) -> None:
 
 @pytest.mark.parametrize("native", [False, True])
 def test_pydantic_ai(served: Served, native: bool) -> None:
-    pydantic_ai: Any = pytest.importorskip("pydantic_ai")
-    models: Any = pytest.importorskip("pydantic_ai.models.openai")
-    providers: Any = pytest.importorskip("pydantic_ai.providers.openai")
+    pydantic_ai = library("pydantic_ai")
+    models = library("pydantic_ai.models.openai")
+    providers = library("pydantic_ai.providers.openai")
     provider = providers.OpenAIProvider(base_url=f"{served.url}/v1", api_key="none")
     agent = pydantic_ai.Agent(
         models.OpenAIChatModel(served.name, provider=provider),
@@ -85,7 +94,6 @@ def test_langchain_binds_tools(served: Served) -> None:
 
 
 def langchain(served: Served) -> Any:
-    library: Any = pytest.importorskip("langchain_openai")
-    return library.ChatOpenAI(
+    return library("langchain_openai").ChatOpenAI(
         model=served.name, base_url=f"{served.url}/v1", api_key="none", max_tokens=96, temperature=0
     )

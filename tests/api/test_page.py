@@ -16,6 +16,7 @@ from diffray.cluster.api.http_app import build_api
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from tests.helpers.api_server import serve
+from tests.helpers.needed import needed
 from tests.helpers.recorder import Recorder
 
 FOLDER = Path(page.__file__).parent / "page"
@@ -132,8 +133,7 @@ def openapi(http: httpx2.Client) -> str:
 
 @pytest.mark.slow
 def test_the_pure_parts_in_node(openapi: str, tmp_path: Path) -> None:
-    if shutil.which("node") is None:
-        pytest.skip("needs node, which is not installed")
+    needed("node")
     shutil.copytree(FOLDER, tmp_path / "page")
     shutil.copy(UNIT_TESTS, tmp_path)
     (tmp_path / "package.json").write_text('{"type": "module"}')

@@ -1,12 +1,12 @@
 """The page in a browser: real clicks and keys, real answers, below a prefix."""
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -23,18 +23,28 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
+from tests.helpers.needed import needed, npm
+from tests.helpers.page import (
+    COMPLETE,
+    FAILED,
+    FINAL,
+    PLAYED,
+    ask,
+    intercept,
+    opened,
+    watch_slowly,
+)
 
 pytestmark = pytest.mark.slow
 
 PROMPT = "Write a Python function that returns the sum of the even numbers in a list."
 OTHER = "What is 12 plus 30?"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+AWKWARD = "What's \"7\" \\ plus $HOME `id` '\u00e9'?"
 PREFIX = "/models/demo"
 COLUMNS = (
     "getComputedStyle(document.querySelector('.canvas')).gridTemplateColumns.split(' ').length"
 )
-PLAYED = "document.querySelector('[name=play]').textContent === 'Play'"
-FINAL = "document.querySelectorAll('.cell.final').length"
 
 
 class Two(Service):
@@ -61,34 +71,25 @@ def url(service: Service) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
+def running() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
 
 
 @pytest.fixture
+def tab(running: Browser) -> Iterator[Browser]:
+    """A tab on a desk, whose console has no errors after the test but those that it took."""
+    running.show_as(1280, 860)
+    running.complaints.clear()
+    yield running
+    running.settle()
+    assert running.complaints == []
+
+
+@pytest.fixture
 def browser(tab: Browser, url: str) -> Browser:
-    """The page, opened anew, on a desk."""
-    tab.show_as(1280, 860)
+    """The page, opened anew."""
     return opened(tab, url)
-
-
-def opened(tab: Browser, url: str) -> Browser:
-    tab.complaints.clear()
-    tab.open(f"{url}/")
-    tab.wait("document.querySelectorAll('.field').length")
-    return tab
-
-
-def ask(browser: Browser, prompt: str) -> None:
-    browser.click("[name=prompt]")
-    browser.type(prompt)
-    browser.press("Enter")
-
-
-def watch_slowly(browser: Browser, steps: int = 24) -> None:
-    browser.choose("[data-field=decoder] select", "fixed")
-    browser.choose("[data-field=steps] input", str(steps))
 
 
 def test_a_chat_is_watched_and_read(browser: Browser, url: str) -> None:
@@ -113,7 +114,6 @@ def test_a_chat_is_watched_and_read(browser: Browser, url: str) -> None:
         ".map((cell) => getComputedStyle(cell).backgroundColor))].length"
     )
     assert colours > totals["forwards"] / 2
-    assert browser.complaints == []
     assert {each.startswith(f"{url}/") for each in browser.loads if "blank" not in each} == {True}
 
 
@@ -210,7 +210,6 @@ def test_two_policies_answer_side_by_side(browser: Browser) -> None:
     assert turns == [3, 3]
     browser.click("#compare")
     assert browser.evaluate("document.querySelectorAll('.pane').length") == 1
-    assert browser.complaints == []
 
 
 def kinds(browser: Browser, field: str) -> list[str]:
@@ -267,15 +266,9 @@ def test_a_new_chat_begins_with_nothing_typed(browser: Browser) -> None:
 
 def test_an_empty_answer_is_called_so(browser: Browser) -> None:
     browser.choose("[name=pace]", "0")
-    browser.evaluate(
-        """(() => { const sent = fetch; window.fetch = (path, options) => {
-        if (!options?.body) return sent(path, options);
-        const body = {...JSON.parse(options.body), stop: ["d", "def"], max_tokens: 32};
-        return sent(path, {...options, body: JSON.stringify(body)});
-        }; return 0; })()"""
-    )
+    intercept(browser, stop=["d", "def"], max_tokens=32)
     ask(browser, PROMPT)
-    browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
+    browser.wait(COMPLETE)
     browser.wait("document.querySelector('.answer').textContent === '(empty answer)'")
     assert "(empty answer)" in browser.text("[data-part=said]")
 
@@ -303,12 +296,13 @@ def test_a_refusal_is_shown_and_sent_again_with_another_policy(browser: Browser)
     browser.choose("[data-field=decoder] select", "fixed")
     browser.choose("[data-field=iteration] select", "soft")
     ask(browser, PROMPT)
-    browser.wait("!document.querySelector('[data-part=failure]').hidden")
+    browser.wait(FAILED)
     assert "'fixed' has none" in browser.text("[data-part=reason]")
     browser.choose("[data-field=iteration] select", "blockwise")
     browser.click("[data-part=again]")
-    browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
+    browser.wait(COMPLETE)
     assert browser.evaluate("document.querySelector('[data-part=failure]').hidden")
+    assert browser.take_complaints("status of 400") == 1
 
 
 def test_each_model_has_its_examples_and_answers(browser: Browser) -> None:
@@ -337,9 +331,9 @@ def test_texts_are_never_markup(browser: Browser) -> None:
     browser.wait(f"{PLAYED} && document.querySelector('.answer mark') !== null")
     assert browser.text(".answer").startswith(HOSTILE)
     assert browser.evaluate("document.querySelectorAll('img, main script').length") == 0
-    assert browser.complaints == []
     refused = "try { document.body.innerHTML = 'x'; 'made' } catch (error) { error.name }"
     assert browser.evaluate(refused) == "TypeError"
+    assert browser.take_complaints("TrustedHTML") >= 1
 
 
 def test_a_key_is_asked_for_and_kept_nowhere(tab: Browser, service: Service) -> None:
@@ -356,7 +350,7 @@ def test_a_key_is_asked_for_and_kept_nowhere(tab: Browser, service: Service) -> 
         browser.wait("document.querySelectorAll('#model option').length === 2")
         browser.choose("#model", "alias")
         ask(browser, PROMPT)
-        browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
+        browser.wait(COMPLETE)
         browser.click(".code summary")
         browser.click("[data-language=python]")
         program = browser.text("[data-part=code]")
@@ -366,30 +360,107 @@ def test_a_key_is_asked_for_and_kept_nowhere(tab: Browser, service: Service) -> 
         browser.call("Page.reload")
         browser.wait("document.querySelector('#notice')?.textContent.includes('needs an API key')")
         assert browser.evaluate("document.querySelector('#key input').value") == ""
+        assert browser.take_complaints("status of 401") == 3
 
 
+@pytest.mark.parametrize("task", ["chat", "infill"])
 @pytest.mark.parametrize("language", ["curl", "python", "javascript"])
-def test_what_is_copied_runs(browser: Browser, language: str, tmp_path: Path) -> None:
+def test_what_is_copied_runs(browser: Browser, language: str, task: str, tmp_path: Path) -> None:
     programs = {"curl": "sh", "python": sys.executable, "javascript": "node"}
-    for name in {language if language == "curl" else "sh", programs[language]}:
-        if shutil.which(name) is None:
-            pytest.skip(f"needs {name}, which is not installed")
+    needed(language if language == "curl" else programs[language])
     browser.choose("[name=pace]", "0")
     browser.choose("[data-field=decoder] select", "credit")
-    ask(browser, "What's \"7\" \\ plus $HOME '\u00e9'?")
-    browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
+    browser.click(f"input[value={task}]")
+    ask(browser, AWKWARD if task == "chat" else f"def [gap](numbers): return 0  # {AWKWARD}")
+    browser.wait(COMPLETE if task == "chat" else PLAYED)
+    shown = browser.text(".answer" if task == "chat" else ".answer mark")
     browser.click(".code summary")
     browser.click(f"[data-language={language}]")
+    browser.click("[data-part=copy]")
+    browser.wait("document.querySelector('[data-part=copy]').textContent === 'Copied'")
     file = tmp_path / {"curl": "ask.sh", "python": "ask.py", "javascript": "ask.mjs"}[language]
-    file.write_text(browser.text("[data-part=code]"))
+    file.write_text(pasted(browser))
     done = subprocess.run(
         [programs[language], str(file)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout
     if language == "curl":
-        said = json.loads(said)["choices"][0]["message"]["content"]
-    assert said.strip() == browser.text(".answer").strip()
+        (choice,) = json.loads(said)["choices"]
+        said = choice["message"]["content"] if task == "chat" else choice["text"]
+    # The demo model may fill a gap with nothing, which the page spells out.
+    assert said.strip() == shown.replace("(empty answer)", "").strip()
+
+
+def pasted(browser: Browser) -> str:
+    """Return what is pasted into the prompt."""
+    browser.evaluate("document.querySelector('[name=prompt]').value = ''")
+    browser.click("[name=prompt]")
+    about = {"key": "v", "modifiers": 2, "windowsVirtualKeyCode": 86}
+    browser.call("Input.dispatchKeyEvent", type="rawKeyDown", commands=["paste"], **about)
+    browser.call("Input.dispatchKeyEvent", type="keyUp", **about)
+    return str(browser.evaluate("document.querySelector('[name=prompt]').value"))
+
+
+def test_what_the_controls_say_is_sent(browser: Browser) -> None:
+    intercept(browser)
+    browser.choose("[name=pace]", "0")
+    browser.choose("[data-field=decoder] select", "threshold")
+    for name, value in (("temperature", "0.7"), ("seed", "11")):
+        browser.click(f"[data-field={name}] input")
+        browser.type(value)
+    browser.evaluate("document.querySelector('[data-field=threshold] [type=range]').focus()")
+    before = float(browser.evaluate("document.activeElement.value"))
+    for _ in range(3):
+        browser.press("ArrowLeft")
+    browser.evaluate("document.activeElement.blur()")
+    set_to = float(browser.evaluate("document.querySelector('[data-field=threshold] input').value"))
+    assert set_to == pytest.approx(before - 0.03)
+    ask(browser, PROMPT)
+    browser.wait(PLAYED)
+    sent = browser.evaluate("window.sent")
+    assert (sent["temperature"], sent["seed"]) == (0.7, 11)
+    decoder = sent["diffusion"]["decoder"]
+    assert (decoder["kind"], decoder["threshold"]) == ("threshold", set_to)
+    assert "temperature 0.7" in browser.text("[data-part=made]")
+    first = browser.text(".answer")
+    browser.click("#clear")
+    ask(browser, PROMPT)
+    browser.wait(PLAYED)
+    assert browser.text(".answer") == first, "the seed decides"
+
+
+def test_stop_ends_the_answer_here_and_at_the_server(browser: Browser, url: str) -> None:
+    intercept(browser, max_tokens=384, min_tokens=384)
+    browser.choose("[name=pace]", "0")
+    watch_slowly(browser, 384)
+    ask(browser, PROMPT)
+    browser.wait(f"{FINAL} > 0")
+    assert browser.text("#send") == "Stop"
+    browser.click("#send")
+    browser.wait(FAILED)
+    assert browser.text("[data-part=reason]") == "Stopped."
+    assert browser.text("[data-part=state]") == "incomplete"
+    assert browser.text("#send") == "Send" and browser.evaluate(FINAL) < 384
+    end = time.monotonic() + 60
+    while httpx2.get(f"{url}/load").json()["running"]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_tokens_from_the_cache_are_counted(tab: Browser) -> None:
+    engine, tokenizer = load_local("demo-llada2", EngineConfig(max_num_seqs=2, dtype="float64"))
+    service = Service(engine, tokenizer, ["demo-llada2"])
+    with engine, closing(service), serve(service) as url:
+        browser = opened(tab, url)
+        browser.choose("[name=pace]", "0")
+        cached = []
+        for _ in range(2):
+            ask(browser, " ".join([PROMPT] * 4))
+            browser.wait(PLAYED)
+            cached.append(int(browser.text("[data-part=cached]")))
+            browser.click("#clear")
+        assert cached[0] == 0 < cached[1]
 
 
 @contextmanager
@@ -434,13 +505,14 @@ def test_a_stream_that_is_cut_says_so_and_can_be_sent_again(tab: Browser, url: s
         watch_slowly(browser, 96)
         browser.choose("[name=pace]", "0")
         ask(browser, PROMPT)
-        browser.wait("!document.querySelector('[data-part=failure]').hidden")
+        browser.wait(FAILED)
         reason = browser.text("[data-part=reason]")
         assert "connection was lost" in reason and "What arrived before is shown" in reason
         assert browser.evaluate(FINAL) > 0
         browser.click("[data-part=again]")
-        browser.wait("document.querySelector('[data-part=state]').textContent === 'complete'")
+        browser.wait(COMPLETE)
         browser.wait("document.querySelector('.answer').textContent.includes('return')")
+        assert browser.take_complaints("net::ERR_") == 1
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser) -> None:
@@ -469,16 +541,8 @@ def test_the_keyboard_reaches_everything(browser: Browser) -> None:
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """axe-core, which judges a page by the rules for accessible content."""
-    if shutil.which("npm") is None:
-        pytest.skip("needs npm, which is not installed")
     folder = tmp_path_factory.mktemp("axe")
-    command = ["npm", "pack", "--silent", "axe-core@4"]
-    try:
-        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    except subprocess.TimeoutExpired:
-        pytest.skip("npm could not fetch the package axe-core within 120 s")
-    if made.returncode != 0:
-        pytest.skip(f"npm could not fetch the package axe-core: {made.stderr.strip()[-200:]}")
+    npm(folder, "pack", "axe-core@4")
     (archive,) = folder.glob("*.tgz")
     with tarfile.open(archive) as packed:
         script = packed.extractfile("package/axe.min.js")
@@ -515,9 +579,10 @@ def test_axe_finds_nothing(tab: Browser, url: str, axe: str, dark: bool) -> None
         browser.choose("[data-field=iteration] select", "soft")
         browser.click("input[value=infill]")
         ask(browser, "a [gap] b")
-        browser.wait("!document.querySelector('[data-part=failure]').hidden")
+        browser.wait(FAILED)
         judge()
         tab.show_as(390, 844, dark=dark, phone=True)
         judge()
+        assert tab.take_complaints("status of 400") == 1
     finally:
         tab.call("Page.setBypassCSP", enabled=False)

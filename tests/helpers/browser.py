@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -13,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+from tests.helpers.needed import needed
+
 PATIENCE_S = 60.0  # on a machine that does other things too
 KEYS = {"Enter": 13, "Tab": 9, " ": 32, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
 
@@ -54,6 +53,18 @@ class Browser:
                 self.complaints.append(json.dumps(params["entry"])[:500])
             case "Network.requestWillBeSent":
                 self.loads.append(params["request"]["url"])
+
+    def settle(self) -> None:
+        """Note what the page has complained of so far."""
+        self.evaluate("new Promise((done) => setTimeout(done))")
+
+    def take_complaints(self, words: str) -> int:
+        """Remove the complaints with these words, as those that a test causes, and count them."""
+        self.settle()
+        others = [each for each in self.complaints if words not in each]
+        taken = len(self.complaints) - len(others)
+        self.complaints = others
+        return taken
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
@@ -123,10 +134,8 @@ class Browser:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Run Chromium with an empty profile; skips the test where none is installed."""
-    program = next((found for name in NAMES if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip("needs Chromium, which is not installed")
+    """Run Chromium with an empty profile; the test ends here where none is installed."""
+    program = needed("chromium")
     with tempfile.TemporaryDirectory(prefix="page", ignore_cleanup_errors=True) as folder:
         flags = ["--headless", "--remote-debugging-port=0", f"--user-data-dir={folder}"]
         flags += ["--no-sandbox"] if os.geteuid() == 0 else []

@@ -1,12 +1,11 @@
 """OpenAI's own JavaScript client, in a project of its own."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.helpers.needed import needed, npm
 
 SCRIPT = """
 import OpenAI from "openai";
@@ -35,18 +34,11 @@ console.log(JSON.stringify({
 
 
 def npm_project(folder: Path) -> Path:
-    """Install the client into a folder; skips the test where that cannot be."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("needs node and npm, which are not installed")
+    """Install the client into a folder; the test ends here where that cannot be."""
+    needed("node")
     (folder / "package.json").write_text('{"private": true, "type": "module"}')
     (folder / "ask.js").write_text(SCRIPT)
-    command = ["npm", "install", "--no-audit", "--no-fund", "--silent", "openai"]
-    try:
-        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    except subprocess.TimeoutExpired:
-        pytest.skip("npm could not fetch the package openai within 120 s")
-    if made.returncode != 0:
-        pytest.skip(f"npm could not fetch the package openai: {made.stderr.strip()[-200:]}")
+    npm(folder, "install", "--no-audit", "--no-fund", "openai")
     return folder
 
 

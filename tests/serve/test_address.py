@@ -7,7 +7,7 @@ import pytest
 from diffray.cluster.serve.address import Server, joined, reachable_url
 from diffray.cluster.serve.app_config import app_config
 from diffray.cluster.serve.config_file import Application, Applications, applications
-from diffray.components.checkpoints.demos import examples
+from diffray.components.checkpoints.demos import TOY, examples
 
 PROXIES = {"a": {"node_ip": "10.0.0.1"}, "b": {"node_ip": "10.0.0.2"}}
 
@@ -95,14 +95,18 @@ def test_several_models_have_a_line_each_and_those_of_their_door() -> None:
 
     given = [{"model_loading_config": {"model_id": name}} for name in ("demo", "demo-llada2")]
     lines = ready_lines(applications(given, "test"), Server(), "http://h").splitlines()
-    assert lines[:2] == [
+    assert lines[:8] == [
         "demo is ready at http://h/demo/v1",
+        f"demo {TOY}.",
         "demo-llada2 is ready at http://h/demo-llada2/v1",
+        f"demo-llada2 {TOY}.",
+        "Prompts to try:",
+        *(f"  {prompt}" for prompt in examples("demo")[:3]),
     ]
-    assert lines[2].startswith(
+    assert lines[8].startswith(
         "All models (demo, demo-llada2) are ready at http://h/v1 ; try: curl"
     )
-    assert lines[3:] == [
+    assert lines[9:] == [
         "Chat with each of them and watch it at http://h/",
         "The manual of its API is at http://h/docs",
     ]

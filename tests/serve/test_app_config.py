@@ -326,6 +326,13 @@ def test_flags_become_digests_and_origins() -> None:
     assert "secret" not in shown.output
 
 
+@pytest.mark.parametrize(("flag", "has_page"), [("--no-page", False), ("--page", True)])
+def test_a_flag_leaves_the_page_out(flag: str, has_page: bool) -> None:
+    shown = CliRunner().invoke(app, ["serve", "demo", flag, "--print-config"])
+    (application,) = yaml.safe_load(shown.stdout)["applications"]
+    assert app_config(application["args"]).api_settings().page == has_page
+
+
 @pytest.mark.parametrize(
     "flags", [["--api-key", "top secret"], ["--allowed-origins", "x", "--config", "a.yaml"]]
 )

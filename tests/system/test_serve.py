@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from html import unescape
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -26,6 +27,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
+from diffray.components.checkpoints.demos import TOY, examples
 from tests.helpers.npm_client import npm_project, npm_told
 from tests.helpers.serve_process import ServeProcess, environment, serve_command, serve_process
 
@@ -195,6 +197,21 @@ def test_each_model_has_its_page(served: ServeProcess, model: str) -> None:
     assert str(answer.url) == f"{served.url}/{model}/" and "page/app.js" in answer.text
     script = httpx2.get(f"{served.url}/{model}/page/app.js")
     assert script.status_code == 200 and "'self'" in script.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_model_says_that_it_is_a_toy_and_what_to_ask(served: ServeProcess, model: str) -> None:
+    said, prompts = f"{model} {TOY}.", list(examples(model))
+    url = f"{served.url}/{model}"
+    headers = {"Authorization": f"Bearer {KEY}"}
+    (listed,) = httpx2.get(f"{url}/v1/models", headers=headers).json()["data"]
+    assert (listed["description"], listed["examples"]) == (said, prompts)
+    manual = unescape(httpx2.get(f"{url}/docs").text)
+    document = httpx2.get(f"{url}/openapi.json").json()
+    for text in (manual, document["info"]["description"]):
+        assert said in text and all(prompt in text for prompt in prompts)
+    assert f"{said}\n" in served.said and f"\n  {prompts[0]}\n" in served.said
+    assert "(its dashboard is off; --dashboard starts it)" in served.said
 
 
 def test_refusals_have_openai_s_classes(served: ServeProcess) -> None:

@@ -3,7 +3,6 @@
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -64,23 +63,19 @@ def test_rays_token_and_files_are_this_users_alone(running: ServeProcess) -> Non
 
 
 def dashboard(running: ServeProcess) -> Iterator[bytes]:
-    """Yield what Ray's dashboard knows of jobs, actors and Serve's applications."""
+    """Yield what Ray's dashboard, which is where it is said to be, knows of jobs and actors."""
     token = (running.folder / ".ray/auth_token").read_text().strip()
     headers = {"Authorization": f"Bearer {token}"}
 
-    def ask(port: int, path: str) -> httpx2.Response:
-        return httpx2.get(f"http://127.0.0.1:{port}/api/{path}", headers=headers, timeout=60)
+    found = re.search(r"; dashboard at (http://\S+)\n", running.said)
+    assert found, running.said
 
-    def has_jobs(port: int) -> bool:
-        with suppress(httpx2.HTTPError, ValueError):
-            return isinstance(ask(port, "jobs/").json(), list)
-        return False
+    def ask(path: str) -> httpx2.Response:
+        return httpx2.get(f"{found[1]}/api/{path}", headers=headers, timeout=60)
 
-    local = {port for host, port in running.listening() if host == "127.0.0.1"}
-    port = next(port for port in sorted(local) if has_jobs(port))
-    assert "diffray serve" in ask(port, "jobs/").text
+    assert "diffray serve" in ask("jobs/").text
     for path in ("jobs/", "serve/applications/", "v0/jobs", "v0/actors?detail=1"):
-        answer = ask(port, path)
+        answer = ask(path)
         assert answer.status_code == 200, answer.text
         yield answer.content
 

@@ -21,6 +21,7 @@ let key = ""; // in memory only
 let fields = null; // of requests, as the server describes them
 let panes = [];
 let models = new Map(); // as the server lists them, by their names
+let offered = null; // the promise of both
 
 const player = new Player($("player"), show);
 
@@ -164,10 +165,12 @@ async function markGap() {
   }
 }
 
-composer.addEventListener("submit", (event) => {
+composer.addEventListener("submit", async (event) => {
   event.preventDefault();
-  if (panes.some((pane) => pane.running)) panes.forEach((pane) => pane.stop());
-  else if (prompt.value.trim()) send();
+  const running = () => panes.some((pane) => pane.running);
+  if (running()) return panes.forEach((pane) => pane.stop());
+  await offered; // before that there is no model to name
+  if (!running() && $("model").value && prompt.value.trim()) send();
 });
 composer.addEventListener("change", () => {
   $("gap").hidden = task.value !== "infill";
@@ -191,10 +194,9 @@ $("clear").addEventListener("click", () => {
 $("key").addEventListener("submit", (event) => {
   event.preventDefault();
   key = event.target.querySelector("input").value.trim();
-  load();
+  offered = load();
 });
 
 $("compare").checked = false; // browsers keep it when a page is loaded again
 setPanes(1);
-load();
-loadFields();
+offered = Promise.all([load(), loadFields()]);

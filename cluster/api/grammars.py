@@ -6,9 +6,9 @@ from base64 import b64decode, b64encode
 from collections import OrderedDict
 from typing import Any, Final
 
-from diffray.cluster.api.errors import invalid
+from diffray.cluster.api.errors import invalid, unavailable
 from diffray.cluster.api.grammar_worker import CPU_S
-from diffray.cluster.api.limited_process import ForkingProcess, OutOfTime, Refused
+from diffray.cluster.api.limited_process import ForkingProcess, NotStarted, OutOfTime, Refused
 from diffray.components.grammar.compile import vocabulary_of
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.policy import DiffusionParams
@@ -66,6 +66,10 @@ class GrammarCompiler:
             return refused
         except OutOfTime:
             return Refused(f"structured outputs: compiling took more than {CPU_S:g} s", None)
+        except NotStarted:  # which says nothing about what is asked
+            raise unavailable(
+                "structured outputs: the process that compiles them did not start"
+            ) from None
         return b64decode(answer["automaton"])
 
     def _greeting(self) -> dict[str, Any]:

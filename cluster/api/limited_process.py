@@ -23,12 +23,17 @@ Json = dict[str, Any]
 Answer = Callable[[Json], Json]
 
 _WALL_S: Final = 30.0  # for an answer, even on a busy machine
+_START_S: Final = 120.0  # for imports
 _MEMORY: Final = 2**29  # bytes, in addition to the process's memory at startup
 _AT_ONCE: Final = 8  # forks
 
 
 class OutOfTime(Exception):
     """The process was ended by its time limit, or has died of something else."""
+
+
+class NotStarted(Exception):
+    """There is no process that could fork."""
 
 
 class Refused(ValueError):
@@ -99,7 +104,7 @@ class ForkingProcess:
         self._process: _Process | None = None
 
     async def ask(self, given: Json) -> Json:
-        """Return the answer; raises OutOfTime or Refused."""
+        """Return the answer; raises OutOfTime, Refused or NotStarted."""
         return await _answer_of(self._threads, self._ask, given)
 
     def close(self) -> None:
@@ -128,11 +133,11 @@ class ForkingProcess:
                 self._process = None
             process = _Process(self._module)
             try:
-                _exchange(process.stream, self._greeting())
+                process.greet(self._greeting())
                 process.pass_on(end)
-            except BaseException:
+            except (OSError, EOFError):
                 process.end()
-                raise
+                raise NotStarted from None
             self._process = process
 
     def _end(self) -> None:
@@ -171,6 +176,10 @@ class _Process:
                 start_new_session=True,  # not affected by Ctrl-C
             )
         self.stream = self._socket.makefile("rw", encoding="ascii")
+
+    def greet(self, greeting: Json) -> None:
+        self._socket.settimeout(_START_S)
+        _exchange(self.stream, greeting)
 
     def pass_on(self, end: socket.socket) -> None:
         """Give the process the end of another stream, for a fork."""

@@ -10,6 +10,7 @@ from diffray.cluster.api.errors import invalid, of_validation
 from diffray.cluster.api.field_types import Biases, Prompts, Stops, TokenIds, Word
 from diffray.cluster.api.noop_fields import refuse_unless_neutral
 from diffray.cluster.api.structures import NamedTool, ResponseFormat, Tool, ToolChoice
+from diffray.components.grammar.json_schema import AnySchema
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.grammar.tool_calls import ToolCalls
 from diffray.components.policy import DiffusionParams
@@ -103,9 +104,7 @@ class GenerationBody(SharedFields):
     response_format: ResponseFormat | None = Field(
         None, description="JSON: any object, or what a schema allows."
     )
-    guided_json: dict[str, Any] | str | None = Field(
-        None, description="The same as structured_outputs.json."
-    )
+    guided_json: AnySchema = Field(None, description="The same as structured_outputs.json.")
     guided_regex: str | None = Field(None, description="The same as structured_outputs.regex.")
     guided_choice: list[str] | None = Field(
         None, description="The same as structured_outputs.choice."

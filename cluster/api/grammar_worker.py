@@ -1,38 +1,42 @@
-"""Compiles structured outputs, which a client may make endless, in a limited process."""
+"""Compiles structured outputs, which a client may make endless, in forks of a limited process."""
 
 from base64 import b64decode, b64encode
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from diffray.cluster.api.limited_process import serve
+from diffray.cluster.api.limited_process import serve_forks
 from diffray.components.grammar.compile import Grammars
 from diffray.components.grammar.structured import StructuredOutputs
 
-CPU_S: Final = 3.0  # of CPU time, per schema
+CPU_S: Final = 2.0  # of CPU time, per schema
 
 
 class Compiler:
-    """The first line has the vocabulary, the others what is to be compiled for it."""
+    """It is greeted with the vocabulary, and asked for what is to be compiled for it."""
 
     def __init__(self) -> None:
         self._grammars: Grammars | None = None
 
+    def greet(self, given: dict[str, Any]) -> dict[str, Any]:
+        vocabulary = {b64decode(text): ids for text, ids in given["vocabulary"].items()}
+        tokenizer = Tokenizer.from_str(given["tokenizer"])
+        self._grammars = Grammars(
+            vocabulary,
+            given["end_ids"],
+            given["vocab_size"],
+            lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+        )
+        self._grammars.prepare()
+        return {}
+
     def answer(self, given: dict[str, Any]) -> dict[str, Any]:
-        if self._grammars is None:
-            vocabulary = {b64decode(text): ids for text, ids in given["vocabulary"].items()}
-            tokenizer = Tokenizer.from_str(given["tokenizer"])
-            self._grammars = Grammars(
-                vocabulary,
-                given["end_ids"],
-                given["vocab_size"],
-                lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
-            )
-            return {}
+        assert self._grammars is not None
         slot_length = given.pop("slot_length")
         compiled = self._grammars.compile(StructuredOutputs(**given), slot_length)
         return {"automaton": b64encode(compiled).decode()}
 
 
 if __name__ == "__main__":
-    serve(Compiler().answer, CPU_S)
+    compiler = Compiler()
+    serve_forks(compiler.greet, compiler.answer, CPU_S)

@@ -1,13 +1,14 @@
 """Structured outputs of requests, compiled in a process that may be lost without harm."""
 
+import asyncio
 import json
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 from typing import Any, Final
 
-from diffray.cluster.api.errors import invalid
+from diffray.cluster.api.errors import invalid, unavailable
 from diffray.cluster.api.grammar_worker import CPU_S
-from diffray.cluster.api.limited_process import LimitedProcess, OutOfTime, Refused
+from diffray.cluster.api.limited_process import ForkingProcess, NotStarted, OutOfTime, Refused
 from diffray.components.grammar.compile import vocabulary_of
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.policy import DiffusionParams
@@ -18,15 +19,17 @@ _KEPT: Final = 256
 
 
 class GrammarCompiler:
-    """Compiles what one service's requests ask for, one at a time, and keeps what it has got.
+    """Compiles what one service's requests ask for, and keeps what it has got.
 
-    Refusals are kept too: a schema that takes all its time takes it once.
+    What several ask for at a time is compiled once. Refusals are kept too: a schema that takes all
+    its time takes it once.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, limits: Limits) -> None:
         self._tokenizer, self._limits = tokenizer, limits
         self._kept: OrderedDict[str, bytes | Refused] = OrderedDict()
-        self.process = LimitedProcess("diffray.cluster.api.grammar_worker", self._greeting)
+        self._compiling: dict[str, asyncio.Task[bytes | Refused]] = {}
+        self.process = ForkingProcess("diffray.cluster.api.grammar_worker", self._greeting)
 
     async def compiled(
         self, field: str, outputs: StructuredOutputs, diffusion: DiffusionParams
@@ -39,23 +42,34 @@ class GrammarCompiler:
             raise invalid(f"{field} needs a tokenizer, and the checkpoint has none", field)
         asked = outputs.model_dump(exclude_unset=True) | {"slot_length": diffusion.slots}
         key = json.dumps(asked)
-        if key not in self._kept:
-            self._kept[key] = await self._compile(asked)
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        found = self._kept[key]
+        if (found := self._kept.get(key)) is None:
+            if (task := self._compiling.get(key)) is None:
+                task = self._compiling[key] = asyncio.create_task(self._compile(key, asked))
+                task.add_done_callback(lambda _: self._compiling.pop(key))
+            found = await asyncio.shield(task)  # others may wait for it too
+        else:
+            self._kept.move_to_end(key)
         if isinstance(found, Refused):
             raise invalid(str(found), field)
         return found
 
-    async def _compile(self, asked: dict[str, Any]) -> bytes | Refused:
+    async def _compile(self, key: str, asked: dict[str, Any]) -> bytes | Refused:
+        found = self._kept[key] = await self._found(asked)
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+    async def _found(self, asked: dict[str, Any]) -> bytes | Refused:
         try:
             answer = await self.process.ask(asked)
         except Refused as refused:
             return refused
         except OutOfTime:
             return Refused(f"structured outputs: compiling took more than {CPU_S:g} s", None)
+        except NotStarted:  # which says nothing about what is asked
+            raise unavailable(
+                "structured outputs: the process that compiles them did not start"
+            ) from None
         return b64decode(answer["automaton"])
 
     def _greeting(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ the process; exceeding the memory limit is an error.
 """
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -15,16 +16,24 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Lock
 from typing import Any, Final, TextIO
 
 Json = dict[str, Any]
+Answer = Callable[[Json], Json]
 
 _WALL_S: Final = 30.0  # for an answer, even on a busy machine
+_START_S: Final = 120.0  # for imports
 _MEMORY: Final = 2**29  # bytes, in addition to the process's memory at startup
+_AT_ONCE: Final = 8  # forks
 
 
 class OutOfTime(Exception):
     """The process was ended by its time limit, or has died of something else."""
+
+
+class NotStarted(Exception):
+    """There is no process that could fork."""
 
 
 class Refused(ValueError):
@@ -38,26 +47,21 @@ class Refused(ValueError):
 class LimitedProcess:
     """One request at a time; the process starts with the first, and again after a loss.
 
-    `module` calls `serve`. `greeting` makes the first line that a new process gets.
+    `module` calls `serve`.
     """
 
-    def __init__(self, module: str, greeting: Callable[[], Json] | None = None) -> None:
-        self._module, self._greeting = module, greeting
+    def __init__(self, module: str) -> None:
+        self._module = module
         self._thread = ThreadPoolExecutor(1, module)  # it waits instead of the event loop
-        self._stream: TextIO | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Process | None = None
 
     async def ask(self, given: Json) -> Json:
         """Return the answer; raises OutOfTime or Refused."""
-        loop = asyncio.get_running_loop()
-        answer: Json = await loop.run_in_executor(self._thread, self._ask, given)
-        if "error" in answer:
-            raise Refused(answer["error"], answer["field"])
-        return answer
+        return await _answer_of(self._thread, self._ask, given)
 
     def start(self) -> None:
         """Start the process, so that the first request need not wait for it."""
-        self._thread.submit(self._connected)
+        self._thread.submit(self._started)
 
     def close(self) -> None:
         self._thread.submit(self._end)
@@ -67,7 +71,7 @@ class LimitedProcess:
 
     def _ask(self, given: Json) -> Any:
         try:
-            return _exchange(self._connected(), given)
+            return _exchange(self._started().stream, given)
         except (OSError, EOFError):  # TimeoutError is an OSError
             self._end()
             self.start()  # for the next one
@@ -76,34 +80,119 @@ class LimitedProcess:
             self._end()
             raise
 
-    def _connected(self) -> TextIO:
-        if self._stream is None:
-            ours, theirs = socket.socketpair()
-            ours.settimeout(_WALL_S)
-            with ours, theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # not affected by Ctrl-C
-                )
-                self._stream = ours.makefile("rw", encoding="ascii")  # keeps the socket open
-            if self._greeting is not None:
-                _exchange(self._stream, self._greeting())
-        return self._stream
+    def _started(self) -> "_Process":
+        if self._process is None:
+            self._process = _Process(self._module)
+        return self._process
 
     def _end(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self._process.end()
             self._process = None
-        if self._stream is not None:
-            with suppress(OSError):  # of what was not sent
-                self._stream.close()
-            self._stream = None
+
+
+class ForkingProcess:
+    """Requests beside each other, each in a fork, so that none waits for imports or for another.
+
+    `module` calls `serve_forks`. `greeting` makes what the process is told before it forks.
+    """
+
+    def __init__(self, module: str, greeting: Callable[[], Json]) -> None:
+        self._module, self._greeting = module, greeting
+        self._threads = ThreadPoolExecutor(_AT_ONCE, module)
+        self._lock = Lock()  # of the process
+        self._process: _Process | None = None
+
+    async def ask(self, given: Json) -> Json:
+        """Return the answer; raises OutOfTime, Refused or NotStarted."""
+        return await _answer_of(self._threads, self._ask, given)
+
+    def close(self) -> None:
+        self._threads.submit(self._end)
+        self._threads.shutdown(wait=False)
+
+    # For the threads only.
+
+    def _ask(self, given: Json) -> Any:
+        ours, theirs = _sockets()
+        with ours:
+            with theirs:
+                self._fork(theirs)
+            try:
+                return _exchange(ours.makefile("rw", encoding="ascii"), given)
+            except (OSError, EOFError):
+                raise OutOfTime from None
+
+    def _fork(self, end: socket.socket) -> None:
+        with self._lock:
+            if self._process is not None:
+                with suppress(OSError):  # it was lost since
+                    self._process.pass_on(end)
+                    return
+                self._process.end()
+                self._process = None
+            process = _Process(self._module)
+            try:
+                process.greet(self._greeting())
+                process.pass_on(end)
+            except (OSError, EOFError):
+                process.end()
+                raise NotStarted from None
+            self._process = process
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._process.end()
+                self._process = None
+
+
+async def _answer_of(threads: ThreadPoolExecutor, ask: Answer, given: Json) -> Json:
+    answer: Json = await asyncio.get_running_loop().run_in_executor(threads, ask, given)
+    if "error" in answer:
+        raise Refused(answer["error"], answer["field"])
+    return answer
+
+
+def _sockets() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(_WALL_S)
+    return ours, theirs
+
+
+class _Process:
+    """A module that runs as a process, and the stream of lines to it and from it."""
+
+    def __init__(self, module: str) -> None:
+        self._socket, theirs = _sockets()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # not affected by Ctrl-C
+            )
+        self.stream = self._socket.makefile("rw", encoding="ascii")
+
+    def greet(self, greeting: Json) -> None:
+        self._socket.settimeout(_START_S)
+        _exchange(self.stream, greeting)
+
+    def pass_on(self, end: socket.socket) -> None:
+        """Give the process the end of another stream, for a fork."""
+        socket.send_fds(self._socket, [b"."], [end.fileno()])
+
+    def end(self) -> None:
+        """End the process and its forks, which are of its session."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        with suppress(OSError):  # of what was not sent
+            self.stream.close()
+        self._socket.close()
 
 
 def _exchange(stream: TextIO, given: Json) -> Any:
@@ -115,10 +204,30 @@ def _exchange(stream: TextIO, given: Json) -> Any:
     return json.loads(answer)
 
 
-def serve(answer: Callable[[Json], Json], cpu_s: float) -> None:
+def serve(answer: Answer, cpu_s: float) -> None:
     """Answer lines in this process, with so much processor time for each."""
     _limit_memory()
-    with socket.socket(fileno=int(sys.argv[1])).makefile("rw", encoding="ascii") as stream:
+    _answer_lines(socket.socket(fileno=int(sys.argv[1])), answer, cpu_s)
+
+
+def serve_forks(greet: Answer, answer: Answer, cpu_s: float) -> None:
+    """Be greeted by the first line; then answer those of each stream that comes in a fork."""
+    _limit_memory()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave nothing to wait for
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        with channel.makefile("rw", encoding="ascii") as stream:
+            stream.write(json.dumps(greet(json.loads(stream.readline()))) + "\n")
+        gc.freeze()  # what is shared stays shared
+        while ends := socket.recv_fds(channel, 1, 1)[1]:
+            if os.fork() == 0:
+                channel.close()
+                _answer_lines(socket.socket(fileno=ends[0]), answer, cpu_s)
+                os._exit(0)
+            os.close(ends[0])
+
+
+def _answer_lines(end: socket.socket, answer: Answer, cpu_s: float) -> None:
+    with end, end.makefile("rw", encoding="ascii") as stream:
         for line in stream:
             # SIGPROF is not handled, so the system ends the process even inside one C call.
             signal.setitimer(signal.ITIMER_PROF, cpu_s)

@@ -1,10 +1,11 @@
 """How clients of OpenAI ask for JSON and for calls of functions."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from diffray.cluster.api.chat_messages import NOTED, StrictModel
+from diffray.components.grammar.json_schema import SchemaObject
 from diffray.components.grammar.structured import StructuredOutputs
 
 
@@ -13,7 +14,7 @@ class JsonSchema(StrictModel):
 
     name: str = Field("", description=NOTED)
     description: str = Field("", description=NOTED)
-    json_schema: dict[str, Any] = Field(alias="schema", description="The schema itself.")
+    json_schema: SchemaObject = Field(alias="schema", description="The schema itself.")
     strict: bool = Field(False, description=NOTED)
 
 
@@ -24,7 +25,7 @@ class ResponseFormat(StrictModel):
         description="text: anything; json_object: any object; json_schema: what a schema allows."
     )
     json_schema: JsonSchema | None = Field(None, description="Of a json_schema.")
-    bare_schema: dict[str, Any] | None = Field(
+    bare_schema: SchemaObject | None = Field(
         None, alias="schema", description="Of a json_object; as llama.cpp's clients send it."
     )
 
@@ -57,7 +58,7 @@ class ToolFunction(StrictModel):
 
     name: ToolName
     description: str = Field("", description="What it does, for the model.")
-    parameters: dict[str, Any] = Field(default_factory=dict, description="A JSON schema.")
+    parameters: SchemaObject = Field(default_factory=dict, description="A JSON schema.")
     strict: bool | None = Field(None, description="Arguments always follow their schema.")
 
 

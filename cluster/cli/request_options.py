@@ -84,5 +84,5 @@ def _value(text: str) -> object:
     """Return the JSON value, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -8,6 +8,7 @@ Letters: V vocabulary, C classes, S sets of classes, Q states, D edges of the st
 """
 
 import io
+from collections import defaultdict
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, fields, replace
@@ -174,14 +175,17 @@ def assemble(next_CQ: np.ndarray, class_V: np.ndarray) -> Automaton:
 
 def _distances(automaton: Automaton, live_S: Tensor) -> Tensor:
     """Return the fewest tokens from each state to the end, over sets that have a token."""
-    end = len(automaton.set_QD) - 1
-    distance_Q = torch.full((end + 1,), UNREACHABLE)
-    distance_Q[end] = 0
-    while True:
-        over_QD = torch.where(
-            live_S[automaton.set_QD], distance_Q[automaton.next_QD] + 1, UNREACHABLE
-        )
-        nearer_Q = torch.minimum(distance_Q, over_QD.amin(1))
-        if torch.equal(nearer_Q, distance_Q):
-            return distance_Q
-        distance_Q = nearer_Q
+    live_QD = live_S[automaton.set_QD]
+    sources: defaultdict[int, list[int]] = defaultdict(list)
+    edges = zip(live_QD.nonzero()[:, 0].tolist(), automaton.next_QD[live_QD].tolist(), strict=True)
+    for source, target in edges:
+        sources[target].append(source)
+    distances = [UNREACHABLE] * len(automaton.set_QD)
+    distances[-1] = 0
+    queue = [len(distances) - 1]
+    for state in queue:
+        for source in sources[state]:
+            if distances[source] == UNREACHABLE:
+                distances[source] = distances[state] + 1
+                queue.append(source)
+    return torch.tensor(distances)

@@ -72,6 +72,11 @@ class Grammars:
         key = f"{slot_length} {outputs.model_dump_json()}"
         return self._kept(key, lambda: self._lay_out(outputs, slot_length).to_bytes())
 
+    def prepare(self) -> None:
+        """Do what the first of all texts would wait for."""
+        compile_regex("a", {b"a": [0]}, (1,), 2)
+        _ = self._slots, self._spelled
+
     def _lay_out(self, outputs: StructuredOutputs, slot_length: int) -> Canvas:
         encode = self._encode
         assert encode is not None

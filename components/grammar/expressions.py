@@ -69,6 +69,6 @@ def _why_not(regex: str, error: ValueError) -> str:
     """Return what is wrong with an expression; Python's parser says it better."""
     try:
         re.compile(regex)
-    except re.error as own:
+    except (re.error, RecursionError) as own:
         return f"regex: {own}"
     return " ".join(str(error).split())[-200:]

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import AfterValidator
 
 from diffray.components.config import InvalidField
 from diffray.components.grammar.json_numbers import NUMBER, integers, numbers
@@ -34,12 +36,30 @@ _ANNOTATIONS: Final = frozenset(
 )
 _ALL: Final = frozenset[str]().union(*_HONOURED.values()) | _ANNOTATIONS
 _DEEPEST: Final = 3  # levels of a recursive schema
+_MOST_LEVELS: Final = 100  # of lists and objects in a schema; who reads it calls itself
 _ANY: Final = 1  # levels of arrays and objects in a value without a schema
 _TYPES: Final = "object", "array", "string", "number", "integer", "boolean", "null"
 
 
 class TooDeep(Exception):
     """A recursive schema has reached its last level."""
+
+
+def not_too_deep(schema: T) -> T:
+    """Return the schema; raises ValueError if it has too many levels."""
+    level: list[Any] = [schema]
+    for _ in range(_MOST_LEVELS + 1):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return schema
+        parts = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for part in parts for inner in part]
+    raise ValueError(f"a schema has at most {_MOST_LEVELS} nested lists and objects")
+
+
+_NOT_TOO_DEEP: Final = AfterValidator(not_too_deep)
+SchemaObject = Annotated[dict[str, Any], _NOT_TOO_DEEP]
+AnySchema = Annotated[dict[str, Any] | str | None, _NOT_TOO_DEEP]  # as an object or as text
 
 
 def regex_of_schema(schema: Any) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from diffray.components.config import Config, InvalidField
 from diffray.components.grammar.json_fields import Part, choice_of, parts_of_schema
-from diffray.components.grammar.json_schema import regex_of_schema
+from diffray.components.grammar.json_schema import AnySchema, not_too_deep, regex_of_schema
 from diffray.components.grammar.tool_calls import ToolCalls
 
 _KINDS: Final = ("json", "json_object", "regex", "choice", "grammar", "tool_calls")
@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     class StructuredOutputs(Config):
         """The texts that an answer may be, in one of several ways; vLLM's names."""
 
-        json: dict[str, Any] | str | None = Field(  # type: ignore[assignment]  # pydantic's own method
+        json: AnySchema = Field(  # type: ignore[assignment]  # pydantic's own method
             None, description="A JSON schema, as an object or as text."
         )
         json_object: bool = Field(
@@ -75,6 +75,10 @@ with warnings.catch_warnings():
             if not isinstance(self.json, str):
                 return self.json
             try:
-                return json.loads(self.json)
-            except ValueError as error:
+                found = json.loads(self.json)
+            except (ValueError, RecursionError) as error:
                 raise InvalidField(f"json: the schema is no JSON: {error}", "json") from None
+            try:
+                return not_too_deep(found)
+            except ValueError as error:
+                raise InvalidField(f"json: {error}", "json") from None

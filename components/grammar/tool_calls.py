@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from diffray.components.config import Config
-from diffray.components.grammar.json_schema import regex_of_schema
+from diffray.components.grammar.json_schema import SchemaObject, regex_of_schema
 
 OPEN: Final = "<tool_call>"
 # A call: its function's name, and its arguments as JSON.
@@ -24,7 +24,7 @@ NO_ARGUMENTS: Final[Mapping[str, Any]] = {
 class ToolCalls(Config):
     """Which functions an answer may call."""
 
-    functions: dict[str, dict[str, Any]] = Field(
+    functions: dict[str, SchemaObject] = Field(
         min_length=1, description="The JSON schema of each function's arguments, by its name."
     )
     text: bool = Field(False, description="An answer may be text, with or without calls after it.")

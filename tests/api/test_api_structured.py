@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from diffray import DiffusionLLM
 from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.dialects import answer_stream, answer_whole
 from diffray.cluster.api.errors import ApiError
+from diffray.cluster.api.limited_process import ForkingProcess
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.local import LocalEngine
 from diffray.components.grammar.structured import StructuredOutputs
+from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import Recorder
 
 PERSON = {
@@ -33,6 +36,28 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "schema": PER
 PINNED = {"canvas": "pinned"}
 NESTED = 'root ::= "(" root ")" root | [a-z]+'
 ENDLESS = "(a|b)*a(a|b){22}"  # four million states
+DEEP: Any = {"type": "string"}
+for _ in range(2000):
+    DEEP = {"type": "array", "items": DEEP}
+DOUBLED = {f"T{n}": {"anyOf": [{"$ref": f"#/$defs/T{n + 1}"}] * 2} for n in range(40)}
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "exponential states": ({"guided_regex": "(a|b)*a(a|b){23}"}, "took more than"),
+    "states of a pattern": (
+        {"guided_json": {"type": "string", "pattern": "(a|b)*a(a|b){24}"}},
+        "took more than",
+    ),
+    "nested repetitions": ({"guided_regex": "((a{1,99}){1,99}){1,99}"}, "took more than|too large"),
+    "nested groups": ({"guided_regex": "(" * 2000 + "a" + ")" * 2000}, "nest|recursion"),
+    "deep recursion": ({"guided_json": DEEP}, "at most 100 nested"),
+    "deep text": (
+        {"guided_json": '{"items":' * 2000 + "{}" + "}" * 2000},
+        "at most 100 nested|JSON",
+    ),
+    "doubled references": (
+        {"guided_json": {"$ref": "#/$defs/T0", "$defs": DOUBLED | {"T40": {"type": "null"}}}},
+        "took more than",
+    ),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -237,6 +262,71 @@ def test_an_endless_expression_costs_one_refusal(service: Service) -> None:
         assert await said(service, {"guided_choice": ["after"]}) == "after"
 
     asyncio.run(ask())
+
+
+@pytest.mark.slow
+def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(
+    service: Service,
+) -> None:
+    """Within 5 s on a machine that is not busy with other work."""
+    began: list[float] = []
+
+    async def seconds(work: Awaitable[Any]) -> tuple[float, Any]:
+        found = await work
+        return time.monotonic() - began[0], found
+
+    async def ask() -> None:
+        assert await said(service, {"guided_choice": ["before"]}) == "before"
+        began.append(time.monotonic())
+        hostile = [refused(service, asked) for asked, _ in HOSTILE.values()]
+        twice = refused(service, HOSTILE["exponential states"][0])
+        benign = [said(service, {"guided_choice": [f"beside {n}"]}) for n in range(3)]
+        found = await asyncio.gather(*map(seconds, [*hostile, twice, *benign]))
+        limit = 5 * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
+        for (name, (_, words)), (taken, error) in zip(HOSTILE.items(), found, strict=False):
+            assert re.search(words, error.message), (name, error.message)
+            assert taken < limit, name
+        assert found[-4][1].message == found[0][1].message
+        assert abs(found[-4][0] - found[0][0]) < 0.5  # it was compiled once
+        for number, (taken, answer) in enumerate(found[-3:]):
+            assert answer == f"beside {number}"
+            assert taken < limit / 2
+
+    asyncio.run(ask())
+
+
+def test_what_several_ask_for_at_once_is_compiled_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, asked = service._grammars.process, []
+    ask = process.ask
+
+    async def counted(given: dict[str, Any]) -> dict[str, Any]:
+        asked.append(given)
+        return await ask(given)
+
+    async def together() -> None:
+        for choice, count in (("one", 1), ("another", 2)):
+            work = [said(service, {"guided_choice": [choice]}) for _ in range(5)]
+            waiting = [asyncio.create_task(each) for each in work]
+            while len(asked) < count:
+                await asyncio.sleep(0)
+            waiting[0].cancel()  # the others get their answer
+            assert await asyncio.gather(*waiting[1:]) == [choice] * 4
+            assert len(asked) == count
+
+    monkeypatch.setattr(process, "ask", counted)
+    asyncio.run(together())
+
+
+def test_a_process_that_does_not_start_is_not_held_against_what_was_asked() -> None:
+    service = Service(Recorder(), TOKENIZER, ["some"])
+    service._grammars.process = ForkingProcess("diffray.cluster.api.no_such_module", dict)
+    for _ in range(2):
+        with pytest.raises(ApiError, match="did not start") as error:
+            asyncio.run(service.complete({"prompt": [1], "guided_choice": ["a"]}))
+        assert error.value.status == 503
+    service.close()
 
 
 def test_without_a_tokenizer_it_is_refused() -> None:

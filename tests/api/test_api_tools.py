@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.tool_calls import CallParser
 from diffray.cluster.control.local import LocalEngine
+from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.tool_calls import NO_ARGUMENTS, OPEN, ToolCalls
+from tests.helpers.byte_tokenizer import TOKENIZER
+from tests.helpers.recorder import Recorder
 
 WEATHER = {
     "type": "object",
@@ -100,6 +104,61 @@ def test_a_stream_has_the_same_calls() -> None:
                 calls[part["index"]] = {"name": part["function"]["name"], "arguments": ""}
             calls[part["index"]]["arguments"] += part["function"]["arguments"]
     assert [*calls.values()] == [each["function"] for each in whole["message"]["tool_calls"]]
+
+
+ROME = '{"city":"Rome","unit":"C"}'
+CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'
+GREETING = {"messages": [{"role": "user", "content": "Hi."}]}
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[tuple[Recorder, Service]]:
+    engine = Recorder(reason="stop")
+    service = Service(engine, TOKENIZER, ["some"])
+    yield engine, service
+    service.close()
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
+@pytest.mark.parametrize(
+    ("said", "content", "count"),
+    [(CALL, None, 1), (f"So: {CALL}", "So: ", 1), (f"{CALL}\n{CALL}", None, 2), ("No.", "No.", 0)],
+)
+def test_a_model_that_may_call_does(
+    recorded: tuple[Recorder, Service],
+    choice: dict[str, Any],
+    said: str,
+    content: str | None,
+    count: int,
+) -> None:
+    """Whole and in a stream; the engine is asked for texts that may have a call or none."""
+    body = CHAT | GREETING | choice
+
+    async def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        whole = await service.chat(body)
+        chunks = [each async for each in service.stream_chat(body | {"stream": True})]
+        return whole["choices"][0], [each["choices"][0] for each in chunks]
+
+    engine, service = recorded
+    engine.ids = TOKENIZER.encode(said)
+    whole, pieces = asyncio.run(ask())
+    reason = "tool_calls" if count else "stop"
+    assert whole["finish_reason"] == pieces[-1]["finish_reason"] == reason
+    assert whole["message"]["content"] == content
+    calls = whole["message"].get("tool_calls", [])
+    wanted = {"name": "get_weather", "arguments": ROME}
+    assert [each["function"] for each in calls] == [wanted] * count
+    assert "".join(each["delta"].get("content") or "" for each in pieces) == (content or "")
+    parts = [part for each in pieces for part in each["delta"].get("tool_calls", [])]
+    for index in range(count):
+        own = [part for part in parts if part["index"] == index]
+        assert [part["function"]["name"] for part in own if "id" in part] == ["get_weather"]
+        assert "".join(part["function"]["arguments"] for part in own) == ROME
+    assert len({part["index"] for part in parts}) == count
+    automaton = Automaton.from_bytes(engine.requests[-1][0].grammar)
+    for text in (said, CALL, "No.", f"So: {CALL}\n{CALL}"):
+        state = automaton.follow(0, TOKENIZER.encode(text))
+        assert automaton.distance_Q[state] == 1, "it may end there"
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,12 @@ def test_wrong_calls_are_one_sentence() -> None:
         with pytest.raises(ValueError, match=r"takes one prompt \(given: 2\)"):
             await llm.submit(["a", "b"])  # type: ignore[arg-type]
 
+        deep: dict[str, Any] = {}
+        for _ in range(2000):
+            deep = {"items": deep}
+        with pytest.raises(ValueError, match=r"^structured_outputs.json.*at most 100 nested"):
+            await llm.submit("Tom", structured_outputs={"json": deep})
+
     with_model(test)
     with pytest.raises(ValueError, match="unknown option 'max_num_seq'"):
         AsyncDiffusionLLM("demo", max_num_seq=3)  # type: ignore[call-arg]

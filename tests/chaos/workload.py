@@ -18,6 +18,7 @@ from diffray.cluster.control.llm import DiffusionLLM
 Json = dict[str, Any]
 
 SILENCE_S = 120.0  # a stream that says nothing for so long is lost
+WORDS = ["red", "green", "blue"]  # of which answers with a schema are lists
 _AGAIN_S = 0.3  # before a client asks again
 _BLOCK = 8  # tokens come a block at a time: long blocks would hide how long a fault lasts
 
@@ -31,7 +32,10 @@ class Question:
 
 
 def questions(model: str, count: int, tokens: int, seed: int) -> list[Question]:
-    """Return greedy and seeded questions, each answered alone by an engine of this process."""
+    """Return greedy and seeded questions, each answered alone by an engine of this process.
+
+    Every third is asked with a schema, which its answer follows; so does one of equal tokens.
+    """
     draw = random.Random(seed)
     found = []
     with DiffusionLLM(model, dtype="float64", max_num_seqs=1) as llm:
@@ -48,7 +52,13 @@ def questions(model: str, count: int, tokens: int, seed: int) -> list[Question]:
             }
             if number % 2:
                 wishes |= {"temperature": 0.8, "seed": draw.randrange(2**40)}
+            if number % 3 == 2:
+                words = {"type": "array", "items": {"enum": WORDS}, "minItems": tokens // 12}
+                wishes |= {"ignore_eos": False, "structured_outputs": {"json": words}}
             (alone,) = llm.generate(prompt, SamplingParams(**wishes), use_tqdm=False)
+            if number % 3 == 2:
+                answer = alone.outputs[0].text
+                assert {*json.loads(answer)} <= {*WORDS}, answer
             body = {"prompt": prompt, "stream": True, "return_token_ids": True} | wishes
             found.append(Question({"temperature": 0.0} | body, list(alone.outputs[0].token_ids)))
     return found

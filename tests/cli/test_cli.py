@@ -242,6 +242,23 @@ class TestGenerate:
         assert result.exit_code == 0, result.output
         assert result.stdout == output.outputs[0].text + "\n"
 
+    @pytest.mark.parametrize(
+        ("setting", "pattern"),
+        [
+            ('structured_outputs={"choice": ["yes", "no"]}', "yes|no"),
+            ('structured_outputs.choice=["yes", "no"]', "yes|no"),
+            ("structured_outputs.regex=(?:a|b)+c", "[ab]+c"),
+            ('structured_outputs.json={"type": "integer", "minimum": 5, "maximum": 9}', "[5-9]"),
+        ],
+    )
+    def test_an_answer_is_what_the_setting_says(
+        self, tiny: str, setting: str, pattern: str
+    ) -> None:
+        flags = "--max-tokens", "12", "--set", setting
+        result = diffray_says("generate", "Hello", "--model", tiny, *flags)
+        assert result.exit_code == 0, result.output
+        assert re.fullmatch(pattern, result.stdout.removesuffix("\n"))
+
     def test_prompt_from_stdin(self, tiny: str) -> None:
         flags = ("--model", tiny, "--max-tokens", "8")
         typed = diffray_says("generate", "Hello\nyou", *flags)

@@ -13,7 +13,7 @@ from torch import Tensor
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.bad_words import Sequences, avoiding, avoiding_within
-from diffray.components.grammar.paths import Entry, fill, of_classes
+from diffray.components.grammar.paths import Entry, _backward, _of_sets, fill, of_classes
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.propose import Draws, Rows, Structured, propose
@@ -46,11 +46,10 @@ class Case(NamedTuple):
         open_ = (at for at, token in enumerate(self.fixed) if token is None)
         return sum(self.values[at][ids[at]] for at in open_)
 
-    @property
-    def scores(self) -> Tensor:
+    def scores(self, *, drawn: bool) -> Tensor:
         automaton = self.automaton
         found: Tensor = of_classes(
-            self.value_LV, automaton.class_V, automaton.num_classes, drawn=False
+            self.value_LV, automaton.class_V, automaton.num_classes, drawn=drawn
         )
         for at, token in enumerate(self.fixed):
             if token is not None:
@@ -97,8 +96,21 @@ def cases(count: int, seed: int = 7, *, avoided: bool = False) -> list[Case]:
 @pytest.mark.parametrize("avoided", [False, True])
 def test_the_best_filling_is_that_of_an_exhaustive_search(avoided: bool) -> None:
     for case in cases(500, avoided=avoided):
-        sets_BL = fill(case.scores[None], None, case.automaton, case.entry())
+        sets_BL = fill(case.scores(drawn=False)[None], None, case.automaton, case.entry())
         assert case.ids(sets_BL[0], case.value_LV) == max(case.fillings(), key=case.worth)
+
+
+@pytest.mark.parametrize("avoided", [False, True])
+def test_the_partition_function_is_that_of_an_exhaustive_sum(avoided: bool) -> None:
+    for case in cases(500, avoided=avoided):
+        mass_BLS = _of_sets(case.scores(drawn=True)[None], case.automaton, drawn=True)
+        # What the start is worth after a position that is not of the answer.
+        mass_BLS = torch.cat([mass_BLS[:, :1], mass_BLS], 1)
+        entry = case.entry()
+        entry = entry._replace(valid_BL=torch.nn.functional.pad(entry.valid_BL, (1, 0)))
+        first_BQ, *_ = _backward(mass_BLS, case.automaton, entry, drawn=True)
+        total = math.log(sum(math.exp(case.worth(ids)) for ids in case.fillings()))
+        assert first_BQ[0, 0].item() == pytest.approx(total, abs=1e-9)
 
 
 def drawn(case: Case, count: int) -> Tensor:

@@ -16,12 +16,22 @@ from diffray.components.grammar.compile import compile_regex
 from diffray.components.grammar.json_schema import _ANNOTATIONS, _HONOURED
 from diffray.components.grammar.json_strings import FORMATS
 from diffray.components.grammar.structured import StructuredOutputs
-from tests.helpers.random_schemas import random_schema
+from tests.helpers.random_schemas import KINDS, checked, random_schema
 
 # A token for each letter, one for a character of two bytes, and one of several letters.
 TEXTS = [bytes([code]) for code in range(32, 127)] + ["\u00e9".encode(), b'": "']
 END = len(TEXTS)
 USAGE = Path(__file__).parents[2] / "docs/usage.md"
+
+
+def nested(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "string"}
+    for _ in range(levels - 1):
+        found = {"type": "array", "items": found}
+    return found
+
+
+DEEP, SHALLOW = nested(2000), nested(101)
 
 
 def automaton_of(**given: Any) -> Automaton:
@@ -51,14 +61,13 @@ def random_text(automaton: Automaton, draw: random.Random, budget: int) -> str:
 
 def test_what_a_schema_s_automaton_accepts_is_valid() -> None:
     draw = random.Random(1)
-    for _ in range(300):
-        schema = random_schema(draw) | {"$defs": {"T": random_schema(draw, 0)}}
+    for number in range(300):
+        kind = KINDS[number % len(KINDS)]
+        schema = random_schema(draw, kind=kind) | {"$defs": {"T": random_schema(draw, 0)}}
         automaton = automaton_of(json=schema)
-        check = jsonschema.Draft202012Validator(
-            schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
-        )
-        for spare in (0, 5, 40):
-            check.validate(json.loads(random_text(automaton, draw, automaton.shortest + spare)))
+        for spare in (0, 5, 40, 400):
+            text = random_text(automaton, draw, automaton.shortest + spare)
+            checked(schema, json.loads(text))
 
 
 def test_a_recursive_schema_ends() -> None:
@@ -93,6 +102,11 @@ def test_a_recursive_schema_ends() -> None:
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "assert"),
         ({"json": "{"}, "no JSON"),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "no integer"),
+        ({"json": DEEP}, "json: .*at most 100 nested"),
+        ({"json": json.dumps(SHALLOW)}, "json: .*at most 100 nested"),
+        ({"json": '{"items":' * 2000 + "1" + "}" * 2000}, "no JSON|at most 100 nested"),
+        ({"tool_calls": {"functions": {"f": DEEP}}}, "tool_calls.functions.f: .*at most 100"),
+        ({"regex": "(" * 2000 + "a" + ")" * 2000}, "regex: .*nest|regex: .*recursion"),
         ({"regex": "a(b"}, "structured outputs: "),
         ({"regex": "a)(b"}, "unbalanced parenthesis"),
     ],
@@ -118,6 +132,14 @@ def test_the_documented_keywords_are_those_of_the_code() -> None:
     for keyword in documented("refused by name"):
         with pytest.raises(InvalidField, match=re.escape(repr(keyword))):
             automaton_of(json={"type": "object", keyword: {}})
+
+
+def test_the_deepest_schema_is_written() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(49):  # two levels each
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    text = '{"a":' * 49 + '"x"' + "}" * 49
+    assert re.fullmatch(StructuredOutputs(json=schema).pattern, text)
 
 
 @pytest.mark.parametrize("given", [{}, {"regex": "a", "choice": ["b"]}, {"choice": []}])

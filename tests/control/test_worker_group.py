@@ -25,6 +25,7 @@ from tests.helpers.worker_groups import (
     LONG,
     Answer,
     answer,
+    automaton_of,
     engine,
     in_process,
     prompts,
@@ -78,15 +79,19 @@ def test_ranks_give_the_tokens_of_one_process(model: str, options: dict[str, Any
 
 
 def test_a_killed_rank_costs_a_pause_and_no_token() -> None:
-    asked = prompts("demo", 3)
-    params = wish(LONG)
-    expected = in_process("demo", asked, [params] * 3)
+    """Nor do answers with structured outputs lose one, greedy or drawn."""
+    automaton = automaton_of("demo", "(?:[a-z]{1,8} ){60}[a-z]+")
+    guided = LONG | {"ignore_eos": False}
+    params = [wish(LONG), wish(LONG), wish(guided), wish(guided | {"temperature": 0.8, "seed": 2})]
+    grammars = [b"", b"", *[automaton.to_bytes()] * 2]
+    asked = prompts("demo", 4)
+    expected = in_process("demo", asked, params, grammars)
 
     async def run() -> tuple[list[Answer], int]:
         async with engine(ranks=2, rounds_in_flight=2) as running:
             tasks = [
-                asyncio.create_task(answer(running, uid, prompt, params))
-                for uid, prompt in enumerate(asked)
+                asyncio.create_task(answer(running, uid, *each))
+                for uid, each in enumerate(zip(asked, params, grammars, strict=True))
             ]
             await under_way(running)
             os.kill((await running.pids())[-1], signal.SIGKILL)
@@ -95,6 +100,8 @@ def test_a_killed_rank_costs_a_pause_and_no_token() -> None:
     answers, restarts = asyncio.run(run())
     assert restarts == 1
     assert [a.ids for a in answers] == [a.ids for a in expected]
+    for guided_answer in answers[2:]:
+        assert automaton.follow(0, guided_answer.ids) == automaton.end
 
 
 def test_a_killed_coordinator_costs_a_pause_and_no_token() -> None:

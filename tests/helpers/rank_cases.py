@@ -21,6 +21,7 @@ from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Change, Request, Round
 from diffray.workers.setup import build_engine
 from tests.helpers.random_canvases import random_canvas
+from tests.helpers.random_grammars import random_automaton
 from tests.helpers.tiny_checkpoints import full_forward
 
 BIDIRECTIONAL: list[dict[str, Any]] = [
@@ -74,6 +75,15 @@ SAMPLING: list[dict[str, Any]] = [
     {"max_tokens": 9, "temperature": 0.6},
 ]
 
+_AVOIDED = [[token, token] for token in range(20)]
+# With structured outputs, or with words that must not be written, or with both.
+GUIDED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8, "top_p": 0.7},
+    {"temperature": 1.2, "bad_token_sequences": _AVOIDED},
+    {"bad_token_sequences": _AVOIDED},
+]
+
 
 class Case(NamedTuple):
     """A checkpoint, and whether its experts are dealt out."""
@@ -120,7 +130,7 @@ def run_case(mesh: Mesh, case: Case) -> Found:
     engine, _ = build_engine(case.model, setup, mesh)
     spec = engine.model.spec
     logits_TV = full_forward(engine.model, list(range(20, 32)), 4 if spec.block_causal else 0)
-    requests = requests_for(spec)
+    requests = [*requests_for(spec), *guided_requests(spec, engine.eos_token_ids)]
     for request in requests:
         engine.add(request)
     none: dict[int, list[Any]] = {request.uid: [] for request in requests}
@@ -235,6 +245,22 @@ def requests_for(spec: ModelSpec) -> list[Request]:
         )
         for uid, (policy, sampling) in enumerate(zip(policies, SAMPLING, strict=True))
     ]
+
+
+def guided_requests(spec: ModelSpec, end_ids: Items[int]) -> list[Request]:
+    """Return requests with random automata, which share no K/V with others."""
+    draw, found = random.Random(6), []
+    policies = (BLOCK_CAUSAL if spec.block_causal else BIDIRECTIONAL)[: len(GUIDED)]
+    for uid, (policy, sampling) in enumerate(zip(policies, GUIDED, strict=True), len(PROMPTS)):
+        automaton = random_automaton(draw, spec.vocab_size, end_ids)
+        most = automaton.shortest + draw.choice((2, 9))
+        params = SamplingParams(
+            seed=uid, max_tokens=most, diffusion={"block_length": 8} | policy, **sampling
+        )
+        grammar = b"" if uid == len(PROMPTS) + len(GUIDED) - 1 else automaton.to_bytes()
+        prompt = tuple(draw.randrange(60) for _ in range(7))
+        found.append(Request(uid, prompt, params, grammar=grammar))
+    return found
 
 
 class Updated(NamedTuple):

@@ -21,10 +21,11 @@ LIMITS = replace(TOY, spec=replace(TOY.spec, vocab_size=300))
 
 
 class Recorder:
-    """An engine that answers every request with the bytes of `abc`, and remembers it."""
+    """An engine that answers every request with the bytes of one text, and remembers it."""
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits = LIMITS, text: str = "abc", reason: str = "length") -> None:
+        self.limits, self._reason = limits, reason
+        self.ids = TOKENIZER.encode(text)
         self.level = 0
         self.updates: list[tuple[Source, str, str | None]] = []
         self.orders: list[TrainerOrder] = []
@@ -37,9 +38,9 @@ class Recorder:
         if deadline is not None:
             raise DeadlineExceeded("too slow")
         cached = len(request.prompt)
-        for number, token in enumerate(TOKENIZER.encode("abc")):
-            last, steps = "length" if number == 2 else None, number + 1
-            heard = Update(request.uid, [token], [number], [-0.5], last, forwards=steps)
+        for number, token in enumerate(self.ids, 1):
+            last = self._reason if number == len(self.ids) else None
+            heard = Update(request.uid, [token], [number - 1], [-0.5], last, forwards=number)
             heard.cached_tokens = cached
             yield heard
 

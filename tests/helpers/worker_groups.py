@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from collections.abc import Sequence as Items
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.control.remote import RemoteEngine
+from diffray.components.grammar.automaton import Automaton
+from diffray.components.grammar.compile import compile_regex, vocabulary_of
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
@@ -46,13 +49,20 @@ async def engine(
         await running.close()
 
 
+def automaton_of(model: str, regex: str) -> Automaton:
+    """Return the automaton of the texts that match, over the model's tokens."""
+    with DiffusionLLM(model) as llm:
+        assert llm.tokenizer is not None
+        limits, vocabulary = llm.engine.limits, vocabulary_of(llm.tokenizer.fast)
+    return compile_regex(regex, vocabulary, limits.eos_token_ids, limits.spec.vocab_size)
+
+
 async def answer(
-    engine: RemoteEngine, uid: int, prompt: list[int], params: SamplingParams
+    engine: RemoteEngine, uid: int, prompt: list[int], params: SamplingParams, grammar: bytes = b""
 ) -> Answer:
     result = Answer()
-    async for update in engine.submit(
-        check_request(Request(uid, tuple(prompt), params), engine.limits)
-    ):
+    request = Request(uid, tuple(prompt), params, grammar=grammar)
+    async for update in engine.submit(check_request(request, engine.limits)):
         result.ids += update.ids
         result.logprobs += update.logprobs
         result.finish_reason, result.forwards = update.finish_reason, update.forwards
@@ -66,15 +76,21 @@ async def under_way(running: RemoteEngine) -> None:
         await asyncio.sleep(0.01)
 
 
-def in_process(model: str, prompts: list[list[int]], params: list[SamplingParams]) -> list[Answer]:
+def in_process(
+    model: str,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    grammars: Items[bytes] | None = None,
+) -> list[Answer]:
     """What the engine in this process answers; requests carry derived seeds, as a server's do."""
     from diffray.workers.engine_options import EngineOptions
     from diffray.workers.setup import build_engine
 
     engine, _ = build_engine(model, EngineOptions(dtype="float64"))
     answers = [Answer() for _ in prompts]
-    for uid, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
-        engine.add(Request(uid, tuple(prompt), each))
+    asked = zip(prompts, params, grammars or [b""] * len(prompts), strict=True)
+    for uid, (prompt, each, grammar) in enumerate(asked):
+        engine.add(Request(uid, tuple(prompt), each, grammar=grammar))
         while not engine.idle:
             for update in engine.step(1):
                 answers[uid].ids += update.ids

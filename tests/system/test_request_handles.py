@@ -1,13 +1,16 @@
 """AsyncDiffusionLLM against a running Ray application, and on ranks of its own."""
 
 import asyncio
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from ray import serve
+from ray.exceptions import RayError
 
 from diffray import AsyncDiffusionLLM, DiffusionLLM, SamplingParams
 from diffray.cluster.api.errors import ApiError
@@ -15,7 +18,7 @@ from diffray.cluster.api.request_handle import Phase, RequestCancelled
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
 from diffray.cluster.serve.server import remove
 from tests.helpers.local_ray import local_cluster
-from tests.helpers.nodes import application, start
+from tests.helpers.nodes import alive, application, start
 from tests.helpers.paths import ROOT
 from tests.helpers.serve_process import free_port
 
@@ -111,6 +114,30 @@ def test_blocks_are_followed_and_cancelled_requests_free_their_place(
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
+def test_get_waits_for_news_of_an_application_and_get_nowait_does_not(
+    application_name: str,
+) -> None:
+    async def run() -> None:
+        llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
+        busy = [await llm.submit("Tom", LONG) for _ in range(2)]
+        handle = await llm.submit("Tom", LONG)  # waits for one of two slots
+        assert handle.get_nowait() is None
+        with pytest.raises(TimeoutError):
+            await handle.get(timeout=0)
+        for each in busy:
+            await each.cancel()
+        first = await handle.get(timeout=60)
+        assert first is not None and first.token_ids
+        found = [*first.token_ids]
+        whole = await handle.result()
+        while (delta := handle.get_nowait()) is not None:
+            found += delta.token_ids
+        assert found == list(whole.outputs[0].token_ids) and len(found) == 256
+        assert await handle.get() is None and await handle.get(timeout=0) is None
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
 @pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
 def test_the_documented_deployment_composes_a_model(application_name: str) -> None:
     space: dict[str, Any] = {"__name__": "__main__"}
@@ -136,5 +163,26 @@ def test_ranks_of_ones_own(application_name: str, plain: DiffusionLLM) -> None:
             outputs = [await handle.result() for handle in handles]
         (expected,) = plain.chat(MESSAGES, max_tokens=64)
         assert outputs == [expected] * 3
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_a_request_fails_with_its_replica(application_name: str) -> None:
+    """The last one here: it ends the application's only replica."""
+
+    async def run() -> None:
+        llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
+        handle = await llm.submit("Tom", LONG)
+        assert await handle.get(timeout=60) is not None
+        for pid in alive("ServeReplica:handled"):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RayError):
+            await handle.result()
+        assert handle.status.phase == Phase.FAILED
+        with pytest.raises(RayError):
+            while await handle.get(timeout=60) is not None:
+                pass
+        with pytest.raises(RayError):
+            handle.get_nowait()
 
     asyncio.run(asyncio.wait_for(run(), 120))

@@ -1,5 +1,6 @@
 """Canvases of noise: a request finds the same tokens however it is run, and what it refuses."""
 
+import random
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from benchmarks.golden import golden, images_of
 from diffray import DiffusionLLM, SamplingParams
+from diffray.components.config import InvalidField
 from diffray.components.mesh import Mesh
 from diffray.kernels.checksum import checksum
 from diffray.workers.engine import Engine
@@ -15,6 +17,7 @@ from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request, Resume, Update
 from diffray.workers.setup import build_engine
 from tests.helpers.paths import GOLDEN
+from tests.helpers.random_grammars import random_automaton
 from tests.helpers.ranks import on_ranks
 
 FOLDER = str(GOLDEN / "diffusion_gemma")
@@ -216,6 +219,14 @@ def test_two_ranks_find_what_one_finds() -> None:
 def test_what_does_not_fit_is_refused(params: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         cpu_engine().check(Request(0, (5, 6), SamplingParams(**params)))
+
+
+def test_structured_outputs_are_refused() -> None:
+    limits = cpu_engine().limits
+    size, ends = limits.spec.vocab_size, limits.eos_token_ids
+    grammar = random_automaton(random.Random(1), size, ends).to_bytes()
+    with pytest.raises(InvalidField, match="structured outputs do not go with iteration 'renoise'"):
+        cpu_engine().check(Request(0, (5, 6), SamplingParams(max_tokens=16), grammar=grammar))
 
 
 @cache

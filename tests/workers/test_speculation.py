@@ -234,6 +234,7 @@ def test_requests_learn_from_those_before_them(decoder: dict[str, Any], pays: bo
         ({"diffusion": {"iteration": {"kind": "soft"}}}, "diffusion.iteration"),
         ({"diffusion": {"cache": {"kind": "sub_block"}}}, "diffusion.cache"),
         ({"diffusion": {"cfg_scale": 1}}, "diffusion.cfg_scale"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
         ({"presence_penalty": 1}, "repetition_penalty"),
         ({"bad_token_sequences": [[1, 2]]}, "bad_words"),
         ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),

@@ -196,6 +196,17 @@ def test_an_unknown_architecture_is_named_with_what_is_supported() -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["Qwen3ForCausalLM", "LlamaForCausalLM", "Gemma3ForCausalLM", "MistralForCausalLM"]
+)
+def test_an_autoregressive_model_is_said_to_be_one(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"{name}.*an autoregressive model's.*LLaDAModelLM"
+    ) as said:
+        choose_build({"architectures": [name], "model_type": "any"})
+    assert "nearest" not in str(said.value) and "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(
     ("config", "near"),
     [
         ({"architectures": ["DreamOnModel"]}, "DreamModel"),
@@ -203,7 +214,12 @@ def test_an_unknown_architecture_is_named_with_what_is_supported() -> None:
         ({"architectures": ["SDARMoEForCausalLM"]}, "SDARMoeForCausalLM"),
         ({"architectures": ["LLaDA2MoeV2ModelLM"]}, "LLaDA2MoeModelLM"),
         ({"architectures": ["Unheard"], "model_type": "llada"}, "LLaDAModelLM"),
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, None),
+        ({"architectures": ["NemotronLabsDiffusionModel"]}, "SDARForCausalLM"),
+        ({"architectures": ["MMadaModelLM"], "model_type": "mmada"}, "LLaDAModelLM"),
+        ({"architectures": ["TraDoForCausalLM"]}, "SDARForCausalLM"),
+        ({"architectures": ["DiffuCoderModel"]}, "DreamModel"),
+        ({"architectures": ["QwenForBlockDiffusion"]}, None),
+        ({"architectures": ["ResNet"], "model_type": "resnet"}, None),
     ],
 )
 def test_the_nearest_supported_architecture_is_named(

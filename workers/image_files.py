@@ -16,7 +16,8 @@ from diffray.components.image import Image, Sight
 Picture = str | Path | bytes | Image | Any
 
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of the last the first frame
-_MOST_PIXELS: Final = 50_000_000  # of a decoded image, which takes 4 bytes for each
+# Of a decoded image, which takes 4 bytes for each. Models see some hundred thousands of them.
+_MOST_PIXELS: Final = 25_000_000
 _USUAL: Final = 280  # soft tokens that an image is scaled to, as Gemma's own processor does
 
 
@@ -33,7 +34,14 @@ def read_image(picture: Picture, sight: Sight) -> Image:
     try:
         from PIL import ImageOps
 
-        upright = ImageOps.exif_transpose(shown).convert("RGB")
+        # What was opened here is turned in place, so that no second copy is made.
+        is_given = shown is picture
+        if is_given:
+            upright = ImageOps.exif_transpose(shown)
+        else:
+            ImageOps.exif_transpose(upright := shown, in_place=True)
+        if upright.mode != "RGB":
+            upright = upright.convert("RGB")
     except Exception as error:  # decoders raise whatever they like
         raise InvalidField(f"the image cannot be decoded: {error}", "images") from None
     columns, rows = _patches(*upright.size, sight)

@@ -249,6 +249,13 @@ class Accepts(Answered):
     images: bool = Field(description="Whether it takes images in messages.")
 
 
+class Policies(Answered):
+    recommended: dict[str, Any] = Field(description="How its authors would have it denoised.")
+    source: str | None = Field(description="Who recommends that.")
+    exact: list[str] = Field(description="Those that compute what the model itself computes.")
+    approximate: list[str] = Field(description="Those that do not.")
+
+
 class Model(Answered):
     id: str = Field(description="The name to send as `model`.")
     object: Literal["model"] = Field(description="Always model.")
@@ -263,6 +270,9 @@ class Model(Answered):
     family: str = Field(description="What kind of model it is, such as LLaDA or SDAR.")
     diffusion: dict[str, Any] = Field(
         description="How a request is denoised that says nothing about it."
+    )
+    policies: Policies | None = Field(
+        description="What is advised for its family; null while it starts."
     )
     description: str | None = Field(description="What a demo model is and knows.")
     examples: list[str] = Field(description="Prompts to try.")

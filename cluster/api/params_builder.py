@@ -7,6 +7,7 @@ from diffray.cluster.api.bodies import GenerationBody
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import invalid, too_long
 from diffray.components.grammar.canvas import Canvas
+from diffray.components.models.advice import told
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, Policy
 from diffray.workers.bad_words import NO_BAD_TOKENS, BadTokens
@@ -53,10 +54,12 @@ class ParamsBuilder:
     def about(self) -> dict[str, object]:
         """Return what clients may know of the model before they ask it anything."""
         spec = self.limits.spec
+        own = Policy.resolve(DiffusionParams(), spec).options()
         return {
             "max_model_len": self.limits.context,
             "family": spec.family,
             "diffusion": Policy.resolve(self.diffusion, spec).options(),
+            "policies": told(spec.family, own),
         }
 
     def over_default(self, body: GenerationBody) -> DiffusionParams:

@@ -1,6 +1,5 @@
 """The prompts of a body as token ids: texts, conversations, and the images in these."""
 
-import asyncio
 from typing import Final
 
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody, TemplateFields
@@ -11,7 +10,7 @@ from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens
 from diffray.components.image import Sight
-from diffray.workers.image_files import place_images, read_image
+from diffray.workers.image_files import place_images
 
 _MOST_IMAGES: Final = 16  # of a conversation: each takes some tenths of a second to decode
 
@@ -48,8 +47,7 @@ class PromptReader:
         sight, images = self._sight, []
         try:
             for url in urls:
-                data = await self._remote.read(url)
-                images.append(await asyncio.to_thread(read_image, data, sight))
+                images.append(await self._remote.image(url, sight))
             placed, shown = place_images(ids, images, sight)
         except ValueError as error:
             refusal = as_api_error(error)

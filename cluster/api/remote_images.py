@@ -1,4 +1,4 @@
-"""Images at other servers: fetched from the hosts that the operator allows, and from no others."""
+"""Images by URL: decoded off the event loop; fetched from hosts that the operator allows alone."""
 
 import asyncio
 import socket
@@ -9,10 +9,12 @@ import httpx2
 
 from diffray.cluster.api.settings import ApiSettings
 from diffray.components.config import InvalidField
-from diffray.workers.image_files import from_data_url
+from diffray.components.image import Image, Sight
+from diffray.workers.image_files import from_data_url, read_image
 
 _SECONDS: Final = 10.0  # for an image, with all redirects
 _REDIRECTS: Final = 3
+_AT_ONCE: Final = 2  # images being decoded, of all requests: each may take 100 MB
 _HEADERS: Final = {"Accept": "image/*", "Accept-Encoding": "identity"}  # so that no part unfolds
 
 
@@ -27,8 +29,15 @@ class RemoteImages:
         settings = settings or ApiSettings()
         self._hosts = frozenset(settings.allowed_media_domains)
         self._most_bytes, self._seconds = settings.max_body_bytes, seconds
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self._names = {httpx2.URL(f"http://{host}").host for host in self._hosts}
         self._tls = httpx2.create_ssl_context() if self._hosts else False  # it takes a while
+
+    async def image(self, url: str, sight: Sight) -> Image:
+        """Return the patches of the image at a URL; a thread decodes it when its turn comes."""
+        data = await self.read(url)
+        async with self._turns:
+            return await asyncio.to_thread(read_image, data, sight)
 
     async def read(self, url: str) -> bytes:
         """Return the content of a data URL, or what an allowed host has at another one."""

@@ -22,7 +22,7 @@ def as_lines(info: Info) -> str:
 
 
 def _text(name: str, value: object) -> str:
-    if name == "diffusion":
+    if name in ("diffusion", "policies"):
         return json.dumps(value)
     if isinstance(value, dict):
         return ", ".join(f"{_text(name, part)} in {key}" for key, part in value.items())

@@ -31,7 +31,7 @@ class RemoteModel:
         described: Json = {
             "id": name, "object": "model", "created": 0, "owned_by": "diffray",
             "root": name, "parent": None, "max_model_len": None, "examples": [], "accepts": None,
-            "weight_version": None,
+            "weight_version": None, "policies": None,
         }  # fmt: skip
         self._described = [described]
 

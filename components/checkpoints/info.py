@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from diffray.components.checkpoints.special_tokens import find_ids
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import position_bytes
 from diffray.components.mesh import Mesh
+from diffray.components.models.advice import told
 from diffray.components.models.registry import choose_build, rank_counts
 from diffray.components.policy import DiffusionParams, Policy
 from diffray.components.quantization import Given, Scheme, parse_quantization
@@ -47,6 +49,7 @@ class Info:
     max_positions: int
     block_causal: bool
     diffusion: dict[str, object]  # how requests are denoised that say nothing about it
+    policies: dict[str, Any]  # the recommended one and its source, the exact, the approximate
     parameters: int
     parameters_active: int  # used per token
     bytes_on_disk: int
@@ -77,9 +80,10 @@ def describe(path_or_hub_id: str | Path, quantization: Given | None = None) -> I
     dims, spec = model.dims, with_recommended(model.spec, path)
     shapes = model.spec.kv_shapes
     masks = find_ids(path, config, "mask")
+    diffusion = Policy.resolve(DiffusionParams(), spec).options()
     return Info(
         path=path,
-        family=dims.family,
+        family=spec.family,
         layout=_layout(names),
         layers=dims.layers,
         hidden=dims.hidden,
@@ -91,7 +95,8 @@ def describe(path_or_hub_id: str | Path, quantization: Given | None = None) -> I
         vocab=dims.vocab,
         max_positions=dims.rope.positions,
         block_causal=model.spec.block_causal,
-        diffusion=Policy.resolve(DiffusionParams(), spec).options(),
+        diffusion=diffusion,
+        policies=told(spec.family, diffusion),
         parameters=total,
         parameters_active=total - (routed - routed * chosen // experts if routed else 0),
         bytes_on_disk=sum(file.path.stat().st_size for file in files),

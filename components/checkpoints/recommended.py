@@ -9,12 +9,14 @@ from pydantic import ValidationError
 from diffray.components.checkpoints.weights import CheckpointError, read_json
 from diffray.components.config import explain
 from diffray.components.model_spec import ModelSpec
+from diffray.components.models.advice import family_of
 from diffray.components.models.fields import shown
 from diffray.components.policy import DiffusionParams
 
 
 def with_recommended(spec: ModelSpec, path: Path) -> ModelSpec:
-    """Return a model's facts with what its checkpoint says of the sampler, if it has such names."""
+    """Return a model's facts with what its checkpoint says: its name, the sampler's settings."""
+    spec = replace(spec, family=family_of(spec.family, path))
     file = path / "generation_config.json"
     if not spec.sampler or not file.is_file():
         return spec

@@ -1,6 +1,5 @@
 """DiffusionGemma: Gemma 4's sparse text stack, as a causal encoder and a denoiser of canvases."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -13,7 +12,7 @@ from diffray.components.experts import Experts
 from diffray.components.image import Sight
 from diffray.components.layers import GatedMLP, GatedNames
 from diffray.components.mesh import Mesh
-from diffray.components.models.fields import Config, Fields
+from diffray.components.models.fields import Config, Fields, shown
 from diffray.components.models.qwen import MLP_NAMES, QWEN3
 from diffray.components.sandwich import (
     Heads,
@@ -55,7 +54,6 @@ def read_dims(fields: Fields) -> Dims:
     fields.only("hidden_activation", "gelu_pytorch_tanh")
     fields.only("attention_bias", False)
     fields.only("tie_word_embeddings", True)
-    fields.only("per_layer_config")
     fields.must_be("use_bidirectional_attention", "vision")
     head_dim = fields.count("head_dim", 256)
     return Dims(
@@ -75,21 +73,23 @@ def read_dims(fields: Fields) -> Dims:
     )
 
 
-def read_heads(fields: Fields, dims: Dims) -> Mapping[str, Heads]:
-    """Return the heads of layers that see near keys and of those that see all."""
+def read_heads(fields: Fields, dims: Dims) -> list[Heads]:
+    """Return the heads of each layer: most see near keys, the others all."""
     rope = fields.inner("rope_parameters", {})
     near, far = (rope.inner(kind, {}) for kind in (NEAR, FAR))
     near.only("rope_type", "default")
     near.only("partial_rotary_factor", 1)
     far.only("rope_type", "proportional")
-    far_keys = fields.count("num_global_key_value_heads", dims.kv_heads)
-    reach, far_size = fields.count("sliding_window", 512), fields.count("global_head_dim", 512)
+    reach = fields.count("sliding_window", 512)
     near_theta, far_theta = near.number("rope_theta", 1e4), far.number("rope_theta", 1e6)
     share = far.number("partial_rotary_factor", 0.25)
-    return {
-        NEAR: Heads(dims.heads, dims.kv_heads, dims.head_dim, reach, True, near_theta, 1.0),
-        FAR: Heads(dims.heads, far_keys, far_size, None, False, far_theta, share),
-    }
+    kinds = _kinds(fields, dims.layers)
+    return [
+        Heads(dims.heads, keys, size, reach, True, near_theta, 1.0)
+        if kind == NEAR
+        else Heads(dims.heads, keys, size, None, False, far_theta, share)
+        for kind, (keys, size) in zip(kinds, _key_heads(fields, dims, kinds), strict=True)
+    ]
 
 
 def build_diffusion_gemma(
@@ -109,7 +109,7 @@ def build_diffusion_gemma(
     def dense(names: GatedNames) -> GatedMLP:
         return GatedMLP(hidden, width, names, mesh, dtype, _GELU)
 
-    def sandwich(number: int, kind: str) -> SandwichLayer:
+    def sandwich(number: int, own: Heads) -> SandwichLayer:
         mlp = SandwichMLP(
             dense(MLP_NAMES),
             ScaledRouter(experts, chosen, hidden, eps, dtype, kernels),
@@ -117,14 +117,14 @@ def build_diffusion_gemma(
             eps,
             dtype,
         )
-        attention = NearAttention(number, heads[kind], hidden, eps, mesh, dtype)
+        attention = NearAttention(number, own, hidden, eps, mesh, dtype)
         return SandwichLayer(attention, mlp, dtype)
 
-    layers = [sandwich(number, kind) for number, kind in enumerate(_kinds(fields, dims.layers))]
+    layers = [sandwich(number, own) for number, own in enumerate(heads)]
     return TwoPass(
         dims,
         layers,
-        OwnStack(layers, Rotations(heads.values()), WideNorm(hidden, eps, dtype)),
+        OwnStack(layers, Rotations(dict.fromkeys(heads)), WideNorm(hidden, eps, dtype)),
         NAMES,
         ENCODER,
         Vision(eye, hidden, dtype),
@@ -134,7 +134,7 @@ def build_diffusion_gemma(
             end_id=whole.count("eoi_token_id", 258882),
             patch=3 * eye.patch**2,
             pool=eye.pool,
-            most=heads[NEAR].reach or dims.rope.positions,
+            most=min(own.reach or dims.rope.positions for own in heads),
             places=eye.places,
         ),
         (CONDITIONING, SelfConditioning(dense(CONDITIONING_NAMES), hidden, eps, dtype)),
@@ -158,3 +158,29 @@ def _kinds(fields: Fields, layers: int) -> list[str]:
             f"the {layers} layers"
         )
     return [*kinds[:-1], FAR]
+
+
+def _key_heads(fields: Fields, dims: Dims, kinds: list[str]) -> list[tuple[int, int]]:
+    """Return how many key heads each layer has, and their size.
+
+    The published config says it once for layers that see all; transformers, when it saves one,
+    says it in `per_layer_config` for each layer that differs from the usual one.
+    """
+    usual = (dims.kv_heads, dims.head_dim)
+    keys_key, size_key = "num_key_value_heads", "head_dim"
+    if fields.config.get("per_layer_config") is None:
+        far_keys = fields.count("num_global_key_value_heads", dims.kv_heads)
+        far = (far_keys, fields.count("global_head_dim", 512))
+        return [usual if kind == NEAR else far for kind in kinds]
+    given, found = fields.inner("per_layer_config"), dict.fromkeys(range(dims.layers), usual)
+    numbers = {str(number): number for number in found}
+    for name in given.config:
+        number, layer = numbers.get(name.lstrip("0") or "0"), given.inner(name)  # "05" is layer 5
+        if number is None or not layer.config.keys() <= {keys_key, size_key}:
+            raise ValueError(
+                f"config.json of a {FAMILY} model: 'per_layer_config' may give layers 0 to "
+                f"{dims.layers - 1} their {keys_key} and {size_key}, but says {shown(name)}: "
+                f"{shown(layer.config)}"
+            )
+        found[number] = (layer.count(keys_key, usual[0]), layer.count(size_key, usual[1]))
+    return list(found.values())

@@ -91,7 +91,11 @@ class Fields:
         """
         is_new = self.config.get("rope_parameters") is not None
         inner = self.inner("rope_parameters" if is_new else "rope_scaling", {})
-        theta = inner.number("rope_theta", self.config.get("rope_theta", REQUIRED))
+        theta = (
+            inner.number("rope_theta")
+            if inner.config.get("rope_theta") is not None
+            else self.number("rope_theta")
+        )
         kind = inner.config.get("rope_type", inner.config.get("type")) or "default"
         if kind == "default":
             return Rope(theta, positions)

@@ -51,6 +51,19 @@ MODEL_TYPES: Final = {
     "sdar_moe": "SDARMoeForCausalLM",
 }
 TORCH_ALONE: Final = (build_diffusion_gemma,)
+# What else configs name: beginnings of names, and the supported architecture that is alike.
+_ALIKE: Final = {
+    "diffucoder": "DreamModel",
+    "dimple": "DreamModel",
+    "lavida": "LLaDAModelLM",
+    "mmada": "LLaDAModelLM",
+    "nemotronlabsdiffusion": "SDARForCausalLM",
+    "trado": "SDARForCausalLM",
+}
+_AUTOREGRESSIVE: Final = tuple(
+    "deepseekv2 deepseekv3 falcon gemma glm gpt llama mistral mixtral olmo phi qwen".split()
+)
+_DIFFUSION: Final = ("diffusion", "dllm", "mask")
 _ENDING: Final = re.compile("(For[A-Z].*|Model(LM)?)$")
 
 
@@ -125,7 +138,13 @@ def choose_build(config: Config) -> Build:
     for name in names:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
+    first = str(names[0]).lower()
     near = usual or _nearest(str(names[0]))
+    if first.startswith(_AUTOREGRESSIVE) and not any(word in first for word in _DIFFUSION):
+        raise ValueError(
+            f"config.json names the architectures {given!r}, an autoregressive model's, which is "
+            f"not denoised; supported are the diffusion models {', '.join(ARCHITECTURES)}"
+        )
     raise ValueError(
         f"config.json names the architectures {given!r} (model_type {config.get('model_type')!r}); "
         + (f"the nearest that is supported is {near}; " if near else "")
@@ -143,6 +162,9 @@ def _usual(config: Config) -> str | None:
 
 def _nearest(name: str) -> str | None:
     """Return the supported architecture whose name is most alike, without its usual ending."""
+    for beginning, known in _ALIKE.items():
+        if name.lower().startswith(beginning):
+            return known
     stems = {_ENDING.sub("", known): known for known in reversed(ARCHITECTURES)}
     near = get_close_matches(_ENDING.sub("", name[:64]), stems, 1)
     return stems[near[0]] if near else None

@@ -1,4 +1,4 @@
-"""Block-causal families over HTTP: requests of many policies at once, answered as alone."""
+"""Families over HTTP: requests of many policies at once, answered as alone."""
 
 import json
 import random
@@ -11,7 +11,9 @@ import pytest
 
 from benchmarks.golden import Case, cases_of, params_of
 from diffray import SamplingParams
+from diffray.components.checkpoints.info import describe
 from tests.helpers.api_server import Served, serve_model
+from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny import tiny_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -26,7 +28,7 @@ SAMPLED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["sdar", "fast_dllm_v2"])
+@pytest.fixture(scope="module", params=["sdar", "sdar_moe", "fast_dllm_v2", "dream"])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
@@ -58,6 +60,13 @@ def ask(http: httpx2.Client, body: dict[str, Any]) -> list[int]:
     chunks = [line.removeprefix("data: ") for line in answer.text.split("\n\n")[:-2]]
     choices = [choice for chunk in map(json.loads, chunks) for choice in chunk["choices"]]
     return [token for choice in choices for token in choice.get("token_ids", ())]
+
+
+def test_models_tells_what_info_does(served: Served) -> None:
+    told = httpx2.get(f"{served.url}/v1/models").json()["data"][0]
+    info = describe(GOLDEN / served.name)
+    assert (told["family"], told["diffusion"]) == (info.family, info.diffusion)
+    assert told["policies"] == info.policies and told["policies"]["source"]
 
 
 def test_all_policies_at_once_are_answered_as_alone(served: Served) -> None:

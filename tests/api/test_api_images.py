@@ -1,6 +1,8 @@
 """Images from files: in process and over HTTP, as patches that the original's processor makes."""
 
+import asyncio
 import struct
+import threading
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator
@@ -15,9 +17,10 @@ from PIL import Image as Pillow
 from transformers import PreTrainedTokenizerFast
 
 from diffray import DiffusionLLM
+from diffray.cluster.api.remote_images import RemoteImages
 from diffray.cluster.api.settings import ApiSettings
 from diffray.components.config import InvalidField
-from diffray.components.image import Sight
+from diffray.components.image import Image, Sight
 from diffray.workers.image_files import place_images, read_image
 from tests.helpers.api_server import Served, serve_model
 from tests.helpers.files_server import files_server
@@ -93,7 +96,7 @@ BAD = [
     (b"", "not a PNG, JPEG, WebP or GIF"),
     (file_of(noise(64, 64), "BMP"), "not a PNG, JPEG, WebP or GIF"),
     (file_of(noise(64, 64))[:-3000], "cannot be decoded"),
-    (bomb(10_000, 10_000), "10000 x 10000 pixels; send at most 50000000"),
+    (bomb(10_000, 10_000), "10000 x 10000 pixels; send at most 25000000"),
     (bomb(60_000, 60_000), "cannot be decoded"),
 ]
 
@@ -102,6 +105,37 @@ BAD = [
 def test_what_is_no_image_or_too_large_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(InvalidField, match=message):
         read_image(data, GEMMA)
+
+
+def test_few_images_are_decoded_at_once_beside_the_event_loop() -> None:
+    """Threads are started as they are needed, so there are as many as images at once."""
+    url, turns = data_url(file_of(Pillow.new("RGB", (3000, 2000), "red"))), 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    async def decode() -> tuple[list[Image], int]:
+        before = set(threading.enumerate())
+        counting = asyncio.create_task(count_turns())
+        images = RemoteImages()
+        found = await asyncio.gather(*(images.image(url, GEMMA) for _ in range(6)))
+        counting.cancel()
+        return found, len(set(threading.enumerate()) - before)
+
+    found, threads = asyncio.run(decode())
+    # A thread that has just finished may not be idle yet, so now and then there is one more.
+    assert len(set(found)) == 1 and threads < 5
+    assert turns > 20  # decoding takes some tenths of a second
+
+
+def test_reading_leaves_a_given_image_as_it_is() -> None:
+    image = noise(60, 30)
+    image.getexif()[0x0112] = 6
+    assert read_image(image, GEMMA) == read_image(image, GEMMA)
+    assert image.size == (60, 30)
 
 
 def test_images_and_their_tokens_belong_together(tmp_path: Path) -> None:

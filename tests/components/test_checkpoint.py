@@ -29,11 +29,13 @@ from diffray.components.checkpoints.weights import CheckpointError, WeightFile, 
 from diffray.components.layers import Index
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build
+from diffray.components.policy import DiffusionParams, Policy
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny_checkpoints import (
     LLADA,
     LLADA2_MOE,
     LLADA_MOE,
+    SDAR,
     SDAR_MOE,
     assert_same,
     join_experts,
@@ -358,6 +360,30 @@ def test_an_unknown_special_id_is_asked_for_by_its_argument(tmp_path: Path) -> N
         special_ids(tmp_path, {"mask_token_id": 5, "eos_token_id": "x"})
 
 
+@pytest.mark.parametrize(
+    ("config", "name", "family"),
+    [
+        (LLADA2_MOE, "models--inclusionAI--LLaDA2.1-mini/snapshots/0a1b", "LLaDA2.1"),
+        (LLADA2_MOE, "LLaDA2.0-mini", "LLaDA2"),
+        (LLADA, "llada-1.5", "LLaDA-1.5"),
+        (LLADA, "TraDo-and-LLaDA2.1", "LLaDA"),
+        (SDAR, "Gen-Verse/TraDo-4B-Instruct", "TraDo"),
+    ],
+)
+def test_members_of_a_family_are_known_by_name(
+    tmp_path: Path, config: dict[str, Any], name: str, family: str
+) -> None:
+    """Their configs do not tell them. The default policy stays, whatever a folder is called."""
+    folder = save(tmp_path / name, config, random_weights(config))
+    found, plain = describe(folder), load_model(folder, device="cpu", dtype="float32").spec
+    assert found.family == plain.family == family
+    assert found.diffusion == Policy.resolve(DiffusionParams(), plain).options()
+    recommended = found.policies["recommended"]
+    assert (recommended != found.diffusion) == (family == "LLaDA2.1")
+    advised = Policy.resolve(DiffusionParams.model_validate(recommended), plain)
+    assert advised.decoder.kind == recommended["decoder"]["kind"]
+
+
 def test_facts_come_from_headers_alone(tmp_path: Path) -> None:
     info = describe(GOLDEN / "llada2_moe")
     assert (info.family, info.layout, info.block_causal) == ("LLaDA2", "single experts", True)
@@ -379,6 +405,8 @@ def test_facts_come_from_headers_alone(tmp_path: Path) -> None:
         "block_length": 4,
         "decoder": {"kind": "threshold", "threshold": 0.95},
     }
+    told = describe(GOLDEN / "sdar").policies
+    assert told["recommended"] == sdar and told["exact"] == ["exact", "none"]
     assert describe(GOLDEN / "llada_moe_fused").layout == "fused experts"
     dense = describe(GOLDEN / "llada")
     assert (dense.layout, dense.experts, dense.expert_parallel) == ("dense", 0, ())

@@ -25,7 +25,17 @@ from diffray.workers.text import Tokenizer
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny import tiny_checkpoint
 
-FAMILIES = ("llada", "llada_moe", "llada2_moe", "llada_moe_fused", "sdar", "sdar_moe")
+FAMILIES = (
+    "llada",
+    "llada_moe",
+    "llada2_moe",
+    "llada_moe_fused",
+    "sdar",
+    "sdar_moe",
+    "dream",
+    "fast_dllm_v2",
+    "diffusion_gemma",
+)
 MANY = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
 
 ODD = st.one_of(

@@ -27,6 +27,7 @@ from diffray.components.policy import DiffusionParams, Policy
 from diffray.components.two_pass import TwoPass
 from tests.helpers.paths import GOLDEN
 from tests.helpers.threads import over_ranks
+from tests.helpers.tiny_checkpoints import assert_same
 
 FOLDER = GOLDEN / "diffusion_gemma"
 CPU = torch.device("cpu")
@@ -181,6 +182,37 @@ def test_a_published_config_has_its_size() -> None:
     assert model.spec.kv_shapes.count((2, 512)) == 5
 
 
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_checkpoint_that_transformers_saved_is_the_same_model(
+    tmp_path: Path, explicit: bool
+) -> None:
+    """It names each layer's heads instead of those of layers that see all."""
+    original = pytest.importorskip("transformers.models.diffusion_gemma").modeling_diffusion_gemma
+    theirs = original.DiffusionGemmaForBlockDiffusion.from_pretrained(FOLDER)
+    theirs.config.text_config.serialize_explicit_per_layer_config = explicit
+    theirs.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    assert "global_head_dim" not in written
+    assert len(written["per_layer_config"]) == (4 if explicit else 2)
+    saved, before = load_model(tmp_path, dtype="float64", device="cpu"), loaded()
+    assert saved.spec == before.spec and describe(tmp_path).parameters > 0
+    assert_same(saved.state_dict(), before.state_dict())
+
+
+def test_layers_are_numbered_as_transformers_writes_them() -> None:
+    """With leading zeros; a layer that is not named has the usual heads."""
+    changed = published()
+    text = changed["text_config"]
+    for key in ("global_head_dim", "num_global_key_value_heads"):
+        del text[key]
+    own = {"head_dim": 512, "num_key_value_heads": 2}
+    text["per_layer_config"] = {f"{number:02}": own for number in range(5, 30, 6)}
+    both = [build_model(found, Mesh(), torch.bfloat16) for found in (changed, published())]
+    assert both[0].spec == both[1].spec
+    text["per_layer_config"] = {}
+    assert set(build_model(changed, Mesh(), torch.bfloat16).spec.kv_shapes) == {(8, 256)}
+
+
 @pytest.mark.parametrize(
     ("part", "changes", "said"),
     [
@@ -191,7 +223,10 @@ def test_a_published_config_has_its_size() -> None:
         ("text_config", {"layer_types": ["a", "b", "c", "d"]}, "layer_types"),
         ("text_config", {"num_hidden_layers": None}, "lacks the key 'num_hidden_layers'"),
         ("text_config", {"top_k_experts": 7}, "top_k_experts"),
-        ("text_config", {"per_layer_config": {}}, "per_layer_config"),
+        ("text_config", {"per_layer_config": []}, "per_layer_config"),
+        ("text_config", {"per_layer_config": {"4": {}}}, "layers 0 to 3 .* but says '4': {}"),
+        ("text_config", {"per_layer_config": {"1": {"head_dim": 0}}}, "1 model: 'head_dim' is 0"),
+        ("text_config", {"per_layer_config": {"1": {"skip": ["mlp"]}}}, "but says '1': {'skip'"),
         ("text_config", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "yarn"),
         ("vision_config", {"use_clipped_linears": True}, "use_clipped_linears"),
         ("vision_config", {"rope_parameters": {"rope_type": "default"}}, "rope_type"),

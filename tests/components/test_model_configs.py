@@ -17,6 +17,8 @@ from tests.helpers.tiny_checkpoints import (
     SDAR_MOE,
 )
 
+FAMILIES = "LLaDA|LLaDA-MoE|LLaDA2|Dream|Fast-dLLM v2|SDAR|SDAR-MoE"
+
 
 @pytest.mark.parametrize(
     ("base", "key", "value"),
@@ -62,6 +64,15 @@ from tests.helpers.tiny_checkpoints import (
         (LLADA2_MOE, "n_group", 3),
         (LLADA2_MOE, "topk_group", 5),
         (LLADA2_MOE, "num_nextn_predict_layers", 1),
+        (DREAM, "hidden_act", "gelu"),
+        (DREAM, "use_sliding_window", True),
+        (DREAM, "attention_bias", False),
+        (DREAM, "rope_scaling", {"type": "dynamic", "factor": 4.0}),
+        (DREAM, "tie_word_embeddings", "no"),
+        (DREAM, "num_attention_heads", 0),
+        (DREAM, "intermediate_size", None),
+        (DREAM, "rope_theta", None),
+        (DREAM, "rope_theta", "1e6"),
         (FAST_DLLM_V2, "bd_size", 0),
         (FAST_DLLM_V2, "bd_size", "32"),
         (FAST_DLLM_V2, "use_sliding_window", True),
@@ -82,13 +93,14 @@ from tests.helpers.tiny_checkpoints import (
         (SDAR_MOE, "mlp_only_layers", [0]),
         (SDAR_MOE, "num_experts_per_tok", 9),
         (SDAR_MOE, "moe_intermediate_size", None),
+        (SDAR_MOE, "rope_theta", None),
     ],
 )
 def test_a_config_that_needs_other_arithmetic_is_refused(
     base: dict[str, Any], key: str, value: object
 ) -> None:
     config = base | {key: value}
-    with pytest.raises(ValueError, match=rf"config\.json of a (LLaDA|Fast-dLLM v2|SDAR).*{key}"):
+    with pytest.raises(ValueError, match=rf"config\.json of a ({FAMILIES})( rope_\w+)? .*{key}"):
         choose_build(config)(config, Mesh(), torch.float32)
 
 
@@ -126,6 +138,21 @@ def test_numbers_that_do_not_fit_together_are_refused(config: dict[str, Any], sa
                 "using_split_qkv_in_self_attention": False,
             },
         ),
+        # As families of Qwen2's layers are published, but for the sizes.
+        (
+            DREAM,
+            {
+                "attention_dropout": 0.0,
+                "bos_token_id": 63,
+                "initializer_range": 0.02,
+                "max_window_layers": 28,
+                "pad_token_id": 63,
+                "rope_scaling": None,
+                "sliding_window": None,
+                "use_cache": True,
+            },
+        ),
+        (FAST_DLLM_V2, {"layer_types": ["full_attention"] * 2, "pad_token_id": 63}),
         (SDAR, {"max_window_layers": 28, "sliding_window": None, "fuse_cross_entropy": True}),
         (SDAR_MOE, {"decoder_sparse_step": 1, "mlp_only_layers": [], "rope_scaling": None}),
     ],
@@ -138,6 +165,15 @@ def test_what_published_configs_say_is_accepted(
         for config in (base | published, base)
     )
     assert dims == plain
+
+
+def test_a_missing_theta_is_missed_where_older_configs_have_it() -> None:
+    """Also where there is an object for the stretching, which may have one of its own."""
+    for scaling in (None, {"type": "linear", "factor": 2.0}):
+        config = DREAM | {"rope_scaling": scaling}
+        del config["rope_theta"]
+        with pytest.raises(ValueError, match=r"a Dream model lacks the key 'rope_theta'; add it"):
+            choose_build(config)(config, Mesh(), torch.float32)
 
 
 def test_sdar_s_blocks_are_as_long_as_its_config_says() -> None:
@@ -160,6 +196,17 @@ def test_an_unknown_architecture_is_named_with_what_is_supported() -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["Qwen3ForCausalLM", "LlamaForCausalLM", "Gemma3ForCausalLM", "MistralForCausalLM"]
+)
+def test_an_autoregressive_model_is_said_to_be_one(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"{name}.*an autoregressive model's.*LLaDAModelLM"
+    ) as said:
+        choose_build({"architectures": [name], "model_type": "any"})
+    assert "nearest" not in str(said.value) and "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(
     ("config", "near"),
     [
         ({"architectures": ["DreamOnModel"]}, "DreamModel"),
@@ -167,7 +214,12 @@ def test_an_unknown_architecture_is_named_with_what_is_supported() -> None:
         ({"architectures": ["SDARMoEForCausalLM"]}, "SDARMoeForCausalLM"),
         ({"architectures": ["LLaDA2MoeV2ModelLM"]}, "LLaDA2MoeModelLM"),
         ({"architectures": ["Unheard"], "model_type": "llada"}, "LLaDAModelLM"),
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, None),
+        ({"architectures": ["NemotronLabsDiffusionModel"]}, "SDARForCausalLM"),
+        ({"architectures": ["MMadaModelLM"], "model_type": "mmada"}, "LLaDAModelLM"),
+        ({"architectures": ["TraDoForCausalLM"]}, "SDARForCausalLM"),
+        ({"architectures": ["DiffuCoderModel"]}, "DreamModel"),
+        ({"architectures": ["QwenForBlockDiffusion"]}, None),
+        ({"architectures": ["ResNet"], "model_type": "resnet"}, None),
     ],
 )
 def test_the_nearest_supported_architecture_is_named(

@@ -19,13 +19,24 @@ from diffray.cluster.cli import main as cli
 from diffray.components.checkpoints import checkpoint
 from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, FUNCTION, demo_path, examples
 from diffray.components.mesh import Mesh
-from diffray.components.models.registry import ARCHITECTURES
+from diffray.components.models.advice import ADVICE
+from diffray.components.models.registry import ARCHITECTURES, build_model
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
 from examples.train_demo.documented import ANSWERS
 from tests.helpers.decoding import DECIDED, accepted
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
+from tests.helpers.tiny_checkpoints import (
+    DREAM,
+    FAST_DLLM_V2,
+    LLADA,
+    LLADA2_MOE,
+    LLADA_MOE,
+    SDAR,
+    SDAR_MOE,
+)
 
+CONFIGS = (DREAM, FAST_DLLM_V2, LLADA, LLADA2_MOE, LLADA_MOE, SDAR, SDAR_MOE)
 README = ROOT / "README.md"
 USAGE = ROOT / "docs/usage.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -148,6 +159,23 @@ def test_usage_names_every_kind_and_family() -> None:
     }
     assert kinds | set(ARCHITECTURES) <= said
     assert set(ARCHITECTURES) <= set(re.findall(r"`(\w+)`", (ROOT / "docs/models.md").read_text()))
+
+
+def test_models_has_the_advice_of_the_code() -> None:
+    """What `diffray info` and /v1/models tell; families of the same advice share a row."""
+    families: dict[str, list[str]] = {}
+    for family, advice in ADVICE.items():
+        kinds = [
+            ", ".join(kind if " " in kind else f"`{kind}`" for kind in part)
+            for part in (advice.exact, advice.approximate)
+        ]
+        own = f"`{json.dumps(advice.recommended)}`" if advice.recommended else "the default"
+        families.setdefault(" | ".join([*kinds, own, advice.source]), []).append(family)
+    rows = [f"| {', '.join(names)} | {rest} |" for rest, names in families.items()]
+    text = (ROOT / "docs/models.md").read_text()
+    assert "\n".join(rows) in text, "\n".join(rows)
+    built = {build_model(config, Mesh(), torch.float32).spec.family for config in CONFIGS}
+    assert built <= ADVICE.keys() and len(built) == 7
 
 
 def test_example_decoder_works(model: str) -> None:

@@ -105,7 +105,7 @@ def export(model: DemoModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(model.shape.config, indent=1) + "\n")
-    generation = {"do_sample": False, "max_new_tokens": 64}
+    generation = {"do_sample": False, "max_new_tokens": 128}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     tokenizer.save_pretrained(folder)
 

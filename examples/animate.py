@@ -1,6 +1,6 @@
 """Draws a canvas while it is denoised: `python examples/animate.py` writes docs/denoising.svg.
 
-The demo model answers one question, two tokens a step.
+The demo model answers one question, and writes only what it is very sure of.
 """
 
 import argparse
@@ -10,14 +10,14 @@ from diffray import CompletionOutput, DiffusionLLM
 from diffray.components.checkpoints.demos import EXAMPLE
 from diffray.workers.picture import picture
 
-DIFFUSION = {"decoder": {"kind": "fixed", "steps": 28}, "block_length": 28}
+DIFFUSION = {"decoder": {"kind": "threshold", "threshold": 0.999}}
 
 
 def generate(question: str) -> CompletionOutput:
     """Return the answer, whose tokens know the step at which they became final."""
     with DiffusionLLM("demo") as llm:
         messages = [{"role": "user", "content": question}]
-        (output,) = llm.chat(messages, max_tokens=56, diffusion=DIFFUSION)
+        (output,) = llm.chat(messages, max_tokens=64, diffusion=DIFFUSION)
     return output.outputs[0]
 
 

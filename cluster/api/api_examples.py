@@ -34,8 +34,11 @@ def _example(summary: str, value: Json) -> Json:
 
 _FACTS: Final = {
     "type": "object",
-    "properties": {name: {"type": "string", "maxLength": 20} for name in ("job", "city", "name")},
-    "required": ["job", "city", "name"],
+    "properties": {
+        "job": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["job", "age"],
 }
 _WEATHER: Final = {
     "name": "weather",
@@ -193,7 +196,7 @@ _USAGE: Final = {
     "completion_tokens": 24,
     "total_tokens": 54,
 }
-_SAID: Final = '{"job": "driver", "city": "Tokyo", "name": "Tom"}'
+_SAID: Final = '{"job": "nurse", "age": 31}'
 _EFFORT: Final = {"forwards": 6, "tokens_per_forward": 4.0}
 _END: Final = {"logprobs": None, "finish_reason": "stop", "stop_reason": None}
 _CHAT: Final = {"id": "chatcmpl-1", "object": "chat.completion", **_ENVELOPE}

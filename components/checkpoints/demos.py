@@ -6,16 +6,18 @@ from pathlib import Path
 
 DEMOS = {"demo": "llada_moe", "demo-llada2": "llada2_moe"}  # name -> folder in the package
 TOY = (
-    "is a toy that knows three kinds of questions: word problems, short Python functions, and "
-    "facts of a sentence as JSON, and takes one question at a time"
+    "is a toy that knows arithmetic, word problems, short Python functions, facts of a sentence as "
+    "JSON, and how to sort, reverse and spell words, and says so when asked for anything else"
 )
 HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 EXAMPLE = (
     "Lily can run 5 kilometers per hour for 4 hours. After that, she runs 3 kilometers per hour. "
     "How many kilometers can she run in 7 hours?"
 )
-FUNCTION = "Write a Python function that returns the sum of the even numbers in a list."
-FACTS = "Give job, city and name as JSON: Tom, 53, is a driver from Tokyo."
+FUNCTION = (
+    "Write a Python function that returns the sum of the squares of the even numbers in a list."
+)
+FACTS = "Give job and age as JSON: Anna, 31, is a nurse from Rome."
 
 
 def examples(source: str) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from diffray.cluster.control.local import LocalEngine
 from tests.helpers.api_server import serve
 
 PATH, CHAT, COUNT = "/v1/messages", "/v1/chat/completions", "/v1/messages/count_tokens"
-QUESTION: list[Any] = [{"role": "user", "content": "What is 12 plus 30?"}]
+ASK = "Anna buys 3 pens for 4 dollars each. How much does she pay?"
+QUESTION: list[Any] = [{"role": "user", "content": ASK}]
 ASKED: dict[str, Any] = {"model": "demo", "max_tokens": 64, "messages": QUESTION}
 CITY = {
     "type": "object",
@@ -30,7 +31,7 @@ TOOLS: list[Any] = [
     {"name": "now", "input_schema": {}, "cache_control": {"type": "ephemeral"}},
 ]
 CALLED: dict[str, Any] = ASKED | {"tools": TOOLS, "tool_choice": {"type": "any"}, "max_tokens": 96}
-SMALL_BLOCKS = {"diffusion": {"block_length": 16}}
+SMALL_BLOCKS = {"diffusion": {"block_length": 8}}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {"zone": "UTC"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
 IMAGE = {

@@ -17,7 +17,7 @@ from diffray.cluster.api.service import Service
 from diffray.cluster.control.local import LocalEngine
 from tests.helpers.api_server import serve
 
-QUESTION = "What is 12 plus 30?"
+QUESTION = "Anna buys 3 pens for 4 dollars each. How much does she pay?"
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 CITY = {
     "type": "object",
@@ -28,7 +28,7 @@ TOOLS: list[Any] = [
     {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True},
     {"type": "function", "name": "now", "parameters": None, "strict": None},
 ]
-SMALL_BLOCKS = {"diffusion": {"block_length": 16}}
+SMALL_BLOCKS = {"diffusion": {"block_length": 8}}
 LOGPROBS: list[Any] = ["message.output_text.logprobs"]
 
 

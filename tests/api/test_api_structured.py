@@ -193,7 +193,7 @@ def test_a_pinned_canvas_tells_how_probable_each_field_is(service: Service) -> N
         (choice,) = made["choices"]
         assert choice["message"]["content"] == '{"job":"driver","age":53}'
         assert choice["finish_reason"] == "stop"
-        assert made["diffusion"]["forwards"] == 1
+        assert made["diffusion"]["forwards"] <= 3
         assert made["usage"]["completion_tokens"] == len(choice["logprobs"]["content"])
         fields = choice["fields"]
         assert fields["age"]["options"] == {} and 0.5 < fields["age"]["probability"] <= 1

@@ -21,6 +21,7 @@ from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import Load
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
+from diffray.components.checkpoints.demos import FUNCTION
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
 from tests.helpers.needed import needed, npm
@@ -37,7 +38,7 @@ from tests.helpers.page import (
 
 pytestmark = pytest.mark.slow
 
-PROMPT = "Write a Python function that returns the sum of the even numbers in a list."
+PROMPT = FUNCTION
 OTHER = "What is 12 plus 30?"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 AWKWARD = "What's \"7\" \\ plus $HOME `id` '\u00e9'?"

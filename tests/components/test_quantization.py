@@ -213,13 +213,13 @@ def test_a_quantized_head_chooses_the_same() -> None:
 )
 def test_the_demo_model_says_the_same(kind: str) -> None:
     """To a question of the kind it knows: to others its best tokens are close, and may change."""
-    question = "Maya has 5 cards. Adam has 12 times as many. How many cards do they have together?"
+    question = "Anna buys 3 pens for 4 dollars each. How much does she pay?"
     said = []
     for quantization in (None, kind):
         with DiffusionLLM("demo", dtype="float32", quantization=quantization, device="cpu") as llm:
             (found,) = llm.chat([{"role": "user", "content": question}], SamplingParams())
         said.append(found.outputs[0].text)
-    assert said[0].endswith("65.")
+    assert said[0].endswith("12.")
     assert said[1] == said[0]
 
 

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from examples.train_demo.documented import ANSWERS, EXAMPLE, SUM
+from examples.train_demo.documented import ANSWERS, EXAMPLE, FUNCTION
 from tests.first_contact.endings import ENDINGS, Terminal, end, server
 from tests.first_contact.install import (
     Place,
@@ -74,7 +74,7 @@ def try_all(folder: Path, venv: Path | None, report: Report) -> None:
                 partial(each.run, f"python -c {shlex.quote(PYTHON)}", cwd),
             )
     report.check("the Python of README", partial(readme_python, place, elsewhere))
-    (elsewhere / "prompt.txt").write_text(f"{SUM}\n")
+    (elsewhere / "prompt.txt").write_text(f"{FUNCTION}\n")
     for document in ("README.md", "docs/usage.md"):
         for command in offline_commands(place.clone / document):
             report.check(command, partial(generate, place, command, elsewhere))
@@ -105,7 +105,7 @@ def generate(place: Place, command: str, cwd: Path) -> None:
     words = shlex.split(command)
     if words[1] == "generate":
         asked = next((word for word in words if word in ANSWERS), None)
-        expected = ANSWERS[asked or (SUM if "-" in words else EXAMPLE)]
+        expected = ANSWERS[asked or (FUNCTION if "-" in words else EXAMPLE)]
         assert said == f"{expected}\n", f"it answers {said!r}"
 
 
@@ -144,7 +144,7 @@ def try_clients(place: Place, model: str, terminal: Terminal, report: Report) ->
     def curl(command: str) -> None:
         answer = json.loads(place.run(command.replace("http://127.0.0.1:8000", url)))
         assert answer["model"] == model, f"{answer['model']} answers"
-        assert answer["choices"][0]["message"]["content"] in (ANSWERS[SUM], ANSWERS[EXAMPLE])
+        assert answer["choices"][0]["message"]["content"] in (ANSWERS[FUNCTION], ANSWERS[EXAMPLE])
 
     def chat() -> None:
         (line,) = re.findall(r"^echo .*diffray chat$", deploy.read_text(), re.MULTILINE)

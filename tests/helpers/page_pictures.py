@@ -23,7 +23,7 @@ def ask(tab: Browser, url: str, *, compare: bool = False) -> None:
         tab.click("#compare")
     else:
         tab.choose("[data-field=decoder] select", "fixed")
-        tab.choose("[data-field=steps] input", "32")
+        tab.choose("[data-field=steps] input", "64")
     tab.click("[name=prompt]")
     tab.type(EXAMPLE)
     tab.press("Enter")

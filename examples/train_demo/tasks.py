@@ -2,9 +2,11 @@
 
 An item is kept out of training when it has a held-out word, a held-out phrasing, or a held-out
 skeleton: the question with names and things blanked. So no test question has a near-duplicate in
-training. `python -m examples.train_demo.tasks` prints examples of every task.
+training. `python -m examples.train_demo.tasks` prints examples of every task, with `--prompts 96`
+held-out questions as lines of JSON: what diffray/prompts/demo.jsonl holds.
 """
 
+import argparse
 import functools
 import json
 import random
@@ -109,10 +111,23 @@ def chat(item: Item) -> list[dict[str, str]]:
     return [*turns, {"role": "user", "content": item.question}]
 
 
-if __name__ == "__main__":
+def print_prompts(count: int) -> None:
+    for number, item in enumerate(held_out_items(count)):
+        row = {"id": f"demo/{number}", "task": item.task, "prompt": item.question}
+        print(json.dumps(row, ensure_ascii=False))
+
+
+def print_examples() -> None:
     generator = random.Random(0)
     for task_name in GENERATORS:
         print(task_name)
         for _ in range(12):
             one = draw(generator, task_name)
             print(f"  {' | '.join(m['content'] for m in chat(one))}\n    {one.answer!r}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--prompts", type=int, help="print so many held-out questions instead")
+    count = parser.parse_args().prompts
+    print_prompts(count) if count else print_examples()

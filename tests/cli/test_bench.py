@@ -60,7 +60,8 @@ class TestPrompts:
         assert [len(read_rows(name, None, 1000)) for name in BUNDLED] == [96, 164, 256]
         assert len(read_rows("humaneval", None, 5)) == 5
         assert read_rows("gsm8k", None, 1)[0].prompt.startswith("Janet")
-        assert {ask.task for ask in read_rows("demo", None, 99)} == {"math", "code", "json"}
+        tasks = {"arithmetic", "math", "code", "json", "rewriting", "outside"}
+        assert {ask.task for ask in read_rows("demo", None, 99)} == tasks
 
     def test_own_files(self, tmp_path: Path) -> None:
         own = tmp_path / "own.jsonl"

@@ -27,7 +27,7 @@ from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.bench.datasets import Row, as_ids
 from diffray.components.batch import Batch, Window
 from diffray.components.kv_pool import KVPool
-from examples.train_demo.former.tasks import held_out_items
+from examples.train_demo.tasks import held_out_items
 from examples.train_demo.words import Item
 
 

@@ -12,29 +12,23 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
-from examples.train_demo.former.json_extraction import JOBS
-from examples.train_demo.former.tasks import draw
-from examples.train_demo.former.words import CITIES, THINGS
-from examples.train_demo.words import Item
+from examples.train_demo.json_extraction import ANIMALS, COLORS, EVENTS, WEEK
+from examples.train_demo.tasks import draw
+from examples.train_demo.words import CITIES, JOBS, THINGS, Item
 
 Schema = Mapping[str, Any]
 
-# What the task's generator draws from; names alone are open.
-FIELDS: Final[Mapping[str, Schema]] = {
-    "name": {"type": "string", "maxLength": 20},
-    "customer": {"type": "string", "maxLength": 20},
-    "age": {"type": "integer", "minimum": 18, "maximum": 99},
-    "city": {"enum": list(CITIES)},
-    "place": {"enum": list(CITIES)},
-    "job": {"enum": JOBS},
-    "item": {"enum": list(THINGS)},
-    "quantity": {"type": "integer", "minimum": 2, "maximum": 99},
-    "price": {"type": "integer", "minimum": 2, "maximum": 199},
-    "event": {"enum": "meeting concert lecture party workshop race dinner market".split()},
-    "day": {"enum": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()},
-    "hour": {"type": "integer", "minimum": 6, "maximum": 23},
-    "guests": {"type": "integer", "minimum": 5, "maximum": 199},
-}
+# What the task's generator draws from, besides words that it invents.
+CHOICES: Final = (
+    WEEK,
+    [day.lower() for day in WEEK],
+    EVENTS,
+    COLORS,
+    ANIMALS,
+    JOBS,
+    CITIES,
+    THINGS,
+)
 
 
 class Found(NamedTuple):
@@ -51,15 +45,25 @@ def questions(count: int, seed: int = 4321) -> list[Item]:
     """Return distinct held-out questions of the JSON task."""
     rng, found = Random(seed), dict[str, Item]()
     while len(found) < count:
-        item = draw(rng, "json", held_out=True)
+        item = draw(rng, "json", "entities")
         found[item.question] = item
     return list(found.values())
 
 
 def schema_of(item: Item) -> dict[str, Any]:
-    """Return the schema of a question's answer."""
-    properties = {name: FIELDS[name] for name in json.loads(item.answer)}
+    """Return the schema of a question's answer, whose keys may have any names."""
+    properties = {name: field_of(value) for name, value in json.loads(item.answer).items()}
     return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def field_of(value: str | int) -> Schema:
+    """Return what is allowed in the place of a value: names and invented words are open."""
+    if isinstance(value, int):
+        return {"type": "integer", "minimum": 1, "maximum": 999}
+    for words in CHOICES:
+        if value in words:
+            return {"enum": list(words)}
+    return {"type": "string", "maxLength": 32}
 
 
 def ask(llm: DiffusionLLM, items: list[Item], params: list[SamplingParams], runs: int = 1) -> Found:
@@ -112,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo", help="demo or demo-llada2")
     parser.add_argument("--items", type=int, default=300)
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--slot-length", type=int)
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--runs", type=int, default=3)

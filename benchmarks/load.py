@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 
-from examples.train_demo.former.tasks import held_out_items
+from examples.train_demo.tasks import held_out_items
 
 Json = dict[str, Any]
 T = TypeVar("T")

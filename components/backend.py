@@ -78,8 +78,8 @@ def check_formats(scheme: Scheme, device: torch.device) -> None:
 def is_fast_at_bfloat16(device: torch.device) -> bool:
     """Return whether generation is faster in bfloat16 than in float32.
 
-    On a CPU with AVX-512 only it was not: the demo LLaDA-MoE took 2.1 times as long as in float32,
-    though large matmuls gained. AMX has not been tried.
+    On a CPU with AVX-512 only it was not: a former demo LLaDA-MoE took 2.1 times as long as in
+    float32, though large matmuls gained. AMX has not been tried.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -249,7 +249,7 @@ def overhead_positions(device: torch.device, weights: int) -> int:
 
     A GPU reads its weights in that time. A CPU multiplies about as fast as it reads, and what is
     left are the calls: on two cores 8 blocks of 4 positions took 4 times as long as one with 100 M
-    weights, and with the demo models' 3.5 M a block of 32 as much as 110 to 140 more positions.
+    weights, and with former demo models' 3.5 M a block of 32 as much as 110 to 140 more positions.
     """
     if device.type == "cuda":
         return _OVERHEAD_OF_GPU

@@ -1,8 +1,9 @@
 """Measure a demo checkpoint: `python -m examples.train_demo.evaluate FOLDER`.
 
 Writes metrics.json into the folder: held-out questions in trained and in new phrasings, questions
-written by hand, copying, and prompts outside the tasks. `--table` prints decoders by caches on the
-harder tasks instead; `--wrong` prints what was answered wrongly.
+written by hand, copying, and prompts outside the tasks. `--wrong` prints what was answered wrongly.
+`--table` prints decoders by caches on the harder tasks instead; `--formats` and `--kv-formats` what
+weights (`quantization`) and K/V (`kv_cache_dtype`) in few bits cost in answers.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
+from diffray.components.kv_pool import position_bytes
 from examples.train_demo.judge import is_right
 from examples.train_demo.outside import ANSWER
 from examples.train_demo.tasks import (
@@ -188,6 +190,38 @@ def print_table(llm: DiffusionLLM, items: list[Item], caches: list[str], max_tok
             )
 
 
+def print_formats(arguments: argparse.Namespace, items: list[Item]) -> None:
+    print("| weights | exact match | tokens per forward | seconds |")
+    print("|---|---|---|---|")
+    for name in arguments.formats:
+        quantization = None if name == "none" else name
+        with DiffusionLLM(str(arguments.folder), dtype="float32", quantization=quantization) as llm:
+            m = run(llm, items, THRESHOLD, "none", arguments.max_tokens)
+        print(
+            f"| {name} | {m['exact_match']:.4f} | {m['tokens_per_forward']:.2f} "
+            f"| {m['seconds']:.1f} |",
+            flush=True,
+        )
+
+
+def print_kv_formats(arguments: argparse.Namespace, items: list[Item]) -> None:
+    """Under all caches by which steps read K/V that were stored before."""
+    print("| cache | K/V | bytes a position | exact match | tokens per forward | processor s |")
+    print("|---|---|---|---|---|---|")
+    for cache in caches_of(arguments.folder)[1:]:
+        for name in arguments.kv_formats:
+            with DiffusionLLM(str(arguments.folder), dtype="float32", kv_cache_dtype=name) as llm:
+                shapes, kv = llm.limits.spec.kv_shapes, llm.engine.kv
+                size, begin = position_bytes(shapes, kv.dtype, kv.form), time.process_time()
+                m = run(llm, items, THRESHOLD, cache, arguments.max_tokens)
+                seconds = time.process_time() - begin
+            print(
+                f"| `{cache}` | {name} | {size} | {m['exact_match']:.4f} "
+                f"| {m['tokens_per_forward']:.2f} | {seconds:.1f} |",
+                flush=True,
+            )
+
+
 def caches_of(folder: Path) -> list[str]:
     """The kinds of cache that the checkpoint's family can have."""
     config = json.loads((folder / "config.json").read_text())
@@ -195,14 +229,13 @@ def caches_of(folder: Path) -> list[str]:
     return ["none", "exact"] if causal else ["none", "prefix", "dual", "vicinity"]
 
 
-def write_metrics(program: str, arguments: argparse.Namespace, measured: Json) -> None:
-    """Add what was measured, and how, to the folder's metrics.json, and print it."""
+def write_metrics(arguments: argparse.Namespace, measured: Json) -> None:
+    """Write what was measured, and how, to the folder's metrics.json, and print it."""
     path = arguments.folder / "metrics.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
     # An absolute path would tell a reader on another machine nothing.
     words = [Path(w).name if w.startswith("/") else w for w in sys.argv[1:]]
-    metrics = before | {
-        "command": " ".join([f"python -m {program}", *words]),
+    metrics = {
+        "command": " ".join(["python -m examples.train_demo.evaluate", *words]),
         "date": datetime.now(UTC).date().isoformat(),
         "decoder": THRESHOLD["decoder"] | {"block_length": 32, "cache": "none", "temperature": 0},
         "max_tokens": arguments.max_tokens,
@@ -224,16 +257,22 @@ def main() -> None:
         "--draws", type=int, default=70000, help="training items for near-duplicates"
     )
     parser.add_argument("--table", action="store_true", help="print decoders by caches instead")
+    parser.add_argument("--formats", nargs="+", help="print formats of weights instead")
+    parser.add_argument("--kv-formats", nargs="+", help="print formats of K/V instead")
     parser.add_argument("--wrong", action="store_true", help="print wrong answers")
     arguments = parser.parse_args()
+    if arguments.formats or arguments.kv_formats:
+        show = print_formats if arguments.formats else print_kv_formats
+        show(arguments, drawn("entities", arguments.items, arguments.seed))
+        return
     # float32, so that the numbers do not hang on what the processor is fast at.
     with DiffusionLLM(str(arguments.folder), dtype="float32") as llm:
         if arguments.table:
-            items = harder_half(arguments.items, arguments.seed)
-            print_table(llm, items, caches_of(arguments.folder), arguments.max_tokens)
+            harder = harder_half(arguments.items, arguments.seed)
+            print_table(llm, harder, caches_of(arguments.folder), arguments.max_tokens)
             return
         measured = measure(llm, arguments)
-    write_metrics("examples.train_demo.evaluate", arguments, measured)
+    write_metrics(arguments, measured)
 
 
 if __name__ == "__main__":

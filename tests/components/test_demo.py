@@ -1,18 +1,18 @@
 """The models in the box: as small as promised, and as good as their metrics say."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diffray import DiffusionLLM
+from diffray import DiffusionLLM, SamplingParams
 from diffray.components.checkpoints.demos import DEMOS, demo_path
-from examples.train_demo.evaluate import THRESHOLD, caches_of, run
-from examples.train_demo.former.tasks import GENERATORS, draw, held_out_items, is_held_out
+from examples.train_demo.evaluate import POLICIES, THRESHOLD, caches_of, drawn, harder_half, run
+from examples.train_demo.tasks import chat
+from examples.train_demo.words import Item
 
-SAMPLE = 60
+SAMPLE = 63  # nine of each task
 MEGABYTE = 10**6
 
 
@@ -22,8 +22,8 @@ def folder(name: str) -> Path:
     return found
 
 
-def metrics(name: str) -> dict[str, float]:
-    loaded: dict[str, float] = json.loads((folder(name) / "metrics.json").read_text())
+def metrics(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder(name) / "metrics.json").read_text())
     return loaded
 
 
@@ -54,7 +54,7 @@ def test_any_text_encodes_and_comes_back(name: str) -> None:
 def test_a_sample_confirms_the_metrics(name: str) -> None:
     """Other held-out items than those of metrics.json; four standard errors are allowed."""
     promised = metrics(name)
-    items = held_out_items(SAMPLE, seed=99)
+    items = drawn("entities", SAMPLE, seed=99)
     with DiffusionLLM(name, dtype="float32") as llm:
         found = run(llm, items, THRESHOLD, "none", int(promised["max_tokens"]))
     share = promised["exact_match"]
@@ -64,22 +64,21 @@ def test_a_sample_confirms_the_metrics(name: str) -> None:
     assert 0.8 <= ratio <= 1.25
 
 
-@pytest.mark.parametrize("task", GENERATORS)
-def test_training_never_sees_held_out_questions(task: str) -> None:
-    draws = random.Random(5)
-    assert not any(is_held_out(draw(draws, task, held_out=False).question) for _ in range(300))
-    assert all(is_held_out(draw(draws, task, held_out=True).question) for _ in range(30))
+def forwards(llm: DiffusionLLM, items: list[Item], diffusion: Any) -> tuple[int, ...]:
+    """How many forwards each answer takes, greedy."""
+    params = SamplingParams(max_tokens=64, temperature=0, diffusion=diffusion)
+    return tuple(o.forwards for o in llm.chat([chat(i) for i in items], params, use_tqdm=False))
 
 
-def test_answers_are_right() -> None:
-    """Code runs, JSON parses, and the last number of a word problem is the one announced."""
-    for item in held_out_items(150):
-        if item.task == "code":
-            compile(item.answer, "answer", "exec")
-        elif item.task == "json":
-            assert json.loads(item.answer)
-        else:
-            assert item.answer.split()[-1].rstrip(".").isdigit()
+@pytest.mark.parametrize("name", DEMOS)
+def test_decoders_can_be_told_apart(name: str) -> None:
+    """The harder tasks are neither so easy nor so hard that every decoder takes as long."""
+    items = harder_half(20, seed=99)
+    with DiffusionLLM(name, dtype="float32") as llm:
+        found = {kind: forwards(llm, items, policy) for kind, policy in POLICIES.items()}
+    assert len(set(found.values())) == len(POLICIES)
+    assert sum(found["fixed, 32 steps"]) > 2 * sum(found["threshold 0.9"])
+    assert 3 <= metrics(name)["harder_half"]["tokens_per_forward"] <= 8
 
 
 @pytest.mark.long
@@ -89,13 +88,13 @@ def test_answers_are_right() -> None:
     [{"quantization": "int8"}, {"quantization": "w8a8"}, {"kv_cache_dtype": "int8"}],
     ids=["int8 weights", "w8a8", "int8 K/V"],
 )
-def test_eight_bits_cost_one_answer_of_sixty_at_most(name: str, options: dict[str, Any]) -> None:
+def test_eight_bits_cost_three_answers_of_sixty_at_most(name: str, options: dict[str, Any]) -> None:
     """Beside the same model in float32, whatever that one knows."""
-    items, most = held_out_items(SAMPLE, seed=99), int(metrics(name)["max_tokens"])
+    items, most = drawn("entities", SAMPLE, seed=99), int(metrics(name)["max_tokens"])
     shares = []
     wishes: list[dict[str, Any]] = [{}, options]
     for wish in wishes:
         with DiffusionLLM(name, dtype="float32", **wish) as llm:
             cache = caches_of(folder(name))[1]  # by which K/V are read that were stored before
             shares.append(run(llm, items, THRESHOLD, cache, most)["exact_match"])
-    assert shares[1] > shares[0] - 1.5 / SAMPLE
+    assert shares[1] > shares[0] - 3.5 / SAMPLE

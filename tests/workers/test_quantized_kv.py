@@ -95,10 +95,10 @@ def test_the_same_memory_holds_more_positions() -> None:
     pages = {}
     for name in ("auto", "int8", "uint4"):
         with DiffusionLLM(
-            "demo", dtype="float32", device="cpu", kv_cache_dtype=name, kv_cache_memory="1MiB"
+            "demo", dtype="float32", device="cpu", kv_cache_dtype=name, kv_cache_memory="4MiB"
         ) as llm:
             pages[name] = llm.limits.num_pages
-            assert llm.engine.kv.nbytes <= (1 << 20) + llm.engine.kv.nbytes // pages[name]
+            assert llm.engine.kv.nbytes <= (4 << 20) + llm.engine.kv.nbytes // pages[name]
     assert pages["int8"] / pages["auto"] == pytest.approx(32 / 9, rel=0.05)  # 128 to 36 bytes
     assert pages["uint4"] / pages["auto"] == pytest.approx(32 / 5, rel=0.05)  # 128 to 20 bytes
 

@@ -77,7 +77,7 @@ def test_ranks_find_what_one_finds(
     for found, _ in ranks:
         assert found[-1].agreed
         assert found[-1].tokens == ranks[0][0][-1].tokens
-    position = 2 * 5 * 8 * 32 * 4 // size  # bytes: keys and values, layers, heads, size, float32
+    position = 2 * 6 * 4 * 32 * 4 // size  # bytes: keys and values, layers, heads, size, float32
     assert {pages for _, pages in ranks} == {(1 << 20) // (16 * position) + 1}
 
 

@@ -113,13 +113,13 @@ def test_golden_cases_have_the_same_tokens(family: str) -> None:
 @pytest.mark.parametrize("model", ["demo", "demo-llada2"])
 def test_fixed_steps_take_two_thirds_of_the_forwards(model: str) -> None:
     """One position for each step, three examples, drafts as if a forward's positions were free."""
-    prompts = list(examples(model))
+    chats = [[{"role": "user", "content": text}] for text in examples(model)]
     policy: dict[str, Any] = {"decoder": {"kind": "fixed", "steps": 64}, "block_length": 32}
     found = []
     with DiffusionLLM(model, dtype="float32", draft_overhead=10_000) as llm:
         for more in ({}, VERIFY):
             params = SamplingParams(max_tokens=64, diffusion=policy | more)
-            outputs = [llm.generate([text], params, use_tqdm=False)[0] for text in prompts]
+            outputs = [llm.chat(chat, params, use_tqdm=False)[0] for chat in chats]
             tokens = [out.outputs[0].token_ids for out in outputs]
             found.append((tokens, sum(out.forwards for out in outputs)))
     (plain, before), (drafted, after) = found

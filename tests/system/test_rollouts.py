@@ -32,7 +32,7 @@ def test_the_trainer_finds_the_log_probabilities_of_the_trajectory() -> None:
 
 def test_the_reward_rises() -> None:
     """By a quarter of what was missing, and by far more than chance would change."""
-    first, *_, last = rollouts(steps=4, choices=8, seed=3)
+    first, *_, last = rollouts(steps=8, choices=8, seed=3)
     error = math.sqrt(sum(variance(each) / len(each) for each in (first, last)))
     risen = mean(last) - mean(first)
     assert risen > 0.25 * (1 - mean(first)) and risen > 6 * error

@@ -11,8 +11,8 @@ TOY = (
 )
 HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 EXAMPLE = (
-    "Lily can run 5 kilometers per hour for 4 hours. After that, she runs 3 kilometers per hour. "
-    "How many kilometers can she run in 7 hours?"
+    "Max reads 8 pages per day for 5 days. Then he reads 10 pages per day for 2 days. "
+    "How many pages does he read in total?"
 )
 FUNCTION = (
     "Write a Python function that returns the sum of the squares of the even numbers in a list."

@@ -1,17 +1,14 @@
 """What documents, help and messages ask the demo models, and what is right."""
 
 EXAMPLE = (
-    "Lily can run 5 kilometers per hour for 4 hours. After that, she runs 3 kilometers per hour. "
-    "How many kilometers can she run in 7 hours?"
+    "Max reads 8 pages per day for 5 days. Then he reads 10 pages per day for 2 days. "
+    "How many pages does he read in total?"
 )
 FUNCTION = (
     "Write a Python function that returns the sum of the squares of the even numbers in a list."
 )
 ANSWERS = {
-    EXAMPLE: (
-        "First 5*4=20 kilometers. Left 7-4=3 hours. Then 3*3=9 kilometers. "
-        "Together 20+9=29 kilometers. The answer is 29."
-    ),
+    EXAMPLE: ("First 8*5=40 pages. Then 10*2=20 pages. Together 40+20=60 pages. The answer is 60."),
     "Anna buys 3 pens for 4 dollars each. How much does she pay?": (
         "The pens cost 3*4=12 dollars. The answer is 12."
     ),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.mesh import Mesh
@@ -258,6 +257,9 @@ def test_published_models_have_the_tensors_they_should(
 
 def test_a_stretched_model_gives_the_logits_of_transformers(tmp_path: Path) -> None:
     """SDAR is Qwen3 whose tokens see their block to its end; here beyond the trained positions."""
+    # It imports Triton, which must find its interpreter chosen (tests/helpers/triton_device.py).
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     stretch = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     config = SDAR | {"rope_scaling": stretch}
     weights = random_weights(config)

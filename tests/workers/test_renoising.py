@@ -251,7 +251,7 @@ def test_renoise_is_refused_by_models_with_masks() -> None:
         ({"columns": 5}, "are not rows of 5 patches"),
         ({"columns": 4}, "must be multiples of 3"),
         ({"columns": 0}, "are not rows of 0"),
-        ({"pixels": b"123"}, "3 bytes are no rows"),
+        ({"pixels": b"123"}, "3 bytes are not rows"),
     ],
 )
 def test_an_image_that_does_not_fit_is_refused(change: dict[str, Any], said: str) -> None:

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_ar
 import typer
 from pydantic.fields import FieldInfo
 
+from diffray.cluster.cli.help import WORDS
 from diffray.components.config import Config
 
 T = TypeVar("T")
-WORDS = "diffray.words"  # of a command's context: what was typed after its name
 
 
 def flag(default: Any = None, *names: str, **more: Any) -> Any:

@@ -10,8 +10,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from diffray.cluster.cli.failures import one_sentence
-from diffray.cluster.cli.flag_records import WORDS
 from diffray.cluster.cli.other_flags import instead_of
+
+WORDS = "diffray.words"  # of a command's context: what was typed after its name
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # Typer does not export it
 _INSTEAD_OF_COMPLETION = ("install_completion", "show_completion")

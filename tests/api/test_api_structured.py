@@ -268,7 +268,7 @@ def test_an_endless_expression_costs_one_refusal(service: Service) -> None:
 def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(
     service: Service,
 ) -> None:
-    """Within 5 s on a machine that is not busy with other work."""
+    """Several compile at once, each for 2 s of a core at most; a busy machine takes longer."""
     began: list[float] = []
 
     async def seconds(work: Awaitable[Any]) -> tuple[float, Any]:
@@ -282,7 +282,7 @@ def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(
         twice = refused(service, HOSTILE["exponential states"][0])
         benign = [said(service, {"guided_choice": [f"beside {n}"]}) for n in range(3)]
         found = await asyncio.gather(*map(seconds, [*hostile, twice, *benign]))
-        limit = 5 * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
+        limit = 10 * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
         for (name, (_, words)), (taken, error) in zip(HOSTILE.items(), found, strict=False):
             assert re.search(words, error.message), (name, error.message)
             assert taken < limit, name

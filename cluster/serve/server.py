@@ -169,7 +169,8 @@ def remove(applications: Applications) -> None:
     idle = {}
     for name in {each.name for each in applications.all} & states.keys():
         starting, running = (_replicas(states[name], kind) for kind in ("STARTING", "RUNNING"))
-        idle[name] = min(starting, _living(name) - running)
+        # Serve may still count a replica that has just died.
+        idle[name] = max(min(starting, _living(name) - running), 0)
         serve.delete(name, _blocking=False)
     while any(_living(name) > count for name, count in idle.items()):
         time.sleep(_POLL_S)

@@ -110,24 +110,6 @@ def test_rank_0_keeps_what_was_found_and_every_rank_says_why_not(
 
 
 @pytest.mark.long
-def test_steps_are_recorded_over_ranks_only_where_all_found_replays_right() -> None:
-    names = ["right", "wrong_on_rank_1", "refused_on_rank_1", "crash_on_rank_1"]
-    ranks = on_ranks(2, partial(recorded, names=names, patience_s=90))
-    graphs = [[found.graphs for found in rank] for rank in ranks]
-    for rank in graphs:
-        right, wrong, refused, crash = rank
-        assert right is not None and right.refused == ""
-        assert right.replayed_s is not None and right.launched_s is not None
-        assert right.replayed_s < right.launched_s
-        for bad in (wrong, refused, crash):
-            assert bad is not None and bad.refused
-    assert "rows of 1 x 32 positions differ" in graphs[1][1].refused  # type: ignore[union-attr]
-    assert "another rank refuses them" in graphs[0][1].refused  # type: ignore[union-attr]
-    assert "not permitted when stream" in graphs[1][2].refused  # type: ignore[union-attr]
-    assert graphs[1][3].refused == "it crashed (SIGABRT)"  # type: ignore[union-attr]
-
-
-@pytest.mark.long
 def test_recordings_that_hang_on_a_rank_are_given_up_and_sums_are_kept() -> None:
     for (found,) in on_ranks(2, partial(recorded, names=["hang_on_rank_1"], patience_s=30)):
         assert found.graphs == GraphsOutcome("it did not end within 30 s")

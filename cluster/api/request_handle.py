@@ -23,7 +23,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a request stands: with several choices, the one that is behind the others."""
+    """Where a request stands: with several choices, the one that is behind the others.
+
+    It is `queued` until something of it is reported, which a first block may take all its steps for.
+    """
 
     phase: Phase
     block: int = 0  # that is denoised now, counted from 1; 0 until then

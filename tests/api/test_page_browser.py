@@ -373,7 +373,7 @@ def test_what_is_copied_runs(browser: Browser, language: str, task: str, tmp_pat
     browser.choose("[data-field=decoder] select", "credit")
     browser.click(f"input[value={task}]")
     ask(browser, AWKWARD if task == "chat" else f"def [gap](numbers): return 0  # {AWKWARD}")
-    browser.wait(COMPLETE if task == "chat" else PLAYED)
+    browser.wait(f"{COMPLETE} && {PLAYED}")
     shown = browser.text(".answer" if task == "chat" else ".answer mark")
     browser.click(".code summary")
     browser.click(f"[data-language={language}]")

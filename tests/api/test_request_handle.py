@@ -16,7 +16,7 @@ MESSAGES = [
     {"role": "user", "content": "Tom buys 3 pens for 4 dollars each. How much does he pay?"}
 ]
 OPTIONS: dict[str, Any] = {"dtype": "float64", "max_num_seqs": 2}
-# Four blocks, and one token in each step.
+# Four blocks of four steps.
 SLOW = SamplingParams(
     max_tokens=64,
     ignore_eos=True,
@@ -71,9 +71,16 @@ def test_deltas_and_result_are_those_of_a_waiting_model(plain: DiffusionLLM) -> 
 
 
 def test_the_status_follows_a_request_from_block_to_block() -> None:
+    # From left to right: whatever the weights, each block has a delta before its last.
+    slow = SamplingParams(
+        max_tokens=64,
+        ignore_eos=True,
+        diffusion={"block_length": 16, "decoder": {"kind": "sequential", "steps_per_block": 4}},
+    )
+
     async def test(llm: AsyncDiffusionLLM) -> None:
-        busy = [await llm.submit("Tom", SLOW) for _ in range(2)]
-        handle = await llm.submit("Tom", SLOW)  # waits for one of two slots
+        busy = [await llm.submit("Tom", slow) for _ in range(2)]
+        handle = await llm.submit("Tom", slow)  # waits for one of two slots
         assert handle.status == Status(Phase.QUEUED, 0, 4) and str(handle.status) == "queued"
         seen: list[str] = []
         while handle.status.phase in (Phase.QUEUED, Phase.DENOISING):

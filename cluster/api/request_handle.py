@@ -25,7 +25,7 @@ class Phase(StrEnum):
 class Status:
     """Where a request stands: with several choices, the one that is behind the others.
 
-    It is `queued` until something of it is reported, which a first block may take all its steps for.
+    It is `queued` until tokens of it are final, which may take all steps of its first block.
     """
 
     phase: Phase

@@ -1,4 +1,4 @@
-"""Ray's own commands as docs/deploy.md shows them: serve run, serve deploy and a batch as a job."""
+"""Ray's own commands as docs/deploy.md shows them: serve run, serve deploy and batches as jobs."""
 
 import json
 import re
@@ -13,16 +13,17 @@ from tests.first_contact.report import Report
 
 TOKEN = {"RAY_AUTH_MODE": "token"}  # of the variables that the document sets, what one must
 DASHBOARD, ENDPOINT = "http://HEAD:8265", "http://HEAD:8000"
+BESIDE = "/beside"  # where the model is that `serve run` serves without a file
 
 
 def try_rays_commands(place: Place, report: Report) -> None:
-    """Serve the document's file with its command, deploy it again and submit its job."""
+    """Serve the document's file with its command, deploy it again and submit its jobs."""
     text = (place.clone / "docs/deploy.md").read_text()
     (config,) = re.findall(r"```yaml\n(applications:.*?)```", text, re.DOTALL)
     (run,) = re.findall(r"^(serve run config\.yaml) ", text, re.MULTILINE)
     (deploy,) = re.findall(r"^serve deploy .*$", text, re.MULTILINE)
+    (without_file,) = re.findall(r"^serve run diffray.*$", text, re.MULTILINE)
     jobs = re.findall(r"^ray job submit .*?\n.*$", text, re.MULTILINE)
-    (job,) = (each for each in jobs if ENDPOINT in each)
     folder = place.folder / "rays"
     folder.mkdir()
     (folder / "config.yaml").write_text(config)
@@ -32,7 +33,11 @@ def try_rays_commands(place: Place, report: Report) -> None:
         if not report.check(f"{run} serves", partial(terminal.wait_ready, "successfully")):
             return
         report.check(deploy, partial(deployed, place, terminal, deploy, folder))
-        report.check(job.partition(" --")[0], partial(submitted, place, terminal, job, folder))
+        for job in jobs:
+            report.check(
+                job.rpartition(" -- ")[2], partial(submitted, place, terminal, job, folder)
+            )
+        report.check(without_file, partial(run_beside, place, terminal, without_file, folder))
         report.check("Ctrl-C ends serve run", partial(ended, terminal))
 
 
@@ -49,19 +54,32 @@ def asked(place: Place, terminal: Terminal, command: str, cwd: Path) -> str:
 def deployed(place: Place, terminal: Terminal, command: str, cwd: Path) -> None:
     """Deploy the file again, and wait until its model answers."""
     asked(place, terminal, command, cwd)
+    wait_for_demo(place, terminal.served.url)
+
+
+def run_beside(place: Place, terminal: Terminal, command: str, cwd: Path) -> None:
+    """Serve a model without a file, beside the first one: `serve run` has no option for a port."""
+    asked(place, terminal, f"{command} --name beside --route-prefix {BESIDE} --non-blocking", cwd)
+    wait_for_demo(place, f"{terminal.served.url}{BESIDE}")
+
+
+def wait_for_demo(place: Place, url: str) -> None:
     end = time.monotonic() + READY_S
-    curl = f"curl --silent {terminal.served.url}/v1/models || true"
+    curl = f"curl --silent {url}/v1/models || true"
     while '"demo"' not in (said := place.run(curl)):
         assert time.monotonic() < end, said
         time.sleep(0.5)
 
 
 def submitted(place: Place, terminal: Terminal, command: str, cwd: Path) -> None:
-    """Submit the document's batch, with its answers in a folder that is there."""
+    """Submit the document's batch for a demo model and a CPU, its answers in a folder here."""
     text = (place.clone / "docs/deploy.md").read_text()
     (line,) = re.findall(r"^\{\"custom_id\".*\}$", text, re.MULTILINE)
     (cwd / "in.jsonl").write_text(f"{line}\n")
     out = cwd / "out.jsonl"
+    out.unlink(missing_ok=True)
+    command = command.replace("--entrypoint-num-gpus 1", "").replace("\\\n", " ")
+    command = command.replace("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "demo")
     asked(place, terminal, command.replace("/data/out.jsonl", str(out)), cwd)
     question = json.loads(line)["body"]["messages"][0]["content"]
     body = json.loads(out.read_text())["response"]["body"]

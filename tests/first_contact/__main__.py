@@ -171,7 +171,8 @@ def try_clients(place: Place, model: str, terminal: Terminal, report: Report) ->
         assert found is not None, terminal.screen
         place.run(f"curl --fail --silent --output /dev/null {found[1]}")
 
-    (shown,) = re.findall(r"^curl .*?'\{.*?\}'$", usage.read_text(), re.MULTILINE | re.DOTALL)
+    chat_curl = r"^curl \S+/chat/completions .*?'\{.*?\}'$"
+    (shown,) = re.findall(chat_curl, usage.read_text(), re.MULTILINE | re.DOTALL)
     report.check(f"the curl of docs/usage.md asks {model}", lambda: curl(shown))
     (told,) = re.findall(r"try: (curl .*)", terminal.screen)
     report.check(f"the curl that serve tells asks {model}", lambda: curl(told))

@@ -59,7 +59,12 @@ def deployed(place: Place, terminal: Terminal, command: str, cwd: Path) -> None:
 
 def run_beside(place: Place, terminal: Terminal, command: str, cwd: Path) -> None:
     """Serve a model without a file, beside the first one: `serve run` has no option for a port."""
-    asked(place, terminal, f"{command} --name beside --route-prefix {BESIDE} --non-blocking", cwd)
+    asked(
+        place,
+        terminal,
+        f"{command} --address auto --name beside --route-prefix {BESIDE} --non-blocking",
+        cwd,
+    )
     wait_for_demo(place, f"{terminal.served.url}{BESIDE}")
 
 

@@ -3,6 +3,7 @@
 Ray reads that when it is first imported, so this module imports it late.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ def start_ray_here(**options: Any) -> None:
     import ray
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 
+    logging.getLogger(ensure_token_if_auth_enabled.__module__).setLevel(logging.WARNING)
     before = os.umask(0o077)  # Ray creates a missing token as any other file
     try:
         ensure_token_if_auth_enabled()

@@ -33,6 +33,7 @@ READY = [
     "demo is ready at",
     "Ray is at",
     "demo is a toy",
+    "Prompts to try:",
     *examples("demo"),
     "Chat with demo",
     "The manual of its API",

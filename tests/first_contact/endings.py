@@ -23,12 +23,12 @@ END_S = 90.0
 
 @contextmanager
 def server(
-    place: Place, name: str, command: str, cwd: Path, settings: dict[str, str]
+    place: Place, name: str, command: str, cwd: Path, settings: dict[str, str], port: int = 0
 ) -> Iterator["Terminal"]:
-    """Run a command in a terminal of its own, with a free port for PORT; leaves nothing behind."""
+    """Run a command in a terminal of its own, with a port for PORT; leaves nothing behind."""
     home = place.folder / name
     home.mkdir(exist_ok=True)
-    port = free_port()
+    port = port or free_port()
     main, side = pty.openpty()
     process = subprocess.Popen(
         ["bash", "-c", f"exec {command.replace('PORT', str(port))}"],

@@ -13,7 +13,7 @@ from tests.first_contact.report import Report
 
 TOKEN = {"RAY_AUTH_MODE": "token"}  # of the variables that the document sets, what one must
 DASHBOARD, ENDPOINT = "http://HEAD:8265", "http://HEAD:8000"
-BESIDE = "/beside"  # where the model is that `serve run` serves without a file
+SERVES = 8000  # the port of Serve where no file says another: `serve run` has no option for it
 
 
 def try_rays_commands(place: Place, report: Report) -> None:
@@ -37,8 +37,11 @@ def try_rays_commands(place: Place, report: Report) -> None:
             report.check(
                 job.rpartition(" -- ")[2], partial(submitted, place, terminal, job, folder)
             )
-        report.check(without_file, partial(run_beside, place, terminal, without_file, folder))
         report.check("Ctrl-C ends serve run", partial(ended, terminal))
+    with server(place, "w", without_file, folder, TOKEN, SERVES) as terminal:
+        if report.check(without_file, partial(terminal.wait_ready, "successfully")):
+            report.check("it answers", partial(wait_for_demo, place, terminal.served.url))
+            report.check("Ctrl-C ends it", partial(ended, terminal))
 
 
 def asked(place: Place, terminal: Terminal, command: str, cwd: Path) -> str:
@@ -55,17 +58,6 @@ def deployed(place: Place, terminal: Terminal, command: str, cwd: Path) -> None:
     """Deploy the file again, and wait until its model answers."""
     asked(place, terminal, command, cwd)
     wait_for_demo(place, terminal.served.url)
-
-
-def run_beside(place: Place, terminal: Terminal, command: str, cwd: Path) -> None:
-    """Serve a model without a file, beside the first one: `serve run` has no option for a port."""
-    asked(
-        place,
-        terminal,
-        f"{command} --address auto --name beside --route-prefix {BESIDE} --non-blocking",
-        cwd,
-    )
-    wait_for_demo(place, f"{terminal.served.url}{BESIDE}")
 
 
 def wait_for_demo(place: Place, url: str) -> None:

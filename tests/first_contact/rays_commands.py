@@ -39,7 +39,7 @@ def try_rays_commands(place: Place, report: Report) -> None:
             )
         report.check("Ctrl-C ends serve run", partial(ended, terminal))
     with server(place, "w", without_file, folder, TOKEN, SERVES) as terminal:
-        if report.check(without_file, partial(terminal.wait_ready, "successfully")):
+        if report.check(without_file, terminal.wait_ready):
             report.check("it answers", partial(wait_for_demo, place, terminal.served.url))
             report.check("Ctrl-C ends it", partial(ended, terminal))
 

@@ -1,14 +1,16 @@
 """A request whose engine is lost goes on in another, from its updates alone, to the same text."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffray.components.params import SamplingParams
+from diffray.workers.engine import Engine
 from diffray.workers.messages import Progress, Request, Resume, Update
 from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
@@ -21,7 +23,6 @@ from tests.helpers.mixed_requests import (
 )
 from tests.helpers.toy import EOS, ScriptedModel, ToyModel, certain, prompt_of, toy_engine
 
-Model = ToyModel | ScriptedModel
 MIXTURES: dict[str, tuple[ToyModel, list[dict[str, object]]]] = {
     "bi": (BIDIRECTIONAL, MIXED),
     "causal": (CAUSAL, MIXED_CAUSAL),
@@ -30,10 +31,9 @@ MIXTURES: dict[str, tuple[ToyModel, list[dict[str, object]]]] = {
 
 
 def updates_of(
-    model: Model, requests: Items[Request], steps: int, rounds: int = 999
+    engine: Engine, requests: Items[Request], steps: int, rounds: int = 999
 ) -> list[Update]:
     """Run that many rounds in a new engine, if the requests take so many."""
-    engine = toy_engine(model)
     for request in requests:
         engine.add(request)
     found: list[Update] = []
@@ -45,9 +45,9 @@ def updates_of(
 
 
 def cut_and_resume(
-    model: Model, requests: Items[Request], steps: int, cuts: Items[int]
+    new: Callable[[], Engine], requests: Items[Request], steps: int, cuts: Items[int]
 ) -> list[Update]:
-    """Run the requests through one engine after another, each but the last lost after a while."""
+    """Run the requests through one new engine after another, each but the last soon lost."""
     found: list[Update] = []
     for rounds in (*cuts, 999):
         left = []
@@ -55,7 +55,7 @@ def cut_and_resume(
             mine = [update for update in found if update.uid == request.uid]
             if not mine or not mine[-1].finish_reason:
                 left.append(replace(request, resume=Resume.after(mine)))
-        found += updates_of(model, left, steps, rounds)
+        found += updates_of(new(), left, steps, rounds)
     return found
 
 
@@ -76,7 +76,7 @@ def ranked_request(mixture: str, uid: int) -> tuple[Request, dict[str, object]]:
     request = requests[uid % len(requests)]
     ranked = {"logprobs": True, "top_logprobs": 3}
     request = replace(request, params=request.params.model_copy(update=ranked))
-    whole = updates_of(model, [request], 1)
+    whole = updates_of(toy_engine(model), [request], 1)
     return request, story(whole, request.uid)
 
 
@@ -90,7 +90,7 @@ def ranked_request(mixture: str, uid: int) -> tuple[Request, dict[str, object]]:
 )
 def test_any_cut_changes_nothing(mixture: str, uid: int, steps: int, cuts: list[int]) -> None:
     request, whole = ranked_request(mixture, uid)
-    found = cut_and_resume(MIXTURES[mixture][0], [request], steps, cuts)
+    found = cut_and_resume(partial(toy_engine, MIXTURES[mixture][0]), [request], steps, cuts)
     assert story(found, request.uid) == whole
 
 
@@ -108,19 +108,19 @@ def test_end_token_is_reported_once(causal: bool, early_stop: bool, where: int) 
         "decoder": {"kind": "fixed", "steps": 16},
     }
     request = Request(0, prompt_of(6), SamplingParams(max_tokens=21, diffusion=diffusion))
-    whole = updates_of(model, [request], 1)
+    whole = updates_of(toy_engine(model), [request], 1)
     assert story(whole, 0)["stop_id"] == EOS
     for cut in range(whole[-1].forwards):
-        found = cut_and_resume(model, [request], 1, [cut])
+        found = cut_and_resume(partial(toy_engine, model), [request], 1, [cut])
         assert story(found, 0) == story(whole, 0)
 
 
 def test_only_the_current_block_is_done_again() -> None:
     for model, policies in ((BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)):
         (request,) = [r for r in mixed_requests(policies) if r.params.diffusion.block_length == 8]
-        whole = updates_of(model, [request], 1)
-        found = cut_and_resume(model, [request], 1, [9])
-        resumed = Resume.after(found[: len(updates_of(model, [request], 1, 9))])
+        whole = updates_of(toy_engine(model), [request], 1)
+        found = cut_and_resume(partial(toy_engine, model), [request], 1, [9])
+        resumed = Resume.after(found[: len(updates_of(toy_engine(model), [request], 1, 9))])
         assert resumed.progress.blocks > 0
         assert whole[-1].forwards < found[-1].forwards <= whole[-1].forwards + 8
 
@@ -141,15 +141,17 @@ def test_preemption_and_resumption_mix() -> None:
             if mine and mine[-1].finish_reason:
                 continue
             rest = [replace(request, resume=Resume.after(mine))]
-            both = [*mine, *updates_of(model, rest, 2)]
-            assert story(both, request.uid) == story(updates_of(model, [request], 2), request.uid)
+            both = [*mine, *updates_of(toy_engine(model), rest, 2)]
+            whole = updates_of(toy_engine(model), [request], 2)
+            assert story(both, request.uid) == story(whole, request.uid)
 
 
 def test_nothing_to_resume_is_a_new_request() -> None:
     assert Resume.after([]) == Resume()
     request = mixed_requests(MIXED)[0]
     begun = replace(request, resume=Resume())
-    assert updates_of(BIDIRECTIONAL, [begun], 1) == updates_of(BIDIRECTIONAL, [request], 1)
+    found, plain = (updates_of(toy_engine(BIDIRECTIONAL), [r], 1) for r in (begun, request))
+    assert found == plain
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,8 @@ def test_what_cannot_have_been_is_refused(resume: Resume, message: str) -> None:
 
 
 def test_the_story_leaves_out_only_the_work() -> None:
-    told = {*story(updates_of(ScriptedModel(certain({})), [mixed_requests(MIXED)[0]], 1), 0)}
+    engine = toy_engine(ScriptedModel(certain({})))
+    told = {*story(updates_of(engine, [mixed_requests(MIXED)[0]], 1), 0)}
     assert {f.name for f in fields(Update)} - told == {
         "uid", "finish_reason", "forwards", "progress", "canvas", "cached_tokens",
         "ran", "version",

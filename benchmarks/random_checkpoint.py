@@ -1,4 +1,4 @@
-"""Writes random checkpoints in the layouts of LLaDA, LLaDA-MoE and LLaDA2, to measure speed with.
+"""Writes random checkpoints in four layouts (LLaDA, LLaDA-MoE, LLaDA2, SDAR) to measure speed with.
 
     python -m benchmarks.random_checkpoint /tmp/llada-100m
     python -m benchmarks.random_checkpoint /tmp/moe --layout llada_moe --layers 4 --dtype bfloat16
@@ -46,6 +46,7 @@ LAYOUTS = {
     "llada": "d_model n_layers n_heads n_kv_heads mlp_hidden_size".split(),
     "llada_moe": [*_SPARSE, "dense_intermediate_size", "num_experts", "expert_intermediate_size"],
     "llada2_moe": [*_SPARSE, "intermediate_size", "num_experts", "moe_intermediate_size"],
+    "sdar": [*_SPARSE, "intermediate_size"],
 }
 QUERY_KEY_GAIN = 1.5
 # Where a model normalizes queries and keys, their norms carry the gain; LLaDA's matrices do.
@@ -70,9 +71,11 @@ def config_of(layout: str, shape: Shape) -> dict[str, Any]:
             "moe_layer_freq": [1] * shape.layers,
             "max_position_embeddings": 8192,
         }
+    config["head_dim"] = shape.hidden // shape.heads
+    if layout == "sdar":
+        return config
     groups = math.gcd(8, max(shape.experts // 2, 1))  # a group is judged by its two best
     return config | {
-        "head_dim": shape.hidden // shape.heads,
         "num_experts_per_tok": min(8, shape.experts // 2),
         "n_group": groups,
         "topk_group": max(1, groups // 2),

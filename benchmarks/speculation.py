@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculation demo demo-llada2
     python -m benchmarks.speculation --threads 1 --cpu-time --block-lengths 4 32 -- /tmp/llada-100m
+    python -m benchmarks.speculation --cpu-time --batches 1 2 4 8 --only static -- /tmp/sdar-20m
 
 Answers of a demo model are to its examples; another checkpoint continues random ids. The ratio
 is of the time; the tokens of both are compared. Speculation leaves them as they are, the branches
@@ -22,12 +23,14 @@ TOKENS = 64
 Diffusion = dict[str, Any]
 
 
-def policies(drafts: int, branches: int) -> dict[str, tuple[Diffusion, Diffusion]]:
-    """Return what is compared: a policy without copies, and the same with them."""
+def policies(drafts: int, branches: int, length: int) -> dict[str, tuple[Diffusion, Diffusion]]:
+    """Return what is compared in blocks of a length: a policy without copies, and with them."""
     verify = {"speculation": {"kind": "verify", "drafts": drafts}}
     decoders: dict[str, Diffusion] = {
         "fixed, one position a step": {"kind": "fixed", "steps": TOKENS},
         "fixed, two": {"kind": "fixed", "steps": TOKENS // 2},
+        "static, one position a step": _static(length),
+        "static, two": _static(-(-length // 2)),
         "threshold 0.9": {"kind": "threshold", "threshold": 0.9},
     }
     found = {name: ({"decoder": d}, {"decoder": d} | verify) for name, d in decoders.items()}
@@ -37,6 +40,10 @@ def policies(drafts: int, branches: int) -> dict[str, tuple[Diffusion, Diffusion
         name = f"threshold {threshold}, lopa"
         found[name] = ({"decoder": plain}, {"decoder": lopa})
     return found
+
+
+def _static(steps: int) -> Diffusion:
+    return {"kind": "threshold", "threshold": 1, "steps_per_block": steps}
 
 
 def main() -> None:
@@ -61,13 +68,13 @@ def main() -> None:
             prompts: Any = random_ids(llm, batch, 32, args.seed)
             if checkpoint in DEMOS:
                 prompts = list(islice(cycle(examples(checkpoint)), batch))
-            compared = policies(args.drafts, args.branches)
-            for length, (name, pair) in product(args.block_lengths, compared.items()):
-                if args.only not in name:
-                    continue
-                own: list[Diffusion] = [policy | {"block_length": length} for policy in pair]
-                found = compare(llm, prompts, own, args, clock)
-                print(paired.row(checkpoint, batch, length, name, *found), flush=True)
+            for length in args.block_lengths:
+                for name, pair in policies(args.drafts, args.branches, length).items():
+                    if args.only not in name:
+                        continue
+                    own: list[Diffusion] = [policy | {"block_length": length} for policy in pair]
+                    found = compare(llm, prompts, own, args, clock)
+                    print(paired.row(checkpoint, batch, length, name, *found), flush=True)
 
 
 def compare(

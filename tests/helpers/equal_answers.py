@@ -30,7 +30,15 @@ _DECODERS: list[dict[str, object]] = [
     {"kind": "credit", "threshold": 0.3},
     {"kind": "factor"},
     {"kind": "edit", "threshold": 0.3, "edit_threshold": 0.3},
-]
+    {"kind": "threshold", "threshold": 0.3, "steps_per_block": 5},
+    {"kind": "sequential"},
+    {"kind": "sequential", "steps_per_block": 3},
+    {"kind": "schedule", "steps": 12},
+    {"kind": "origin", "steps": 12},
+    {"kind": "budget_threshold", "threshold": 0.3, "steps": 12},
+    {"kind": "entropy_bound", "gamma": 2.0},
+]  # not `lopa`, whose tokens depend on the room that others leave
+_WITH_THRESHOLD = "threshold", "hierarchy", "credit", "edit"
 _CACHES = {False: ("none", "prefix", "dual", "vicinity"), True: ("none", "exact")}
 
 
@@ -45,8 +53,11 @@ def draw_requests(count: int, seed: int, *, block_causal: bool) -> list[Request]
             "decoder": decoder,
             "cache": {"kind": draws.choice(_CACHES[block_causal])},
         }
-        if decoder["kind"] not in ("fixed", "factor") and draws.random() < 0.25:
-            diffusion["iteration"] = {"kind": "soft"}
+        kind = draws.choice(("plain", "soft", "sub_blocks" if block_causal else "first_token"))
+        if kind == "first_token" or (kind != "plain" and decoder["kind"] in _WITH_THRESHOLD):
+            diffusion["iteration"] = {"kind": kind}
+            if kind == "sub_blocks" and draws.random() < 0.5:
+                diffusion["cache"] = {"kind": "sub_block"}
         elif draws.random() < 0.25:
             diffusion["cfg_scale"] = 0.7
         params = SamplingParams(

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -177,8 +177,8 @@ def test_seeds_differ_and_are_repeated() -> None:
     assert found[0] == found[2] != found[1]
 
 
-def on_rank(mesh: Mesh) -> tuple[dict[int, list[int]], bool]:
-    made, agreed = engine(mesh), True
+def on_rank(mesh: Mesh, *, expert_parallel: bool) -> tuple[dict[int, list[int]], bool]:
+    made, agreed = engine(replace(mesh, expert_parallel=expert_parallel)), True
     found: dict[int, list[int]] = {request.uid: [] for request in requests()}
     for request in requests():
         made.add(request)
@@ -191,8 +191,10 @@ def on_rank(mesh: Mesh) -> tuple[dict[int, list[int]], bool]:
 
 
 @pytest.mark.slow
-def test_two_ranks_find_what_one_finds() -> None:
-    for found, agreed in on_ranks(2, on_rank):
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_two_ranks_find_what_one_finds(expert_parallel: bool) -> None:
+    """With slices of all experts on each rank, or with whole experts of its own."""
+    for found, agreed in on_ranks(2, partial(on_rank, expert_parallel=expert_parallel)):
         assert agreed and found == alone()
 
 

@@ -1,15 +1,20 @@
 """A request whose engine is lost goes on in another, from its updates alone, to the same text."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.golden import cases_of, params_of, written
 from diffray.components.params import SamplingParams
+from diffray.workers.engine import Engine
+from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Progress, Request, Resume, Update
+from diffray.workers.setup import build_engine
 from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
     CAUSAL,
@@ -19,9 +24,9 @@ from tests.helpers.mixed_requests import (
     SUB_BLOCK,
     mixed_requests,
 )
+from tests.helpers.paths import GOLDEN
 from tests.helpers.toy import EOS, ScriptedModel, ToyModel, certain, prompt_of, toy_engine
 
-Model = ToyModel | ScriptedModel
 MIXTURES: dict[str, tuple[ToyModel, list[dict[str, object]]]] = {
     "bi": (BIDIRECTIONAL, MIXED),
     "causal": (CAUSAL, MIXED_CAUSAL),
@@ -30,10 +35,9 @@ MIXTURES: dict[str, tuple[ToyModel, list[dict[str, object]]]] = {
 
 
 def updates_of(
-    model: Model, requests: Items[Request], steps: int, rounds: int = 999
+    engine: Engine, requests: Items[Request], steps: int, rounds: int = 999
 ) -> list[Update]:
     """Run that many rounds in a new engine, if the requests take so many."""
-    engine = toy_engine(model)
     for request in requests:
         engine.add(request)
     found: list[Update] = []
@@ -45,9 +49,9 @@ def updates_of(
 
 
 def cut_and_resume(
-    model: Model, requests: Items[Request], steps: int, cuts: Items[int]
+    new: Callable[[], Engine], requests: Items[Request], steps: int, cuts: Items[int]
 ) -> list[Update]:
-    """Run the requests through one engine after another, each but the last lost after a while."""
+    """Run the requests through one new engine after another, each but the last soon lost."""
     found: list[Update] = []
     for rounds in (*cuts, 999):
         left = []
@@ -55,7 +59,7 @@ def cut_and_resume(
             mine = [update for update in found if update.uid == request.uid]
             if not mine or not mine[-1].finish_reason:
                 left.append(replace(request, resume=Resume.after(mine)))
-        found += updates_of(model, left, steps, rounds)
+        found += updates_of(new(), left, steps, rounds)
     return found
 
 
@@ -76,7 +80,7 @@ def ranked_request(mixture: str, uid: int) -> tuple[Request, dict[str, object]]:
     request = requests[uid % len(requests)]
     ranked = {"logprobs": True, "top_logprobs": 3}
     request = replace(request, params=request.params.model_copy(update=ranked))
-    whole = updates_of(model, [request], 1)
+    whole = updates_of(toy_engine(model), [request], 1)
     return request, story(whole, request.uid)
 
 
@@ -90,7 +94,7 @@ def ranked_request(mixture: str, uid: int) -> tuple[Request, dict[str, object]]:
 )
 def test_any_cut_changes_nothing(mixture: str, uid: int, steps: int, cuts: list[int]) -> None:
     request, whole = ranked_request(mixture, uid)
-    found = cut_and_resume(MIXTURES[mixture][0], [request], steps, cuts)
+    found = cut_and_resume(partial(toy_engine, MIXTURES[mixture][0]), [request], steps, cuts)
     assert story(found, request.uid) == whole
 
 
@@ -108,19 +112,19 @@ def test_end_token_is_reported_once(causal: bool, early_stop: bool, where: int) 
         "decoder": {"kind": "fixed", "steps": 16},
     }
     request = Request(0, prompt_of(6), SamplingParams(max_tokens=21, diffusion=diffusion))
-    whole = updates_of(model, [request], 1)
+    whole = updates_of(toy_engine(model), [request], 1)
     assert story(whole, 0)["stop_id"] == EOS
     for cut in range(whole[-1].forwards):
-        found = cut_and_resume(model, [request], 1, [cut])
+        found = cut_and_resume(partial(toy_engine, model), [request], 1, [cut])
         assert story(found, 0) == story(whole, 0)
 
 
 def test_only_the_current_block_is_done_again() -> None:
     for model, policies in ((BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)):
         (request,) = [r for r in mixed_requests(policies) if r.params.diffusion.block_length == 8]
-        whole = updates_of(model, [request], 1)
-        found = cut_and_resume(model, [request], 1, [9])
-        resumed = Resume.after(found[: len(updates_of(model, [request], 1, 9))])
+        whole = updates_of(toy_engine(model), [request], 1)
+        found = cut_and_resume(partial(toy_engine, model), [request], 1, [9])
+        resumed = Resume.after(found[: len(updates_of(toy_engine(model), [request], 1, 9))])
         assert resumed.progress.blocks > 0
         assert whole[-1].forwards < found[-1].forwards <= whole[-1].forwards + 8
 
@@ -141,15 +145,47 @@ def test_preemption_and_resumption_mix() -> None:
             if mine and mine[-1].finish_reason:
                 continue
             rest = [replace(request, resume=Resume.after(mine))]
-            both = [*mine, *updates_of(model, rest, 2)]
-            assert story(both, request.uid) == story(updates_of(model, [request], 2), request.uid)
+            both = [*mine, *updates_of(toy_engine(model), rest, 2)]
+            whole = updates_of(toy_engine(model), [request], 2)
+            assert story(both, request.uid) == story(whole, request.uid)
+
+
+def golden_engine(family: str) -> Engine:
+    setup = EngineOptions(
+        dtype="float64", device="cpu", max_num_seqs=8, mask_token_id=510, eos_token_id=511
+    )
+    return build_engine(str(GOLDEN / family), setup)[0]
+
+
+@pytest.mark.parametrize("family", ["dream", "fast_dllm_v2", "sdar"])
+def test_golden_checkpoints_go_on_as_if_undisturbed(family: str) -> None:
+    """Every other request samples; the others write what the original does."""
+    requests, originals = [], {}
+    for number, case in enumerate(cases_of(family)[::4]):
+        params = params_of(case)
+        if number % 2:
+            params = params.model_copy(update={"temperature": 0.7, "seed": number})
+        else:
+            originals[number] = written(case)
+        requests.append(Request(number, tuple(case["prompt"]), params))
+    whole = updates_of(golden_engine(family), requests, 1)
+    found = cut_and_resume(partial(golden_engine, family), requests, 1, [19, 26])
+    ids, undisturbed = (
+        {r.uid: story(updates, r.uid)["ids"] for r in requests} for updates in (found, whole)
+    )
+    assert ids == undisturbed and originals.items() <= ids.items()
+    again, once = (
+        {u.uid: u.forwards for u in updates if u.finish_reason} for updates in (found, whole)
+    )
+    assert any(again[uid] > once[uid] for uid in once), "no block was begun anew"
 
 
 def test_nothing_to_resume_is_a_new_request() -> None:
     assert Resume.after([]) == Resume()
     request = mixed_requests(MIXED)[0]
     begun = replace(request, resume=Resume())
-    assert updates_of(BIDIRECTIONAL, [begun], 1) == updates_of(BIDIRECTIONAL, [request], 1)
+    found, plain = (updates_of(toy_engine(BIDIRECTIONAL), [r], 1) for r in (begun, request))
+    assert found == plain
 
 
 @pytest.mark.parametrize(
@@ -177,7 +213,8 @@ def test_what_cannot_have_been_is_refused(resume: Resume, message: str) -> None:
 
 
 def test_the_story_leaves_out_only_the_work() -> None:
-    told = {*story(updates_of(ScriptedModel(certain({})), [mixed_requests(MIXED)[0]], 1), 0)}
+    engine = toy_engine(ScriptedModel(certain({})))
+    told = {*story(updates_of(engine, [mixed_requests(MIXED)[0]], 1), 0)}
     assert {f.name for f in fields(Update)} - told == {
         "uid", "finish_reason", "forwards", "progress", "canvas", "cached_tokens",
         "ran", "version",

@@ -124,6 +124,7 @@ def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
     ask(browser, PROMPT)
     browser.wait(PLAYED)
     everything = browser.evaluate(FINAL)
+    assert browser.text("[data-part=state]") == "complete"
     browser.choose("[name=pace]", "1")
     browser.click("[name=play]")
     assert browser.text("[name=play]") == "Pause" and browser.evaluate(FINAL) < everything
@@ -131,6 +132,7 @@ def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
     assert browser.evaluate(PLAYED)
     browser.choose("[name=position]", "0")
     assert browser.evaluate(FINAL) == 0 and browser.text(".answer") == ""
+    assert browser.text("[data-part=state]") == "denoising"
     finals = []
     for _ in range(4):
         browser.click("[name=forth]")
@@ -142,6 +144,8 @@ def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
     browser.press("ArrowLeft")
     assert browser.evaluate(FINAL) == finals[1]
     assert browser.text("#player output").startswith("2 / ")
+    browser.click("#clear")
+    assert browser.text("#player output") == "0 / 0"
 
 
 def test_nothing_moves_while_tokens_appear(browser: Browser) -> None:
@@ -271,7 +275,7 @@ def test_an_empty_answer_is_called_so(browser: Browser) -> None:
     ask(browser, PROMPT)
     browser.wait(COMPLETE)
     browser.wait("document.querySelector('.answer').textContent === '(empty answer)'")
-    assert "(empty answer)" in browser.text("[data-part=said]")
+    assert browser.text("[data-part=said]") == "Answer: (empty answer)"
 
 
 def test_a_gap_is_marked_and_filled(browser: Browser) -> None:
@@ -441,7 +445,7 @@ def test_stop_ends_the_answer_here_and_at_the_server(browser: Browser, url: str)
     browser.click("#send")
     browser.wait(FAILED)
     assert browser.text("[data-part=reason]") == "Stopped."
-    assert browser.text("[data-part=state]") == "incomplete"
+    browser.wait("document.querySelector('[data-part=state]').textContent === 'incomplete'")
     assert browser.text("#send") == "Send" and browser.evaluate(FINAL) < 384
     end = time.monotonic() + 60
     while httpx2.get(f"{url}/load").json()["running"]:

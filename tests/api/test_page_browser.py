@@ -41,6 +41,7 @@ pytestmark = pytest.mark.slow
 PROMPT = FUNCTION
 OTHER = "What is 12 plus 30?"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+GAP = "The pens cost 3*4=[gap] dollars. The answer is 12."  # which demo fills, if not right
 AWKWARD = "What's \"7\" \\ plus $HOME `id` '\u00e9'?"
 PREFIX = "/models/demo"
 COLUMNS = (
@@ -376,7 +377,7 @@ def test_what_is_copied_runs(browser: Browser, language: str, task: str, tmp_pat
     browser.choose("[name=pace]", "0")
     browser.choose("[data-field=decoder] select", "credit")
     browser.click(f"input[value={task}]")
-    ask(browser, AWKWARD if task == "chat" else f"def [gap](numbers): return 0  # {AWKWARD}")
+    ask(browser, AWKWARD if task == "chat" else f"{AWKWARD} {GAP}")
     browser.wait(f"{COMPLETE} && {PLAYED}")
     shown = browser.text(".answer" if task == "chat" else ".answer mark")
     browser.click(".code summary")
@@ -393,8 +394,7 @@ def test_what_is_copied_runs(browser: Browser, language: str, task: str, tmp_pat
     if language == "curl":
         (choice,) = json.loads(said)["choices"]
         said = choice["message"]["content"] if task == "chat" else choice["text"]
-    # The demo model may fill a gap with nothing, which the page spells out.
-    assert said.strip() == shown.replace("(empty answer)", "").strip()
+    assert said.strip() == shown.strip() not in ("", "(empty answer)")
 
 
 def pasted(browser: Browser) -> str:

@@ -4,13 +4,11 @@ import json
 import socket
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -24,7 +22,7 @@ from diffray.cluster.control.local import load_local
 from diffray.components.checkpoints.demos import FUNCTION
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
-from tests.helpers.needed import needed, npm
+from tests.helpers.needed import needed
 from tests.helpers.page import (
     COMPLETE,
     FAILED,
@@ -541,53 +539,3 @@ def test_the_keyboard_reaches_everything(browser: Browser) -> None:
         name = "(({id, name, dataset, className}) => id || name || dataset.part || className)"
         reached.add(browser.evaluate(f"{name}(document.activeElement)"))
     assert {"model", "compare", "clear", "canvas", "play", "position", "pace", "send"} <= reached
-
-
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """axe-core, which judges a page by the rules for accessible content."""
-    folder = tmp_path_factory.mktemp("axe")
-    npm(folder, "pack", "axe-core@4")
-    (archive,) = folder.glob("*.tgz")
-    with tarfile.open(archive) as packed:
-        script = packed.extractfile("package/axe.min.js")
-        assert script is not None
-        return script.read().decode()
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_axe_finds_nothing(tab: Browser, url: str, axe: str, dark: bool) -> None:
-    def judge() -> None:
-        result: dict[str, Any] = tab.evaluate(
-            "axe.run().then(({passes, violations}) => ({passes: passes.length, violations:"
-            "violations.map(({id, nodes}) => [id, nodes.map(({html}) => html.slice(0, 200))])}))"
-        )
-        assert result["violations"] == [] and result["passes"] > 20
-
-    tab.call("Page.setBypassCSP", enabled=True)  # axe makes markup of texts
-    try:
-        tab.show_as(1280, 860, dark=dark)
-        browser = opened(tab, url)
-        browser.evaluate(f"{axe}; 0")
-        judge()
-        browser.choose("[name=pace]", "0")
-        browser.click("#compare")
-        browser.click(".policy summary")
-        browser.choose(".pane:first-child [data-field=decoder] select", "threshold")
-        ask(browser, PROMPT)
-        browser.wait(PLAYED)
-        browser.click(".code summary")
-        browser.click("[data-language=curl]")
-        browser.evaluate("document.querySelector('.canvas').focus()")
-        judge()
-        browser.choose("[data-field=decoder] select", "fixed")
-        browser.choose("[data-field=iteration] select", "soft")
-        browser.click("input[value=infill]")
-        ask(browser, "a [gap] b")
-        browser.wait(FAILED)
-        judge()
-        tab.show_as(390, 844, dark=dark, phone=True)
-        judge()
-        assert tab.take_complaints("status of 400") == 1
-    finally:
-        tab.call("Page.setBypassCSP", enabled=False)

@@ -19,7 +19,7 @@ from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import Load
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
-from diffray.components.checkpoints.demos import FUNCTION
+from diffray.components.checkpoints.demos import FUNCTION, TOY
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
 from tests.helpers.needed import needed
@@ -59,7 +59,8 @@ class Two(Service):
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     engine, tokenizer = load_local("demo", EngineConfig(max_num_seqs=4, dtype="float64"))
-    service = Two(engine, tokenizer, ["demo", "alias"], examples=[PROMPT, HOSTILE])
+    about, prompts = f"demo {TOY}.", [PROMPT, HOSTILE]
+    service = Two(engine, tokenizer, ["demo", "alias"], description=about, examples=prompts)
     with engine, closing(service):
         yield service
 
@@ -311,6 +312,7 @@ def test_a_refusal_is_shown_and_sent_again_with_another_policy(browser: Browser)
 
 def test_each_model_has_its_examples_and_answers(browser: Browser) -> None:
     browser.wait("document.querySelectorAll('#examples button').length === 2")
+    assert browser.text("#examples p") == f"demo {TOY}."
     browser.choose("#model", "alias")
     assert browser.evaluate("document.querySelectorAll('#examples button').length") == 1
     browser.click("#examples button")

@@ -74,6 +74,8 @@ def test_the_ready_line_leads_to_the_page_if_there_is_one(has_page: bool) -> Non
     application = Application("demo", "/demo", app_config(given))
     line = ready_line(application, Server(), "http://127.0.0.1:8000")
     assert ("watch it at http://127.0.0.1:8000/demo/\n" in line) == has_page
+    chat = "Chat in another terminal: diffray chat --base-url http://127.0.0.1:8000/demo"
+    assert chat in line.splitlines()
 
 
 def test_the_ready_line_says_what_a_toy_knows_and_three_prompts_to_try() -> None:
@@ -108,6 +110,7 @@ def test_several_models_have_a_line_each_and_those_of_their_door() -> None:
     )
     assert lines[9:] == [
         "Chat with each of them and watch it at http://h/",
+        "Chat in another terminal: diffray chat --base-url http://h",
         "The manual of its API is at http://h/docs",
     ]
 

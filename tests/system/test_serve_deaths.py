@@ -35,6 +35,7 @@ READY = [
     "demo is a toy",
     *examples("demo"),
     "Chat with demo",
+    "Chat in another terminal",
     "The manual of its API",
 ]
 LONG = {

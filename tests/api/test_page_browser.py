@@ -387,7 +387,7 @@ def test_what_is_copied_runs(browser: Browser, language: str, task: str, tmp_pat
     file = tmp_path / {"curl": "ask.sh", "python": "ask.py", "javascript": "ask.mjs"}[language]
     file.write_text(pasted(browser))
     done = subprocess.run(
-        [programs[language], str(file)], capture_output=True, text=True, timeout=60
+        [programs[language], str(file)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,10 @@ def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(tmp_path: P
     config.write_text(CONFIG)
     with chromium() as tab, serve_process("--config", str(config)) as served:
         served.wait_for(" is ready at ", 1)
-        assert any("haproxy" in line for line in served.processes().values())
+        end = time.monotonic() + 60
+        while not any("haproxy" in line for line in served.processes().values()):
+            assert time.monotonic() < end, served.processes()  # one replaces another meanwhile
+            time.sleep(0.1)
         assert f"watch it at {served.url}/models/demo/\n" in served.said
         page = opened(tab, f"{served.url}/models/demo")
         page.choose("[name=pace]", "0")

@@ -81,7 +81,7 @@ def build_api(
 
     for kind in (ApiError, EngineFailed):
         app.add_exception_handler(kind, partial(_refuse, get_service))
-    app.add_exception_handler(HTTPException, partial(_refuse_http, settings.page))
+    app.add_exception_handler(HTTPException, partial(_refuse_http, settings))
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _internal_error)
     app.add_middleware(
@@ -278,13 +278,15 @@ async def _refuse(get_service: GetService, request: Request, error: Exception) -
     return refusal(refused, request.scope["path"])
 
 
-async def _refuse_http(has_page: bool, request: Request, error: Exception) -> Response:
+async def _refuse_http(settings: ApiSettings, request: Request, error: Exception) -> Response:
     """Shape the framework's errors: unknown paths, wrong methods."""
     assert isinstance(error, HTTPException)
-    if has_page and lacks_slash(request):
+    if settings.page and lacks_slash(request):
         folder = request.scope["path"].rpartition("/")[2]
         return Response(status_code=307, headers={"Location": f"{quote(folder)}/"})
     message = f"{error.detail} ({request.method} {request.scope['path']})"
+    if settings.docs:
+        message += f"; {request.scope.get('root_path', '')}/docs lists what can be asked"
     code = "not_found" if error.status_code == 404 else None
     refused = ApiError(error.status_code, message, code=code, headers=error.headers)
     return refusal(refused, request.scope["path"])

@@ -85,7 +85,7 @@ def _about(endpoint: Endpoint, client: httpx2.Client, name: str | None) -> dict[
 
 def _greeting(endpoint: Endpoint, about: Mapping[str, Any]) -> str:
     """Return who answers, what it is good for, and what to try."""
-    lines = [f"{about['id']} at {endpoint.url}; /help lists commands, Ctrl-D leaves"]
+    lines = [f"{about['id']} at {endpoint.url}; /help lists commands, /clear begins a new chat"]
     if isinstance(said := about.get("description"), str):
         lines += wrapped(said)
     examples = about.get("examples")

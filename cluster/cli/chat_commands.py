@@ -26,7 +26,7 @@ HELP: Final = f"""/retry              ask the last message again
 /seed N             the seed of sampling; without N, another one each time
 /system TEXT        set the system message; without TEXT, remove it
 /save FILE          write the request of the last answer as JSON
-/clear              forget the conversation, but not policy, seed and system
+/clear              begin a new chat, with the same policy, seed and system
 /help               show this
 /exit               leave, as Ctrl-D does; Ctrl-C stops an answer
 
@@ -49,7 +49,7 @@ def run_command(talk: Conversation, line: str, out: TextIO) -> Generator[News, N
             raise Leave
         case "/clear":
             talk.clear()
-            _confirm("the conversation is forgotten", out)
+            _confirm("a new chat", out)
         case "/system":
             talk.system = rest or None
             _confirm(f"the system message is {'set' if rest else 'removed'}", out)

@@ -27,6 +27,7 @@ from diffray.cluster.serve.address import (
     reserved,
 )
 from diffray.cluster.serve.app import application, door_application
+from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.capacity import Shortages, pending_reasons
 from diffray.cluster.serve.config_file import Application, Applications, DoorApplication
 from diffray.cluster.serve.ray_session import reports_printed, running_ray
@@ -129,8 +130,7 @@ def deploy(
     except RayError as error:
         raise ValueError(f"Ray Serve refused the applications: {first_line(error)}") from None
     say(where_ray_is())
-    loading = (f"{each.model_id} from {each.model_source}" for each in configs)
-    say(f"Loading {', '.join(loading)} ...")
+    say(f"Loading {', '.join(map(_named, configs))} ...")
     shortages = Shortages(say)
     while waiting := not_ready(applications):
         if stopped.is_set():
@@ -139,6 +139,11 @@ def deploy(
             raise ValueError(f"{', '.join(waiting)}: not ready after {DEADLINE_S:g} s")
         shortages.see(pending_reasons(), time.monotonic())
         time.sleep(_POLL_S)
+
+
+def _named(config: AppConfig) -> str:
+    name, source = config.model_id, config.model_source
+    return name if name == source else f"{name} from {source}"
 
 
 def _target(each: Application | DoorApplication, built: Any) -> serve.RunTarget:
@@ -260,8 +265,10 @@ def door_line(
 
 
 def _pages(url: str, settings: ApiSettings, whom: str) -> list[str]:
-    """Return lines with the addresses of the page and of the API's manual."""
+    """Return lines that lead to the page, a chat in the terminal, and the API's manual."""
     lines = [f"Chat with {whom} and watch it at {url}/"] if settings.page else []
+    key = " --api-key KEY" if settings.api_keys else ""
+    lines.append(f"Chat in another terminal: diffray chat --base-url {url}{key}")
     return lines + ([f"The manual of its API is at {url}/docs"] if settings.docs else [])
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 DEMOS = {"demo": "llada_moe", "demo-llada2": "llada2_moe"}  # name -> folder in the package
 TOY = (
     "is a toy that knows arithmetic, word problems, short Python functions, facts of a sentence as "
-    "JSON, and how to sort, reverse and spell words, and says so when asked for anything else"
+    "JSON, and how to sort, reverse and spell words, and says so when asked for anything else. "
+    "Ask each question in a new chat: a second one there can only change the answer"
 )
 HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 EXAMPLE = (

@@ -387,7 +387,9 @@ def test_unknown_model_path_and_method(http: httpx2.Client) -> None:
         error = refusal(http.post(path, json=base | {"model": "gpt-9"}), 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert refusal(http.get("/v1/models/some/where"), 404)["code"] == "model_not_found"
-    assert refusal(http.get("/v1/nothing"), 404)["type"] == "invalid_request_error"
+    unknown = refusal(http.get("/v1"), 404)
+    assert unknown["type"] == "invalid_request_error"
+    assert unknown["message"] == "Not Found (GET /v1); /docs lists what can be asked"
     refusal(http.get(CHAT), 405)
 
 

@@ -4,13 +4,11 @@ import json
 import socket
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -21,10 +19,10 @@ from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import Load
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
-from diffray.components.checkpoints.demos import FUNCTION
+from diffray.components.checkpoints.demos import FUNCTION, TOY
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
-from tests.helpers.needed import needed, npm
+from tests.helpers.needed import needed
 from tests.helpers.page import (
     COMPLETE,
     FAILED,
@@ -41,6 +39,7 @@ pytestmark = pytest.mark.slow
 PROMPT = FUNCTION
 OTHER = "What is 12 plus 30?"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+GAP = "The pens cost 3*4=[gap] dollars. The answer is 12."  # which demo fills, if not right
 AWKWARD = "What's \"7\" \\ plus $HOME `id` '\u00e9'?"
 PREFIX = "/models/demo"
 COLUMNS = (
@@ -60,7 +59,8 @@ class Two(Service):
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     engine, tokenizer = load_local("demo", EngineConfig(max_num_seqs=4, dtype="float64"))
-    service = Two(engine, tokenizer, ["demo", "alias"], examples=[PROMPT, HOSTILE])
+    about, prompts = f"demo {TOY}.", [PROMPT, HOSTILE]
+    service = Two(engine, tokenizer, ["demo", "alias"], description=about, examples=prompts)
     with engine, closing(service):
         yield service
 
@@ -124,6 +124,7 @@ def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
     ask(browser, PROMPT)
     browser.wait(PLAYED)
     everything = browser.evaluate(FINAL)
+    assert browser.text("[data-part=state]") == "complete"
     browser.choose("[name=pace]", "1")
     browser.click("[name=play]")
     assert browser.text("[name=play]") == "Pause" and browser.evaluate(FINAL) < everything
@@ -131,6 +132,7 @@ def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
     assert browser.evaluate(PLAYED)
     browser.choose("[name=position]", "0")
     assert browser.evaluate(FINAL) == 0 and browser.text(".answer") == ""
+    assert browser.text("[data-part=state]") == "denoising"
     finals = []
     for _ in range(4):
         browser.click("[name=forth]")
@@ -142,6 +144,8 @@ def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
     browser.press("ArrowLeft")
     assert browser.evaluate(FINAL) == finals[1]
     assert browser.text("#player output").startswith("2 / ")
+    browser.click("#clear")
+    assert browser.text("#player output") == "0 / 0"
 
 
 def test_nothing_moves_while_tokens_appear(browser: Browser) -> None:
@@ -271,7 +275,7 @@ def test_an_empty_answer_is_called_so(browser: Browser) -> None:
     ask(browser, PROMPT)
     browser.wait(COMPLETE)
     browser.wait("document.querySelector('.answer').textContent === '(empty answer)'")
-    assert "(empty answer)" in browser.text("[data-part=said]")
+    assert browser.text("[data-part=said]") == "Answer: (empty answer)"
 
 
 def test_a_gap_is_marked_and_filled(browser: Browser) -> None:
@@ -308,6 +312,7 @@ def test_a_refusal_is_shown_and_sent_again_with_another_policy(browser: Browser)
 
 def test_each_model_has_its_examples_and_answers(browser: Browser) -> None:
     browser.wait("document.querySelectorAll('#examples button').length === 2")
+    assert browser.text("#examples p") == f"demo {TOY}."
     browser.choose("#model", "alias")
     assert browser.evaluate("document.querySelectorAll('#examples button').length") == 1
     browser.click("#examples button")
@@ -372,7 +377,7 @@ def test_what_is_copied_runs(browser: Browser, language: str, task: str, tmp_pat
     browser.choose("[name=pace]", "0")
     browser.choose("[data-field=decoder] select", "credit")
     browser.click(f"input[value={task}]")
-    ask(browser, AWKWARD if task == "chat" else f"def [gap](numbers): return 0  # {AWKWARD}")
+    ask(browser, AWKWARD if task == "chat" else f"{AWKWARD} {GAP}")
     browser.wait(f"{COMPLETE} && {PLAYED}")
     shown = browser.text(".answer" if task == "chat" else ".answer mark")
     browser.click(".code summary")
@@ -382,15 +387,14 @@ def test_what_is_copied_runs(browser: Browser, language: str, task: str, tmp_pat
     file = tmp_path / {"curl": "ask.sh", "python": "ask.py", "javascript": "ask.mjs"}[language]
     file.write_text(pasted(browser))
     done = subprocess.run(
-        [programs[language], str(file)], capture_output=True, text=True, timeout=60
+        [programs[language], str(file)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout
     if language == "curl":
         (choice,) = json.loads(said)["choices"]
         said = choice["message"]["content"] if task == "chat" else choice["text"]
-    # The demo model may fill a gap with nothing, which the page spells out.
-    assert said.strip() == shown.replace("(empty answer)", "").strip()
+    assert said.strip() == shown.strip() not in ("", "(empty answer)")
 
 
 def pasted(browser: Browser) -> str:
@@ -441,7 +445,7 @@ def test_stop_ends_the_answer_here_and_at_the_server(browser: Browser, url: str)
     browser.click("#send")
     browser.wait(FAILED)
     assert browser.text("[data-part=reason]") == "Stopped."
-    assert browser.text("[data-part=state]") == "incomplete"
+    browser.wait("document.querySelector('[data-part=state]').textContent === 'incomplete'")
     assert browser.text("#send") == "Send" and browser.evaluate(FINAL) < 384
     end = time.monotonic() + 60
     while httpx2.get(f"{url}/load").json()["running"]:
@@ -537,53 +541,3 @@ def test_the_keyboard_reaches_everything(browser: Browser) -> None:
         name = "(({id, name, dataset, className}) => id || name || dataset.part || className)"
         reached.add(browser.evaluate(f"{name}(document.activeElement)"))
     assert {"model", "compare", "clear", "canvas", "play", "position", "pace", "send"} <= reached
-
-
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """axe-core, which judges a page by the rules for accessible content."""
-    folder = tmp_path_factory.mktemp("axe")
-    npm(folder, "pack", "axe-core@4")
-    (archive,) = folder.glob("*.tgz")
-    with tarfile.open(archive) as packed:
-        script = packed.extractfile("package/axe.min.js")
-        assert script is not None
-        return script.read().decode()
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_axe_finds_nothing(tab: Browser, url: str, axe: str, dark: bool) -> None:
-    def judge() -> None:
-        result: dict[str, Any] = tab.evaluate(
-            "axe.run().then(({passes, violations}) => ({passes: passes.length, violations:"
-            "violations.map(({id, nodes}) => [id, nodes.map(({html}) => html.slice(0, 200))])}))"
-        )
-        assert result["violations"] == [] and result["passes"] > 20
-
-    tab.call("Page.setBypassCSP", enabled=True)  # axe makes markup of texts
-    try:
-        tab.show_as(1280, 860, dark=dark)
-        browser = opened(tab, url)
-        browser.evaluate(f"{axe}; 0")
-        judge()
-        browser.choose("[name=pace]", "0")
-        browser.click("#compare")
-        browser.click(".policy summary")
-        browser.choose(".pane:first-child [data-field=decoder] select", "threshold")
-        ask(browser, PROMPT)
-        browser.wait(PLAYED)
-        browser.click(".code summary")
-        browser.click("[data-language=curl]")
-        browser.evaluate("document.querySelector('.canvas').focus()")
-        judge()
-        browser.choose("[data-field=decoder] select", "fixed")
-        browser.choose("[data-field=iteration] select", "soft")
-        browser.click("input[value=infill]")
-        ask(browser, "a [gap] b")
-        browser.wait(FAILED)
-        judge()
-        tab.show_as(390, 844, dark=dark, phone=True)
-        judge()
-        assert tab.take_complaints("status of 400") == 1
-    finally:
-        tab.call("Page.setBypassCSP", enabled=False)

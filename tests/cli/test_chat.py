@@ -370,7 +370,7 @@ class TestTerminal:
             "each answer has another seed",
             "the system message is set",
             "the system message is removed",
-            "the conversation is forgotten",
+            "a new chat",
         ]
 
     def test_cut_answers_are_marked(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,25 +32,30 @@ def ask(tab: Browser, url: str, *, compare: bool = False) -> None:
 
 
 def part_way(tab: Browser, share: float) -> None:
+    """Go back to where the canvas is still being denoised."""
     end = int(tab.evaluate("document.querySelector('[name=position]').max"))
     tab.choose("[name=position]", str(round(share * end)))
+    states = "[...document.querySelectorAll('[data-part=state]')].map((each) => each.textContent)"
+    assert "denoising" in tab.evaluate(states)
 
 
 def main() -> None:
     engine, tokenizer = load_local("demo", EngineConfig())
     service = Service(engine, tokenizer, ["demo"], examples=examples("demo"))
     with engine, closing(service), serve(service) as url, chromium() as tab:
+        tab.call("Emulation.setScrollbarsHidden", hidden=True)
         for name, dark in (("page", False), ("page-dark", True)):
             tab.show_as(1280, 720, dark=dark)
             ask(tab, url)
-            part_way(tab, 0.75)
+            part_way(tab, 0.3)
             tab.screenshot(ROOT / f"docs/{name}.png")
-        tab.show_as(1280, 860)
+        tab.show_as(1280, 900)
         ask(tab, url, compare=True)
-        part_way(tab, 0.7)
+        part_way(tab, 0.35)
         tab.screenshot(ROOT / "docs/page-two.png")
         tab.show_as(390, 844, phone=True)
         ask(tab, url)
+        part_way(tab, 0.3)
         tab.screenshot(ROOT / "docs/page-phone.png")
 
 

@@ -8,6 +8,7 @@ from diffray.cluster.serve.address import Server, joined, reachable_url
 from diffray.cluster.serve.app_config import app_config
 from diffray.cluster.serve.config_file import Application, Applications, applications
 from diffray.components.checkpoints.demos import TOY, examples
+from tests.helpers.paths import ROOT
 
 PROXIES = {"a": {"node_ip": "10.0.0.1"}, "b": {"node_ip": "10.0.0.2"}}
 
@@ -74,6 +75,8 @@ def test_the_ready_line_leads_to_the_page_if_there_is_one(has_page: bool) -> Non
     application = Application("demo", "/demo", app_config(given))
     line = ready_line(application, Server(), "http://127.0.0.1:8000")
     assert ("watch it at http://127.0.0.1:8000/demo/\n" in line) == has_page
+    chat = "Chat in another terminal: diffray chat --base-url http://127.0.0.1:8000/demo"
+    assert chat in line.splitlines()
 
 
 def test_the_ready_line_says_what_a_toy_knows_and_three_prompts_to_try() -> None:
@@ -88,6 +91,17 @@ def test_the_ready_line_says_what_a_toy_knows_and_three_prompts_to_try() -> None
         assert any(line.startswith(told or "mine is ready") for line in lines)
         assert lines[-1] == "The manual of its API is at http://127.0.0.1:8000/docs"
     assert len(examples("demo")) == 3
+
+
+def test_usage_shows_what_a_newcomer_reads_first() -> None:
+    from diffray.cluster.serve.server import ready_line
+
+    walk = (ROOT / "docs/usage.md").read_text().partition("## The first two minutes")[2]
+    shown = walk.split("```")[1].strip("\n").splitlines()
+    config = app_config({"model_loading_config": {"model_id": "demo"}})
+    lines = ready_line(Application("demo", "/", config), Server(), "http://127.0.0.1:8000")
+    for line, told in zip(lines.splitlines(), shown, strict=True):
+        assert line.startswith(told.removesuffix("...")) and (told.endswith("...") or line == told)
 
 
 def test_several_models_have_a_line_each_and_those_of_their_door() -> None:
@@ -108,6 +122,7 @@ def test_several_models_have_a_line_each_and_those_of_their_door() -> None:
     )
     assert lines[9:] == [
         "Chat with each of them and watch it at http://h/",
+        "Chat in another terminal: diffray chat --base-url http://h",
         "The manual of its API is at http://h/docs",
     ]
 

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx2
 import pytest
 from ray import serve
 
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
+from diffray.cluster.serve.config_file import applications
 from diffray.cluster.serve.server import Interrupted, deploy, remove
 from tests.helpers.local_ray import local_cluster
 from tests.helpers.nodes import (
@@ -93,6 +95,57 @@ def test_a_replica_that_must_not_span_nodes_waits_and_says_what_for(url: str) ->
     assert told.startswith(
         "Waiting: a replica needs 3 CPU on one node; the largest node has 2 CPU, and the cluster"
     )
+
+
+def test_a_model_behind_a_door_scales_by_itself(url: str) -> None:
+    growing: dict[str, Any] = {
+        "health_check_period_s": 1,
+        "autoscaling_config": {
+            "max_replicas": 2,
+            "target_ongoing_tokens": 400,
+            "upscale_delay_s": 0,
+            "downscale_delay_s": 1,
+            "look_back_period_s": 10.1,
+        },
+    }
+    engine = {"device": "cpu", "cpu_threads": 1, "max_num_seqs": 4}
+    models = [
+        {
+            "model_loading_config": {"model_id": name, "model_source": "demo"},
+            "engine_kwargs": engine,
+        }
+        for name in ("grows", "stays")
+    ]
+    wanted = applications([models[0] | {"deployment_config": growing}, models[1]], "two")
+    start(wanted)
+    busy = threading.Event()
+    busy.set()
+
+    def client(name: str, **options: Any) -> set[int]:
+        found = set()
+        while busy.is_set():
+            body = {"model": name, "messages": MESSAGES} | options
+            found.add(httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=120).status_code)
+            assert states("stays") == {"RUNNING": 1}
+        return found
+
+    try:
+        with ThreadPoolExecutor(9) as clients:
+            futures = [clients.submit(client, "stays", max_tokens=8)]
+            futures += [
+                clients.submit(client, "grows", max_tokens=256, ignore_eos=True) for _ in range(8)
+            ]
+            try:
+                up = seconds_until(lambda: states("grows") == {"RUNNING": 2}, 240)
+                time.sleep(1)  # with both
+            finally:
+                busy.clear()
+            assert set().union(*(future.result() for future in futures)) == {200}
+        down = seconds_until(lambda: states("grows") == {"RUNNING": 1}, 240)
+        print(f"behind a door: two replicas after {up:.1f} s, one again after {down:.1f} s")
+        assert states("stays") == {"RUNNING": 1}
+    finally:
+        remove(wanted)
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ READY = [
     "Prompts to try:",
     *examples("demo"),
     "Chat with demo",
+    "Chat in another terminal",
     "The manual of its API",
 ]
 LONG = {

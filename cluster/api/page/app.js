@@ -119,7 +119,8 @@ function inOrder(given, names) {
 }
 
 function showExamples() {
-  const buttons = (models.get($("model").value)?.examples ?? []).map((text) => {
+  const { description, examples = [] } = models.get($("model").value) ?? {};
+  const buttons = examples.map((text) => {
     const button = element("button", { type: "button" }, text);
     button.addEventListener("click", () => {
       setTask("chat");
@@ -128,7 +129,8 @@ function showExamples() {
     });
     return button;
   });
-  $("examples").replaceChildren(element("h2", {}, "Try"), ...buttons);
+  const about = description ? [element("p", {}, description)] : [];
+  $("examples").replaceChildren(...about, element("h2", {}, "Try"), ...buttons);
   $("examples").hidden = buttons.length === 0 || panes.some((pane) => pane.recording);
 }
 
@@ -188,7 +190,7 @@ $("compare").addEventListener("change", (event) => setPanes(event.target.checked
 $("clear").addEventListener("click", () => {
   for (const pane of panes) pane.clear();
   prompt.value = $("notice").textContent = "";
-  $("examples").hidden = $("examples").children.length < 2;
+  showExamples();
   changed();
 });
 $("key").addEventListener("submit", (event) => {

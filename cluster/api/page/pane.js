@@ -116,10 +116,11 @@ export class Pane {
   #begin({ message, body }) {
     this.part("work").hidden = false;
     this.part("failure").hidden = true;
-    this.part("state").textContent = "denoising";
+    this.state = "denoising";
     const { model, messages, prompt, suffix, ...policy } = body;
     this.part("made").textContent = `${model} \u00b7 ${inWords(policy)}`;
     this.part("listing").hidden = true;
+    this.part("said").textContent = "";
     const shown = message ? [...this.turns, message] : [];
     this.part("turns").replaceChildren(...shown.map(turn));
     this.length = Math.min(body.max_tokens ?? 0, MOST_EMPTY);
@@ -129,13 +130,14 @@ export class Pane {
 
   #finish({ message }) {
     const { text, finish } = this.recording;
-    this.part("state").textContent = finish === "length" ? "complete, max_tokens reached" : "complete";
-    this.part("said").textContent = `Answer ${this.name}: ${text || EMPTY}`;
+    this.state = finish === "length" ? "complete, max_tokens reached" : "complete";
+    const which = this.name ? `Answer ${this.name}` : "Answer";
+    this.part("said").textContent = `${which}: ${text || EMPTY}`;
     if (message) this.turns = [...this.turns, message, { role: "assistant", content: text }];
   }
 
   #fail(reason) {
-    this.part("state").textContent = "incomplete";
+    this.state = "incomplete";
     this.part("reason").textContent = reason;
     this.part("failure").hidden = false;
   }
@@ -159,6 +161,7 @@ export class Pane {
       this.part(name).textContent = value === null ? "\u2013" : value.toFixed(digits);
     }
     this.part("scale").textContent = total;
+    this.part("state").textContent = isEnd ? this.state : "denoising";
   }
 
   #summarize() {

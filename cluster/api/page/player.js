@@ -31,6 +31,7 @@ export class Player {
   received(end, growing) {
     this.end = end;
     this.growing = growing;
+    this.position = Math.min(this.position, end);
     this.#draw();
   }
 

@@ -1,0 +1,189 @@
+"""axe-core, which judges by the rules for accessible content, finds nothing in the page's states.
+
+Each is judged as it is on a desk and on a phone, light and dark.
+"""
+
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.local import load_local
+from diffray.components.checkpoints.demos import TOY, examples
+from tests.helpers.api_server import serve
+from tests.helpers.browser import Browser, chromium
+from tests.helpers.needed import npm
+from tests.helpers.page import (
+    COMPLETE,
+    FAILED,
+    FINAL,
+    PLAYED,
+    ask,
+    intercept,
+    opened,
+    watch_slowly,
+)
+
+pytestmark = pytest.mark.slow
+
+PROMPT = examples("demo")[0]
+KEY = "key"
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("axe")
+    npm(folder, "pack", "axe-core@4")
+    (archive,) = folder.glob("*.tgz")
+    with tarfile.open(archive) as packed:
+        script = packed.extractfile("package/axe.min.js")
+        assert script is not None
+        return script.read().decode()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    engine, tokenizer = load_local("demo", EngineConfig(max_num_seqs=4))
+    about: dict[str, Any] = {"description": f"demo {TOY}.", "examples": examples("demo")}
+    with engine, closing(Service(engine, tokenizer, ["demo"], **about)) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def url(service: Service) -> Iterator[str]:
+    with serve(service) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def locked(service: Service) -> Iterator[str]:
+    """The address of a server that asks for a key."""
+    with serve(service, ApiSettings(api_keys=(KEY,))) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    with chromium() as tab:
+        tab.call("Page.setBypassCSP", enabled=True)  # axe makes markup of texts
+        yield tab
+
+
+def judge(tab: Browser, axe: str, dark: bool) -> None:
+    """Show the page as it is now on a desk and on a phone, and expect no findings."""
+    tab.evaluate(f"{axe}; 0")
+    for width, height, phone in ((1280, 860, False), (390, 844, True)):
+        tab.show_as(width, height, dark=dark, phone=phone)
+        result: dict[str, Any] = tab.evaluate(
+            "axe.run().then(({passes, violations}) => ({passes: passes.length, violations:"
+            "violations.map(({id, nodes}) => [id, nodes.map(({html}) => html.slice(0, 200))])}))"
+        )
+        assert result["violations"] == [] and result["passes"] > 20
+
+
+def untouched(tab: Browser) -> None:
+    tab.wait("document.querySelectorAll('#examples button').length")
+
+
+def denoising(tab: Browser) -> None:
+    intercept(tab, max_tokens=512, min_tokens=512)
+    watch_slowly(tab, 512)
+    ask(tab, PROMPT)
+    tab.wait(f"{FINAL} > 4 && document.querySelector('[data-part=state]').textContent")
+    assert tab.text("[data-part=state]") == "denoising"
+
+
+def stopped(tab: Browser) -> None:
+    denoising(tab)
+    tab.click("#send")
+    tab.wait(FAILED)
+
+
+def answered(tab: Browser) -> None:
+    ask(tab, PROMPT)
+    tab.wait(f"{COMPLETE} && {PLAYED}")
+    tab.click(".code summary")
+    tab.click("[data-language=curl]")
+    tab.evaluate("document.querySelector('.canvas').focus()")
+
+
+def side_by_side(tab: Browser) -> None:
+    tab.click("#compare")
+    tab.click(".policy summary")
+    tab.choose(".pane:first-child [data-field=decoder] select", "threshold")
+    for _ in range(2):  # the first turn stays above
+        ask(tab, PROMPT)
+        tab.wait(f"{COMPLETE} && {PLAYED}")
+
+
+def with_an_empty_answer(tab: Browser) -> None:
+    intercept(tab, stop=["d", "def"])
+    ask(tab, PROMPT)
+    tab.wait("document.querySelector('.answer').textContent === '(empty answer)'")
+
+
+def refused(tab: Browser) -> None:
+    tab.choose("[data-field=decoder] select", "fixed")
+    tab.choose("[data-field=iteration] select", "soft")
+    ask(tab, PROMPT)
+    tab.wait(FAILED)
+
+
+def without_a_gap(tab: Browser) -> None:
+    tab.click("input[value=infill]")
+    ask(tab, "def total(numbers)")
+    tab.wait("document.querySelector('#notice').textContent")
+
+
+def with_a_gap_filled(tab: Browser) -> None:
+    tab.click("input[value=infill]")
+    ask(tab, "12+30=[gap].")
+    tab.wait(f"{COMPLETE} && {PLAYED}")
+    assert tab.text(".answer mark")
+
+
+STATES = (
+    untouched,
+    denoising,
+    stopped,
+    answered,
+    side_by_side,
+    with_an_empty_answer,
+    refused,
+    without_a_gap,
+    with_a_gap_filled,
+)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("state", STATES)
+def test_it_finds_nothing(
+    tab: Browser, url: str, axe: str, state: Callable[[Browser], None], dark: bool
+) -> None:
+    tab.show_as(1280, 860, dark=dark)
+    opened(tab, url)
+    tab.choose("[name=pace]", "0")
+    state(tab)
+    judge(tab, axe, dark)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_it_finds_nothing_where_a_key_is_asked_for(
+    tab: Browser, locked: str, axe: str, dark: bool
+) -> None:
+    tab.show_as(1280, 860, dark=dark)
+    opened(tab, locked)
+    tab.wait("!document.querySelector('#key').hidden")
+    judge(tab, axe, dark)
+    for key, said in (("wrong", "startsWith('Incorrect API key')"), (KEY, "length === 0")):
+        tab.evaluate("document.querySelector('#key input').value = ''")
+        tab.click("#key input")
+        tab.type(key)
+        tab.press("Enter")
+        tab.wait(f"document.querySelector('#notice').textContent.{said}")
+        judge(tab, axe, dark)

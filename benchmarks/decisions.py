@@ -1,16 +1,17 @@
 """Fields as JSON: free, guided by a schema, and filled into a pinned canvas.
 
 `python -m benchmarks.decisions` asks a demo model held-out questions of its JSON task and prints
-how many fields are right, forwards per answer, and records per second, the best of some runs.
+how many fields are right, forwards per answer, and records per second. Ways take turns, so with
+more schemas than the engine keeps compiled (256), the seconds include making them again.
 """
 
-import argparse
 import json
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
+from statistics import median
 from typing import Any, Final, NamedTuple
 
+from benchmarks import paired
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
 from examples.train_demo.json_extraction import ANIMALS, COLORS, EVENTS, WEEK
 from examples.train_demo.tasks import draw
@@ -38,7 +39,6 @@ class Found(NamedTuple):
     valid: float  # share of the answers that are JSON with the fields asked for
     forwards: float  # per answer
     most_forwards: int
-    records_per_s: float
 
 
 def questions(count: int, seed: int = 4321) -> list[Item]:
@@ -66,15 +66,10 @@ def field_of(value: str | int) -> Schema:
     return {"type": "string", "maxLength": 32}
 
 
-def ask(llm: DiffusionLLM, items: list[Item], params: list[SamplingParams], runs: int = 1) -> Found:
-    """Answer all questions as one batch, several times."""
+def ask(llm: DiffusionLLM, items: list[Item], params: list[SamplingParams]) -> Found:
+    """Answer all questions as one batch."""
     chats = [[{"role": "user", "content": item.question}] for item in items]
-    seconds: list[float] = []
-    outputs: list[RequestOutput] = []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        outputs = llm.chat(chats, params, use_tqdm=False)
-        seconds.append(time.perf_counter() - begin)
+    outputs: list[RequestOutput] = llm.chat(chats, params, use_tqdm=False)
     fields = right = valid = 0
     for item, output in zip(items, outputs, strict=True):
         wanted, made = json.loads(item.answer), _parsed(output.outputs[0].text)
@@ -83,9 +78,7 @@ def ask(llm: DiffusionLLM, items: list[Item], params: list[SamplingParams], runs
         valid += made.keys() == wanted.keys()
     forwards = [output.forwards for output in outputs]
     count = len(items)
-    return Found(
-        right / fields, valid / count, sum(forwards) / count, max(forwards), count / min(seconds)
-    )
+    return Found(right / fields, valid / count, sum(forwards) / count, max(forwards))
 
 
 def ways(
@@ -112,30 +105,44 @@ def _parsed(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+class Turn(NamedTuple):
+    """What one turn gave, and the records that it answered in a second."""
+
+    found: Found
+    rate: float
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = paired.parser(__doc__, turns=3, seed=4321)
     parser.add_argument("--model", default="demo", help="demo or demo-llada2")
     parser.add_argument("--items", type=int, default=300)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--slot-length", type=int)
     parser.add_argument("--max-num-seqs", type=int, default=16)
-    parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
-    items = questions(args.items)
-    print("| answers | fields right | valid | forwards: mean | most | records/s | to free |")
-    print("|---|---|---|---|---|---|---|")
+    clock = paired.clock_of(args)
+    items = questions(args.items, args.seed)
+    print(clock.label)
+    columns = "fields right", "valid", "forwards: mean", "most", "records/s", "to free"
+    print(paired.head("answers", *columns), flush=True)
     with DiffusionLLM(args.model, max_num_seqs=args.max_num_seqs) as llm:
-        free = 0.0
-        for name, params in ways(items, args.max_tokens, args.slot_length).items():
-            ask(llm, items, params)  # grammars are compiled, kernels warm
-            found = ask(llm, items, params, args.runs)
-            free = free or found.records_per_s
-            print(
-                f"| {name} | {found.right:.4f} | {found.valid:.4f} | {found.forwards:.2f} | "
-                f"{found.most_forwards} | {found.records_per_s:.1f} | "
-                f"{found.records_per_s / free:.2f} |",
-                flush=True,
-            )
+
+        def contender(params: list[SamplingParams]) -> Callable[[int], Turn]:
+            def take(_: int) -> Turn:
+                begin = clock.read()
+                found = ask(llm, items, params)
+                return Turn(found, len(items) / (clock.read() - begin))
+
+            return take
+
+        every = ways(items, args.max_tokens, args.slot_length)
+        turns = paired.take_turns({n: contender(p) for n, p in every.items()}, args.repeats)
+    rates = {name: [turn.rate for turn in taken] for name, taken in turns.items()}
+    for name, taken in turns.items():
+        right, valid, forwards, most = taken[-1].found
+        cells = f"{right:.4f}", f"{valid:.4f}", f"{forwards:.2f}", most
+        speed = f"{median(rates[name]):.1f}", paired.ratio(rates[name], rates["free"])
+        print(paired.row(name, *cells, *speed))
 
 
 if __name__ == "__main__":

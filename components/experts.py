@@ -1,7 +1,7 @@
 """Routed experts as a layer: whole experts or slices on this rank, in every known layout.
 
-Letters: T packed tokens, H hidden size, E experts here, I intermediate size here (F = 2I: gate
-rows, then up rows), K experts of a token.
+Letters: T packed tokens, A those of one adapter, P those of an expert, H hidden size, E experts
+here, I intermediate size here (F = 2I: gate rows, then up rows), K experts of a token.
 """
 
 from collections.abc import Collection
@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from diffray.components.layers import GatedMLP, Norm, Part, Parts, Piece, cut
+from diffray.components.lora import LoRA
+from diffray.components.low_rank import Adapted
 from diffray.components.mesh import Mesh
 from diffray.components.weight import Weight
 from diffray.kernels.choose import Kernels
-from diffray.kernels.experts import Activation, experts_forward
+from diffray.kernels.experts import Activation, experts_forward, run_experts
 from diffray.kernels.quantized import (
     float8_experts_forward,
     kept_experts_forward,
@@ -110,8 +112,36 @@ class Experts(nn.Module):
         forms = [weight.format for weight in (self.w13, self.w2) if weight.format is not None]
         return all(form.in_bytes and not form.rounds_inputs for form in forms)
 
+    @property
+    def _adapted(self) -> list[Adapted]:
+        """The tokens of this forward whose adapters change experts."""
+        found = {a.lora: a for w in (self.w13, self.w2) if w.lora for a in w.lora.adapted}
+        return list(found.values())
+
     def forward(self, x_TH: Tensor, routing: Routing) -> Tensor:
-        own = routing.of(self.experts.start, self.experts.stop)
+        own, adapted = routing.of(self.experts.start, self.experts.stop), self._adapted
+        if not adapted:
+            return self._plain(x_TH, own)
+        # Other rows are computed as without adapters, bit for bit; if there are none, nothing is.
+        some = sum(len(tokens_A) for _, tokens_A in adapted) < len(x_TH)
+        out_TH = self._plain(x_TH, own) if some else torch.empty_like(x_TH)
+        for lora, tokens_A in adapted:
+            chosen = own.ids_TK[tokens_A], own.weights_TK[tokens_A]
+            out_TH.index_copy_(0, tokens_A, self._with(lora, x_TH[tokens_A], *chosen))
+        return out_TH
+
+    def _with(self, lora: LoRA, x_AH: Tensor, ids_AK: Tensor, weights_AK: Tensor) -> Tensor:
+        """Return the output of rows of one adapter: by torch, one expert after the other."""
+
+        def one(expert: int, x_PH: Tensor) -> Tensor:
+            both_PF = self.w13.adapted_product(x_PH, expert, lora)
+            gate_PI, up_PI = both_PF.chunk(2, dim=-1)
+            x_PI = self.activation(gate_PI).mul_(up_PI)
+            return self.w2.adapted_product(x_PI, expert, lora)
+
+        return run_experts(x_AH, one, len(self.w2.stored), ids_AK, weights_AK)
+
+    def _plain(self, x_TH: Tensor, own: Routing) -> Tensor:
         ids_TK, weights_TK = own.ids_TK, own.weights_TK
         if self.w13.format is None and self.w2.format is None:
             run = self.kernels.experts_forward
@@ -137,7 +167,7 @@ class Experts(nn.Module):
         norm: Norm,
     ) -> tuple[Tensor, Tensor]:
         """Return the norm of the output plus a shared expert's and the residual, and that sum."""
-        if not self._has_kernel:
+        if not self._has_kernel or self._adapted:
             out_TH = self(x_TH, routing)
             out_TH = out_TH if shared_TH is None else out_TH + shared_TH
             return norm(out_TH, residual_TH)  # type: ignore[no-any-return]

@@ -1,6 +1,7 @@
 """What LoRA adapters add to a matrix, for those tokens of a batch that ask for it.
 
-Letters: T packed tokens, I input columns, O output rows, R the adapter's rank.
+Letters: T packed tokens, A those of one adapter, P those of them that one expert gets, I input
+columns, O output rows, R the adapter's rank.
 """
 
 from typing import NamedTuple
@@ -32,21 +33,34 @@ class Delta(NamedTuple):
     up_OR: Tensor
     start: int
 
+    def of(self, x_TI: Tensor) -> Tensor:
+        return linear(linear(x_TI, self.down_RI), self.up_OR)
+
+    def rows(self, y_TO: Tensor) -> Tensor:
+        return y_TO[:, self.start : self.start + len(self.up_OR)]
+
 
 class LowRank:
-    """What each loaded adapter adds to one matrix; most adapt some matrices only."""
+    """What each loaded adapter adds to a matrix, or to those of some experts, by their numbers."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
-        self.deltas: dict[LoRA, list[Delta]] = {}
+        self.deltas: dict[LoRA, dict[int, list[Delta]]] = {}
+
+    @property
+    def adapted(self) -> list[Adapted]:
+        """The tokens of the forward that runs to whose product something is added."""
+        return [each for each in self._running.adapted if each.lora in self.deltas]
 
     def add(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         """Add to a product of the matrix; rows of other requests are not touched."""
-        for lora, tokens_A in self._running.adapted:
-            if (deltas := self.deltas.get(lora)) is None:
-                continue
+        for lora, tokens_A in self.adapted:
             x_AI = x_TI.index_select(0, tokens_A)
-            for down_RI, up_OR, start in deltas:
-                rows_TO = y_TO[:, start : start + len(up_OR)]
-                rows_TO.index_add_(0, tokens_A, linear(linear(x_AI, down_RI), up_OR))
+            for delta in self.deltas[lora][0]:
+                delta.rows(y_TO).index_add_(0, tokens_A, delta.of(x_AI))
         return y_TO
+
+    def add_to_expert(self, y_PO: Tensor, x_PI: Tensor, lora: LoRA, expert: int) -> None:
+        """Add to an expert's product in place; all rows are the adapter's."""
+        for delta in self.deltas.get(lora, {}).get(expert, ()):
+            delta.rows(y_PO).add_(delta.of(x_PI))

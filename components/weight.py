@@ -9,11 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from diffray.components.lora import LoRA
 from diffray.components.low_rank import LowRank
 from diffray.kernels.formats import Format
 from diffray.kernels.linear import linear, pack
 from diffray.kernels.quantize import Quantized, quantize
-from diffray.kernels.quantized import pack_bytes, quantized_linear
+from diffray.kernels.quantized import kept_linear, pack_bytes, quantized_linear
 
 Multiply = Callable[[Tensor, Quantized, Tensor | None], Tensor]
 
@@ -68,6 +69,13 @@ class Weight(nn.Module):
         else:
             y_TO = self._multiply(x_TI, self.kept, bias_O)
         return y_TO if self.lora is None else self.lora.add(y_TO, x_TI)
+
+    def adapted_product(self, x_PI: Tensor, expert: int, lora: LoRA) -> Tensor:
+        """Return the product of an expert's matrix with rows of one adapter."""
+        y_PO = kept_linear(x_PI, self.stored[expert])
+        if self.lora is not None:
+            self.lora.add_to_expert(y_PO, x_PI, lora, expert)
+        return y_PO
 
     def quantize(self, form: Format, multiply: Multiply) -> None:
         """Keep the matrix in this format; without storage, only make the room for it.

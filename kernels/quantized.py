@@ -171,13 +171,14 @@ def kept_experts_forward(
         return experts_forward(x_TH, w13, w2, ids_TK, weights_TK, activation=activation)
 
     def one(expert: int, x_PH: Tensor) -> Tensor:
-        gate_PI, up_PI = _product(x_PH, w13_EFH[expert]).chunk(2, dim=-1)
-        return _product(activation(gate_PI).mul_(up_PI), w2_EHI[expert])
+        gate_PI, up_PI = kept_linear(x_PH, w13_EFH[expert]).chunk(2, dim=-1)
+        return kept_linear(activation(gate_PI).mul_(up_PI), w2_EHI[expert])
 
     return run_experts(x_TH, one, len(w2_EHI), ids_TK, weights_TK)
 
 
-def _product(x_TI: Tensor, w_OI: Kept) -> Tensor:
+def kept_linear(x_TI: Tensor, w_OI: Kept) -> Tensor:
+    """Return x @ w.T for a matrix that may be quantized."""
     return quantized_linear(x_TI, w_OI) if isinstance(w_OI, Quantized) else linear(x_TI, w_OI)
 
 

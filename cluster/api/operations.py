@@ -68,7 +68,7 @@ class UpdateWeightsBody(ModelBody):
     in_flight: InFlight = Field(
         "finish",
         description="Whether answers that have begun finish on the old weights, or restart on the "
-        "new ones if no token of theirs has been reported.",
+        "new ones if nothing of theirs has been reported, no token and no canvas.",
     )
 
 

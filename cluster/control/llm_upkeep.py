@@ -41,7 +41,8 @@ class Upkept:
 
         `source` is a folder or Hub id of the same model, or, in one process, tensors by the names
         of the checkpoint, perhaps some of them. Answers that have begun end on the old weights;
-        under "restart" only those of which tokens have been reported. A refusal changes nothing.
+        under "restart" only those of which tokens or canvases have been reported. A refusal changes
+        nothing.
         """
         return self.client.update_weights(source, in_flight, version)
 

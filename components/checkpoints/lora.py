@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.components.backend import send
+from diffray.components.backend import free_memory, send
 from diffray.components.checkpoints.weights import (
     CheckpointError,
     SafetensorsFile,
@@ -23,7 +23,7 @@ from diffray.components.weight import Weight
 MAX_RANK: Final = 64
 _PREFIX: Final = "base_model.model."
 _SIDES: Final = (".lora_A.weight", ".lora_B.weight")
-_PARTS: Final = ("attention", "mlp")  # of a model, that can be adapted
+_PARTS: Final = ("attention", "mlp", "experts")  # of a model, that can be adapted
 
 
 class Target(NamedTuple):
@@ -32,6 +32,11 @@ class Target(NamedTuple):
     module: str  # as in the model's checkpoint
     part: Part
     scale: float
+
+
+def _is_adaptable(part: Part) -> bool:
+    """Whether it is the matrix of a linear layer; experts in one tensor are none."""
+    return part.weight is not None and part.weight.part in _PARTS and len(part.shape) == 2
 
 
 class Adapter:
@@ -50,14 +55,13 @@ class Adapter:
         self._names: dict[tuple[str, str], str] = {}  # by module and side
         for name in self._file.tensors:
             self._names[self._place_of(name)] = name
-        modules = sorted({module for module, _ in self._names})
+        modules = {module for module, _ in self._names}
         if not modules:
             raise CheckpointError(f"{self.path / WEIGHTS} has no tensors")
-        self.targets = [self._target(module, parts, config, max_rank) for module in modules]
+        self.targets = [self._target(module, parts, config, max_rank) for module in sorted(modules)]
         for name, part in parts.items():
             module = name.removesuffix(".weight")
-            adaptable = part.weight is not None and part.weight.part in _PARTS
-            if adaptable and module not in modules and config.wants(module):
+            if _is_adaptable(part) and module not in modules and config.wants(module):
                 raise CheckpointError(
                     f"{self.path / WEIGHTS} lacks {module}, which target_modules in {CONFIG} "
                     "names; save the adapter whole"
@@ -81,10 +85,10 @@ class Adapter:
                 f"{self.path} adapts {module}, which this model has not"
                 f"{did_you_mean(module, modules)}; it was trained on another one"
             )
-        if part.weight is None or part.weight.part not in _PARTS:
+        if not _is_adaptable(part):
             raise CheckpointError(
-                f"{self.path} adapts {module}; only linear layers of attention and MLPs can be "
-                "adapted, no experts, embeddings or head"
+                f"{self.path} adapts {module}; only linear layers of attention, MLPs and experts "
+                "can be adapted, no routers, embeddings or head"
             )
         if missing := [side for side in _SIDES if (module, side) not in self._names]:
             raise CheckpointError(f"{self.path / WEIGHTS} lacks {module}{missing[0]}")
@@ -103,18 +107,29 @@ class Adapter:
                 )
         return Target(module, part, config.scale(module))
 
-    def deltas(self, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[Weight, Delta]]:
-        """Yield what is added to this rank's share of each matrix."""
+    def size(self, dtype: torch.dtype) -> int:
+        """Return how many bytes this rank's share takes."""
+        count = 0
+        for module, part, _ in self.targets:
+            rank, _ = self._file.tensors[self._names[module, _SIDES[0]]].shape
+            count += sum(rank * sum(piece.target.shape) for piece in part.pieces)
+        return count * dtype.itemsize
+
+    def deltas(
+        self, dtype: torch.dtype, device: torch.device
+    ) -> Iterator[tuple[Weight, int, Delta]]:
+        """Yield what is added to this rank's share of each matrix, and the number of its expert."""
         for module, part, scale in self.targets:
             down_RI, up_OR = (self._read(module, side) for side in _SIDES)
             up_OR = up_OR.to(wide(dtype)) * scale
             for piece in part.pieces:
                 assert part.weight is not None and isinstance(piece.target, Tensor)
-                start = piece.target.storage_offset() // part.weight.stored.shape[-1]
+                outputs, inputs = part.weight.stored.shape[-2:]
+                expert, start = divmod(piece.target.storage_offset() // inputs, outputs)
                 columns = piece.take[1] if len(piece.take) > 1 else slice(None)
                 both = down_RI[:, columns], up_OR[piece.take[0]]
                 down, up = (send(_copied(side, dtype), device) for side in both)
-                yield part.weight, Delta(down, up, start)
+                yield part.weight, expert, Delta(down, up, start)
 
     def _read(self, module: str, side: str) -> Tensor:
         name = self._names[module, side]
@@ -131,16 +146,19 @@ def _copied(side: Tensor, dtype: torch.dtype) -> Tensor:
 
 def add_adapter(model: Denoiser, plan: Denoiser, adapter: Adapter, lora: LoRA) -> None:
     """Add an adapter to a model; `plan` is the same without storage, from which it was read."""
+    size, free = adapter.size(model.dtype), free_memory(model.device)
+    if size > free:
+        raise CheckpointError(f"{adapter.path} takes {size} bytes of memory here; {free} are free")
     names = {module: name for name, module in plan.named_modules()}
-    found: list[tuple[Weight, Delta]] = []
-    for planned, delta in adapter.deltas(model.dtype, model.device):
+    found: list[tuple[Weight, int, Delta]] = []
+    for planned, expert, delta in adapter.deltas(model.dtype, model.device):
         weight = model.get_submodule(names[planned])
         assert isinstance(weight, Weight)
-        found.append((weight, delta))
-    for weight, delta in found:  # now nothing can fail
+        found.append((weight, expert, delta))
+    for weight, expert, delta in found:  # now nothing can fail
         if weight.lora is None:
             weight.lora = LowRank(model.running)
-        weight.lora.deltas.setdefault(lora, []).append(delta)
+        weight.lora.deltas.setdefault(lora, {}).setdefault(expert, []).append(delta)
 
 
 def remove_adapter(model: Denoiser, lora: LoRA) -> None:

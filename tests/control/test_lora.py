@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.mesh import Mesh
@@ -270,7 +271,8 @@ def test_beside_quantized_weights(tmp_path: Path, family: str) -> None:
         folder = save(tmp_path / f"rounded {params.lora}", config, both)
         expected += answers(folder, [(prompt, asked("", params.seed or 0))])
     options: dict[str, Any] = {
-        "quantization": {"attention": "int8", "mlp": "int8"},
+        "quantization": {"attention": "int8", "mlp": "int8"}
+        | ({} if family == "llada" else {"experts": "int8"}),
         "lora_modules": story.adapters,
     }
     assert answers(story.base, asks, **options) == expected
@@ -337,17 +339,16 @@ def test_what_is_no_adapter_of_this_model_is_one_sentence(tmp_path: Path) -> Non
     story = Story(tmp_path, LLADA_MOE, adapters=1)
     other = random_weights(SDAR)
     foreign = write_adapter(tmp_path / "foreign", other, modules_of(other))
-    named = sorted(story.weights)
-    expert = next(n for n in named if ".experts.0.gate" in n).removesuffix(".weight")
-    experts = write_adapter(tmp_path / "experts", story.weights, [expert])
+    router = next(name for name in story.weights if name.endswith("mlp.gate.weight"))
+    routers = write_adapter(tmp_path / "routers", story.weights, [router.removesuffix(".weight")])
     head = write_adapter(tmp_path / "head", story.weights, ["lm_head"])
     odd = write_adapter(tmp_path / "odd", story.weights, modules_of(story.weights))
     (odd / "adapter_model.safetensors").rename(odd / "adapter_model.bin")
     with DiffusionLLM(str(story.base), **OPTIONS) as llm:
         for path, sentence in (
             (foreign, "which this model has not"),
-            (experts, "no experts, embeddings or head"),
-            (head, "no experts, embeddings or head"),
+            (routers, "no routers, embeddings or head"),
+            (head, "no routers, embeddings or head"),
             (odd, "save the adapter as safetensors"),
             (story.base, "has no adapter_config.json; give the folder of a LoRA adapter"),
             (tmp_path / "nowhere", "nowhere"),
@@ -355,6 +356,23 @@ def test_what_is_no_adapter_of_this_model_is_one_sentence(tmp_path: Path) -> Non
             with pytest.raises(ValueError, match=sentence):
                 llm.adapters.load("x", str(path))
         assert not llm.adapters.names
+
+
+def test_an_adapter_that_memory_has_no_room_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    story = Story(tmp_path, LLADA_MOE, adapters=1)
+    tensors = load_file(Path(story.adapters["a0"]) / "adapter_model.safetensors")
+    size = sum(8 * tensor.numel() for tensor in tensors.values())
+    free = [size - 1]
+    monkeypatch.setattr("diffray.components.checkpoints.lora.free_memory", lambda _: free[0])
+    with DiffusionLLM(str(story.base), **OPTIONS, lora_modules=story.adapters) as llm:
+        with pytest.raises(RuntimeError, match="could not be loaded, the engine's log says why"):
+            llm.generate([1, 2, 3], lora="a0", max_tokens=4)
+        assert f"takes {size} bytes of memory here; {size - 1} are free" in caplog.text
+        assert not adapters_in(llm)
+        free[0] = size
+        assert llm.generate([1, 2, 3], lora="a0", max_tokens=4)[0].outputs[0].token_ids
 
 
 def test_scales_of_peft(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_who_has_reported_ends_on_the_old_weights(mode: Any) -> None:
     assert tokens(found[0]) == old[0]
     assert tokens(found[1]) == (old if mode == "finish" else new)[1]
     assert tokens(found[2]) == new[2]
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_watched_canvas_counts_as_reported(watch: bool) -> None:
+    client, found = waiting_engine(), dict[int, list[Update]]()
+    late = {"block_length": 8, "decoder": {"kind": "edit"}}  # it reports whole blocks only
+    request = replace(asked(0, diffusion=late), watch=watch)
+    client.submit(check_request(request, client.limits))
+    advance(client, found, 1)
+    assert tokens(found.get(0, [])) == []
+    client.update_weights(weights(1), "restart")
+    client.submit(check_request(asked(1), client.limits))
+    advance(client, found)
+    assert {update.version for update in found[0]} == {"0" if watch else "1"}
+    assert tokens(found[0]) == written(0 if watch else 1, [request])[0]
 
 
 def test_versions_count_up_or_have_names() -> None:

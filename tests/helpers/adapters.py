@@ -11,13 +11,13 @@ from torch import Tensor
 from diffray.components.checkpoints.checkpoint import resolve
 from tests.helpers.tiny_checkpoints import LLADA, random_weights, save
 
-_NEVER = ("expert", "wte", "embed", "ff_out.weight", "lm_head", "gate.weight", "norm")
+_NEVER = ("wte", "embed", "ff_out.weight", "lm_head", "gate.weight", "norm")
 
 
 def modules_of(weights: dict[str, Tensor]) -> list[str]:
-    """Return the linear layers of attention and MLPs."""
+    """Return the linear layers of attention, MLPs and experts."""
     names = [name for name, tensor in weights.items() if tensor.dim() == 2]
-    kept = [n for n in names if "shared_expert" in n or not any(word in n for word in _NEVER)]
+    kept = [n for n in names if not any(word in n for word in _NEVER)]
     kept += [n for n in names if "blocks." in n and n.endswith("ff_out.weight")]
     return [name.removesuffix(".weight") for name in kept]
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -14,15 +15,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from html import unescape
+from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+import torch
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import load_file, save_file
 
+from diffray.components.checkpoints.demos import demo_path
 from tests.helpers.adapters import adapter_of
 from tests.helpers.serve_process import ServeProcess, serve_process
 
@@ -316,6 +322,69 @@ def test_an_operator_gives_all_replicas_new_weights(served: ServeProcess) -> Non
     for _ in range(4):
         (choice,) = post(served, "demo", **traced).json()["choices"]
         assert choice["trajectory"]["weight_version"] == "again"
+
+
+@pytest.mark.long
+def test_no_answer_under_load_is_by_two_versions_of_the_weights(
+    served: ServeProcess, tmp_path: Path
+) -> None:
+    """Clients ask both replicas all along, and every answer is whole by the version it names."""
+    old = demo_path("demo")
+    assert old is not None
+    folder = Path(shutil.copytree(old, tmp_path / "other"))
+    torch.manual_seed(0)
+    weights = load_file(old / "model.safetensors")
+    save_file(
+        {
+            name: (each * (1 + torch.randn(each.shape) / 4)).to(each.dtype)
+            for name, each in weights.items()
+        },
+        folder / "model.safetensors",
+    )
+    options = LONG | {"max_tokens": 64, "min_tokens": 64, "return_trajectory": True}
+
+    def update(version: str, in_flight: str = "finish") -> None:
+        path = "demo" if version == "old" else str(folder)
+        body = {"model": "demo", "model_path": path, "in_flight": in_flight}
+        made = httpx2.post(
+            f"{served.url}/update_weights_from_disk",
+            json=body | {"weight_version": version},
+            headers=OPERATES,
+            timeout=PATIENCE_S,
+        )
+        assert made.status_code == 200, made.text
+
+    def ask(number: int) -> tuple[str, int, str]:
+        messages = [{"role": "user", "content": f"What is {number} plus {number + 20}?"}]
+        answer = post(served, "demo", messages=messages, **options)
+        text = text_of(answer)
+        return answer.json()["choices"][0]["trajectory"]["weight_version"], number, text
+
+    expected = set()
+    for version in ("old", "new"):
+        update(version)
+        expected |= {ask(number) for number in range(4)}
+    assert len({text for _, _, text in expected}) == 8
+    ended, found = Event(), []
+
+    def ask_on(client: int) -> None:
+        for turn in count():
+            if ended.is_set():
+                return
+            found.append(ask((client + turn) % 4))
+
+    with ThreadPoolExecutor(4) as clients:
+        asking = [clients.submit(ask_on, number) for number in range(4)]
+        try:
+            for turn in range(8):
+                update(("old", "new")[turn % 2], ("finish", "restart")[turn // 2 % 2])
+        finally:
+            ended.set()
+        for each in asking:
+            each.result()
+    assert set(found) <= expected
+    assert {version for version, _, _ in found} == {"old", "new"}
+    assert len(found) > 16
 
 
 def test_an_operator_lets_all_replicas_of_a_model_sleep(served: ServeProcess) -> None:

@@ -95,7 +95,13 @@ def test_ranks_keep_quantized_kv_as_one_does() -> None:
 
 @pytest.mark.parametrize(
     ("config", "expert_parallel"),
-    [(LLADA | {"n_kv_heads": 2}, False), (LLADA_MOE, True), (LLADA2_MOE, True)],
+    [
+        (LLADA | {"n_kv_heads": 2}, False),
+        (LLADA_MOE, False),
+        (LLADA2_MOE, False),
+        (LLADA_MOE, True),
+        (LLADA2_MOE, True),
+    ],
 )
 def test_ranks_answer_with_adapters_as_one_does(
     tmp_path: Path, config: dict[str, Any], expert_parallel: bool

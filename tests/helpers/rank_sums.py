@@ -48,9 +48,9 @@ def tried(mesh: Mesh, names: Items[str], patience_s: float) -> list[SumsOutcome]
 STEPS = TrialPlan(
     sizes=Sizes(config=LLADA_MOE, dtype="float32", ranks=2),
     device="cpu",
-    table="tests.helpers.stand_in_norms",
+    table=RECORDERS,
     graphs=True,
-    done=(Outcome("rms_norm", Shape((32, "torch.float32"), (8,)), "right", launched_s=1e-6),),
+    done=(Outcome("rms_norm", Shape((32, "torch.float32"), (8,)), "launched", launched_s=1e-6),),
 )
 
 

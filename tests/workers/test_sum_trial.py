@@ -32,6 +32,16 @@ REASONS = {  # of rank 0 and of rank 1
     "slow_on_rank_1": (f"8192 bytes: {SLOW}", f"8192 bytes: {SLOW}"),
     "crash_on_rank_1": ("it ended (1): ", "it crashed (SIGABRT)"),
 }
+OTHER = "another rank refuses them; its log says why"
+REFUSED = (  # as what recordings are that are wrong, slow or refused on rank 1
+    [OTHER, OTHER, OTHER],
+    [
+        "100% of the rows of 1 x 32 positions differ between replays and launched steps",
+        "replays take longer than launched steps",
+        "a step could not be recorded: RuntimeError: operation not permitted when stream is "
+        "capturing",
+    ],
+)
 
 
 @pytest.mark.long
@@ -96,9 +106,8 @@ def test_rank_0_keeps_what_was_found_and_every_rank_says_why_not(
     first, second = ranks
     assert first.kept == second.kept == (first.found if is_kept else None)
     assert first.found.graphs is not None and first.found.sums is not None
-    other = "another rank refuses them; its log says why"
     assert first.said == [
-        "all-reduce: the group's alone: another rank cannot", f"cuda_graphs: off: {other}"
+        "all-reduce: the group's alone: another rank cannot", f"cuda_graphs: off: {OTHER}"
     ]  # fmt: skip
     own = "a step could not be recorded: RuntimeError: operation not permitted when stream is"
     assert second.said[0] == (
@@ -108,10 +117,23 @@ def test_rank_0_keeps_what_was_found_and_every_rank_says_why_not(
 
 
 @pytest.mark.long
-def test_recordings_that_hang_on_a_rank_are_given_up_and_sums_are_kept() -> None:
-    for (found,) in on_ranks(2, partial(recorded, names=["hang_on_rank_1"], patience_s=30)):
-        assert found.graphs == GraphsOutcome("it did not end within 30 s")
-        assert found.sums.refused != "it did not end within 30 s"
+def test_steps_are_recorded_over_ranks_only_where_all_found_replays_right() -> None:
+    names = ["right", "wrong_on_rank_1", "slow_on_rank_1", "refused_on_rank_1"]
+    ranks = on_ranks(2, partial(recorded, names=names, patience_s=120))
+    for (right, *bad), own in zip(ranks, REFUSED, strict=True):
+        assert right.graphs is not None and right.graphs.refused == ""
+        assert right.graphs.replayed_s is not None and right.graphs.launched_s is not None
+        assert right.graphs.replayed_s < right.graphs.launched_s
+        assert [found.graphs and found.graphs.refused for found in bad] == own
+
+
+@pytest.mark.long
+def test_recordings_that_hang_or_crash_on_a_rank_are_given_up_and_sums_are_kept() -> None:
+    names, late = ["hang_on_rank_1", "crash_on_rank_1"], "it did not end within 45 s"
+    ranks = on_ranks(2, partial(recorded, names=names, patience_s=45))
+    for rank, crashed in zip(ranks, (late, "it crashed (SIGABRT)"), strict=True):
+        assert [found.graphs for found in rank] == [GraphsOutcome(late), GraphsOutcome(crashed)]
+        assert all(found.sums.refused not in (late, crashed) for found in rank)
 
 
 TOGETHER = Findings(

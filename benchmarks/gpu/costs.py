@@ -62,7 +62,7 @@ class Step:
 
     shape: Shape
     work: Work
-    experts: str = "bfloat16"
+    weights: str = "bfloat16"
     ranks: int = 1
     changes: frozenset[str] = frozenset()
     read: int | None = None  # rows of the head; None: of all tokens
@@ -243,7 +243,7 @@ class Step:
             self._add(choose, calls, logits, chain=TOPK_US, kind="triton")
             self._add("_list_pairs", calls, 12.0 * pairs, chain=listing, kind="triton")
         width = sparse.width // self.ranks
-        rounds, names = self.experts == "float8_rows", ("_round_row", "_round_row")
+        rounds, names = self.weights == "float8_rows", ("_round_row", "_round_row")
         sizes = 4.0 * tokens * hidden, 4.0 * pairs * width
         many = rounds and pairs >= 48 * sparse.experts
         self.grouped = many and "float8 products" in self.changes  # torch's product of float8
@@ -278,7 +278,7 @@ class Step:
         tokens, pairs = self.tokens, self.tokens * sparse.chosen
         chance, mean = sparse.chosen / sparse.experts, pairs / sparse.experts
         distinct = self.shape.distinct_experts(tokens)
-        one = float(matrices * columns * inputs * (2 if self.experts == "bfloat16" else 1))
+        one = float(matrices * columns * inputs * (2 if self.weights == "bfloat16" else 1))
         rows = min(max(rounded_up(math.ceil(mean + 4 * math.sqrt(mean))), 16), 128)
         if "64 rows" in self.changes and tokens <= 64:
             rows = 64
@@ -289,8 +289,8 @@ class Step:
             tiles = distinct + sparse.experts * more_tiles(tokens, chance, 128)
             cached, rate = 0.0, (FLOAT8 if self.grouped else CUBLAS) * pairs / (tiles * 128)
         kind = "float16" if "float16 activations" in self.changes else "float8"
-        share = EXPERT_SHARE[kind if self.experts.startswith("float8") else self.experts]
-        most = 0 if self.experts == "float8_rows" else 512  # tokens
+        share = EXPERT_SHARE[kind if self.weights.startswith("float8") else self.weights]
+        most = 0 if self.weights == "float8_rows" else 512  # tokens
         staying = tokens <= most and "persistent blocks" in self.changes
         share += PERSISTENT_GAIN * staying
         again = self.hot * (rows < min(tokens, 64))  # weights of experts with a second tile

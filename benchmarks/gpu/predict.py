@@ -1,7 +1,7 @@
 """Predict the time of a step, and the tokens per second, before and after each change to come.
 
     python -m benchmarks.gpu.predict
-    python -m benchmarks.gpu.predict --shape llada2-mini --rows 8 --experts float8
+    python -m benchmarks.gpu.predict --shape llada2-mini --rows 8 --weights float8
     python -m benchmarks.gpu.predict --markdown
 
 Prints a step's kernels, what each change saves, and all models and sizes, for an H200. `costs.py`
@@ -158,7 +158,7 @@ CHANGES: Final = {
 }
 BUILT: Final = frozenset(name for name, change in CHANGES.items() if change.built)
 STAGES: Final = {"no change": frozenset[str](), "built": BUILT, "all": frozenset(CHANGES)}
-EXPERTS: Final = ("bfloat16", "float8", "float8_rows", "int8")
+WEIGHTS: Final = ("bfloat16", "float8", "float8_rows", "int8")
 # A round's time beside its forward: the host's, first and per row, and the decoder's launches.
 HOST_MS, HOST_ROW_MS = 0.22, 0.0175
 DECODER_MS: Final = {"fixed": 0.12, "credit": 0.3}
@@ -178,7 +178,7 @@ class Generation(NamedTuple):
     rate: float = 3.87  # tokens accepted in a step
     cache: str = "dual"
     decoder: str = "fixed"
-    experts: str = "bfloat16"
+    weights: str = "bfloat16"
     prompt: int = 128
     tokens: int = 1024
     block: int = 64
@@ -196,7 +196,7 @@ class Generation(NamedTuple):
         read = round(sum(self._rows_read(steps)))
 
         def ms(window: int) -> float:
-            step = Step(shape, Work(self.rows, window, length), self.experts, 1, changes, read)
+            step = Step(shape, Work(self.rows, window, length), self.weights, 1, changes, read)
             return step.device_ms
 
         decoder = DECODER_MS[self.decoder]
@@ -221,19 +221,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Predict the time of a step on an H200.")
     parser.add_argument("--shape", choices=SHAPES, default=MOE)
     parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--experts", choices=EXPERTS, default="bfloat16")
+    parser.add_argument("--weights", choices=WEIGHTS, default="bfloat16")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--markdown", action="store_true", help="as docs/gpu.md shows it")
     args = parser.parse_args()
-    print(tables(args.shape, args.rows, args.experts, args.ranks, markdown=args.markdown))
+    print(tables(args.shape, args.rows, args.weights, args.ranks, markdown=args.markdown))
 
 
-def tables(name: str, batch: int, experts: str, ranks: int, *, markdown: bool) -> str:
+def tables(name: str, batch: int, weights: str, ranks: int, *, markdown: bool) -> str:
     """Return all predictions as text; the documents have a column for what was measured."""
-    how = SHAPES[name], Work(batch, SHAPES[name].block or 64, 1024), experts, ranks
+    how = SHAPES[name], Work(batch, SHAPES[name].block or 64, 1024), weights, ranks
     parts = []
     for title, table in (
-        (f"A step of {name}, batch {batch}, {experts}, GPUs: {ranks}", kernels(*how)),
+        (f"A step of {name}, batch {batch}, {weights}, GPUs: {ranks}", kernels(*how)),
         ("Its ms as one change after the other is made", changes(*how)),
         ("Steps in ms", sizes()),
         ("Tokens per second of 1024 tokens, 3.87 accepted in a step", texts()),
@@ -251,9 +251,9 @@ def tables(name: str, batch: int, experts: str, ranks: int, *, markdown: bool) -
     return "\n\n".join(parts)
 
 
-def kernels(shape: Shape, work: Work, experts: str, ranks: int) -> Table:
+def kernels(shape: Shape, work: Work, weights: str, ranks: int) -> Table:
     """Return the kernels of a step with the changes that are built."""
-    step = Step(shape, work, experts, ranks, BUILT)
+    step = Step(shape, work, weights, ranks, BUILT)
     table: Table = [("kernel", "calls", "floor us", "us", "ms a step")]
     for k in step.kernels:
         us = f"{k.floor_us():.1f}", f"{k.us:.1f}"
@@ -262,13 +262,13 @@ def kernels(shape: Shape, work: Work, experts: str, ranks: int) -> Table:
     return [*table, ("all", launches, f"{step.floor_ms() * 1e3:.0f}", "", f"{step.ms:.2f}")]
 
 
-def changes(shape: Shape, work: Work, experts: str, ranks: int) -> Table:
+def changes(shape: Shape, work: Work, weights: str, ranks: int) -> Table:
     """Return the step's time as one change after the other is made."""
     table: Table = [("change", "built", "after it", "saves", "because")]
-    made, before = frozenset[str](), Step(shape, work, experts, ranks).ms
+    made, before = frozenset[str](), Step(shape, work, weights, ranks).ms
     for name, change in CHANGES.items():
         made |= {name}
-        after = Step(shape, work, experts, ranks, made).ms
+        after = Step(shape, work, weights, ranks, made).ms
         is_built = "built" if name in BUILT else "not built"
         table.append((name, is_built, f"{after:.2f}", f"{before - after:.2f}", change.reason))
         before = after
@@ -276,24 +276,24 @@ def changes(shape: Shape, work: Work, experts: str, ranks: int) -> Table:
 
 
 def sizes() -> Table:
-    """Return the steps of all models and sizes, in every kind of experts."""
-    table: Table = [("model", "GPUs", "batch", "experts", "floor", *STAGES)]
+    """Return the steps of all models and sizes, in every kind of weights."""
+    table: Table = [("model", "GPUs", "batch", "weights", "floor", *STAGES)]
     for (name, shape), ranks, rows in product(SHAPES.items(), (1, 8), (1, 8, 32)):
         work = Work(rows, shape.block or 64, 1024)
-        for experts in EXPERTS if shape.sparse else EXPERTS[:1]:
-            steps = [Step(shape, work, experts, ranks, made) for made in STAGES.values()]
+        for weights in WEIGHTS if shape.sparse else WEIGHTS[:1]:
+            steps = [Step(shape, work, weights, ranks, made) for made in STAGES.values()]
             ms = (f"{ms:.2f}" for ms in (steps[0].floor_ms(), *(step.ms for step in steps)))
-            table.append((name, str(ranks), str(rows), experts, *ms))
+            table.append((name, str(ranks), str(rows), weights, *ms))
     return table
 
 
 def texts() -> Table:
     """Return the tokens per second of LLaDA-MoE."""
-    table: Table = [("batch", "cache", "experts", *STAGES)]
-    for rows, cache, experts in product((1, 32), ("dual", "vicinity"), EXPERTS[:3]):
-        text = Generation(rows, cache=cache, experts=experts)
+    table: Table = [("batch", "cache", "weights", *STAGES)]
+    for rows, cache, weights in product((1, 32), ("dual", "vicinity"), WEIGHTS[:3]):
+        text = Generation(rows, cache=cache, weights=weights)
         speeds = (text.tokens_per_s(SHAPES[MOE], made) for made in STAGES.values())
-        table.append((str(rows), cache, experts, *(f"{speed:.0f}" for speed in speeds)))
+        table.append((str(rows), cache, weights, *(f"{speed:.0f}" for speed in speeds)))
     return table
 
 

@@ -100,7 +100,7 @@ def test_before_any_change_it_is_what_was_estimated_by_hand(step: Step, ms: floa
 def test_float8_rows_gain_where_many_meet_an_expert() -> None:
     """Of few rows reading weights takes the time, and rounding is added to it."""
     few, many = (
-        [Step(SHAPE, work, experts, changes=ALL) for experts in ("float8", "float8_rows")]
+        [Step(SHAPE, work, weights, changes=ALL) for weights in ("float8", "float8_rows")]
         for work in (ONE, Work(32, 64, 1024))
     )
     assert few[0].ms < few[1].ms < 1.2 * few[0].ms
@@ -126,12 +126,12 @@ def test_the_document_shows_what_batch_32_is_to_batch_1_by_each_reading() -> Non
     """Of steps it is reached with what is built, of whole texts only beside what was before."""
     built, before = STAGES["built"], Generation().tokens_per_s(SHAPE, STAGES["no change"])
 
-    def readings(experts: str) -> Iterator[float]:
-        one, many = (Step(SHAPE, work, experts, changes=built) for work in (ONE, BATCH))
+    def readings(weights: str) -> Iterator[float]:
+        one, many = (Step(SHAPE, work, weights, changes=built) for work in (ONE, BATCH))
         yield 32 * one.ms / many.ms
         texts = [
             [
-                Generation(n, cache=cache, experts=experts).tokens_per_s(SHAPE, built)
+                Generation(n, cache=cache, weights=weights).tokens_per_s(SHAPE, built)
                 for n in (1, 32)
             ]
             for cache in ("dual", "vicinity")
@@ -140,9 +140,9 @@ def test_the_document_shows_what_batch_32_is_to_batch_1_by_each_reading() -> Non
         yield from (many / before for _, many in texts)
 
     shown = (ROOT / "docs/gpu.md").read_text().partition("| batch 32 to batch 1 |")[2]
-    for line, experts in zip(shown.splitlines()[2:4], ("bfloat16", "float8_rows"), strict=True):
+    for line, weights in zip(shown.splitlines()[2:4], ("bfloat16", "float8_rows"), strict=True):
         numbers = [float(cell) for cell in re.findall(r" ([\d.]+) \|", line)]
-        assert numbers == [round(reading, 1) for reading in readings(experts)]
+        assert numbers == [round(reading, 1) for reading in readings(weights)]
 
 
 def test_all_changes_together_reach_the_targets() -> None:
@@ -160,10 +160,10 @@ def test_all_changes_together_reach_the_targets() -> None:
 @pytest.mark.parametrize("name", CHANGES)
 def test_without_one_of_the_changes_something_is_slower(name: str) -> None:
     saved = [
-        Step(SHAPE, work, experts, ranks, ALL - {name}, hot=0.25).ms
-        - Step(SHAPE, work, experts, ranks, ALL, hot=0.25).ms
+        Step(SHAPE, work, weights, ranks, ALL - {name}, hot=0.25).ms
+        - Step(SHAPE, work, weights, ranks, ALL, hot=0.25).ms
         for work in (ONE, Work(32, 64, 1024))
-        for experts in ("bfloat16", "float8", "float8_rows")
+        for weights in ("bfloat16", "float8", "float8_rows")
         for ranks in (1, 8)
     ]
     text = Generation(cache="vicinity", decoder="credit")

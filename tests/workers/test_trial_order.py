@@ -87,10 +87,10 @@ def test_the_order_is_that_of_the_predicted_gains() -> None:
 
     def gain(change: str) -> float:
         return max(
-            Step(SHAPES[MOE], work, experts, 1, built - {change}, hot=0.25).ms
-            - Step(SHAPES[MOE], work, experts, 1, built, hot=0.25).ms
+            Step(SHAPES[MOE], work, weights, 1, built - {change}, hot=0.25).ms
+            - Step(SHAPES[MOE], work, weights, 1, built, hot=0.25).ms
             for work in (Work(1, 64, 1024), Work(32, 64, 1024))
-            for experts in ("bfloat16", "float8", "float8_rows")
+            for weights in ("bfloat16", "float8", "float8_rows")
         )
 
     changes = {

@@ -28,6 +28,8 @@ from benchmarks.gpu.program import ended_by_signals, missing_packages, need_cuda
 MOE: Final = "--shape llada-moe-7b-a1b"
 ONE: Final = f"{MOE} --rows 1 --window 64 --context 1024"
 EVERY: Final = "--weights bfloat16 int8 float8"
+DENSE: Final = "--shape llada-8b"
+ALL: Final = "--weights bfloat16 int8 float8 float8_rows"
 KINDS: Final = "--cache dual vicinity --decoder fixed credit"
 _LAST_WORDS_S: Final = 15.0
 
@@ -65,6 +67,8 @@ RUNS: Final = (
     Run("generate_4_steps", "generate", f"{MOE} --steps-per-round 4 --rows 1 32", 4),
     Run("generate_8_steps", "generate", f"{MOE} --steps-per-round 8 --rows 1 32", 4),
     Run("generate_eager", "generate", f"{MOE} --no-graphs", 3),
+    Run("bring_up_dense", "bring_up", f"{DENSE} --weights int8 float8_rows", 2),
+    Run("steps_dense", "step_time", f"{DENSE} --rows 1 8 32 --context 1024 --window 64 {ALL}", 5),
     Run("steps_all", "step_time", "--context 1024 4096 --part step kernels", 12),
 )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.gpu import choices
 from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
-from benchmarks.gpu.random_model import WEIGHTS, config_of
+from benchmarks.gpu.random_model import WEIGHTS, config_of, quantization_of
 from benchmarks.gpu.shapes import ALL, SHAPES
 
 TABLE = "diffray.kernels.triton.table"
@@ -54,7 +54,8 @@ def tried(
     from diffray.workers.bring_up.trials import TimeLimits, run_trials
 
     shape, weights = row["shape"], row["weights"]
-    sizes = Sizes(config=config_of(ALL[shape], _LENGTH), dtype=dtype, quantization=WEIGHTS[weights])
+    quantized = quantization_of(ALL[shape], weights)
+    sizes = Sizes(config=config_of(ALL[shape], _LENGTH), dtype=dtype, quantization=quantized)
     graphs = device == "cuda"
     plan = TrialPlan(sizes=sizes, device=device, table=table, graphs=graphs)
     found = run_trials(plan, TimeLimits())

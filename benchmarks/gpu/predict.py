@@ -84,7 +84,7 @@ CHANGES: Final = {
     "float16 activations": Change(
         "kernels/triton/experts.py: half: bool",
         "float8 to float16 is one instruction: 414 for 16 KB of weights, 648 to bfloat16 (sm_90)",
-        r"\w*experts_\w+: .*half.*",
+        r"\w*experts_\w+|quantized_linear: .*half.*",
     ),
     "large tiles": Change(
         "kernels/triton/experts.py: (128, 64, 8, 3)",
@@ -121,11 +121,17 @@ CHANGES: Final = {
         "half as often",
         r"confidence: .* \d+x256x64 .*",
     ),
+    "wide byte tiles": Change(
+        "kernels/triton/byte_product.py: (128, 128, 8, 3)",
+        "dense layers in a byte, up to 64 rows: each tile reads all rows through the L2 cache, so "
+        "half as many tiles do so half as often",
+        r"quantized_linear: .* \d+x128x128 .*",
+    ),
     "float8 products": Change(
         "kernels/triton/float8_experts.py: scaled_grouped_mm",
-        "where activations are float8 rows too, from 48 rows an expert: 1100 Tflop/s, less gate "
-        "and up stored and rounded apart",
-        r"float8_experts_forward: scaled_grouped_mm.*",
+        "where activations are float8 rows too, in dense layers and from 48 rows an expert: 1100 "
+        "Tflop/s, less experts' gate and up stored and rounded apart",
+        r"float8_experts_forward|quantized_linear: scaled_(grouped_)?mm.*",
     ),
     "one kernel to settle": Change(
         "workers/batch_state.py: kernels.settle",
@@ -280,7 +286,7 @@ def sizes() -> Table:
     table: Table = [("model", "GPUs", "batch", "weights", "floor", *STAGES)]
     for (name, shape), ranks, rows in product(SHAPES.items(), (1, 8), (1, 8, 32)):
         work = Work(rows, shape.block or 64, 1024)
-        for weights in WEIGHTS if shape.sparse else WEIGHTS[:1]:
+        for weights in WEIGHTS:
             steps = [Step(shape, work, weights, ranks, made) for made in STAGES.values()]
             ms = (f"{ms:.2f}" for ms in (steps[0].floor_ms(), *(step.ms for step in steps)))
             table.append((name, str(ranks), str(rows), weights, *ms))

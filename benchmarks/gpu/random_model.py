@@ -20,12 +20,19 @@ from diffray.components.models.registry import build_model
 from diffray.components.quantization import parse_quantization
 from diffray.kernels.choose import Kernels
 
+# The formats, as the option `quantization` names them.
 WEIGHTS = {
     "bfloat16": None,
-    "int8": "experts_int8",
-    "float8": "experts_fp8",
-    "float8_rows": "experts=w8a8_fp8",  # what they multiply is rounded to float8 as well
+    "int8": "int8",
+    "float8": "fp8",
+    "float8_rows": "w8a8_fp8",  # what they multiply is rounded to float8 as well
 }
+
+
+def quantization_of(shape: Shape, weights: str) -> str | None:
+    """Return the option for the experts, or for a model without: its attention and MLP."""
+    form = WEIGHTS[weights]
+    return form if form is None or shape.sparse is None else f"experts={form}"
 
 
 def random_model(
@@ -53,7 +60,7 @@ def random_model(
     table_VH = model.embedding.weight_VH
     table_VH.normal_()
     own_T = torch.randint(0, shape.vocab, (tokens,), device=device)
-    if (quantized := WEIGHTS[weights]) is not None:
+    if (quantized := quantization_of(shape, weights)) is not None:
         model.quantize(parse_quantization(quantized))
     model.embed = lambda ids_T: embedding(own_T[: len(ids_T)], table_VH)  # type: ignore[method-assign]
     return model

@@ -21,6 +21,7 @@ from benchmarks.gpu.shapes import SHAPES, Shape, Work
 
 ROOT: Final = Path(__file__).parents[2]
 MOE: Final = "llada-moe-7b-a1b"
+BATCH: Final = 32
 
 Table = list[tuple[str, ...]]
 
@@ -177,6 +178,14 @@ def made_by(ran: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name for name in BUILT if CHANGES[name].made_by(ran))
 
 
+class Parts(NamedTuple):
+    """What texts take, in ms."""
+
+    everything: float  # steps that run all positions
+    blocks: float  # the others
+    between: float  # the host and the decoder, between forwards
+
+
 class Generation(NamedTuple):
     """Texts written at once, as `generate` times them."""
 
@@ -191,6 +200,10 @@ class Generation(NamedTuple):
 
     def tokens_per_s(self, shape: Shape, changes: frozenset[str]) -> float:
         """Predict the tokens per second of all rows together."""
+        return self.rows * self.tokens / sum(self.parts_ms(shape, changes)) * 1e3
+
+    def parts_ms(self, shape: Shape, changes: frozenset[str]) -> Parts:
+        """Predict the time of all steps, and between them."""
         steps, length = round(self.tokens / self.rate), self.prompt + self.tokens
         near, long, longer = self.block, length, -(-self.tokens // self.block)
         if self.cache == "vicinity":
@@ -209,8 +222,7 @@ class Generation(NamedTuple):
         decoder -= SETTLED_MS * ("one kernel to settle" in changes)
         decoder -= REWARDED_MS * ("credit's kernels" in changes and self.decoder == "credit")
         between = HOST_MS + HOST_ROW_MS * self.rows + decoder
-        total = longer * ms(long) + (steps - longer) * ms(near) + steps * between
-        return self.rows * self.tokens / total * 1e3
+        return Parts(longer * ms(long), (steps - longer) * ms(near), steps * between)
 
     def _rows_read(self, steps: int) -> Iterator[float]:
         """Yield each step's part of the mean of the head's rows, which are padded to halves."""
@@ -243,6 +255,7 @@ def tables(name: str, batch: int, weights: str, ranks: int, *, markdown: bool) -
         ("Its ms as one change after the other is made", changes(*how)),
         ("Steps in ms", sizes()),
         ("Tokens per second of 1024 tokens, 3.87 accepted in a step", texts()),
+        ("Their ms in bfloat16 by part; the ratio is of speeds, batch 32 to batch 1", text_parts()),
     ):
         if markdown:
             beside = [] if "because" in table[0] else ["unmeasured"] * len(table)
@@ -300,6 +313,20 @@ def texts() -> Table:
         text = Generation(rows, cache=cache, weights=weights)
         speeds = (text.tokens_per_s(SHAPES[MOE], made) for made in STAGES.values())
         table.append((str(rows), cache, weights, *(f"{speed:.0f}" for speed in speeds)))
+    return table
+
+
+def text_parts() -> Table:
+    """Return what the texts' steps take, and how much faster each part is in a batch."""
+    table: Table = [("batch", "cache", "over everything", "in blocks", "between", "all")]
+    for cache in ("dual", "vicinity"):
+        one, many = (
+            Generation(rows, cache=cache).parts_ms(SHAPES[MOE], BUILT) for rows in (1, BATCH)
+        )
+        for rows, found in ((1, one), (BATCH, many)):
+            table.append((str(rows), cache, *(f"{ms:.0f}" for ms in (*found, sum(found)))))
+        pairs = zip((*one, sum(one)), (*many, sum(many)), strict=True)
+        table.append(("ratio", cache, *(f"{BATCH * ours / theirs:.1f}" for ours, theirs in pairs)))
     return table
 
 

@@ -15,14 +15,16 @@ from triton.runtime.jit import KernelInterface
 
 from benchmarks.gpu import predict
 from benchmarks.gpu.choices import Expected
-from benchmarks.gpu.costs import Step
+from benchmarks.gpu.costs import CUBLAS, Step
 from benchmarks.gpu.measure import noted_variants
 from benchmarks.gpu.predict import (
+    BUILT,
     CHANGES,
     MOE,
     STAGES,
     WEIGHTS,
     Generation,
+    Parts,
     made_by,
     sizes,
     tables,
@@ -180,6 +182,31 @@ def test_the_document_shows_what_batch_32_is_to_batch_1_by_each_reading() -> Non
     for line, weights in zip(shown.splitlines()[2:4], ("bfloat16", "float8_rows"), strict=True):
         numbers = [float(cell) for cell in re.findall(r" ([\d.]+) \|", line)]
         assert numbers == [round(reading, 1) for reading in readings(weights)]
+
+
+def test_no_order_of_steps_brings_texts_of_batch_32_to_8_times_batch_1() -> None:
+    """By the bounds that the document gives: each part would have to beat its own operations."""
+
+    def parts(cache: str) -> tuple[Parts, float]:
+        """Return those of a batch, and what they may add up to."""
+        one, many = (Generation(n, cache=cache).parts_ms(SHAPE, BUILT) for n in (1, 32))
+        return many, 32 * sum(one) / 8
+
+    def operations(window: int) -> float:
+        kernels = Step(SHAPE, Work(32, window, 1152), changes=BUILT, read=1368).kernels
+        return sum(kernel.calls * kernel.flops for kernel in kernels)
+
+    steps, (dual, most) = 265, parts("dual")
+    everything_ms = (most - dual.blocks - dual.between) / 16
+    assert everything_ms == pytest.approx(69, abs=0.5)
+    assert operations(1152) / 989e9 == pytest.approx(87, abs=0.5)
+    vicinity, most = parts("vicinity")
+    block_ms = (most - vicinity.everything - vicinity.between) / (steps - 5)
+    assert block_ms == pytest.approx(13.4, abs=0.05)
+    assert operations(96) / CUBLAS * 1e3 == pytest.approx(13.3, abs=0.05)
+    # In each step 2 texts run 18 blocks each, and 30 one.
+    spread = Step(SHAPE, Work(2 * 18 + 30, 64, 1152), changes=BUILT, read=1368)
+    assert steps * spread.ms + dual.between == pytest.approx(6600, abs=50)
 
 
 def test_all_changes_together_reach_the_targets() -> None:

@@ -170,7 +170,7 @@ WEIGHTS: Final = ("bfloat16", "float8", "float8_rows", "int8")
 HOST_MS, HOST_ROW_MS = 0.22, 0.0175
 DECODER_MS: Final = {"fixed": 0.12, "credit": 0.3}
 SETTLED_MS, REWARDED_MS = 0.09, 0.17  # what kernels of our own save of that
-NEIGHBOURS, WARM_UP = 32, 5  # of vicinity: positions beside a block, steps that run everything
+NEIGHBOURS, WARM_UP = 32, 4  # of vicinity: positions beside a block, more steps over everything
 
 
 def made_by(ran: Mapping[str, str]) -> frozenset[str]:
@@ -205,9 +205,9 @@ class Generation(NamedTuple):
     def parts_ms(self, shape: Shape, changes: frozenset[str]) -> Parts:
         """Predict the time of all steps, and between them."""
         steps, length = round(self.tokens / self.rate), self.prompt + self.tokens
-        near, long, longer = self.block, length, -(-self.tokens // self.block)
+        near, long, longer = self.block, length, self.over_everything
         if self.cache == "vicinity":
-            near, longer = 2 * self.block, WARM_UP
+            near = 2 * self.block
             if "bucket with neighbours" in changes:
                 near = self.block + NEIGHBOURS
         elif self.cache == "exact":  # a block's first step stores the block before it
@@ -223,6 +223,12 @@ class Generation(NamedTuple):
         decoder -= REWARDED_MS * ("credit's kernels" in changes and self.decoder == "credit")
         between = HOST_MS + HOST_ROW_MS * self.rows + decoder
         return Parts(longer * ms(long), (steps - longer) * ms(near), steps * between)
+
+    @property
+    def over_everything(self) -> int:
+        """How many steps run everything: a block's first, and those that warm up."""
+        blocks = -(-self.tokens // self.block)
+        return blocks + (WARM_UP if self.cache == "vicinity" else 0)
 
     def _rows_read(self, steps: int) -> Iterator[float]:
         """Yield each step's part of the mean of the head's rows, which are padded to halves."""

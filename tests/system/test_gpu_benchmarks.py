@@ -33,8 +33,9 @@ from benchmarks.gpu import (
 )
 from benchmarks.gpu.cases import listed
 from benchmarks.gpu.check_kernels import check
-from benchmarks.gpu.engine import experts_met, random_engine, scripted
+from benchmarks.gpu.engine import experts_met, random_engine, run_to_the_end, scripted
 from benchmarks.gpu.measure import kernel_table
+from benchmarks.gpu.predict import Generation
 from benchmarks.gpu.random_model import random_model
 from benchmarks.gpu.shapes import TOY, Shape, Sparse, Work
 from benchmarks.gpu.step import make_step
@@ -182,6 +183,30 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> No
         assert row["tokens"] == 31 * row["rows"] and row["replays"] == 0
         assert row["tokens_per_forward"] == pytest.approx(31 / row["forwards"])
         assert ("distinct_experts" in row) == (TOY[name].sparse is not None)
+
+
+@pytest.mark.parametrize("cache", ["dual", "vicinity"])
+def test_as_many_steps_run_everything_as_is_predicted(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six in each block."""
+    shape, prompt, tokens, block = TOY["toy-moe"], 64, 96, 12
+    model = random_model(shape, 256, 256, torch.device("cpu"), TORCH, "float32")
+    engine = random_engine(model, max_num_seqs=1)
+    lengths: list[int] = []
+    forward = model.forward
+
+    def noted(x_TH: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        lengths.append(len(x_TH))
+        return forward(x_TH, *args, **options)
+
+    monkeypatch.setattr(model, "forward", noted)
+    request = scripted(0, shape, prompt, tokens, 6 * tokens // block, block, cache)
+    for _ in run_to_the_end(engine, [request]):
+        pass
+    text = Generation(cache=cache, prompt=prompt, tokens=tokens, block=block)
+    assert lengths.count(prompt + tokens) == text.over_everything
+    assert len(lengths) == 6 * tokens // block
 
 
 @pytest.mark.parametrize("name", TOY)

@@ -27,7 +27,7 @@ from benchmarks.gpu.predict import Generation, made_by
 from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
 from benchmarks.gpu.random_model import WEIGHTS, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES
-from diffray.kernels.choose import WISHES, choose_kernels
+from diffray.kernels.choose import OPTIONS, choose_kernels
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--kernels", choices=WISHES, default="auto")
+    parser.add_argument("--kernels", choices=OPTIONS, default="auto")
     parser.add_argument("--weights", choices=WEIGHTS, nargs="+", default=["bfloat16"])
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
     return parser

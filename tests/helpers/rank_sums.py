@@ -38,7 +38,7 @@ KEY = {"gpu": "Test"}
 
 
 def tried(mesh: Mesh, names: Items[str], patience_s: float) -> list[SumsOutcome]:
-    """Return what this rank is told of each stand-in."""
+    """Return the outcome of each stand-in on this rank."""
     return [
         try_together(mesh, "float32", opener=f"{STAND_INS}:{name}", patience_s=patience_s).sums
         for name in names
@@ -55,7 +55,7 @@ STEPS = TrialPlan(
 
 
 def recorded(mesh: Mesh, names: Items[str], patience_s: float) -> list[GroupOutcome]:
-    """Return what this rank is told of each recorder that stands in for CUDA graphs'."""
+    """Return the outcome on this rank of each recorder that stands in for CUDA graphs'."""
     return [
         try_together(
             mesh,
@@ -79,7 +79,7 @@ def opened_with_torch(mesh: Mesh) -> tuple[str, int]:
 
 
 class Kept(NamedTuple):
-    """What this rank is told, what it said, and what is on disk then."""
+    """The findings on this rank, the lines that it printed, and the findings on disk."""
 
     found: Findings
     said: list[str]

@@ -102,7 +102,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run the GPU programs one after the other.")
     parser.add_argument("--out", type=Path, required=True, help="folder for reports and logs")
-    parser.add_argument("--minutes", type=float, default=80, help="begin nothing after so many")
+    parser.add_argument("--minutes", type=float, default=90, help="begin nothing after so many")
     parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS])
     parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
     return parser

@@ -159,8 +159,15 @@ class Step:
         if rounds and "float8 products" in self.changes:
             self._add("_round_row", calls, 3.0 * tokens * inputs, kind="triton")
             moved = count + tokens * (inputs + 2.0 * outputs)
-            how = {"share": CUBLAS_SHARE, "rate": FLOAT8}
-            self._add("_scaled_mm", calls, moved, flops=flops, float8=True, **how)
+            self._add(
+                "_scaled_mm",
+                calls,
+                moved,
+                share=CUBLAS_SHARE,
+                flops=flops,
+                rate=FLOAT8,
+                float8=True,
+            )
             return
         if rounds:
             self._add("_round_row", calls, 4.0 * tokens * inputs, kind="triton")

@@ -46,7 +46,7 @@ REFUSED = (  # as what recordings are that are wrong, slow or refused on rank 1
 
 @pytest.mark.long
 def test_what_is_wrong_slow_or_broken_on_one_rank_is_used_on_none() -> None:
-    ranks = on_ranks(2, partial(tried, names=[*REASONS], patience_s=60))
+    ranks = on_ranks(2, partial(tried, names=[*REASONS], patience_s=120))
     for number, (name, reasons) in enumerate(REASONS.items()):
         for found, reason in zip((rank[number] for rank in ranks), reasons, strict=True):
             assert found.most_bytes == 0, name

@@ -171,15 +171,15 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 Record = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 
-def choose_recorder(wish: bool | None, device: torch.device, kernels: str) -> Record | None:
+def choose_recorder(cuda_graphs: bool | None, device: torch.device, kernels: str) -> Record | None:
     """Return a recorder for a function's device work, to be replayed; None: no recording.
 
     By default there is one on CUDA with Triton's kernels. Torch's kernels may wait for the host,
     which cannot be recorded.
     """
-    if wish is None:
-        wish = device.type == "cuda" and kernels == "triton"
-    if not wish:
+    if cuda_graphs is None:
+        cuda_graphs = device.type == "cuda" and kernels == "triton"
+    if not cuda_graphs:
         return None
     if device.type != "cuda":
         raise ValueError(f"cuda_graphs needs a CUDA device, and this is {device}; leave it out")

@@ -131,8 +131,8 @@ def rotate_and_store(
 ) -> Tensor:
     """Return the queries, normed and rotated; store the keys, done alike, and the values in place.
 
-    N = H + 2G: query heads, key heads, value heads. No slot may be given twice, except for what
-    nobody reads.
+    N = H + 2G: query heads, key heads, value heads. No slot may be given twice, except one that
+    is never read.
     """
     q_THD, k_TGD, v_TGD = rotate_heads(heads_TND, rotary, keys_SGD.shape[1])
     keys_SGD.index_copy_(0, slots_T, k_TGD)

@@ -32,7 +32,7 @@ from diffray.kernels.router import Pairs, Routing
 from diffray.kernels.variants import UNTRIED, Choices, Kernel, chosen
 from diffray.kernels.windows import PagedWindows, Windows
 
-WISHES: Final = ("auto", "torch", "triton")
+OPTIONS: Final = ("auto", "torch", "triton")
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _CAPABILITY: Final = (8, 0)
 
@@ -89,20 +89,20 @@ TORCH: Final = Kernels(
 
 
 def choose_kernels(
-    wish: str, device: torch.device, dtype: torch.dtype, choices: Choices = UNTRIED
+    kernels: str, device: torch.device, dtype: torch.dtype, choices: Choices = UNTRIED
 ) -> Kernels:
     """Return the kernels for a model of this dtype on this device; refuse impossible ones.
 
     "auto" is Triton's kernels if they run here, else torch's.
     """
-    if wish not in WISHES:
-        raise ValueError(f"kernels is {wish!r}; expected one of {', '.join(WISHES)}")
-    if wish == "torch":
+    if kernels not in OPTIONS:
+        raise ValueError(f"kernels is {kernels!r}; expected one of {', '.join(OPTIONS)}")
+    if kernels == "torch":
         return TORCH
     obstacle = _obstacle(device, dtype)
-    if obstacle is None and (wish == "triton" or device.type == "cuda"):
+    if obstacle is None and (kernels == "triton" or device.type == "cuda"):
         return triton_kernels(choices)
-    if wish == "triton":
+    if kernels == "triton":
         raise ValueError(f"kernels 'triton' cannot run: {obstacle}, or leave kernels at 'auto'")
     return TORCH
 

@@ -27,7 +27,9 @@ from benchmarks.gpu.program import ended_by_signals, missing_packages, need_cuda
 
 MOE: Final = "--shape llada-moe-7b-a1b"
 ONE: Final = f"{MOE} --rows 1 --window 64 --context 1024"
-EVERY: Final = "--experts bfloat16 int8 float8"
+EVERY: Final = "--weights bfloat16 int8 float8"
+DENSE: Final = "--shape llada-8b"
+ALL: Final = "--weights bfloat16 int8 float8 float8_rows"
 KINDS: Final = "--cache dual vicinity --decoder fixed credit"
 _LAST_WORDS_S: Final = 15.0
 
@@ -43,15 +45,15 @@ class Run(NamedTuple):
 
 RUNS: Final = (
     # Ten minutes.
-    Run("bring_up", "bring_up", f"{MOE} --experts bfloat16 float8", 2),
+    Run("bring_up", "bring_up", f"{MOE} --weights bfloat16 float8", 2),
     Run("check_kernels", "check_kernels", MOE, 1.5),
     Run("check_engine", "check_engine", "--family llada_moe", 1.5),
-    Run("step", "step_time", f"{ONE} --experts bfloat16 float8", 1.25),
+    Run("step", "step_time", f"{ONE} --weights bfloat16 float8", 1.25),
     Run("kernels", "step_time", f"{ONE} --part kernels", 0.75),
     Run("engine", "step_time", f"{ONE} --part step engine {KINDS}", 1.5),
     Run("generate", "generate", MOE, 1.5),
     # Thirty.
-    Run("bring_up_others", "bring_up", f"{MOE} --experts int8 float8_rows", 2),
+    Run("bring_up_others", "bring_up", f"{MOE} --weights int8 float8_rows", 2),
     Run("generate_batch", "generate", f"{MOE} --rows 1 32 --cache dual vicinity --rate 3.87", 4),
     Run("steps_batch", "step_time", f"{MOE} --rows 1 8 32 --window 64 --context 1024 {EVERY}", 3),
     Run("kernels_batch", "step_time", f"{MOE} --rows 8 32 --context 1024 --part kernels", 2),
@@ -65,6 +67,8 @@ RUNS: Final = (
     Run("generate_4_steps", "generate", f"{MOE} --steps-per-round 4 --rows 1 32", 4),
     Run("generate_8_steps", "generate", f"{MOE} --steps-per-round 8 --rows 1 32", 4),
     Run("generate_eager", "generate", f"{MOE} --no-graphs", 3),
+    Run("bring_up_dense", "bring_up", f"{DENSE} --weights int8 float8_rows", 2),
+    Run("steps_dense", "step_time", f"{DENSE} --rows 1 8 32 --context 1024 --window 64 {ALL}", 5),
     Run("steps_all", "step_time", "--context 1024 4096 --part step kernels", 12),
 )
 
@@ -98,7 +102,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run the GPU programs one after the other.")
     parser.add_argument("--out", type=Path, required=True, help="folder for reports and logs")
-    parser.add_argument("--minutes", type=float, default=80, help="begin nothing after so many")
+    parser.add_argument("--minutes", type=float, default=90, help="begin nothing after so many")
     parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS])
     parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
     return parser

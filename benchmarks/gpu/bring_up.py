@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.gpu import choices
 from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
-from benchmarks.gpu.random_model import EXPERTS, config_of
+from benchmarks.gpu.random_model import WEIGHTS, config_of, quantization_of
 from benchmarks.gpu.shapes import ALL, SHAPES
 
 TABLE = "diffray.kernels.triton.table"
@@ -32,16 +32,16 @@ def main() -> None:
 def parser() -> argparse.ArgumentParser:
     parser = arguments("Find out which variants of the kernels to run.")
     parser.add_argument("--shape", choices=ALL, nargs="+", default=[*SHAPES])
-    parser.add_argument("--experts", choices=EXPERTS, nargs="+", default=["bfloat16"])
+    parser.add_argument("--weights", choices=WEIGHTS, nargs="+", default=["bfloat16"])
     return parser
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
-    """Return a bring-up for each model and kind of experts."""
+    """Return a bring-up for each model and kind of weights."""
     found: dict[str, Callable[[], Row]] = {}
-    for shape, experts in product(args.shape, args.experts):
-        row: Row = {"shape": shape, "experts": experts}
-        found[f"{shape} {experts}"] = partial(tried, row, args.choices)
+    for shape, weights in product(args.shape, args.weights):
+        row: Row = {"shape": shape, "weights": weights}
+        found[f"{shape} {weights}"] = partial(tried, row, args.choices)
     return found
 
 
@@ -53,13 +53,14 @@ def tried(
     from diffray.workers.bring_up.trial_process import TrialPlan
     from diffray.workers.bring_up.trials import TimeLimits, run_trials
 
-    shape, experts = row["shape"], row["experts"]
-    sizes = Sizes(config=config_of(ALL[shape], _LENGTH), dtype=dtype, quantization=EXPERTS[experts])
+    shape, weights = row["shape"], row["weights"]
+    quantized = quantization_of(ALL[shape], weights)
+    sizes = Sizes(config=config_of(ALL[shape], _LENGTH), dtype=dtype, quantization=quantized)
     graphs = device == "cuda"
     plan = TrialPlan(sizes=sizes, device=device, table=table, graphs=graphs)
     found = run_trials(plan, TimeLimits())
     if not found.failed:
-        choices.write(folder, shape, experts, found.outcomes, found.selection)
+        choices.write(folder, shape, weights, found.outcomes, found.selection)
     return {
         **row,
         "right": not found.failed,

@@ -18,24 +18,24 @@ CHOSEN, DEFAULT = "chosen", "default"
 
 
 def write(
-    folder: Path, shape: str, experts: str, outcomes: Items[Outcome], selection: Selection
+    folder: Path, shape: str, weights: str, outcomes: Items[Outcome], selection: Selection
 ) -> None:
-    """Keep the outcomes for a model with such experts."""
+    """Keep the outcomes for a model with such weights."""
     folder.mkdir(parents=True, exist_ok=True)
     found = {"selection": selection, "outcomes": [asdict(each) for each in outcomes]}
-    (folder / f"{shape} {experts}.json").write_text(json.dumps(found))
+    (folder / f"{shape} {weights}.json").write_text(json.dumps(found))
 
 
-def kinds(folder: Path | None, shape: str, experts: str = "*") -> list[str]:
+def kinds(folder: Path | None, shape: str, weights: str = "*") -> list[str]:
     """Return which variants a program measures: what bring-up chose, if it ran, and the default."""
-    return [CHOSEN, DEFAULT] if any(_files(folder, shape, experts)) else [DEFAULT]
+    return [CHOSEN, DEFAULT] if any(_files(folder, shape, weights)) else [DEFAULT]
 
 
-def choices_for(kind: str, folder: Path | None, shape: str, experts: str = "*") -> Choices:
-    """Return the choices of a kind, of all kinds of experts together if none is named."""
+def choices_for(kind: str, folder: Path | None, shape: str, weights: str = "*") -> Choices:
+    """Return the choices of a kind, of all kinds of weights together if none is named."""
     if kind == DEFAULT:
         return UNTRIED
-    selections, outcomes = _read(folder, shape, experts)
+    selections, outcomes = _read(folder, shape, weights)
     return choices_of(outcomes, max(selections, key=SELECTIONS.index))
 
 
@@ -46,13 +46,13 @@ def right_variants(folder: Path | None, shape: str) -> list[str]:
     return sorted(f"{kernel} {variant}" for kernel, variant in right if variant != TORCH_VARIANT)
 
 
-def _files(folder: Path | None, shape: str, experts: str) -> Iterator[Path]:
-    return iter(()) if folder is None else folder.glob(f"{shape} {experts}.json")
+def _files(folder: Path | None, shape: str, weights: str) -> Iterator[Path]:
+    return iter(()) if folder is None else folder.glob(f"{shape} {weights}.json")
 
 
-def _read(folder: Path | None, shape: str, experts: str) -> tuple[list[Selection], list[Outcome]]:
+def _read(folder: Path | None, shape: str, weights: str) -> tuple[list[Selection], list[Outcome]]:
     selections, outcomes = list[Selection](), list[Outcome]()
-    for file in sorted(_files(folder, shape, experts)):
+    for file in sorted(_files(folder, shape, weights)):
         found: dict[str, Any] = json.loads(file.read_text())
         selections.append(found["selection"])
         for each in found["outcomes"]:

@@ -33,6 +33,7 @@ L2_AHEAD, AHEAD_US = 30e6, 1.5  # bytes of experts that are fetched early; until
 KEY_TILE_US: Final = 1.33  # 64 keys: page table, keys, product, maximum, values
 ROUTER_PRODUCT_US: Final = 7.3  # all columns one after the other, in a few blocks
 TOPK_US: Final = 1.3  # one maximum after the other
+BYTE_PROGRAMS: Final = 128  # that split a product of few columns
 ROUTER_SPLITS, DONE_US = 32, 1.0  # of our own; what the last block waits for the others
 PAIRS_US: Final = 0.7  # 1024 pairs are read and counted
 ROWS_STORED: Final = 512  # rows of logits that are stored at a time
@@ -49,7 +50,7 @@ class Kernel(NamedTuple):
     calls: int
     us: float  # of one call, as the others
     bytes: float
-    flops: float
+    flops: float  # of bfloat16; in the time of one a GPU does more of float8
     host_us: float
 
     def floor_us(self, bandwidth: float = BANDWIDTH, rate: float = CUBLAS) -> float:
@@ -62,7 +63,7 @@ class Step:
 
     shape: Shape
     work: Work
-    experts: str = "bfloat16"
+    weights: str = "bfloat16"
     ranks: int = 1
     changes: frozenset[str] = frozenset()
     read: int | None = None  # rows of the head; None: of all tokens
@@ -120,14 +121,19 @@ class Step:
         weights: bool = False,
         launches: int = 1,
         fetched: float = 0.0,
+        float8: bool = False,
     ) -> None:
-        """Add calls of a kernel; some of its bytes may have been fetched; `chain` is in us."""
+        """Add calls of a kernel; some of its bytes may have been fetched; `chain` is in us.
+
+        Its operands may be `float8`, whether or not it multiplies them as such.
+        """
         early = kind == "triton" and "dependent launch" in self.changes
         gap = PDL_GAP_US - PDL_WEIGHTS_US * weights if early else GAP_US * launches
         read = (moved - fetched) / (BANDWIDTH * share)
         work = max(read, cached / L2_BANDWIDTH, flops / rate) * 1e6
         us = gap + RAMP_US + max(work, chain)
         self.idle_us = self.idle_us + us - moved / BANDWIDTH * 1e6 if early else 0.0
+        flops *= CUBLAS / FLOAT8 if float8 else 1.0
         self.kernels.append(Kernel(name, calls, us, moved, flops, HOST_US[kind]))
 
     def _product(self, name: str, calls: int, inputs: int, outputs: int, rows: int) -> None:
@@ -137,6 +143,57 @@ class Step:
         blocks = math.ceil(rows / 64) * math.ceil(outputs / 64)
         split = 2 if blocks < MULTIPROCESSORS / 2 else 1  # over columns, and a sum behind it
         self._add(name, calls, moved, share=CUBLAS_SHARE, flops=flops, launches=split)
+
+    @property
+    def _in_bytes(self) -> bool:
+        """Whether matrices of attention and MLP are: those of a model that has no experts."""
+        return self.shape.sparse is None and self.weights != "bfloat16"
+
+    def _matrix(self, name: str, calls: int, inputs: int, outputs: int) -> None:
+        """Add a product with a matrix of attention or MLP, for all tokens."""
+        tokens, count = self.tokens, 1.0 * inputs * outputs
+        if not self._in_bytes:
+            self._product(name, calls, inputs, outputs, tokens)
+            return
+        flops, rounds = 2.0 * tokens * count, self.weights == "float8_rows"
+        if rounds and "float8 products" in self.changes:
+            self._add("_round_row", calls, 3.0 * tokens * inputs, kind="triton")
+            moved = count + tokens * (inputs + 2.0 * outputs)
+            self._add(
+                "_scaled_mm",
+                calls,
+                moved,
+                share=CUBLAS_SHARE,
+                flops=flops,
+                rate=FLOAT8,
+                float8=True,
+            )
+            return
+        if rounds:
+            self._add("_round_row", calls, 4.0 * tokens * inputs, kind="triton")
+        wide = tokens > 64 or "wide byte tiles" in self.changes
+        blocks, lanes = math.ceil(outputs / (128 if wide else 64)), math.ceil(tokens / 128)
+        splits = math.ceil(BYTE_PROGRAMS / blocks) if lanes == 1 else 1
+        result = (4.0 * splits if splits > 1 else 2.0) * tokens * outputs
+        self._add(
+            "_byte_product",
+            calls,
+            count + 2.0 * tokens * inputs + result,
+            share=self._share_of_bytes,
+            cached=count * lanes + 2.0 * tokens * inputs * blocks,  # each block reads all rows
+            flops=flops,
+            kind="triton",
+            weights=True,
+            float8=rounds,
+        )
+        if splits > 1:
+            self._add("_sum_parts", calls, result + 2.0 * tokens * outputs, kind="triton")
+
+    @property
+    def _share_of_bytes(self) -> float:
+        """The share of the bandwidth at which weights are read that are widened in registers."""
+        kind = "float16" if "float16 activations" in self.changes else "float8"
+        return EXPERT_SHARE[kind if self.weights.startswith("float8") else self.weights]
 
     def _all_reduce(self, calls: int) -> None:
         if self.ranks == 1:
@@ -159,7 +216,7 @@ class Step:
     def _attention(self, calls: int) -> None:
         shape, work, size = self.shape, self.work, self.shape.head_dim
         every = self.heads + 2 * self.keys
-        self._product("mm qkv", calls, shape.hidden, every * size, self.tokens)
+        self._matrix("mm qkv", calls, shape.hidden, every * size)
         moved = 4.0 * self.tokens * every * size
         self._add("_rotate_heads", calls, moved, kind="triton")
 
@@ -184,10 +241,11 @@ class Step:
         if splits > 1:
             part = self.tokens * self.heads * size
             self._add("_join_splits", calls, part * (4.0 * splits + 2), kind="triton")
-        if "own output product" in self.changes and self.tokens <= 64 and self.ranks == 1:
+        fused = self.tokens <= 64 and self.ranks == 1 and not self._in_bytes
+        if fused and "own output product" in self.changes:
             self._split_product(calls, self.heads * size)
             return
-        self._product("mm out", calls, self.heads * size, shape.hidden, self.tokens)
+        self._matrix("mm out", calls, self.heads * size, shape.hidden)
         self._all_reduce(calls)
         self._norm(calls)
 
@@ -216,10 +274,10 @@ class Step:
 
     def _mlp(self, calls: int, width: int) -> None:
         width //= self.ranks
-        self._product("mm gate_up", calls, self.shape.hidden, 2 * width, self.tokens)
+        self._matrix("mm gate_up", calls, self.shape.hidden, 2 * width)
         self._add("silu", calls, 4.0 * self.tokens * width)
         self._add("mul_", calls, 6.0 * self.tokens * width)
-        self._product("mm down", calls, width, self.shape.hidden, self.tokens)
+        self._matrix("mm down", calls, width, self.shape.hidden)
         self._all_reduce(calls)
 
     def _experts(self, calls: int, sparse: Sparse) -> None:
@@ -243,7 +301,7 @@ class Step:
             self._add(choose, calls, logits, chain=TOPK_US, kind="triton")
             self._add("_list_pairs", calls, 12.0 * pairs, chain=listing, kind="triton")
         width = sparse.width // self.ranks
-        rounds, names = self.experts == "float8_rows", ("_round_row", "_round_row")
+        rounds, names = self.weights == "float8_rows", ("_round_row", "_round_row")
         sizes = 4.0 * tokens * hidden, 4.0 * pairs * width
         many = rounds and pairs >= 48 * sparse.experts
         self.grouped = many and "float8 products" in self.changes  # torch's product of float8
@@ -278,7 +336,7 @@ class Step:
         tokens, pairs = self.tokens, self.tokens * sparse.chosen
         chance, mean = sparse.chosen / sparse.experts, pairs / sparse.experts
         distinct = self.shape.distinct_experts(tokens)
-        one = float(matrices * columns * inputs * (2 if self.experts == "bfloat16" else 1))
+        one = float(matrices * columns * inputs * (2 if self.weights == "bfloat16" else 1))
         rows = min(max(rounded_up(math.ceil(mean + 4 * math.sqrt(mean))), 16), 128)
         if "64 rows" in self.changes and tokens <= 64:
             rows = 64
@@ -288,9 +346,8 @@ class Step:
         if self.grouped or ("large tiles" in self.changes and mean >= 48):
             tiles = distinct + sparse.experts * more_tiles(tokens, chance, 128)
             cached, rate = 0.0, (FLOAT8 if self.grouped else CUBLAS) * pairs / (tiles * 128)
-        kind = "float16" if "float16 activations" in self.changes else "float8"
-        share = EXPERT_SHARE[kind if self.experts.startswith("float8") else self.experts]
-        most = 0 if self.experts == "float8_rows" else 512  # tokens
+        share = self._share_of_bytes
+        most = 0 if self.weights == "float8_rows" else 512  # tokens
         staying = tokens <= most and "persistent blocks" in self.changes
         share += PERSISTENT_GAIN * staying
         again = self.hot * (rows < min(tokens, 64))  # weights of experts with a second tile
@@ -312,6 +369,7 @@ class Step:
             kind="torch" if self.grouped else "triton",
             weights=True,
             fetched=fetched,
+            float8=self.weights == "float8_rows",
         )
 
     def _head(self) -> None:

@@ -25,9 +25,9 @@ from benchmarks.gpu.choices import choices_for, kinds
 from benchmarks.gpu.measure import noted_variants
 from benchmarks.gpu.predict import Generation, made_by
 from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
-from benchmarks.gpu.random_model import EXPERTS, random_model
+from benchmarks.gpu.random_model import WEIGHTS, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES
-from diffray.kernels.choose import WISHES, choose_kernels
+from diffray.kernels.choose import OPTIONS, choose_kernels
 
 
 def main() -> None:
@@ -52,8 +52,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--kernels", choices=WISHES, default="auto")
-    parser.add_argument("--experts", choices=EXPERTS, nargs="+", default=["bfloat16"])
+    parser.add_argument("--kernels", choices=OPTIONS, default="auto")
+    parser.add_argument("--weights", choices=WEIGHTS, nargs="+", default=["bfloat16"])
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
     return parser
 
@@ -61,10 +61,10 @@ def parser() -> argparse.ArgumentParser:
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     """Return a generation for each model, size, rate, cache and decoder."""
     found: dict[str, Callable[[], Row]] = {}
-    sizes = args.shape, args.experts, args.rows, args.rate, args.cache, args.decoder
-    for shape, experts, rows, rate, cache, decoder in product(*sizes):
-        for kind in kinds(args.choices, shape, experts):
-            row: Row = {"shape": shape, "experts": experts, "rows": rows, "rate": rate}
+    sizes = args.shape, args.weights, args.rows, args.rate, args.cache, args.decoder
+    for shape, weights, rows, rate, cache, decoder in product(*sizes):
+        for kind in kinds(args.choices, shape, weights):
+            row: Row = {"shape": shape, "weights": weights, "rows": rows, "rate": rate}
             row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
             row["variants"] = kind
             found[" ".join(map(str, row.values()))] = partial(timed, row, args)
@@ -80,7 +80,7 @@ def timed(row: Row, args: argparse.Namespace) -> Row:
         row["rate"],
         row["cache"],
         row["decoder"],
-        row["experts"],
+        row["weights"],
         args.prompt,
         args.tokens,
         args.block,
@@ -101,10 +101,10 @@ def _generated(row: Row, args: argparse.Namespace) -> Row:
 
     shape, rows, device = ALL[row["shape"]], row["rows"], torch.device(args.device)
     torch.manual_seed(0)
-    chosen = choices_for(row["variants"], args.choices, row["shape"], row["experts"])
+    chosen = choices_for(row["variants"], args.choices, row["shape"], row["weights"])
     kernels = choose_kernels(args.kernels, device, getattr(torch, args.dtype), chosen)
     length = args.prompt + args.tokens + 2 * args.block
-    how = device, kernels, args.dtype, row["experts"]
+    how = device, kernels, args.dtype, row["weights"]
     model = random_model(shape, length, rows * length, *how)
     graphs = {"cuda_graphs": False} if args.no_graphs else {}
     engine = random_engine(model, max_num_seqs=rows, graph_block_length=args.block, **graphs)

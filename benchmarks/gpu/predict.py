@@ -1,7 +1,7 @@
 """Predict the time of a step, and the tokens per second, before and after each change to come.
 
     python -m benchmarks.gpu.predict
-    python -m benchmarks.gpu.predict --shape llada2-mini --rows 8 --experts float8
+    python -m benchmarks.gpu.predict --shape llada2-mini --rows 8 --weights float8
     python -m benchmarks.gpu.predict --markdown
 
 Prints a step's kernels, what each change saves, and all models and sizes, for an H200. `costs.py`
@@ -21,6 +21,7 @@ from benchmarks.gpu.shapes import SHAPES, Shape, Work
 
 ROOT: Final = Path(__file__).parents[2]
 MOE: Final = "llada-moe-7b-a1b"
+BATCH: Final = 32
 
 Table = list[tuple[str, ...]]
 
@@ -84,7 +85,7 @@ CHANGES: Final = {
     "float16 activations": Change(
         "kernels/triton/experts.py: half: bool",
         "float8 to float16 is one instruction: 414 for 16 KB of weights, 648 to bfloat16 (sm_90)",
-        r"\w*experts_\w+: .*half.*",
+        r"\w*experts_\w+|quantized_linear: .*half.*",
     ),
     "large tiles": Change(
         "kernels/triton/experts.py: (128, 64, 8, 3)",
@@ -121,11 +122,17 @@ CHANGES: Final = {
         "half as often",
         r"confidence: .* \d+x256x64 .*",
     ),
+    "wide byte tiles": Change(
+        "kernels/triton/byte_product.py: (128, 128, 8, 3)",
+        "dense layers in a byte, up to 64 rows: each tile reads all rows through the L2 cache, so "
+        "half as many tiles do so half as often",
+        r"quantized_linear: .* \d+x128x128 .*",
+    ),
     "float8 products": Change(
         "kernels/triton/float8_experts.py: scaled_grouped_mm",
-        "where activations are float8 rows too, from 48 rows an expert: 1100 Tflop/s, less gate "
-        "and up stored and rounded apart",
-        r"float8_experts_forward: scaled_grouped_mm.*",
+        "where activations are float8 rows too, in dense layers and from 48 rows an expert: 1100 "
+        "Tflop/s, less experts' gate and up stored and rounded apart",
+        r"float8_experts_forward|quantized_linear: scaled_(grouped_)?mm.*",
     ),
     "one kernel to settle": Change(
         "workers/batch_state.py: kernels.settle",
@@ -158,17 +165,25 @@ CHANGES: Final = {
 }
 BUILT: Final = frozenset(name for name, change in CHANGES.items() if change.built)
 STAGES: Final = {"no change": frozenset[str](), "built": BUILT, "all": frozenset(CHANGES)}
-EXPERTS: Final = ("bfloat16", "float8", "float8_rows", "int8")
+WEIGHTS: Final = ("bfloat16", "float8", "float8_rows", "int8")
 # A round's time beside its forward: the host's, first and per row, and the decoder's launches.
 HOST_MS, HOST_ROW_MS = 0.22, 0.0175
 DECODER_MS: Final = {"fixed": 0.12, "credit": 0.3}
 SETTLED_MS, REWARDED_MS = 0.09, 0.17  # what kernels of our own save of that
-NEIGHBOURS, WARM_UP = 32, 5  # of vicinity: positions beside a block, steps that run everything
+NEIGHBOURS, WARM_UP = 32, 4  # of vicinity: positions beside a block, more steps over everything
 
 
 def made_by(ran: Mapping[str, str]) -> frozenset[str]:
     """Return the changes that are built and made by what ran, as `noted_variants` notes it."""
     return frozenset(name for name in BUILT if CHANGES[name].made_by(ran))
+
+
+class Parts(NamedTuple):
+    """What texts take, in ms."""
+
+    everything: float  # steps that run all positions
+    blocks: float  # the others
+    between: float  # the host and the decoder, between forwards
 
 
 class Generation(NamedTuple):
@@ -178,17 +193,21 @@ class Generation(NamedTuple):
     rate: float = 3.87  # tokens accepted in a step
     cache: str = "dual"
     decoder: str = "fixed"
-    experts: str = "bfloat16"
+    weights: str = "bfloat16"
     prompt: int = 128
     tokens: int = 1024
     block: int = 64
 
     def tokens_per_s(self, shape: Shape, changes: frozenset[str]) -> float:
         """Predict the tokens per second of all rows together."""
+        return self.rows * self.tokens / sum(self.parts_ms(shape, changes)) * 1e3
+
+    def parts_ms(self, shape: Shape, changes: frozenset[str]) -> Parts:
+        """Predict the time of all steps, and between them."""
         steps, length = round(self.tokens / self.rate), self.prompt + self.tokens
-        near, long, longer = self.block, length, -(-self.tokens // self.block)
+        near, long, longer = self.block, length, self.over_everything
         if self.cache == "vicinity":
-            near, longer = 2 * self.block, WARM_UP
+            near = 2 * self.block
             if "bucket with neighbours" in changes:
                 near = self.block + NEIGHBOURS
         elif self.cache == "exact":  # a block's first step stores the block before it
@@ -196,15 +215,20 @@ class Generation(NamedTuple):
         read = round(sum(self._rows_read(steps)))
 
         def ms(window: int) -> float:
-            step = Step(shape, Work(self.rows, window, length), self.experts, 1, changes, read)
+            step = Step(shape, Work(self.rows, window, length), self.weights, 1, changes, read)
             return step.device_ms
 
         decoder = DECODER_MS[self.decoder]
         decoder -= SETTLED_MS * ("one kernel to settle" in changes)
         decoder -= REWARDED_MS * ("credit's kernels" in changes and self.decoder == "credit")
         between = HOST_MS + HOST_ROW_MS * self.rows + decoder
-        total = longer * ms(long) + (steps - longer) * ms(near) + steps * between
-        return self.rows * self.tokens / total * 1e3
+        return Parts(longer * ms(long), (steps - longer) * ms(near), steps * between)
+
+    @property
+    def over_everything(self) -> int:
+        """How many steps run everything: a block's first, and those that warm up."""
+        blocks = -(-self.tokens // self.block)
+        return blocks + (WARM_UP if self.cache == "vicinity" else 0)
 
     def _rows_read(self, steps: int) -> Iterator[float]:
         """Yield each step's part of the mean of the head's rows, which are padded to halves."""
@@ -221,22 +245,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Predict the time of a step on an H200.")
     parser.add_argument("--shape", choices=SHAPES, default=MOE)
     parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--experts", choices=EXPERTS, default="bfloat16")
+    parser.add_argument("--weights", choices=WEIGHTS, default="bfloat16")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--markdown", action="store_true", help="as docs/gpu.md shows it")
     args = parser.parse_args()
-    print(tables(args.shape, args.rows, args.experts, args.ranks, markdown=args.markdown))
+    print(tables(args.shape, args.rows, args.weights, args.ranks, markdown=args.markdown))
 
 
-def tables(name: str, batch: int, experts: str, ranks: int, *, markdown: bool) -> str:
+def tables(name: str, batch: int, weights: str, ranks: int, *, markdown: bool) -> str:
     """Return all predictions as text; the documents have a column for what was measured."""
-    how = SHAPES[name], Work(batch, SHAPES[name].block or 64, 1024), experts, ranks
+    how = SHAPES[name], Work(batch, SHAPES[name].block or 64, 1024), weights, ranks
     parts = []
     for title, table in (
-        (f"A step of {name}, batch {batch}, {experts}, GPUs: {ranks}", kernels(*how)),
+        (f"A step of {name}, batch {batch}, {weights}, GPUs: {ranks}", kernels(*how)),
         ("Its ms as one change after the other is made", changes(*how)),
         ("Steps in ms", sizes()),
         ("Tokens per second of 1024 tokens, 3.87 accepted in a step", texts()),
+        ("Their ms in bfloat16 by part; the ratio is of speeds, batch 32 to batch 1", text_parts()),
     ):
         if markdown:
             beside = [] if "because" in table[0] else ["unmeasured"] * len(table)
@@ -251,9 +276,9 @@ def tables(name: str, batch: int, experts: str, ranks: int, *, markdown: bool) -
     return "\n\n".join(parts)
 
 
-def kernels(shape: Shape, work: Work, experts: str, ranks: int) -> Table:
+def kernels(shape: Shape, work: Work, weights: str, ranks: int) -> Table:
     """Return the kernels of a step with the changes that are built."""
-    step = Step(shape, work, experts, ranks, BUILT)
+    step = Step(shape, work, weights, ranks, BUILT)
     table: Table = [("kernel", "calls", "floor us", "us", "ms a step")]
     for k in step.kernels:
         us = f"{k.floor_us():.1f}", f"{k.us:.1f}"
@@ -262,13 +287,13 @@ def kernels(shape: Shape, work: Work, experts: str, ranks: int) -> Table:
     return [*table, ("all", launches, f"{step.floor_ms() * 1e3:.0f}", "", f"{step.ms:.2f}")]
 
 
-def changes(shape: Shape, work: Work, experts: str, ranks: int) -> Table:
+def changes(shape: Shape, work: Work, weights: str, ranks: int) -> Table:
     """Return the step's time as one change after the other is made."""
     table: Table = [("change", "built", "after it", "saves", "because")]
-    made, before = frozenset[str](), Step(shape, work, experts, ranks).ms
+    made, before = frozenset[str](), Step(shape, work, weights, ranks).ms
     for name, change in CHANGES.items():
         made |= {name}
-        after = Step(shape, work, experts, ranks, made).ms
+        after = Step(shape, work, weights, ranks, made).ms
         is_built = "built" if name in BUILT else "not built"
         table.append((name, is_built, f"{after:.2f}", f"{before - after:.2f}", change.reason))
         before = after
@@ -276,24 +301,38 @@ def changes(shape: Shape, work: Work, experts: str, ranks: int) -> Table:
 
 
 def sizes() -> Table:
-    """Return the steps of all models and sizes, in every kind of experts."""
-    table: Table = [("model", "GPUs", "batch", "experts", "floor", *STAGES)]
+    """Return the steps of all models and sizes, in every kind of weights."""
+    table: Table = [("model", "GPUs", "batch", "weights", "floor", *STAGES)]
     for (name, shape), ranks, rows in product(SHAPES.items(), (1, 8), (1, 8, 32)):
         work = Work(rows, shape.block or 64, 1024)
-        for experts in EXPERTS if shape.sparse else EXPERTS[:1]:
-            steps = [Step(shape, work, experts, ranks, made) for made in STAGES.values()]
+        for weights in WEIGHTS:
+            steps = [Step(shape, work, weights, ranks, made) for made in STAGES.values()]
             ms = (f"{ms:.2f}" for ms in (steps[0].floor_ms(), *(step.ms for step in steps)))
-            table.append((name, str(ranks), str(rows), experts, *ms))
+            table.append((name, str(ranks), str(rows), weights, *ms))
     return table
 
 
 def texts() -> Table:
     """Return the tokens per second of LLaDA-MoE."""
-    table: Table = [("batch", "cache", "experts", *STAGES)]
-    for rows, cache, experts in product((1, 32), ("dual", "vicinity"), EXPERTS[:3]):
-        text = Generation(rows, cache=cache, experts=experts)
+    table: Table = [("batch", "cache", "weights", *STAGES)]
+    for rows, cache, weights in product((1, 32), ("dual", "vicinity"), WEIGHTS[:3]):
+        text = Generation(rows, cache=cache, weights=weights)
         speeds = (text.tokens_per_s(SHAPES[MOE], made) for made in STAGES.values())
-        table.append((str(rows), cache, experts, *(f"{speed:.0f}" for speed in speeds)))
+        table.append((str(rows), cache, weights, *(f"{speed:.0f}" for speed in speeds)))
+    return table
+
+
+def text_parts() -> Table:
+    """Return what the texts' steps take, and how much faster each part is in a batch."""
+    table: Table = [("batch", "cache", "over everything", "in blocks", "between", "all")]
+    for cache in ("dual", "vicinity"):
+        one, many = (
+            Generation(rows, cache=cache).parts_ms(SHAPES[MOE], BUILT) for rows in (1, BATCH)
+        )
+        for rows, found in ((1, one), (BATCH, many)):
+            table.append((str(rows), cache, *(f"{ms:.0f}" for ms in (*found, sum(found)))))
+        pairs = zip((*one, sum(one)), (*many, sum(many)), strict=True)
+        table.append(("ratio", cache, *(f"{BATCH * ours / theirs:.1f}" for ours, theirs in pairs)))
     return table
 
 

@@ -20,12 +20,19 @@ from diffray.components.models.registry import build_model
 from diffray.components.quantization import parse_quantization
 from diffray.kernels.choose import Kernels
 
-EXPERTS = {
+# The formats, as the option `quantization` names them.
+WEIGHTS = {
     "bfloat16": None,
-    "int8": "experts_int8",
-    "float8": "experts_fp8",
-    "float8_rows": "experts=w8a8_fp8",  # what they multiply is rounded to float8 as well
+    "int8": "int8",
+    "float8": "fp8",
+    "float8_rows": "w8a8_fp8",  # what they multiply is rounded to float8 as well
 }
+
+
+def quantization_of(shape: Shape, weights: str) -> str | None:
+    """Return the option for the experts, or for a model without: its attention and MLP."""
+    form = WEIGHTS[weights]
+    return form if form is None or shape.sparse is None else f"experts={form}"
 
 
 def random_model(
@@ -35,7 +42,7 @@ def random_model(
     device: torch.device,
     kernels: Kernels,
     dtype: str = "bfloat16",
-    experts: str = "bfloat16",
+    weights: str = "bfloat16",
 ) -> Denoiser:
     """Make a model of a shape's layout; its products keep the size of what they multiply.
 
@@ -45,15 +52,15 @@ def random_model(
     """
     model = build_model(config_of(shape, length), Mesh(), choose_dtype(dtype, device), kernels)
     model.allocate(device)
-    for name, weights in model.named_parameters():
-        if weights.dim() == 1 or name.endswith("norm.weight_ND"):
-            weights.fill_(0.0 if name.endswith("bias_E") else 1.0)
+    for name, tensor in model.named_parameters():
+        if tensor.dim() == 1 or name.endswith("norm.weight_ND"):
+            tensor.fill_(0.0 if name.endswith("bias_E") else 1.0)
         else:
-            weights.normal_(0.0, weights.shape[-1] ** -0.5)
+            tensor.normal_(0.0, tensor.shape[-1] ** -0.5)
     table_VH = model.embedding.weight_VH
     table_VH.normal_()
     own_T = torch.randint(0, shape.vocab, (tokens,), device=device)
-    if (quantized := EXPERTS[experts]) is not None:
+    if (quantized := quantization_of(shape, weights)) is not None:
         model.quantize(parse_quantization(quantized))
     model.embed = lambda ids_T: embedding(own_T[: len(ids_T)], table_VH)  # type: ignore[method-assign]
     return model

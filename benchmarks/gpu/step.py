@@ -39,10 +39,10 @@ def make_step(
     device: torch.device,
     kernels: Kernels,
     dtype: str = "bfloat16",
-    experts: str = "bfloat16",
+    weights: str = "bfloat16",
 ) -> Step:
     """Make a model of random weights and a pool of random K/V."""
-    model = random_model(shape, work.context, work.tokens, device, kernels, dtype, experts)
+    model = random_model(shape, work.context, work.tokens, device, kernels, dtype, weights)
     batch, num_pages = last_windows(shape, work, device)
     spec = model.spec
     kv = KVPool(

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.step_time
     python -m benchmarks.gpu.step_time --shape llada-moe-7b-a1b --rows 1 --window 64 --context 1024
-    python -m benchmarks.gpu.step_time --experts bfloat16 int8 float8 --out steps.json
+    python -m benchmarks.gpu.step_time --weights bfloat16 int8 float8 --out steps.json
     python -m benchmarks.gpu.step_time --part step kernels engine --cache dual vicinity
 
 The step runs from token ids to a choice for every position of the windows, with random weights, in
@@ -27,7 +27,7 @@ from benchmarks.gpu.choices import choices_for, kinds
 from benchmarks.gpu.measure import ceilings, graphed, kernel_table, noted_variants, the_clock
 from benchmarks.gpu.predict import made_by
 from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
-from benchmarks.gpu.random_model import EXPERTS, counted_experts, random_model
+from benchmarks.gpu.random_model import WEIGHTS, counted_experts, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES, Work
 from benchmarks.gpu.step import Step, make_step
 from diffray.kernels.choose import Kernels, triton_kernels
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--window", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--context", type=int, nargs="+", default=[512, 1024, 2048, 4096])
-    parser.add_argument("--experts", choices=EXPERTS, nargs="+", default=["bfloat16"])
+    parser.add_argument("--weights", choices=WEIGHTS, nargs="+", default=["bfloat16"])
     parser.add_argument("--part", choices=PARTS, nargs="+", default=["step"])
     parser.add_argument("--cache", nargs="+", default=["dual"], help="of the engine")
     parser.add_argument("--decoder", nargs="+", default=["fixed"], help="of the engine")
@@ -57,16 +57,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
-    """Return a timing for each part, model, kind of experts and size."""
+    """Return a timing for each part, model, kind of weights and size."""
     found: dict[str, Callable[[], Row]] = {}
-    sizes = args.shape, args.experts, args.rows, args.window, args.context
-    for part, shape, experts, *size in product(args.part, *sizes):
+    sizes = args.shape, args.weights, args.rows, args.window, args.context
+    for part, shape, weights, *size in product(args.part, *sizes):
         work = Work(*size)
-        for kind in kinds(args.choices, shape, experts):
-            row: Row = {"part": part, "shape": shape, "experts": experts, **work._asdict()}
+        for kind in kinds(args.choices, shape, weights):
+            row: Row = {"part": part, "shape": shape, "weights": weights, **work._asdict()}
             row["variants"] = kind
-            chosen = choices_for(kind, args.choices, shape, experts)
-            name = f"{part} {shape} {experts} {work} {kind}"
+            chosen = choices_for(kind, args.choices, shape, weights)
+            name = f"{part} {shape} {weights} {work} {kind}"
             if part != "engine":
                 found[name] = partial(PARTS[part], row, work, chosen, args.runs)
                 continue
@@ -79,19 +79,19 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
 
 def timed(row: Row, work: Work, chosen: Choices, runs: int) -> Row:
     """Return a step's times, with the share of the roofline, and the peak of memory."""
-    clock, shape, experts = the_clock(runs), ALL[row["shape"]], row["experts"]
+    clock, shape, weights = the_clock(runs), ALL[row["shape"]], row["weights"]
     with noted_variants() as ran:
         step = _step(row, work, chosen)
         with counted_experts(step.model) as met:
             step.run()
     eager_s, graph_s = clock.seconds(step.run), clock.seconds(graphed(step.run))
     found = ceilings()
-    floor_ms = costs.Step(shape, work, experts).floor_ms(found["bytes_per_s"], found["flops_per_s"])
+    floor_ms = costs.Step(shape, work, weights).floor_ms(found["bytes_per_s"], found["flops_per_s"])
     return {
         **row,
         **met,
         "graph_ms": graph_s * 1e3,
-        "predicted_ms": costs.Step(shape, work, experts, changes=made_by(ran)).ms,
+        "predicted_ms": costs.Step(shape, work, weights, changes=made_by(ran)).ms,
         "ran": ran,
         "eager_ms": eager_s * 1e3,
         "per_s": 1 / graph_s,
@@ -106,7 +106,7 @@ def profiled(row: Row, work: Work, chosen: Choices, _runs: int) -> Row:
     """Return every kernel of one replay of a step, and the predicted ones."""
     with noted_variants() as ran:
         table = kernel_table(graphed(_step(row, work, chosen).run))
-    paper = costs.Step(ALL[row["shape"]], work, row["experts"], changes=made_by(ran))
+    paper = costs.Step(ALL[row["shape"]], work, row["weights"], changes=made_by(ran))
     predicted = [
         {"kernel": k.name, "calls": k.calls, "us": round(k.calls * k.us, 2)} for k in paper.kernels
     ]
@@ -115,7 +115,7 @@ def profiled(row: Row, work: Work, chosen: Choices, _runs: int) -> Row:
 
 def _step(row: Row, work: Work, chosen: Choices) -> Step:
     torch.manual_seed(0)
-    how = torch.device("cuda"), triton_kernels(chosen), "bfloat16", row["experts"]
+    how = torch.device("cuda"), triton_kernels(chosen), "bfloat16", row["weights"]
     return make_step(ALL[row["shape"]], work, *how)
 
 
@@ -133,7 +133,7 @@ def timed_engine(
     shape, window = ALL[row["shape"]], min(work.window, work.context)
     length = work.context + window
     torch.manual_seed(0)
-    how = torch.device(device_name), make(chosen), dtype, row["experts"]
+    how = torch.device(device_name), make(chosen), dtype, row["weights"]
     model = random_model(shape, length, work.rows * length, *how)
     engine = random_engine(model, max_num_seqs=work.rows, graph_block_length=window)
     start = (work.context - window) // window * window

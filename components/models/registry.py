@@ -85,20 +85,20 @@ def build_model(
 
 def kernels_for(
     config: Config,
-    wish: str,
+    kernels: str,
     device: torch.device,
     dtype: torch.dtype,
     choices: Choices = UNTRIED,
 ) -> Kernels:
     """Return the kernels for a model on this device; refuse those that it has not."""
     if choose_build(config) not in TORCH_ALONE:
-        return choose_kernels(wish, device, dtype, choices)
-    if wish == "triton":
+        return choose_kernels(kernels, device, dtype, choices)
+    if kernels == "triton":
         raise ValueError(
             "kernels is 'triton', and this model runs on torch's functions alone: Triton's know no "
             "sliding windows; leave kernels at 'auto'"
         )
-    return choose_kernels("torch" if wish == "auto" else wish, device, dtype)
+    return choose_kernels("torch" if kernels == "auto" else kernels, device, dtype)
 
 
 def check_ranks(config: Config, size: int, *, expert_parallel: bool) -> None:

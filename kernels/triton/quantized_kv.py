@@ -82,7 +82,7 @@ def round_and_store(
 
 
 def _plain(kv: QuantizedKV, heads_TND: Tensor) -> KVLayer:
-    """Return what tells the shapes of such a layer to those who know plain ones."""
+    """Return a plain layer with heads of the same shape, for functions that read shapes alone."""
     _, num_keys, _ = kv.keys.numbers_NB.shape
     place = heads_TND.new_empty(0, num_keys, heads_TND.shape[-1])
     return KVLayer(place, place)
@@ -201,7 +201,7 @@ def _range(x, y, there, largest):
 
 @triton.jit
 def _outwards(x, away):
-    """Return the nearest bfloat16 numbers, away from zero where that is said, in float32."""
+    """Return the nearest bfloat16 numbers in float32, rounded away from zero where `away`."""
     bits = x.to(tl.int32, bitcast=True) + away.to(tl.int32) * 0xFFFF
     return (bits & -0x10000).to(tl.float32, bitcast=True)
 

@@ -38,7 +38,7 @@ KEY = {"gpu": "Test"}
 
 
 def tried(mesh: Mesh, names: Items[str], patience_s: float) -> list[SumsOutcome]:
-    """Return what this rank is told of each stand-in."""
+    """Return the outcome of each stand-in on this rank."""
     return [
         try_together(mesh, "float32", opener=f"{STAND_INS}:{name}", patience_s=patience_s).sums
         for name in names
@@ -48,14 +48,14 @@ def tried(mesh: Mesh, names: Items[str], patience_s: float) -> list[SumsOutcome]
 STEPS = TrialPlan(
     sizes=Sizes(config=LLADA_MOE, dtype="float32", ranks=2),
     device="cpu",
-    table="tests.helpers.stand_in_norms",
+    table=RECORDERS,
     graphs=True,
-    done=(Outcome("rms_norm", Shape((32, "torch.float32"), (8,)), "right", launched_s=1e-6),),
+    done=(Outcome("rms_norm", Shape((32, "torch.float32"), (8,)), "launched", launched_s=1e-6),),
 )
 
 
 def recorded(mesh: Mesh, names: Items[str], patience_s: float) -> list[GroupOutcome]:
-    """Return what this rank is told of each recorder that stands in for CUDA graphs'."""
+    """Return the outcome on this rank of each recorder that stands in for CUDA graphs'."""
     return [
         try_together(
             mesh,
@@ -79,7 +79,7 @@ def opened_with_torch(mesh: Mesh) -> tuple[str, int]:
 
 
 class Kept(NamedTuple):
-    """What this rank is told, what it said, and what is on disk then."""
+    """The findings on this rank, the lines that it printed, and the findings on disk."""
 
     found: Findings
     said: list[str]

@@ -1,18 +1,20 @@
 """Sums over ranks that stand in for those in symmetric memory: right, wrong, broken, slow.
 
-A process that tries sums imports this module by its name. In it the group's own sums take long, as
-over gloo no other would be faster.
+A process that tries sums imports this module by its name. How long sums take in it, the group's
+too, is what the stand-ins' clock says: over gloo none would be faster than the group's.
 """
 
 import os
 import time
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from diffray.components.mesh import Mesh, Sum
+from tests.helpers import stand_in_clock as clock
 
-LONG_S = 0.005  # many times what gloo takes for small tensors
+GROUP_S, ONE_SHOT_S, SLOW_S = 0.005, 0.001, 0.015  # what a sum takes
 MOST = 1 << 15  # bytes
 
 
@@ -20,15 +22,18 @@ def right(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
     """Add up in the order of the ranks, into another tensor, as torch's one-shot sum does."""
     plain = Mesh.all_reduce
 
-    def slow(self: Mesh, x: Tensor) -> Tensor:
-        time.sleep(LONG_S)
+    def timed(self: Mesh, x: Tensor) -> Tensor:
+        clock.pass_time(GROUP_S)
+        clock.meet(self)
         return plain(self, x)
 
-    if Mesh.all_reduce.__name__ != "slow":
-        Mesh.all_reduce = slow  # type: ignore[method-assign]  # in this process alone
+    Mesh.all_reduce = timed  # type: ignore[method-assign]  # in this process alone
+    clock.use()
 
     def add_up(x: Tensor) -> Tensor:
         assert x.dtype == dtype and x.nbytes <= most_bytes
+        clock.pass_time(ONE_SHOT_S)
+        clock.meet(mesh)
         return sum_of(mesh, x)
 
     return add_up
@@ -70,16 +75,15 @@ def hang_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
 def absent_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
     if mesh.rank:
         raise RuntimeError("no symmetric memory between these devices")
-    return right(mesh, dtype, most_bytes)
+    return partial(sum_of, mesh)
 
 
 def slow_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
     inner = right(mesh, dtype, most_bytes)
 
     def add_up(x: Tensor) -> Tensor:
-        out = inner(x)
-        time.sleep(3 * LONG_S * mesh.rank)
-        return out
+        clock.pass_time(SLOW_S * mesh.rank)
+        return inner(x)
 
     return add_up
 

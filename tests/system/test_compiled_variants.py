@@ -88,6 +88,15 @@ HOPPER = {
         "_sum_parts": (40, 1),
         "_round_row": (40, 1),
     },
+    "quantized_linear triton pdl 64x128x128 w8 s3": {
+        "_byte_product": (128, 112),
+        "_sum_parts": (40, 1),
+    },
+    "quantized_linear triton half pdl 64x128x128 w8 s3": {
+        "_byte_product": (160, 96),
+        "_sum_parts": (40, 1),
+        "_round_row": (40, 1),
+    },
     "quantized_linear triton pdl 128x128x64 w8 s4": {"_byte_product": (128, 104)},
     "quantized_linear triton half pdl 128x128x64 w8 s4": {
         "_byte_product": (144, 88),
@@ -115,6 +124,7 @@ AMPERE = [
     "reward triton",
     "settle triton",
     "quantized_linear triton 64x64x128 w4 s4",
+    "quantized_linear triton 64x128x128 w8 s3",
     "quantized_linear triton 128x128x64 w8 s4",
 ]
 

@@ -33,8 +33,9 @@ from benchmarks.gpu import (
 )
 from benchmarks.gpu.cases import listed
 from benchmarks.gpu.check_kernels import check
-from benchmarks.gpu.engine import experts_met, random_engine, scripted
+from benchmarks.gpu.engine import experts_met, random_engine, run_to_the_end, scripted
 from benchmarks.gpu.measure import kernel_table
+from benchmarks.gpu.predict import Generation
 from benchmarks.gpu.random_model import random_model
 from benchmarks.gpu.shapes import TOY, Shape, Sparse, Work
 from benchmarks.gpu.step import make_step
@@ -87,9 +88,9 @@ def test_a_step_is_the_same_with_both_sets_of_kernels(name: str) -> None:
 
 def test_a_step_with_quantized_experts_is_near_to_one_without() -> None:
     steps = []
-    for experts in ("bfloat16", "int8"):
+    for weights in ("bfloat16", "int8"):
         torch.manual_seed(0)
-        steps.append(make_step(TOY["toy-moe"], WORK, DEVICE, TORCH, "float32", experts))
+        steps.append(make_step(TOY["toy-moe"], WORK, DEVICE, TORCH, "float32", weights))
     wide, narrow = (step.run().logsumexp_R for step in steps)
     assert 0 < float((wide - narrow).norm() / wide.norm()) < 0.01
 
@@ -184,10 +185,34 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> No
         assert ("distinct_experts" in row) == (TOY[name].sparse is not None)
 
 
+@pytest.mark.parametrize("cache", ["dual", "vicinity"])
+def test_as_many_steps_run_everything_as_is_predicted(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six in each block."""
+    shape, prompt, tokens, block = TOY["toy-moe"], 64, 96, 12
+    model = random_model(shape, 256, 256, torch.device("cpu"), TORCH, "float32")
+    engine = random_engine(model, max_num_seqs=1)
+    lengths: list[int] = []
+    forward = model.forward
+
+    def noted(x_TH: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        lengths.append(len(x_TH))
+        return forward(x_TH, *args, **options)
+
+    monkeypatch.setattr(model, "forward", noted)
+    request = scripted(0, shape, prompt, tokens, 6 * tokens // block, block, cache)
+    for _ in run_to_the_end(engine, [request]):
+        pass
+    text = Generation(cache=cache, prompt=prompt, tokens=tokens, block=block)
+    assert lengths.count(prompt + tokens) == text.over_everything
+    assert len(lengths) == 6 * tokens // block
+
+
 @pytest.mark.parametrize("name", TOY)
 def test_a_round_of_the_engine_is_timed_inside_a_block(name: str) -> None:
     cache = "exact" if TOY[name].block else "dual"
-    row = {"shape": name, "experts": "bfloat16", "cache": cache, "decoder": "credit"}
+    row = {"shape": name, "weights": "bfloat16", "cache": cache, "decoder": "credit"}
     make = UNTRIED, "cpu", "float32"
     found = step_time.timed_engine(row, Work(2, 8, 27), lambda _: TORCH, *make)
     assert found["engine_ms"] > 0
@@ -218,7 +243,7 @@ def chosen(tmp_path: Path) -> Path:
 
 def test_what_bring_up_chose_is_measured_and_the_default_beside_it(chosen: Path) -> None:
     args = Namespace(
-        shape=["toy-moe"], experts=["bfloat16", "int8"], rows=[1], window=[5], context=[21],
+        shape=["toy-moe"], weights=["bfloat16", "int8"], rows=[1], window=[5], context=[21],
         part=["step", "kernels"], cache=["dual"], decoder=["fixed"], runs=1, choices=chosen,
     )  # fmt: skip
     names = [name.split(" ", 1)[1] for name in step_time.plan(args)][:3]
@@ -277,7 +302,7 @@ def test_a_text_is_generated_with_what_was_chosen(
 
 @pytest.mark.long
 def test_bring_up_leaves_what_the_others_read(tmp_path: Path) -> None:
-    row = {"shape": "toy-moe", "experts": "bfloat16"}
+    row = {"shape": "toy-moe", "weights": "bfloat16"}
     how = "cpu", "float32", "tests.helpers.stand_in_norms"
     found = bring_up.tried(row, tmp_path, *how)
     assert found["right"] and found["trials"] > 0 and found["untried"] == 0
@@ -510,7 +535,7 @@ class TestAllOfThem:
     def test_what_is_measured_is_judged_by_its_target(
         self, rows: list[tuple[int, float]], told: str, tmp_path: Path
     ) -> None:
-        same = {"case": "case", "shape": "llada-moe-7b-a1b", "experts": "bfloat16", "rate": 3.87}
+        same = {"case": "case", "shape": "llada-moe-7b-a1b", "weights": "bfloat16", "rate": 3.87}
         same |= {"decoder": "fixed", "cache": "dual", "graphs": True}
         table = [same | {"rows": count, "tokens_per_s": speed} for count, speed in rows]
         report: dict[str, Any] = {"complete": True, "wrong": 0, "cases": len(table), "rows": table}
@@ -525,9 +550,9 @@ class TestAllOfThem:
         """Chosen ones come first; of int8 there are only defaults, compared with the default."""
         of = {"part": "step", "shape": "llada-moe-7b-a1b", "window": 64, "context": 1024, "rows": 1}
 
-        def row(variants: str, experts: str, ms: float, **more: Any) -> dict[str, Any]:
-            columns = of | {"variants": variants, "experts": experts, "graph_ms": ms}
-            columns |= {"per_s": 1e3 / ms, "case": f"{variants} {experts}"}
+        def row(variants: str, weights: str, ms: float, **more: Any) -> dict[str, Any]:
+            columns = of | {"variants": variants, "weights": weights, "graph_ms": ms}
+            columns |= {"per_s": 1e3 / ms, "case": f"{variants} {weights}"}
             return columns | more
 
         rows = [

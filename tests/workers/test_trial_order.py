@@ -81,31 +81,41 @@ def test_the_head_takes_no_more_trials_than_the_experts(
     assert len(kernels) < 420
 
 
-def test_the_order_is_that_of_the_predicted_gains() -> None:
+OF_EXPERTS = {
+    "large tiles": "experts_forward triton pdl 128x128x64 w8 s3",
+    "float8 products": "float8_experts_forward scaled_grouped_mm pdl",
+    "head by cuBLAS": "confidence triton after product pdl",
+    "64 rows": "experts_forward triton pdl 64x64x64 w4 s4",
+    "persistent blocks": "experts_add_norm triton fused stay pdl 64x64x64 w4 s4",
+    "router kernels": "softmax_router triton fused pdl",
+    "own output product": "linear_add_norm triton fused pdl",
+    "shorter splits": "attend triton 128 keys pdl 64x64x128 w4 s3",
+    "wide head tiles": "confidence triton pdl 64x256x64 w8 s3",
+}
+OF_DENSE = {
+    "float8 products": "quantized_linear scaled_mm pdl",
+    "head by cuBLAS": "confidence triton after product pdl",
+    "wide byte tiles": "quantized_linear triton half pdl 64x128x128 w8 s3",
+    "own output product": "linear_add_norm triton fused pdl",
+    "wide head tiles": "confidence triton pdl 64x256x64 w8 s3",
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), [(MOE, OF_EXPERTS), ("llada-8b", OF_DENSE)])
+def test_the_order_is_that_of_the_predicted_gains(name: str, changes: dict[str, str]) -> None:
     """Of the change that a variant makes, wherever it gains most."""
     built = STAGES["built"]
 
     def gain(change: str) -> float:
         return max(
-            Step(SHAPES[MOE], work, experts, 1, built - {change}, hot=0.25).ms
-            - Step(SHAPES[MOE], work, experts, 1, built, hot=0.25).ms
+            Step(SHAPES[name], work, weights, 1, built - {change}, hot=0.25).ms
+            - Step(SHAPES[name], work, weights, 1, built, hot=0.25).ms
             for work in (Work(1, 64, 1024), Work(32, 64, 1024))
-            for experts in ("bfloat16", "float8", "float8_rows")
+            for weights in ("bfloat16", "float8", "float8_rows")
         )
 
-    changes = {
-        "large tiles": "experts_forward triton pdl 128x128x64 w8 s3",
-        "float8 products": "float8_experts_forward scaled_grouped_mm pdl",
-        "head by cuBLAS": "confidence triton after product pdl",
-        "64 rows": "experts_forward triton pdl 64x64x64 w4 s4",
-        "persistent blocks": "experts_add_norm triton fused stay pdl 64x64x64 w4 s4",
-        "router kernels": "softmax_router triton fused pdl",
-        "own output product": "linear_add_norm triton fused pdl",
-        "shorter splits": "attend triton 128 keys pdl 64x64x128 w4 s3",
-        "wide head tiles": "confidence triton pdl 64x256x64 w8 s3",
-    }
     by_gain = sorted(changes, key=gain, reverse=True)
-    by_rank = sorted(changes, key=lambda name: rank(*changes[name].split(" ", 1), index=9))
+    by_rank = sorted(changes, key=lambda each: rank(*changes[each].split(" ", 1), index=9))
     assert by_rank == by_gain
 
 

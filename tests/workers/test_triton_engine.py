@@ -187,7 +187,7 @@ def test_triton_on_a_cpu_is_for_the_interpreter(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("wish", "dtype", "told"),
+    ("kernels", "dtype", "message"),
     [
         (
             "triton",
@@ -197,12 +197,12 @@ def test_triton_on_a_cpu_is_for_the_interpreter(monkeypatch: pytest.MonkeyPatch)
         ("cuda", torch.float32, "kernels is 'cuda'; expected one of auto, torch, triton"),
     ],
 )
-def test_kernels_that_cannot_be_are_refused(wish: str, dtype: torch.dtype, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        choose_kernels(wish, CPU, dtype)
+def test_kernels_that_cannot_be_are_refused(kernels: str, dtype: torch.dtype, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose_kernels(kernels, CPU, dtype)
 
 
-def test_without_triton_the_wish_for_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffray.kernels.choose.find_spec", lambda _name: None)
     with pytest.raises(ValueError, match=r"is not installed; pip install 'diffray\[triton\]"):
         choose_kernels("triton", CPU, torch.float32)

@@ -75,13 +75,10 @@ def try_graphs(layer: OneLayer, record: Record) -> GraphsOutcome:
         if not step.reads:
             continue  # such steps are never recorded
         launched, allowed = _prepared(layer, step, run_again), TOLERANCE[layer.model.dtype]
-        failure = ""
         try:
-            replayed = _prepared(layer, step, record)
-        except Exception as error:  # whatever a library raises
-            failure = f"a step could not be recorded: {one_line(error)}"
-        if failure := _agreed(layer.mesh, failure):
-            return GraphsOutcome(failure)
+            replayed = _prepared(layer, step, _on_all_ranks(layer.mesh, record))
+        except _RefusedError as refused:
+            return GraphsOutcome(str(refused))
         expected = [tensor.clone() for tensor in launched()]
         for tensor in replayed():
             tensor.fill_(torch.nan)  # nothing of the last replay may be left
@@ -99,6 +96,29 @@ def try_graphs(layer: OneLayer, record: Record) -> GraphsOutcome:
         replayed_s += _seconds(replayed, layer.device)
     slower = "replays take longer than launched steps" if replayed_s > launched_s else ""
     return GraphsOutcome(_agreed(layer.mesh, slower), launched_s, replayed_s)
+
+
+class _RefusedError(Exception):
+    """All ranks know that one of them could not record."""
+
+
+def _on_all_ranks(mesh: Mesh, record: Record) -> Record:
+    """Return a recorder that raises on all ranks if it fails on one.
+
+    The next replay would wait in a collective for the rank that has none.
+    """
+
+    def both(work: Callable[[], Any]) -> Callable[[], Any]:
+        failure, replay = "", work
+        try:
+            replay = record(work)
+        except Exception as error:  # whatever a library raises
+            failure = f"a step could not be recorded: {one_line(error)}"
+        if failure := _agreed(mesh, failure):
+            raise _RefusedError(failure)
+        return replay
+
+    return both
 
 
 def _agreed(mesh: Mesh, refused: str) -> str:

@@ -11,9 +11,11 @@ from diffray.kernels.variants import TORCH_VARIANT
 # Kernels with those variants that the prediction of docs/gpu.md counts on, the largest gain first:
 # of a step of 32 sequences, then of one.
 EXPECTED: Final = (
+    r"quantized_linear scaled_mm( fast)?( pdl)?",
     r"\w*experts_\w+ triton (fused |half )?(pdl )?128x128x64 w8 s3",
     r"float8_experts_forward scaled_grouped_mm( pdl)?",
     r"confidence triton after product( pdl)?",
+    r"quantized_linear triton (half )?(pdl )?(16|32|64)x128x128 w8 s3",
     r"\w*experts_\w+ triton (fused |half )?(pdl )?64x64x64 w4 s4",
     r"\w+_router triton fused( pdl)?",
     r"\w*experts_\w+ triton (fused |half )?stay (pdl )?\d+x64x64 w4 s4",

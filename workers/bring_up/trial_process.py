@@ -93,7 +93,7 @@ def answer_parent(work: Callable[[str, Say], None]) -> None:
     """Do what the input's first line orders, say what is found, and end the process."""
     order = sys.stdin.readline()
     threading.Thread(target=_end_with_input, daemon=True).start()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is no news; its dump takes long
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # trials may crash; a dump takes long
     # Libraries may print; what they print goes to standard error.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -208,7 +208,7 @@ class ChildProcess:
     ) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # a GPU's driver may hold it for good
+        with suppress(subprocess.TimeoutExpired):  # a GPU's driver may block its end
             self._process.wait(_ENDING_S)
         self._reader.join(_ENDING_S)
         if self._reader.is_alive():  # it holds the lock of its file

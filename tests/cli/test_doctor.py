@@ -1,6 +1,7 @@
 """`diffray doctor` names what it found, and one sentence for each thing to fix."""
 
 import json
+import os
 import resource
 import subprocess
 from pathlib import Path
@@ -136,6 +137,7 @@ def test_a_ray_that_does_not_start_must_be_fixed(
     assert machine_checks.ray().fix.startswith(message)
 
 
+@pytest.mark.skipif("DIFFRAY_TEST_AUTO" in os.environ, reason="the favoured dtype is simulated")
 def test_the_cpu_s_features_and_the_dtype_they_favour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": True})
     assert cpu().found.endswith("cores, amx_bf16, avx2; dtype auto is bfloat16")

@@ -124,9 +124,15 @@ def _packed_product(x_TI: Tensor, packed_IO: Tensor, scale_O: Tensor) -> Tensor:
 
 @cache
 def multiplies_bytes() -> bool:
-    """Return whether this CPU has a unit for products of bytes: VNNI or AMX."""
+    """Return whether this CPU has a unit for products of bytes, VNNI or AMX, and oneDNN uses it.
+
+    Without it oneDNN's sums of bytes saturate, as where ONEDNN_MAX_CPU_ISA leaves the unit out.
+    """
     known = torch.cpu.get_capabilities()
-    return any(known.get(name) for name in _INT8_UNITS)
+    if not any(known.get(name) for name in _INT8_UNITS):
+        return False
+    x, w = (torch.full((32, 64), value, dtype=torch.int8) for value in (127, -127))
+    return bool((torch._int_mm(x, w.t()) == 64 * 127 * -127).all())
 
 
 def _in_float32(x_TI: Tensor, w_OI: Tensor) -> Tensor:

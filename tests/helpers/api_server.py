@@ -42,7 +42,8 @@ def serve(service: Service, settings: ApiSettings | None = None, prefix: str = "
     app: ASGIApp = build_api(lambda: service, settings)
     if prefix:
         app = Starlette(routes=[Mount(prefix, app)])
-    config = uvicorn.Config(app, log_level="error", lifespan="off")
+    # Longer than uvicorn's 5 seconds: a busy client would send on a connection that is closed.
+    config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_keep_alive=600)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

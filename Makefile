@@ -10,6 +10,10 @@ CLIENTS := $(VENV)/clients/.installed
 # or each of Ray's processes would compile all of torch again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --durations=10 --durations-min=5
+# Some tests end processes and wait for others, which another program on the machine can disturb. A test that failed is
+# run once more, with nothing beside it; what passes then is listed as a test to mend. What fails again fails the run.
+AGAIN  := status=$$?; [ $$status = 1 ] || exit $$status; echo "Once more, one at a time; mend what passes now:"; \
+	$(BIN)/pytest -rA --show-capture=no --maxfail=1 --last-failed --last-failed-no-failures=none
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Without an NVIDIA GPU the CPU build saves gigabytes. Its index is offered to pip only where it answers within seconds.
@@ -23,10 +27,10 @@ ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], tim
 # A file's tests share its server or its Ray, and stay in one process. Slow tests wait, so that files with such tests
 # come first, and the many quick files last (tests/conftest.py).
 test: check
-	$(PYTEST) --no-loadscope-reorder -m "not long"
+	$(PYTEST) --no-loadscope-reorder -m "not long" || { $(AGAIN) -m "not long"; }
 
 test-long: $(STAMP)
-	$(PYTEST) -m long
+	$(PYTEST) -m long || { $(AGAIN) -m long; }
 
 # The libraries for agents need older packages than the rest: an environment above that of the tests has these.
 test-clients: $(CLIENTS)

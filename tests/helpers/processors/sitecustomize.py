@@ -1,4 +1,4 @@
-"""Makes dtype "auto" mean in every process what DIFFRAY_TEST_AUTO says: bfloat16 or float32.
+"""Makes dtype "auto" on a CPU mean what DIFFRAY_TEST_AUTO says, in every process.
 
 Python imports this at its start wherever PYTHONPATH has this folder (`tests/conftest.py`). It
 replaces one function of a module that nothing has imported yet, because importing it takes torch.
@@ -28,7 +28,10 @@ class Backend(MetaPathFinder):
 
         def run_and_replace(module: ModuleType) -> None:
             run(module)
-            module.is_fast_at_bfloat16 = lambda device: FAST  # type: ignore[attr-defined]
+            real = module.is_fast_at_bfloat16
+            module.is_fast_at_bfloat16 = (  # type: ignore[attr-defined]
+                lambda device: FAST if device.type == "cpu" else real(device)
+            )
 
         spec.loader.exec_module = run_and_replace  # type: ignore[method-assign]
         return spec

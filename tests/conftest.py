@@ -16,9 +16,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# A run in the background of a script ignores Ctrl-C, and so would every program that a test starts.
+# A run in the background of a script ignores Ctrl-C, one under nohup a closed terminal, and so
+# would every program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if "DIFFRAY_TEST_AUTO" in os.environ:
     from tests.helpers.processors import sitecustomize

@@ -63,8 +63,11 @@ def test_logits_equal_the_original_systems(name: str, dtype: str) -> None:
     case = json.loads((GOLDEN / name.removesuffix("_fused") / "golden.json").read_text())
     model = load_model(GOLDEN / name, dtype=dtype, device="cpu")
     # Rounding alone moves this checkpoint's float32 logits (up to 17) by more than 1e-4: the
-    # original code, run in float32, is 2.2e-4 off its own float64; ours is 1.8e-4 off.
-    tolerance = 4e-4 if (name, dtype) == ("llada", "float32") else 1e-4
+    # original code, run in float32, is 2.2e-4 off its own float64; ours is 1.8e-4 off. Processors
+    # without fused multiply-add round each product too: 1.3e-3.
+    tolerance = 1e-4
+    if (name, dtype) == ("llada", "float32"):
+        tolerance = 2e-3 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 4e-4
     # SDAR's have two: in blocks of 32 and of 4.
     for golden in (case[key] for key in case if key.startswith("full_forward")):
         logits = full_forward(model, golden["input_ids"], golden.get("block_length", 0))

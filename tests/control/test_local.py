@@ -36,7 +36,7 @@ async def finish(engine: LocalEngine, request: Request, priority: int = 0) -> li
 
 
 async def until(true: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await true():
             await asyncio.sleep(0.002)
 

@@ -55,9 +55,9 @@ MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 PATIENCE_S = 120.0  # on a machine that does other things too
 # Takes seconds: one token a step.
 LONG: dict[str, Any] = {
-    "max_tokens": 256,
-    "min_tokens": 256,
-    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 256}},
+    "max_tokens": 768,
+    "min_tokens": 768,
+    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 768}},
 }
 
 

@@ -212,11 +212,12 @@ def test_after_an_interrupted_update_only_another_one_helps(
 
 
 def test_an_interrupted_wait_withdraws_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, request = waiting_engine(), asked(0)
+    inner, request = updatable(), asked(0)
+    client = WaitingEngine(inner, 1)
     client.submit(check_request(request, client.limits))
     client.advance()
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(client, "_round", lambda: (_ for _ in ()).throw(Interrupted))
+        patch.setattr(inner, "run", lambda *_: (_ for _ in ()).throw(Interrupted))
         client.update_weights(weights(1))
     found = dict[int, list[Update]]()
     advance(client, found)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
+from benchmarks.local_ray import local_cluster
 from diffray.cluster.control.engine_client import (
     DeadlineExceeded,
     EngineFailed,
@@ -20,7 +21,6 @@ from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
-from tests.helpers.local_ray import local_cluster
 from tests.helpers.worker_groups import (
     LONG,
     Answer,

@@ -30,9 +30,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from safetensors.torch import load_file, save_file
 
+from benchmarks.serve_process import ServeProcess, serve_process
 from diffray.components.checkpoints.demos import demo_path
 from tests.helpers.adapters import adapter_of
-from tests.helpers.serve_process import ServeProcess, serve_process
 
 pytestmark = pytest.mark.slow
 

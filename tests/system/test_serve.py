@@ -25,11 +25,11 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from benchmarks.serve_process import ServeProcess, environment, serve_command, serve_process
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.components.checkpoints.demos import TOY, examples
 from tests.helpers.npm_client import npm_project, npm_told
-from tests.helpers.serve_process import ServeProcess, environment, serve_command, serve_process
 
 pytestmark = pytest.mark.slow
 

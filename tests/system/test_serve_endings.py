@@ -16,9 +16,9 @@ import ray
 from openai import OpenAI
 from ray._private.state import actors
 
+from benchmarks.local_ray import SETTINGS, local_cluster
+from benchmarks.serve_process import ServeProcess, free_port, serve_process
 from diffray.cluster.serve.supervisor import SAME_S
-from tests.helpers.local_ray import SETTINGS, local_cluster
-from tests.helpers.serve_process import ServeProcess, free_port, serve_process
 
 pytestmark = pytest.mark.long
 

@@ -23,10 +23,10 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks import load, paired
+from benchmarks.serve_process import ServeProcess, serve_process
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.bench.datasets import random_ids
 from diffray.components.container import usable_cores
-from tests.helpers.serve_process import ServeProcess, serve_process
 
 TOKENS = 32
 REQUESTS = {1: 4, 8: 16}  # of a turn, by how many are under way at once

@@ -19,11 +19,11 @@ from benchmarks.mix_rule import by_rule
 from diffray.components.image import Image
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
-from tests.helpers.paths import GOLDEN
 
 if TYPE_CHECKING:
     from diffray import DiffusionLLM
 
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 MASK, EOS = 510, 511
 DTYPES = "float64", "float32"
 FAMILIES = {

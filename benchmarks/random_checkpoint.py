@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.golden import GOLDEN
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build
-from tests.helpers.paths import GOLDEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ import httpx2
 
 from benchmarks import load, paired
 from benchmarks.load import Json
+from benchmarks.serve_process import serve_process
 from diffray.cluster.cli.bench.results import percentile
-from tests.helpers.serve_process import serve_process
 
 BLOCK = 32  # of which whole ones are shared
 WORDS = "red green blue grey black white brown pink gold silver".split()

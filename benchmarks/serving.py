@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import load, paired
 from benchmarks.load import Json
+from benchmarks.serve_process import ServeProcess, serve_process
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.api.service import Service
 from diffray.cluster.cli.bench.results import percentile
@@ -33,7 +34,6 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
-from tests.helpers.serve_process import ServeProcess, serve_process
 
 if TYPE_CHECKING:  # it imports Ray, whose settings are made first
     from diffray.cluster.control.remote import RemoteEngine
@@ -269,7 +269,7 @@ def main() -> None:
         server.wait_for("/v1", 1)
         report |= compare(server, model, bodies, args)
 
-    from tests.helpers.local_ray import local_cluster
+    from benchmarks.local_ray import local_cluster
 
     with local_cluster([{"num_cpus": 4}]):
         report["hops_ms"] |= asyncio.run(hops(model))

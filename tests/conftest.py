@@ -6,6 +6,7 @@ OMP_NUM_THREADS; DIFFRAY_TEST_AUTO, the dtype that "auto" stands for, bfloat16 (
 ATEN_CPU_CAPABILITY (avx2, default) and ONEDNN_MAX_CPU_ISA for older processors.
 """
 
+import inspect
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ if "DIFFRAY_TEST_AUTO" in os.environ:
     before = filter(None, [os.environ.get("PYTHONPATH")])
     os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], *before])
 
+import httpx2
 import pytest
 import torch
 from hypothesis import settings
@@ -39,6 +41,9 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 # The machine's load must not decide whether a property holds.
 settings.register_profile("diffray", deadline=None, print_blob=True)
 settings.load_profile("diffray")
+# All clients of httpx2 that are given no timeout share this one, of 5 seconds.
+timeout = inspect.signature(httpx2.Client).parameters["timeout"].default
+timeout.connect = timeout.read = timeout.write = timeout.pool = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

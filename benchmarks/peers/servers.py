@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import httpx2
 
 from benchmarks.peers.environments import Environment
-from tests.helpers.serve_process import free_port, serve_process
+from benchmarks.serve_process import free_port, serve_process
 
 LOAD_S = 300.0
 OURS = "diffray"

@@ -128,7 +128,7 @@ def test_a_half_closed_connection_holds_nothing(served: Served) -> None:
     """Its client may still read, or may be gone."""
     with connect(served.url) as client:
         client.sendall(with_length(LONG))
-        until(lambda: not idle(served))
+        assert client.recv(1)
         client.shutdown(socket.SHUT_WR)
         begin = time.monotonic()
         read_all(client)
@@ -139,7 +139,6 @@ def test_a_half_closed_connection_holds_nothing(served: Served) -> None:
 def test_a_disconnect_during_a_stream_frees_its_pages(served: Served, reset: bool) -> None:
     with connect(served.url) as client:
         client.sendall(with_length(LONG))
-        until(lambda: not idle(served))
         assert client.recv(100)
         if reset:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -231,7 +230,7 @@ def test_a_stream_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) ->
     async def scenario() -> None:
         rest = chunks()
         stream = EventStream(await anext(rest), rest)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await stream({"type": "http"}, receive, send)  # type: ignore[arg-type]
 
     asyncio.run(scenario())

@@ -436,9 +436,9 @@ def test_what_the_controls_say_is_sent(browser: Browser) -> None:
 
 
 def test_stop_ends_the_answer_here_and_at_the_server(browser: Browser, url: str) -> None:
-    intercept(browser, max_tokens=384, min_tokens=384)
+    intercept(browser, max_tokens=768, min_tokens=768)
     browser.choose("[name=pace]", "0")
-    watch_slowly(browser, 384)
+    watch_slowly(browser, 768)
     ask(browser, PROMPT)
     browser.wait(f"{FINAL} > 0")
     assert browser.text("#send") == "Stop"
@@ -446,7 +446,7 @@ def test_stop_ends_the_answer_here_and_at_the_server(browser: Browser, url: str)
     browser.wait(FAILED)
     assert browser.text("[data-part=reason]") == "Stopped."
     browser.wait("document.querySelector('[data-part=state]').textContent === 'incomplete'")
-    assert browser.text("#send") == "Send" and browser.evaluate(FINAL) < 384
+    assert browser.text("#send") == "Send" and browser.evaluate(FINAL) < 768
     end = time.monotonic() + 60
     while httpx2.get(f"{url}/load").json()["running"]:
         assert time.monotonic() < end

@@ -37,7 +37,7 @@ def test_no_cluster_is_told_at_once(address: str, words: str) -> None:
     begin = time.monotonic()
     with pytest.raises(ValueError, match=words):
         status.cluster_status(address)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 40
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_something_else_that_listens_is_not_waited_for(monkeypatch: pytest.Monke
         begin = time.monotonic()
         with pytest.raises(ValueError, match=f"what listens at {address} has not answered"):
             status.cluster_status(address)
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 40
 
 
 def test_several_clusters_on_this_machine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

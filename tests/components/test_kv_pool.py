@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from diffray.components.kv_pool import KVPool
+from tests.helpers.own_process import in_own_process
 
 MIB = 1 << 20
 
@@ -34,6 +35,10 @@ def test_a_pool_begins_with_zeros() -> None:
 
 
 def test_what_is_not_written_takes_no_memory() -> None:
+    in_own_process(write_a_pool)
+
+
+def write_a_pool() -> None:
     before = resident()
     made = pool(1024)
     assert resident() - before < 64 * MIB

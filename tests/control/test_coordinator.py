@@ -40,7 +40,7 @@ class FakeGang:
 
     async def start(self) -> None:
         self.world.starts.append(time.monotonic())
-        await asyncio.sleep(self.world.load_s)
+        await self.world.loads.wait()
         if self.world.broken:
             raise WorkersLost("no device")
 
@@ -74,7 +74,8 @@ class World:
 
     def __init__(self, **options: Any) -> None:
         self.starts: list[float] = []
-        self.load_s, self.broken = 0.0, False
+        self.loads, self.broken = asyncio.Event(), False
+        self.loads.set()
         self.need: dict[int, int] = {uid: 1 for uid in range(100)}
         self.poison: dict[int, int] = {}
         self.refusals: list[str] = []  # of new weights
@@ -105,9 +106,15 @@ class World:
         while self.coordinator.driver.rounds < enough:
             await asyncio.sleep(0.001)
 
+    async def started(self, number: int) -> None:
+        """Wait until so many worker groups have been started, this one among them."""
+        async with asyncio.timeout(60):
+            while len(self.starts) < number:
+                await asyncio.sleep(0.001)
+
     async def until(self, enough: Callable[[list[Event]], bool]) -> None:
         number = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not enough(self.news):
                 number, events = await self.coordinator.listen(number, 0.1)
                 self.news += decode_events(events)
@@ -171,8 +178,7 @@ def test_an_idle_loss_is_mended_before_the_next_request_comes() -> None:
         await world.ask(0, 3)
         await world.until(finished(0))
         world.workers.kill()
-        await asyncio.sleep(0.1)
-        assert len(world.starts) == 2
+        await world.started(2)
         await world.ask(1, 3)
         await world.until(finished(0, 1))
 
@@ -183,7 +189,7 @@ def test_deadlines_hold_while_the_ranks_are_being_started() -> None:
     async def story(world: World) -> None:
         await world.ask(0, 10_000, deadline=0.3)
         await world.some_rounds()
-        world.load_s = 600.0
+        world.loads.clear()
         world.workers.kill()
         await world.until(lambda news: Event(Kind.LATE, 0) in news)
 
@@ -210,20 +216,21 @@ def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None
 def test_what_is_new_is_refused_while_a_restart_takes_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restarts, "_SHORTEST_START_S", 0.2)
-
     async def story(world: World) -> None:
         await world.ask(0, 400)
         await world.some_rounds()
-        world.load_s = 0.5
+        world.loads.clear()
         world.workers.kill()
-        await asyncio.sleep(0.1)
+        await world.started(2)
         await world.ask(1, 3)
-        await asyncio.sleep(0.2)
+        monkeypatch.setattr(restarts, "_SHORTEST_START_S", 0.0)
+        while not world.coordinator.restarts.overdue(time.monotonic()):
+            await asyncio.sleep(0.001)
         refusal = await world.coordinator.submit(asked(2), Footprint(1, 1), 0, None)
         assert refusal is not None and refusal.error is EngineFailed
         assert "not be started" in refusal.reason
         await world.ask(1, 3)  # it is known already
+        world.loads.set()
         await world.until(finished(0, 1))
         assert len(world.tokens(0)) == 400
         await world.ask(2, 3)

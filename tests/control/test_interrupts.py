@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 
 from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.control.events import Event
+from diffray.cluster.control.flight import Flight
+from diffray.cluster.control.queued_request import QueuedRequest
+from diffray.workers.job import Job
+from tests.helpers.living import living, only_new
 from tests.helpers.paths import GOLDEN
 
 FILES = tuple(
@@ -40,16 +45,16 @@ class Interrupts:
 
 
 def tokens(llm: DiffusionLLM, most: int = 200) -> list[list[int]]:
-    advance, rounds = llm._advance, 0
+    run, rounds = llm.engine.run, 0
 
-    def bounded(*args: Any) -> None:
+    def bounded(*args: Any) -> Any:
         nonlocal rounds
         rounds += 1
         assert rounds < most, "it does not end"
-        advance(*args)
+        return run(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llm, "_advance", bounded)
+        patch.setattr(llm.engine, "run", bounded)
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
 
@@ -65,14 +70,14 @@ def test_after_an_interrupt_anywhere_the_next_call_is_as_ever(llm: DiffusionLLM)
     with Interrupts(at=-1) as whole:
         tokens(llm)
     for at in range(1, whole.lines + 1, max(whole.lines // 40, 1)):
-        with pytest.raises(KeyboardInterrupt), Interrupts(at):
-            tokens(llm)
-        assert tokens(llm) == expected, at
+        with only_new():
+            with pytest.raises(KeyboardInterrupt), Interrupts(at):
+                tokens(llm)
+            assert tokens(llm) == expected, at
+            assert not living(QueuedRequest, Job, Flight, Event), at
         client: Any = llm.client
         scheduler, slots = client.driver.scheduler, llm.engine.slots
-        assert not (scheduler.open or scheduler.running or scheduler._waiting), at
-        assert not (scheduler._flying or scheduler._preempting or scheduler._cancelled), at
-        assert not (llm._jobs or llm._events or client.driver.flying), at
+        assert not (scheduler.open or scheduler.running or client.driver.flying), at
         assert llm.engine.idle and llm.engine.kv.num_free == pages and slots.num_free == 2, at
 
 

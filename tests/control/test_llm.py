@@ -1,6 +1,5 @@
 """The public Python API, on a tiny checkpoint with and without a tokenizer."""
 
-import gc
 import logging
 import math
 import shutil
@@ -15,6 +14,7 @@ from diffray import DiffusionLLM, SamplingParams
 from diffray.components.denoiser import Denoiser
 from diffray.components.sequence import Sequence
 from tests.helpers.byte_tokenizer import byte_tokenizer
+from tests.helpers.living import living, only_new
 from tests.helpers.paths import GOLDEN
 
 LLADA = GOLDEN / "llada"
@@ -421,19 +421,14 @@ def test_an_interrupt_frees_everything_and_the_next_call_works(
 def test_a_call_keeps_no_sequences_of_what_has_finished(
     llm: DiffusionLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance, most = llm._advance, 0
+    run, most = llm.engine.run, 0
 
-    def counted(*args: Any) -> None:
+    def counted(*args: Any) -> Any:
         nonlocal most
-        gc.collect()
-        most = max(most, sum(type(each) is Sequence for each in gc.get_objects()))
-        advance(*args)
+        most = max(most, living(Sequence))
+        return run(*args)
 
-    monkeypatch.setattr(llm, "_advance", counted)
-    gc.collect()
-    gc.freeze()  # what is there already is not looked through again
-    try:
+    monkeypatch.setattr(llm.engine, "run", counted)
+    with only_new():
         llm.generate([[1, 2, 3]] * 24, SamplingParams(max_tokens=8, ignore_eos=True))
-    finally:
-        gc.unfreeze()
     assert 4 <= most <= 2 * 4, "more than run at a time, and ran in the plan before"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import ray
 
+from benchmarks.local_ray import local_cluster
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.output import RequestOutput
 from tests.helpers.adapters import adapter_of
-from tests.helpers.local_ray import local_cluster
 
 pytestmark = pytest.mark.slow
 

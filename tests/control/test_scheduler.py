@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
-from diffray.cluster.control.queued_request import LONG
+from diffray.cluster.control.queued_request import LONG, QueuedRequest
 from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
 from diffray.workers.messages import Footprint, Reply, Stats, WireRequest
 from tests.helpers.fairness import arrivals, simulate
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
+from tests.helpers.living import living
 
 
 def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterator[Event]:
@@ -311,7 +312,7 @@ def test_requests_that_are_cancelled_while_they_wait_take_no_room() -> None:
         scheduler.submit(asked(uid), Footprint(1))
         scheduler.cancel(uid)
     assert scheduler.waiting == 0
-    assert len(scheduler._waiting) < 100
+    assert living(QueuedRequest) < 100
 
 
 def test_giving_up_tells_everybody() -> None:
@@ -412,7 +413,7 @@ def test_every_interleaving_answers_everybody_who_did_not_leave(
     for uid in wanted.keys() - innocent:
         assert heard[uid] == list(range(1, wanted[uid] + 1))
     assert scheduler.waiting == 0 and not scheduler.running and not ranks.running
-    assert not scheduler.quarantine and not scheduler._waiting and not scheduler._preempting
+    assert not scheduler.quarantine and not scheduler.open and scheduler.plan(steps=1) is None
 
 
 def test_pages_that_a_running_request_shares_are_counted_once() -> None:

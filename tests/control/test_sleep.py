@@ -19,6 +19,7 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.weight import Weight
 from diffray.workers.admission import check_request
 from tests.helpers.adapters import Story
+from tests.helpers.own_process import in_own_process
 from tests.helpers.short_answers import ids
 from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save, shifted
 from tests.helpers.updatable_toy import asked, resident_bytes, updatable, written
@@ -122,7 +123,11 @@ def use_all_pages(llm: DiffusionLLM) -> None:
 
 
 def test_memory_is_given_back(tmp_path: Path) -> None:
-    """Of about 64 MiB of K/V and 100 MiB of weights."""
+    in_own_process(sleep_and_wake_up, tmp_path)
+
+
+def sleep_and_wake_up(tmp_path: Path) -> None:
+    """A model of about 64 MiB of K/V and 100 MiB of weights."""
     config = LLADA | {"d_model": 512, "n_heads": 8, "n_kv_heads": 8, "mlp_hidden_size": 4096}
     config |= {"n_layers": 3, "max_sequence_length": 4096}
     llm = load(made(tmp_path / "model", config), kv_cache_memory=64 << 20)
@@ -263,13 +268,18 @@ def test_requests_that_come_while_it_sleeps_wait() -> None:
             checked = check_request(requests[uid], engine.limits)
             return [token async for update in engine.submit(checked) for token in update.ids]
 
+        async def until_waiting(count: int) -> None:
+            async with asyncio.timeout(60):
+                while (await engine.load()).waiting < count:
+                    await asyncio.sleep(0.001)
+
         begun = asyncio.create_task(answer(0))
         while (await engine.load()).rounds == 0:
             await asyncio.sleep(0.001)
         await engine.sleep(1)
-        assert begun.done()
+        await asyncio.wait_for(begun, 60)  # what has begun ends first
         late = [asyncio.create_task(answer(uid)) for uid in (1, 2)]
-        await asyncio.sleep(0.05)
+        await until_waiting(2)
         load = await engine.load()
         assert (load.sleep_level, load.running, load.waiting) == (1, 0, 2)
         await engine.check_health()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.local_ray import local_cluster
 from diffray import DiffusionLLM
-from tests.helpers.local_ray import local_cluster
 from tests.helpers.short_answers import ids
 from tests.helpers.tiny_checkpoints import LLADA, random_weights, save, shifted
 from tests.helpers.trainer import Trainer, listing

@@ -21,6 +21,7 @@ from diffray.components.checkpoints.quantize import quantize_checkpoint
 from diffray.components.denoiser import Denoiser
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Change, Request, Round, Update
+from tests.helpers.own_process import in_own_process
 from tests.helpers.short_answers import ids
 from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save, shifted
 from tests.helpers.updatable_toy import asked, resident_bytes, updatable, weights, written
@@ -211,11 +212,12 @@ def test_after_an_interrupted_update_only_another_one_helps(
 
 
 def test_an_interrupted_wait_withdraws_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, request = waiting_engine(), asked(0)
+    inner, request = updatable(), asked(0)
+    client = WaitingEngine(inner, 1)
     client.submit(check_request(request, client.limits))
     client.advance()
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(client, "_round", lambda: (_ for _ in ()).throw(Interrupted))
+        patch.setattr(inner, "run", lambda *_: (_ for _ in ()).throw(Interrupted))
         client.update_weights(weights(1))
     found = dict[int, list[Update]]()
     advance(client, found)
@@ -237,6 +239,11 @@ def test_what_must_be_restored_cannot_be_refused() -> None:
 
 @pytest.mark.parametrize("times", [300, pytest.param(1000, marks=pytest.mark.long)])
 def test_many_updates_leave_memory_flat(times: int) -> None:
+    assert in_own_process(growth_by_updates, times) < 2 * times << 10
+
+
+def growth_by_updates(times: int) -> int:
+    """Return by how many bytes the process grows while weights are updated so many times."""
     client, found = waiting_engine(block_causal=True), dict[int, list[Update]]()
 
     def update(times: int) -> int:
@@ -251,9 +258,10 @@ def test_many_updates_leave_memory_flat(times: int) -> None:
         return resident_bytes()
 
     before = update(times // 5)
-    assert update(times) - before < 2 * times << 10
+    growth = update(times) - before
     load = client.driver.load()
     assert load.weight_updates == times + times // 5 and load.free_pages == load.num_pages
+    return growth
 
 
 # Real models.
@@ -339,6 +347,10 @@ def test_a_quantized_model_rounds_them_anew(
 
 @pytest.mark.parametrize("times", [300, pytest.param(1000, marks=pytest.mark.long)])
 def test_packing_many_times_leaves_memory_flat(tmp_path: Path, times: int) -> None:
+    assert in_own_process(growth_by_packing, tmp_path, times) < 4 * times << 10
+
+
+def growth_by_packing(tmp_path: Path, times: int) -> int:
     config = LLADA | {"d_model": 128, "mlp_hidden_size": 256}
     llm = DiffusionLLM(
         str(save(tmp_path / "old", config, random_weights(config))), dtype="float32", device="cpu"
@@ -352,7 +364,7 @@ def test_packing_many_times_leaves_memory_flat(tmp_path: Path, times: int) -> No
         return resident_bytes()
 
     before = update(times // 5)
-    assert update(times) - before < 4 * times << 10
+    return update(times) - before
 
 
 def test_a_stream_goes_on_over_an_update(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
+from benchmarks.local_ray import local_cluster
 from diffray.cluster.control.engine_client import (
     DeadlineExceeded,
     EngineFailed,
@@ -20,7 +21,6 @@ from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
-from tests.helpers.local_ray import local_cluster
 from tests.helpers.worker_groups import (
     LONG,
     Answer,
@@ -203,7 +203,9 @@ def test_leaving_frees_pages_queues_are_bounded_and_deadlines_hold() -> None:
             )
             await anext(leaving)
             waiting = asyncio.create_task(answer(running, 1, prompt, wish({"max_tokens": 8})))
-            await asyncio.sleep(0.1)
+            async with asyncio.timeout(60):
+                while not (await running.load()).waiting:
+                    await asyncio.sleep(0.01)
             with pytest.raises(Overloaded, match="queue is full"):
                 await answer(running, 2, prompt, wish(LONG))
             assert (await running.load()).running == 1

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from benchmarks.serve_process import ServeProcess, free_port
 from tests.first_contact.install import Place
-from tests.helpers.serve_process import ServeProcess, free_port
 
 READY_S = 300.0
 END_S = 90.0

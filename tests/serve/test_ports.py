@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from benchmarks.serve_process import free_port
 from diffray.cluster.serve import ports
-from tests.helpers.serve_process import free_port
 
 # All begin with the same block, so that it is not chance that parts them.
 CLAIM = """

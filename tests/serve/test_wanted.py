@@ -151,7 +151,7 @@ def test_who_was_not_told_learns_of_it_by_itself(monkeypatch: pytest.MonkeyPatch
         await found.replicas[0].update_weights("/a")
         assert found.engines[1].made == []
         looking = asyncio.create_task(found.replicas[1].keep_up())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not found.engines[1].made:
                 await asyncio.sleep(0.01)
         looking.cancel()

@@ -11,9 +11,10 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from html import unescape
 from itertools import count
 from pathlib import Path
@@ -26,11 +27,12 @@ import pytest
 import torch
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from safetensors.torch import load_file, save_file
 
+from benchmarks.serve_process import ServeProcess, serve_process
 from diffray.components.checkpoints.demos import demo_path
 from tests.helpers.adapters import adapter_of
-from tests.helpers.serve_process import ServeProcess, serve_process
 
 pytestmark = pytest.mark.slow
 
@@ -55,9 +57,9 @@ MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 PATIENCE_S = 120.0  # on a machine that does other things too
 # Takes seconds: one token a step.
 LONG: dict[str, Any] = {
-    "max_tokens": 256,
-    "min_tokens": 256,
-    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 256}},
+    "max_tokens": 768,
+    "min_tokens": 768,
+    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 768}},
 }
 
 
@@ -67,9 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     config.write_text(CONFIG)
     with serve_process("--config", str(config)) as running:
         running.wait_for("are ready at ", 1)
-        end = time.monotonic() + PATIENCE_S
-        while set(health(running).values()) != {"healthy"}:
-            assert time.monotonic() < end
+        wait_until(lambda: set(health(running).values()) == {"healthy"})
         yield running
 
 
@@ -77,6 +77,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 def long_texts(served: ServeProcess) -> dict[str, str]:
     """What each model writes at its own path, without the door."""
     return {model: text_of(post(served, model, f"/{model}", **LONG)) for model in MODELS}
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @contextmanager
@@ -115,13 +122,24 @@ def wait_for_load(served: ServeProcess, **wanted: int) -> None:
         time.sleep(0.05)
 
 
+def samples(served: ServeProcess) -> list[Sample]:
+    """Return all series once every replica's are there: the door leaves out who answers late."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        text = httpx2.get(f"{served.url}/metrics").text
+        found = [each for family in text_string_to_metric_families(text) for each in family.samples]
+        names = [each.labels["replica"] for each in found if each.name.endswith("_updates_total")]
+        if len(names) == 3:
+            return found
+        assert time.monotonic() < end, names
+        time.sleep(0.2)
+
+
 def total(served: ServeProcess, name: str, **labels: str) -> float:
     """Return the sum of the series with these labels, as the door shows them."""
-    text = httpx2.get(f"{served.url}/metrics").text
     return sum(
         sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
+        for sample in samples(served)
         if sample.name == f"diffray:{name}" and labels.items() <= sample.labels.items()
     )
 
@@ -275,8 +293,7 @@ def test_metrics_and_load_are_those_of_all_replicas_of_all_models(served: ServeP
     assert len({family.name for family in families}) == len(families)
     seen = {
         (sample.labels["model_name"], sample.labels["replica"])
-        for family in families
-        for sample in family.samples
+        for sample in samples(served)
         if sample.name == "diffray:generation_tokens_total"
     }
     assert sorted(model for model, _ in seen) == ["demo", "demo", "demo-llada2"]
@@ -285,16 +302,14 @@ def test_metrics_and_load_are_those_of_all_replicas_of_all_models(served: ServeP
     grown = {model: total(served, "request_success_total", model_name=model) for model in MODELS}
     assert grown == before | {"demo-llada2": before["demo-llada2"] + 1}
     pages = [load(served, f"/{model}")["num_pages"] for model in MODELS]
-    assert load(served)["num_pages"] == 2 * pages[0] + pages[1]
+    wait_until(lambda: load(served)["num_pages"] == 2 * pages[0] + pages[1])
 
 
 def of_replicas(served: ServeProcess, name: str, model: str = "demo") -> dict[str, int]:
     """Return a metric of each replica of a model."""
-    text = httpx2.get(f"{served.url}/metrics").text
     return {
         sample.labels["replica"]: int(sample.value)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
+        for sample in samples(served)
         if sample.name == f"diffray:{name}" and sample.labels["model_name"] == model
     }
 
@@ -315,7 +330,7 @@ def test_an_operator_gives_all_replicas_new_weights(served: ServeProcess) -> Non
     assert [*updates(served).values()] == [0, 0]
     made = httpx2.post(url, json=body, headers=OPERATES, timeout=PATIENCE_S)
     assert made.status_code == 200 and made.json()["weight_version"] == "again", made.text
-    assert [*updates(served).values()] == [1, 1]
+    wait_until(lambda: [*updates(served).values()] == [1, 1])
     listed = httpx2.get(f"{served.url}/v1/models", headers=HEADERS).json()["data"]
     assert [each["weight_version"] for each in listed] == ["again", "0"]
     traced: dict[str, Any] = {"return_trajectory": True, "max_tokens": 8}
@@ -402,15 +417,15 @@ def test_an_operator_lets_all_replicas_of_a_model_sleep(served: ServeProcess) ->
     operate("POST", "/sleep?level=2&model=demo")
     assert operate("GET", "/is_sleeping?model=demo").json() == {"is_sleeping": True}
     assert operate("GET", "/is_sleeping?model=demo-llada2").json() == {"is_sleeping": False}
-    assert (levels("demo"), levels("demo-llada2")) == ([2, 2], [0])
-    assert set(health(served).values()) == {"healthy"}
+    wait_until(lambda: (levels("demo"), levels("demo-llada2")) == ([2, 2], [0]))
+    wait_until(lambda: set(health(served).values()) == {"healthy"})
     assert text_of(post(served, "demo-llada2", max_tokens=8))
     with ThreadPoolExecutor(2) as clients:
         waiting = [clients.submit(post, served, "demo", max_tokens=8) for _ in range(2)]
         wait_for_load(served, waiting=2)
         operate("POST", "/wake_up?model=demo")
         assert [text_of(each.result()) for each in waiting] == [before] * 2
-    assert levels("demo") == [0, 0]
+    wait_until(lambda: levels("demo") == [0, 0])
 
 
 def test_an_adapter_is_a_model_behind_the_door(served: ServeProcess, tmp_path: Path) -> None:
@@ -483,10 +498,8 @@ def test_a_full_queue_refuses_and_clients_that_hang_up_leave_nothing(served: Ser
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert text_of(post(served, "demo", max_tokens=4)), "the other model has room"
     wait_for_load(served, running=0, waiting=0)
-    end = time.monotonic() + PATIENCE_S
-    while total(served, "request_aborted_total", model_name="demo-llada2") < before + ROOM:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    aborted = partial(total, served, "request_aborted_total", model_name="demo-llada2")
+    wait_until(lambda: aborted() >= before + ROOM)
 
 
 @pytest.mark.long

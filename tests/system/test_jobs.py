@@ -14,9 +14,9 @@ import pytest
 import yaml
 from ray import serve
 
+from benchmarks.local_ray import local_cluster
+from benchmarks.serve_process import free_port
 from diffray.cluster.serve.config_file import applications, serve_config
-from tests.helpers.local_ray import local_cluster
-from tests.helpers.serve_process import free_port
 
 pytestmark = pytest.mark.long
 

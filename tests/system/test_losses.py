@@ -16,14 +16,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
+from benchmarks.local_ray import local_cluster
+from benchmarks.serve_process import free_port
 from diffray import SamplingParams
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.serve.server import remove
-from tests.helpers.local_ray import local_cluster
 from tests.helpers.nodes import MESSAGES, alive, application, ask, seconds_until, start, states
 from tests.helpers.paths import ROOT
-from tests.helpers.serve_process import free_port
 
 pytestmark = pytest.mark.long
 

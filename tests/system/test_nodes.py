@@ -12,11 +12,12 @@ import httpx2
 import pytest
 from ray import serve
 
+from benchmarks.local_ray import local_cluster
+from benchmarks.serve_process import free_port
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.serve.config_file import applications
 from diffray.cluster.serve.server import Interrupted, deploy, remove
-from tests.helpers.local_ray import local_cluster
 from tests.helpers.nodes import (
     MESSAGES,
     alive,
@@ -26,7 +27,6 @@ from tests.helpers.nodes import (
     start,
     states,
 )
-from tests.helpers.serve_process import free_port
 
 pytestmark = pytest.mark.long
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.serve_process import serve_process
 from tests.helpers.browser import chromium
 from tests.helpers.page import COMPLETE, FAILED, FINAL, ask, intercept, opened, watch_slowly
-from tests.helpers.serve_process import serve_process
 
 pytestmark = pytest.mark.long
 

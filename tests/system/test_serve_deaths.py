@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import ray
 
+from benchmarks.serve_process import ServeProcess, free_port, serve_process
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.config_file import applications
 from diffray.cluster.serve.ray_session import running_ray
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import examples
-from tests.helpers.serve_process import ServeProcess, free_port, serve_process
 
 GONE_S = 15.0  # after which nothing may be left
 BUSY = 4  # times slower than alone, on a machine that does other things too

@@ -16,9 +16,9 @@ import ray
 from openai import OpenAI
 from ray._private.state import actors
 
+from benchmarks.local_ray import SETTINGS, local_cluster
+from benchmarks.serve_process import ServeProcess, free_port, serve_process
 from diffray.cluster.serve.supervisor import SAME_S
-from tests.helpers.local_ray import SETTINGS, local_cluster
-from tests.helpers.serve_process import ServeProcess, free_port, serve_process
 
 pytestmark = pytest.mark.long
 
@@ -152,9 +152,9 @@ def test_a_lost_replica_s_whole_answers_come_from_another(
     body = {
         "model": "demo",
         "messages": MESSAGES,
-        "max_tokens": 128,
-        "min_tokens": 128,
-        "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 128}},
+        "max_tokens": 512,
+        "min_tokens": 512,
+        "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 512}},
     }
     with serve_process("--config", str(config), *proxy) as served:
         served.wait_for(" is ready at ", 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.helpers.serve_process import ServeProcess, environment, serve_command, serve_process
+from benchmarks.serve_process import ServeProcess, environment, serve_command, serve_process
 
 pytestmark = pytest.mark.long
 

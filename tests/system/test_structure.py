@@ -10,6 +10,7 @@ import diffray
 
 PACKAGE = Path(diffray.__file__).parent
 TESTS = Path(__file__).parents[1]
+BENCHMARKS = TESTS.parent / "benchmarks"
 # Left to right: a room imports from itself and from the rooms before it.
 ROOMS = ("kernels", "components", "workers", "cluster")
 # The same within cluster; cluster/app.py is what a Serve config names.
@@ -107,6 +108,17 @@ def test_no_test_imports_another() -> None:
         if not any(is_within(node.module or "", f"tests.{shared}") for shared in SHARED)
     ]
     assert wrong == []
+
+
+def test_no_benchmark_imports_a_test() -> None:
+    """But for the path of the golden checkpoints."""
+    wrong = {
+        f"{file.relative_to(BENCHMARKS)} {name}"
+        for file in BENCHMARKS.rglob("*.py")
+        for _, name in imports(file)
+        if is_within(name, "tests")
+    }
+    assert wrong <= {"gpu/engine_checks.py tests.helpers.paths.GOLDEN"}
 
 
 def test_rooms_are_never_imported_by_their_bare_names() -> None:

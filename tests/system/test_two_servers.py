@@ -16,7 +16,7 @@ from typing import NamedTuple
 import httpx2
 import pytest
 
-from tests.helpers.serve_process import ServeProcess, serve_process
+from benchmarks.serve_process import ServeProcess, serve_process
 
 pytestmark = pytest.mark.long
 

@@ -253,7 +253,7 @@ def test_neutral_values_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("asked for by nobody")
 
-    monkeypatch.setattr("diffray.workers.batch_plan.BatchPlan._logits", refuse)
+    monkeypatch.setattr("diffray.workers.batch_plan.propose", refuse)
     neutral: dict[str, Any] = {
         "presence_penalty": 0,
         "frequency_penalty": -0.0,

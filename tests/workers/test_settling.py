@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffray import SamplingParams
+from diffray.components.block import Block
 from diffray.components.sequence import Sequence
 from diffray.kernels.acceptance import settle
 from diffray.kernels.choose import TORCH
@@ -204,16 +205,21 @@ def test_what_credit_remembers_and_adds_takes_two_launches(
     )
     head = found.kernel(engine.model.confidence, "head")
     monkeypatch.setattr(engine.model, "confidence", head)
-    choose = BatchPlan._choose
+    denoise, now = BatchPlan.denoise, BatchState.now
     launched: list[list[str]] = []
 
+    def planned(*args: Any) -> Block:
+        block = now(*args)
+        found.seen.clear()  # what follows is the choice of tokens
+        return block
+
     def counted(*args: Any) -> None:
-        found.seen.clear()
         with found:
-            choose(*args)
+            denoise(*args)
         launched.append([name for name in found.seen if name not in VIEWS])
 
-    monkeypatch.setattr(BatchPlan, "_choose", counted)
+    monkeypatch.setattr(BatchState, "now", planned)
+    monkeypatch.setattr(BatchPlan, "denoise", counted)
     everything(engine, [Request(0, prompt_of(5), SamplingParams(max_tokens=16, diffusion=policy))])
     ending = ["full_like", "arange", "index_put_", "settle"]
     assert sorted(launched[1]) == sorted(["index_select", "head", *ending, *more])

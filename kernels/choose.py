@@ -99,15 +99,15 @@ def choose_kernels(
         raise ValueError(f"kernels is {kernels!r}; expected one of {', '.join(OPTIONS)}")
     if kernels == "torch":
         return TORCH
-    obstacle = _obstacle(device, dtype)
-    if obstacle is None and (kernels == "triton" or device.type == "cuda"):
+    why_not = obstacle(device, dtype)
+    if why_not is None and (kernels == "triton" or device.type == "cuda"):
         return triton_kernels(choices)
     if kernels == "triton":
-        raise ValueError(f"kernels 'triton' cannot run: {obstacle}, or leave kernels at 'auto'")
+        raise ValueError(f"kernels 'triton' cannot run: {why_not}, or leave kernels at 'auto'")
     return TORCH
 
 
-def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why Triton's kernels cannot run, and what to do about it."""
     if find_spec("triton") is None:
         return "Triton is not installed; pip install 'diffray[triton]'"

@@ -19,7 +19,9 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Sequence as Items
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -83,7 +85,7 @@ def main() -> None:
     if missing := missing_packages():
         print(f"Some run the engine and will be refused: pip install {' '.join(missing)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(choices_of(args.out), ignore_errors=True)  # of an earlier run
+    clear(args.out, wanted)
     end = time.monotonic() + 60 * args.minutes
     with (args.out / "summary.txt").open("w") as summary, ended_by_signals():
         for run in wanted:
@@ -117,10 +119,16 @@ def choices_of(folder: Path) -> Path:
     return folder / "choices"
 
 
+def clear(folder: Path, wanted: Items[Run]) -> None:
+    """Remove what an earlier run left, which would pass for what this one found."""
+    shutil.rmtree(choices_of(folder), ignore_errors=True)
+    for run, ending in product(wanted, ("json", "log")):
+        (folder / f"{run.name}.{ending}").unlink(missing_ok=True)
+
+
 def carry_out(run: Run, seconds: float, folder: Path) -> str:
     """Run a program for so long at most; return a line that says what came out."""
     report, log = folder / f"{run.name}.json", folder / f"{run.name}.log"
-    report.unlink(missing_ok=True)  # of an earlier run
     begin, late = time.monotonic(), ""
     more = "--out", str(report), "--choices", str(choices_of(folder))
     with log.open("w") as out:

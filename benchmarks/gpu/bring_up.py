@@ -46,9 +46,13 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
 
 
 def tried(
-    row: Row, folder: Path, device: str = "cuda", dtype: str = "bfloat16", table: str = TABLE
+    row: Row,
+    folder: Path | None,
+    device: str = "cuda",
+    dtype: str = "bfloat16",
+    table: str = TABLE,
 ) -> Row:
-    """Try all variants for a model, and keep the outcomes in the folder."""
+    """Try all variants for a model, and keep the outcomes in the folder, if there is one."""
     from diffray.workers.bring_up.one_layer import Sizes
     from diffray.workers.bring_up.trial_process import TrialPlan
     from diffray.workers.bring_up.trials import TimeLimits, run_trials
@@ -59,7 +63,7 @@ def tried(
     graphs = device == "cuda"
     plan = TrialPlan(sizes=sizes, device=device, table=table, graphs=graphs)
     found = run_trials(plan, TimeLimits())
-    if not found.failed:
+    if folder is not None and not found.failed:
         choices.write(folder, shape, weights, found.outcomes, found.selection)
     return {
         **row,

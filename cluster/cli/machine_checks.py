@@ -17,8 +17,11 @@ from diffray.cluster.serve.address import Server, check_free
 from diffray.cluster.serve.haproxy import has_haproxy
 from diffray.cluster.serve.ports import BLOCK, claim_block
 from diffray.components.backend import choose_device, choose_dtype, driver_version
+from diffray.components.checkpoints.checkpoint import read_config, resolve
 from diffray.components.checkpoints.info import describe
 from diffray.components.container import available_memory, usable_cores
+from diffray.components.models.registry import runs_on_torch_alone
+from diffray.kernels.choose import obstacle
 
 RAY_LOGS = "/tmp/ray/session_latest/logs"
 RAY_S = 120.0  # for Ray to start, on a machine that does other things too
@@ -47,8 +50,7 @@ def machine_checks(
     needed = describe(model, config.quantization).bytes_in_memory
     yield cpu()
     yield gpu(config.tensor_parallel_size)
-    if device.type == "cpu":
-        yield Check("kernels", "torch's; there is no GPU to try Triton's on")
+    yield kernels(model, config.kernels, device, dtype)
     if torch.cuda.is_available():
         yield compiler()
     weights = needed[str(dtype).removeprefix("torch.")]
@@ -94,6 +96,18 @@ def gpu(ranks: int = 1) -> Check:
             f"{torch.version.cuda}"
         )
     return Check("GPU", f"unused, though there is NVIDIA's driver {driver}", fix)
+
+
+def kernels(model: str, wished: str, device: torch.device, dtype: torch.dtype) -> Check:
+    """Say whose kernels run; Triton's are tried afterwards."""
+    if device.type == "cpu":
+        return Check("kernels", "torch's; there is no GPU to try Triton's on")
+    if wished == "torch" or runs_on_torch_alone(read_config(resolve(model))):
+        return Check("kernels", "torch's")
+    if (why_not := obstacle(device, dtype)) is not None:
+        fix = f"Triton's kernels cannot be used ({why_not}); --kernels torch does not try them"
+        return Check("kernels", "torch's only", fix)
+    return Check("kernels", "Triton's")
 
 
 def compiler() -> Check:

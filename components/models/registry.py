@@ -83,6 +83,11 @@ def build_model(
     return model
 
 
+def runs_on_torch_alone(config: Config) -> bool:
+    """Return whether Triton's kernels do not know what the model computes."""
+    return choose_build(config) in TORCH_ALONE
+
+
 def kernels_for(
     config: Config,
     kernels: str,
@@ -91,7 +96,7 @@ def kernels_for(
     choices: Choices = UNTRIED,
 ) -> Kernels:
     """Return the kernels for a model on this device; refuse those that it has not."""
-    if choose_build(config) not in TORCH_ALONE:
+    if not runs_on_torch_alone(config):
         return choose_kernels(kernels, device, dtype, choices)
     if kernels == "triton":
         raise ValueError(

@@ -19,12 +19,14 @@ from diffray.cluster.cli.machine_checks import (
     compiler,
     cpu,
     gpu,
+    kernels,
     memory,
     open_files,
 )
 from diffray.cluster.cli.main import app
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.info import describe
+from diffray.kernels import choose
 from diffray.kernels.trial import Outcome
 from diffray.kernels.variants import Shape
 from diffray.workers.bring_up.findings import Findings, GraphsOutcome, SumsOutcome
@@ -182,6 +184,25 @@ def test_more_ranks_than_gpus_must_be_fixed(
     found = gpu(ranks)
     assert found.found.startswith("NVIDIA Test (80 GiB), NVIDIA Test (80 GiB); driver ")
     assert found.fix.startswith(fix) and bool(found.fix) is bool(fix)
+
+
+def test_a_gpu_that_triton_s_kernels_cannot_use_must_be_fixed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, gemma = torch.device("cuda"), str(GOLDEN / "diffusion_gemma")
+    monkeypatch.setattr(choose, "find_spec", lambda _: None)
+    found = kernels("demo", "auto", cuda, torch.bfloat16)
+    assert found.found == "torch's only" and found.fix == (
+        "Triton's kernels cannot be used (Triton is not installed; pip install 'diffray[triton]'); "
+        "--kernels torch does not try them"
+    )
+    for model, wished in ((gemma, "auto"), ("demo", "torch")):
+        assert kernels(model, wished, cuda, torch.bfloat16) == Check("kernels", "torch's")
+    monkeypatch.setattr(choose, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert "of compute capability 7.5" in kernels("demo", "auto", cuda, torch.float16).fix
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert kernels("demo", "auto", cuda, torch.float16) == Check("kernels", "Triton's")
 
 
 def test_triton_needs_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,9 +78,9 @@ class Logits:
         return found_WRC.logsumexp(0) if drawn else found_WRC.amax(0)
 
     def best_in(self, automaton: Automaton, class_R: Tensor) -> Tensor:
-        """Return each row's best token of a class."""
+        """Return each row's best token of a class; the others are forbidden, in place."""
         other_RV = automaton.class_V[self._ids_V] != class_R.unsqueeze(1)
-        return self._best_of(self.values_RV.masked_fill(other_RV, -torch.inf))[1]
+        return self._best_of(self.values_RV.masked_fill_(other_RV, -torch.inf))[1]
 
     def rows(self, count: int) -> "Logits":
         """Return the first rows, sharing memory."""
@@ -142,7 +142,9 @@ class Logits:
         Min-p comes before top-k and that before top-p, as in vLLM; all ids that tie at a cut are
         kept.
         """
-        scores = tempered = self.values_RV[rows_Q] / temperature_Q.unsqueeze(1)
+        own_QV, temperature_Q1 = self.values_RV[rows_Q], temperature_Q.unsqueeze(1)
+        in_place = own_QV.dtype == temperature_Q1.dtype  # else the result is wider
+        scores = tempered = own_QV.div_(temperature_Q1) if in_place else own_QV / temperature_Q1
         if min_p_Q is not None:
             peak = self.mesh.all_gather(scores.amax(-1)).amax(0)
             least = peak + min_p_Q.to(peak).log()  # 0 leaves nothing out

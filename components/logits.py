@@ -13,6 +13,7 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
+from diffray.components.backend import rows_at_a_time
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.paths import of_classes
 from diffray.components.mesh import Mesh
@@ -175,8 +176,12 @@ class Logits:
 
     def noisy(self, key: tuple[Tensor, Tensor, Tensor]) -> "Logits":
         """Return the logits with Gumbel noise; the best of them is a draw."""
-        drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
-        return Logits(drawn.to(self.values_RV).add_(self.values_RV), self.start, self.mesh)
+        made_RV, ids_1V = torch.empty_like(self.values_RV), self._ids_V.unsqueeze(0)
+        rows = rows_at_a_time(made_RV)
+        parts = (part.split(rows) for part in (made_RV, self.values_RV, *key))
+        for made, values, *own in zip(*parts, strict=True):
+            torch.add(noise.gumbel(*own, ids_1V).to(values), values, out=made)
+        return Logits(made_RV, self.start, self.mesh)
 
     def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the columns of some ids on this rank, and which of them it really holds."""

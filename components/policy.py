@@ -31,8 +31,8 @@ from diffray.components.decoders.lopa import Lopa
 from diffray.components.decoders.origin import Origin
 from diffray.components.decoders.schedule import Schedule
 from diffray.components.decoders.sequential import Sequential
-from diffray.components.decoders.slots import Slots
 from diffray.components.decoders.threshold import Threshold
+from diffray.components.decoders.whole_slots import WholeSlots
 from diffray.components.iterations import (
     BlockDiffusion,
     Blockwise,
@@ -227,7 +227,7 @@ def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
 
 
 def _default_decoder(params: DiffusionParams, spec: ModelSpec) -> Decoder:
-    return Slots() if params.canvas == "pinned" else _DECODER.validate_python(spec.decoder)
+    return WholeSlots() if params.canvas == "pinned" else _DECODER.validate_python(spec.decoder)
 
 
 def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpec) -> AnyIteration:

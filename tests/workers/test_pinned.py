@@ -239,10 +239,10 @@ def test_presence_and_frequency_count_values_and_not_literals() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED, CAUSAL])
-def test_without_a_named_decoder_three_forwards_are_the_most(
+def test_without_a_named_decoder_two_forwards_are_the_most(
     model: ToyModel, temperature: float
 ) -> None:
-    """Or one for each block; values that are probable enough need no forward after measuring."""
+    """A block-causal model may need one for each block, and for what comes into a shrunk one."""
     taken = []
     for number in range(60):
         plain = Request(0, prompt_of(5), SamplingParams(temperature=temperature, logprobs=True))
@@ -251,7 +251,7 @@ def test_without_a_named_decoder_three_forwards_are_the_most(
         update = whole_answer(model, request)
         assert fits(canvas, update.ids)
         sequence = toy_engine(model).check(request)
-        assert update.forwards <= max(3, sequence.num_blocks)
+        assert update.forwards <= (sequence.num_blocks + 2 if model is CAUSAL else 2)
         assert len(update.logprobs) == len(update.ids) and max(update.steps) < update.forwards
         measured = any(stretch.roomy for stretch in sequence.stretches)
         taken.append((measured, update.forwards))

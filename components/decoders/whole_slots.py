@@ -7,22 +7,22 @@ from torch import Tensor
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
 
-MOST_STEPS: Final = 3  # of an answer, or one for each of its blocks if it has more
-_SURE: Final = 0.9
+_MOST_STEPS: Final = 2  # of an answer, or one for each of its blocks if it has more
+_SURE: Final = 0.5
 
 
-class Slots(Decoder):
-    """All slots whose values are this probable as a whole, and in the last step all others.
+class WholeSlots(Decoder):
+    """The first step accepts slots whose values are more probable than not, the last step all.
 
     It is what a pinned canvas takes if the request names no decoder.
     """
 
     whole_slots: ClassVar[bool] = True
 
-    kind: Literal["slots"] = "slots"
+    kind: Literal["whole_slots"] = "whole_slots"
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         assert proposal.value_BL is not None, "there are no slots"
         # Each block after this one takes a step at least.
-        last_B = block.step_B + block.count_B - block.index_B >= MOST_STEPS
+        last_B = block.step_B + block.count_B - block.index_B >= _MOST_STEPS
         return block.masked_BL & (last_B.unsqueeze(1) | (proposal.value_BL >= _SURE))

@@ -22,6 +22,7 @@ _OVERHEAD_OF_GPU = 256  # positions; not measured
 _OVERHEAD_OF_CALLS = 480_000_000  # positions times weights
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # the numbers of malloc.h
 _KEPT = 64 << 20  # bytes kept at the end of the heap
+_CACHED = 1 << 18  # numbers that the cache of a core holds
 
 
 def choose_device(name: str) -> torch.device:
@@ -268,6 +269,14 @@ def at_most_threads(most: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def rows_at_a_time(values_RV: Tensor) -> int:
+    """Return how many rows to go through together: all, or on a CPU what its cache holds."""
+    rows = max(len(values_RV), 1)
+    if values_RV.device.type != "cpu":
+        return rows
+    return min(rows, max(_CACHED // values_RV.shape[1], 1))
 
 
 def keep_freed_memory() -> None:

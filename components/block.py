@@ -113,6 +113,9 @@ class Proposal:
     best: Best | None = None  # where canvases are noise, which end as these
     options_EK: Tensor | None = None  # log-probabilities in choices, as `Options` asks for them
     likely: Likely | None = None  # where drafts of rows that draw are to be made
+    value_BL: Tensor | None = (
+        None  # in slots of pinned canvases: the probability of the whole value
+    )
 
     def rows(self, index: Tensor) -> "Proposal":
         """Return some of the rows, as a decoder sees them."""
@@ -123,6 +126,7 @@ class Proposal:
             self.logprob_BL[index],
             measures=measures,
             likely=self.likely and Likely(*(part[index] for part in self.likely)),
+            value_BL=None if self.value_BL is None else self.value_BL[index],
         )
 
     def drawn_at(self, block: Block) -> "Proposal":

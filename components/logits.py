@@ -13,6 +13,7 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
+from diffray.components.backend import rows_at_a_time
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.paths import of_classes
 from diffray.components.mesh import Mesh
@@ -78,9 +79,9 @@ class Logits:
         return found_WRC.logsumexp(0) if drawn else found_WRC.amax(0)
 
     def best_in(self, automaton: Automaton, class_R: Tensor) -> Tensor:
-        """Return each row's best token of a class."""
+        """Return each row's best token of a class; the others are forbidden, in place."""
         other_RV = automaton.class_V[self._ids_V] != class_R.unsqueeze(1)
-        return self._best_of(self.values_RV.masked_fill(other_RV, -torch.inf))[1]
+        return self._best_of(self.values_RV.masked_fill_(other_RV, -torch.inf))[1]
 
     def rows(self, count: int) -> "Logits":
         """Return the first rows, sharing memory."""
@@ -142,7 +143,9 @@ class Logits:
         Min-p comes before top-k and that before top-p, as in vLLM; all ids that tie at a cut are
         kept.
         """
-        scores = tempered = self.values_RV[rows_Q] / temperature_Q.unsqueeze(1)
+        own_QV, temperature_Q1 = self.values_RV[rows_Q], temperature_Q.unsqueeze(1)
+        in_place = own_QV.dtype == temperature_Q1.dtype  # else the result is wider
+        scores = tempered = own_QV.div_(temperature_Q1) if in_place else own_QV / temperature_Q1
         if min_p_Q is not None:
             peak = self.mesh.all_gather(scores.amax(-1)).amax(0)
             least = peak + min_p_Q.to(peak).log()  # 0 leaves nothing out
@@ -173,8 +176,12 @@ class Logits:
 
     def noisy(self, key: tuple[Tensor, Tensor, Tensor]) -> "Logits":
         """Return the logits with Gumbel noise; the best of them is a draw."""
-        drawn = noise.gumbel(*key, self._ids_V.unsqueeze(0))
-        return Logits(drawn.to(self.values_RV).add_(self.values_RV), self.start, self.mesh)
+        made_RV, ids_1V = torch.empty_like(self.values_RV), self._ids_V.unsqueeze(0)
+        rows = rows_at_a_time(made_RV)
+        parts = (part.split(rows) for part in (made_RV, self.values_RV, *key))
+        for made, values, *own in zip(*parts, strict=True):
+            torch.add(noise.gumbel(*own, ids_1V).to(values), values, out=made)
+        return Logits(made_RV, self.start, self.mesh)
 
     def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the columns of some ids on this rank, and which of them it really holds."""

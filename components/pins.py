@@ -6,6 +6,7 @@ says how much of it a value takes, and the positions after that leave the canvas
 
 import itertools
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -80,6 +81,7 @@ class Pins:
     canvas: Canvas
     cells: list[int] = field(init=False)
     measured: set[int] = field(init=False)  # slots of the current block
+    decided: dict[int, int] = field(init=False)  # tokens of its cells, when it shrank last
     notes: dict[int, Note] = field(init=False)  # of decided cells
     shares: dict[int, list[float]] = field(init=False)  # of a choice's options, by its slot
 
@@ -88,7 +90,11 @@ class Pins:
 
     def restart(self) -> None:
         self.cells = list(self.canvas.cells)
-        self.measured, self.notes, self.shares = set(), {}, {}
+        self.notes, self.shares = {}, {}
+        self.enter_block()
+
+    def enter_block(self) -> None:
+        self.measured, self.decided = set(), {}
 
     @property
     def slots_stop(self) -> int:
@@ -111,13 +117,27 @@ class Pins:
             found.append(Stretch(-1 - cell, slot, begin, at, room, state, roomy))
         return found
 
-    def contract(self, stretches: Items[Stretch], unused: set[int]) -> None:
-        """Take these cells of the stretches out of the canvas, and the rest of such slots."""
+    @property
+    def shown(self) -> list[int | None]:
+        """The canvas, without what was decided after it shrank last."""
+        return [self.decided.get(at) if cell < 0 else cell for at, cell in enumerate(self.cells)]
+
+    def contract(
+        self, stretches: Items[Stretch], unused: set[int], decided: Mapping[int, int]
+    ) -> None:
+        """Take these cells of the stretches out of the canvas, and the rest of such slots.
+
+        `decided` are the tokens of others, by their cells; they stay.
+        """
         gone = set(unused)
         for stretch in stretches:
             if stretch.stop - 1 in gone:
                 gone |= set(range(stretch.stop, stretch.stop + stretch.room))
-        self.cells = [cell for at, cell in enumerate(self.cells) if at not in gone]
+        left = [at for at in range(len(self.cells)) if at not in gone]
+        place = {at: number for number, at in enumerate(left)}
+        self.cells = [self.cells[at] for at in left]
+        self.notes = {place[at]: note for at, note in self.notes.items() if at in place}
+        self.decided = {place[at]: token for at, token in decided.items()}
 
     def weigh(self, stretch: Stretch, logprobs: list[list[float]]) -> None:
         """Remember how probable a choice's options are, from what was found at its cells.
@@ -156,5 +176,5 @@ class Pins:
         """Remember how the cells of the slots in a block were decided; it begins at `first`."""
         rankings = block.top or [[]] * len(block.steps)
         for at, note in enumerate(zip(block.steps, block.logprobs, rankings, strict=True), first):
-            if 0 <= at < len(self.cells) and self.cells[at] < 0:
+            if 0 <= at < len(self.cells) and self.cells[at] < 0 and at not in self.decided:
                 self.notes[at] = Note(*note)

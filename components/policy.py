@@ -32,6 +32,7 @@ from diffray.components.decoders.origin import Origin
 from diffray.components.decoders.schedule import Schedule
 from diffray.components.decoders.sequential import Sequential
 from diffray.components.decoders.threshold import Threshold
+from diffray.components.decoders.whole_slots import WholeSlots
 from diffray.components.iterations import (
     BlockDiffusion,
     Blockwise,
@@ -172,7 +173,7 @@ class Policy:
         A pinned canvas of so many positions is one block, unless attention is block-causal.
         """
         causal = spec.block_causal
-        decoder = params.decoder or _DECODER.validate_python(spec.decoder)
+        decoder = params.decoder or _default_decoder(params, spec)
         iteration = params.iteration or _default_iteration(params, decoder, spec)
         cache = params.cache or (Exact() if causal else Dual())
         own = pinned if pinned and not causal else spec.block_length
@@ -223,6 +224,10 @@ def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
         "suffix": not spec.block_causal,
         "images": spec.sight is not None,
     }
+
+
+def _default_decoder(params: DiffusionParams, spec: ModelSpec) -> Decoder:
+    return WholeSlots() if params.canvas == "pinned" else _DECODER.validate_python(spec.decoder)
 
 
 def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpec) -> AnyIteration:

@@ -24,7 +24,7 @@ from diffray.components.grammar.automaton import Automaton
 from diffray.components.images import Images
 from diffray.components.iterations import Renoise
 from diffray.components.lora import LoRA
-from diffray.components.pins import Pins, Stretch
+from diffray.components.pins import Decided, Pins, Stretch
 from diffray.components.row_transform import RowTransform
 from diffray.components.speculation import Chance
 from diffray.components.transforms import transforms_of
@@ -137,7 +137,7 @@ class Sequence:
         """
         canvas: list[int | None] = [*self.prompt, *self.final]
         if self.pins is not None:
-            canvas += [None if cell < 0 else cell for cell in self.pins.cells[len(self.final) :]]
+            canvas += self.pins.shown[len(self.final) :]
             canvas += [self.pins.canvas.end_id] * (self.blocks_stop - len(canvas))
         canvas += [None] * (self.blocks_stop - len(canvas))
         return [*canvas[: self.blocks_stop], *self.suffix][start:stop]
@@ -225,8 +225,6 @@ class Sequence:
     def finish_block(self, ids: list[int]) -> None:
         """Record the current block's tokens as final and move to the next block."""
         self._follow(ids[self.prompt_in_block : self.limit - self.start])
-        if self.pins is not None:
-            self.pins.measured.clear()
         self.final += ids[self.prompt_in_block :]
         self.clean_end = self.start
         self.steps_before += self.step
@@ -254,23 +252,22 @@ class Sequence:
         iteration = self.policy.iteration
         return (iteration.soft and not iteration.renoises) or self.pins is not None
 
-    def measured(self, ids: list[int], masked: Tensor) -> bool:
+    def measured(self, ids: list[int], masked: list[bool], block: Decided) -> bool:
         """Take the positions of the block's slots that were found unused out of the canvas.
 
-        They have end tokens. If there are any they alone are decided; return whether there were.
+        They have end tokens. What else was decided stays; return whether there were any.
         """
         assert self.pins is not None
         first, stretches = self.start - self.prompt_len, self.stretches
         self.pins.measured |= {stretch.number for stretch in stretches}
-        unused = {
-            at
-            for stretch in stretches
-            for at in range(stretch.start, stretch.stop)
-            if ids[at - first] == self.pins.canvas.end_id and not masked[at - first]
-        }
+        cells = [at for each in stretches for at in range(each.start, each.stop)]
+        decided = {at: ids[at - first] for at in cells if not masked[at - first]}
+        unused = {at for at, token in decided.items() if token == self.pins.canvas.end_id}
         if not unused:
             return False
-        self.pins.contract(stretches, unused)
+        self.pins.note(first, block)
+        kept = {at: token for at, token in decided.items() if at not in unused}
+        self.pins.contract(stretches, unused, kept)
         self._end_canvas()
         self._end_block()
         self.memory = self.masked_L = self.top = None
@@ -310,6 +307,8 @@ class Sequence:
     def _enter_block(self, index: int) -> None:
         block = self.policy.block_length
         self.index = index
+        if self.pins is not None:
+            self.pins.enter_block()
         self.start = self.anchor + (self.first_block + index) * block
         # Where its first position is decided before, a block reads nothing from before itself.
         decided = self.first_alone and not self.policy.decoder.edits
@@ -328,10 +327,12 @@ class Sequence:
         self.kv_stop = self.stop if self.block_causal else self.length
 
     def _skip_literals(self) -> None:
-        """Pass over a block without masks; the last block has some."""
+        """Pass over a block without masks, unless it is the last."""
         if self.pins is None or self.index + 1 >= self.num_blocks or bool(self.masked.any()):
             return
-        begin = len(self.final)
-        self.final += self.pins.cells[begin : self.stop - self.prompt_len]
+        given = self.given(self.prompt_len + len(self.final), self.stop)
+        self.final += [token for token in given if token is not None]
+        if self.step:  # the block's first step stored what was before it
+            self.clean_end = self.start
         self.steps_before += self.step
         self._enter_block(self.index + 1)

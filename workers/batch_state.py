@@ -254,7 +254,10 @@ class BatchState:
         return accepted_BL
 
     def _measure(self, proposal: Proposal, accepted_BL: Tensor) -> Tensor:
-        """Accept only what is unused of pinned canvases that are measured, if anything is."""
+        """Accept what is unused of pinned canvases that are measured.
+
+        If anything is, a decoder may add no tokens but of whole slots.
+        """
         ends = [
             -1 if s.pins is None or not measures else s.pins.canvas.end_id
             for s, measures in zip(self.sequences, self._measures, strict=True)
@@ -262,8 +265,11 @@ class BatchState:
         ends += [-1] * (len(self.rows) - len(ends))  # no drafts of pinned canvases
         end_B1 = send(torch.tensor(ends), self.device).unsqueeze(1)
         unused_BL = (proposal.ids_BL == end_B1) & self.masked_BL
+        whole = [row.sequence.policy.decoder.whole_slots for row in self.rows]
+        whole_B1 = send(torch.tensor(whole), self.device).unsqueeze(1)
         # Where all are used the next step would see the same canvas, so it need not be waited for.
-        return torch.where(unused_BL.any(-1, keepdim=True), unused_BL, accepted_BL)
+        others_B1 = whole_B1 | ~unused_BL.any(-1, keepdim=True)
+        return unused_BL | (accepted_BL & others_B1)
 
     def _plans(self, step: int) -> tuple[Plan, ...]:
         """Return what is planned for the `step`-th step of a round; nothing once a row is done."""

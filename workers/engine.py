@@ -341,7 +341,7 @@ class Engine:
     def _measured(self, sequence: Sequence, outcome: Outcome) -> Outcome:
         """Take what was found unused out of a pinned canvas, and return how its block begins."""
         self._replan()
-        if not sequence.measured(outcome.ids, outcome.masked):
+        if not sequence.measured(outcome.ids, outcome.masked.tolist(), outcome):
             return outcome
         self.slots.write(sequence)
         return Outcome.before_steps(sequence, self.slots.mask_token_id)

@@ -29,6 +29,7 @@ from diffray.workers.structured_rows import (
     join_structured,
     joined,
     repeated,
+    values_of,
 )
 
 
@@ -142,6 +143,7 @@ class _Collector:
         self.doubted: list[LogitBias] = []
         self.structured: dict[Alike, list[StructuredPart]] = defaultdict(list)
         self.choices: list[Choice] = []
+        self.slots: list[StructuredPart] = []  # whose values are judged as a whole
         self.uncond_tokens: list[Tensor] = []
         self.ranked: list[slice] = []
         self.num_ranked = 0
@@ -200,6 +202,8 @@ class _Collector:
                 self.choices.append(Choice(sequence.pins, stretch, part.rows_N))
             if len(part.rows_N):
                 self.structured[stretch.slot.automaton, draw is not None, end].append(part)
+                if sequence.policy.decoder.whole_slots:
+                    self.slots.append(part)
 
     def beyond(self, number: int, sequence: Sequence, layout: Layout) -> None:
         """Add the masked positions of the window that stand after the block."""
@@ -254,6 +258,7 @@ class _Collector:
             ranked=tuple(self.ranked),
             num_ranked=self.num_ranked,
             options=self._options(device) if self.choices else None,
+            values=values_of(self.slots, device) if self.slots else None,
             redraws=self.redraws,
             keeps_best=self.keeps_best,
         )

@@ -16,7 +16,7 @@ from diffray.components.backend import send
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.paths import Entry
 from diffray.components.pins import Stretch
-from diffray.components.propose import Draws, SlotEnd, Structured
+from diffray.components.propose import Draws, SlotEnd, Structured, Values
 from diffray.components.sequence import Sequence
 
 Alike = tuple[Automaton, bool, SlotEnd | None]  # what may be chosen in one call, drawn or not
@@ -129,6 +129,24 @@ def join_structured(alike: Alike, parts: Items[StructuredPart], device: torch.de
         join_draws([part.draw for part in parts if part.draw is not None], device),
         end,
         send(following.repeat_interleave(counts), device),
+    )
+
+
+def values_of(slots: Items[StructuredPart], device: torch.device) -> Values:
+    """Return the rows of slots whose values are judged as a whole."""
+    width = max(len(slot.cells_L) for slot in slots)
+    numbers = [
+        (slot.end.end_id if slot.end is not None and slot.end.allowed else -1, slot.following)
+        for slot in slots
+    ]
+    counts = torch.tensor([len(slot.rows_N) for slot in slots])
+    end_E, following_E = torch.tensor(numbers).repeat_interleave(counts, dim=0).T.contiguous()
+    return Values(
+        joined([slot.rows_N for slot in slots], device),
+        joined([number * width + slot.places_N for number, slot in enumerate(slots)], device),
+        (len(slots), width),
+        send(end_E, device),
+        send(following_E, device),
     )
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 Messages = Items[Mapping[str, Any]]
 _MOST_INCOMPLETE = 16  # tokens that may wait for the rest of a character
+_KEPT_PAIRS = 2**16
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 
 
@@ -19,6 +20,7 @@ class Tokenizer:
 
     def __init__(self, fast: "PreTrainedTokenizerFast", mask_token_id: int) -> None:
         self.fast = fast
+        self._after: dict[tuple[int | None, int], str] = {}
         mask = fast.convert_ids_to_tokens(mask_token_id) if mask_token_id >= 0 else None
         self._mask = str(mask or "")
         # Split in two, the spelling no longer encodes to the special token.
@@ -81,13 +83,7 @@ class Tokenizer:
 
     def tokens(self, ids: Items[int]) -> list[str]:
         """Return the text of each token; that of a character in several is in the last of them."""
-        # Together with the one before, because some tokenizers drop a text's first space.
-        pairs = [list(ids[max(at - 1, 0) : at + 1]) for at in range(len(ids))]
-        alone = self.fast.batch_decode([[token] for token in ids])
-        texts = []
-        for at, both in enumerate(self.fast.batch_decode(pairs)):
-            before = alone[at - 1] if at else ""
-            texts.append(both.removeprefix(before) if both.startswith(before) else alone[at])
+        texts = [self._text_after(*pair) for pair in zip((None, *ids), ids, strict=False)]
         begin = None  # of an incomplete character
         for at, text in enumerate(texts):
             if begin is None and _REPLACEMENT not in text:
@@ -98,6 +94,20 @@ class Tokenizer:
                 texts[begin : at + 1] = [""] * (at - begin) + [whole]
                 begin = None
         return texts
+
+    def _text_after(self, before: int | None, token: int) -> str:
+        """Return the text of a token after another one; those of many pairs are kept."""
+        if (found := self._after.get((before, token))) is not None:
+            return found
+        text = self.decode([token], skip_special_tokens=False)
+        if before is not None:  # together, because some tokenizers drop a text's first space
+            first = self.decode([before], skip_special_tokens=False)
+            both = self.decode([before, token], skip_special_tokens=False)
+            text = both.removeprefix(first) if both.startswith(first) else text
+        if len(self._after) == _KEPT_PAIRS:
+            self._after.clear()
+        self._after[before, token] = text
+        return text
 
     # As Hugging Face's.
 

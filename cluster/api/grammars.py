@@ -15,7 +15,7 @@ from diffray.components.policy import DiffusionParams
 from diffray.workers.limits import Limits
 from diffray.workers.text import Tokenizer
 
-_KEPT: Final = 256
+_KEPT: Final = 1024
 
 
 class GrammarCompiler:

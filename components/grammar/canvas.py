@@ -54,7 +54,7 @@ class Canvas:
         slots = [
             {
                 "path": slot.path,
-                "automaton": b64encode(slot.automaton.to_bytes()).decode(),
+                "automaton": _packed(slot.automaton),
                 "following": slot.following,
                 "options": slot.options,
                 "tokens": slot.tokens,
@@ -79,6 +79,11 @@ class Canvas:
             for slot in found["slots"]
         )
         return Canvas(tuple(found["cells"]), tuple(slots))
+
+
+@lru_cache(_KEPT)
+def _packed(automaton: Automaton) -> str:
+    return b64encode(automaton.to_bytes()).decode()
 
 
 def lay_out(
@@ -131,6 +136,7 @@ def _size(
     return max(_longest(automaton, slot_length), automaton.shortest - 1, 1)
 
 
+@lru_cache(_KEPT)
 def _longest(automaton: Automaton, most: int) -> int:
     """Return how many tokens the longest value takes, or `most` if that is less."""
     states = {0}

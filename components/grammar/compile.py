@@ -31,7 +31,7 @@ How = Callable[[str, Vocabulary, Collection[int], int], Automaton]
 # What a step costs grows with an automaton's edges: these take some milliseconds for each block.
 MOST_EDGES: Final = 2**18
 
-_KEPT: Final = 256
+_KEPT: Final = 1024
 _KEPT_ON_DISK: Final = 256
 
 _MADE: Final = 3  # how; what was made otherwise is not read from disk
@@ -98,11 +98,11 @@ class Grammars:
         return {token: text for text, ids in self._vocabulary.items() for token in ids}
 
     def _kept(self, key: str, make: Callable[[], bytes]) -> bytes:
-        if (found := self._found.get(key)) is None:
-            found = self._found[key] = make()
-            if len(self._found) > _KEPT:
-                del self._found[next(iter(self._found))]
-        return found
+        found = self._found.pop(key, None)
+        self._found[key] = make() if found is None else found  # as the one used last
+        if len(self._found) > _KEPT:
+            del self._found[next(iter(self._found))]
+        return self._found[key]
 
     def _on_disk(self, key: str, how: How, text: str) -> bytes:
         name = sha256(self._salt + key.encode()).hexdigest()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffray.components.backend import rows_at_a_time
 from diffray.components.grammar.automaton import Automaton
 
 LEFT_OUT = 1e4  # how much less a token is worth that top-k or top-p leave out
@@ -91,10 +92,13 @@ def _of_sets(value_BLC: Tensor, automaton: Automaton, *, drawn: bool) -> Tensor:
 
 def of_classes(value_RV: Tensor, class_V: Tensor, count: int, *, drawn: bool) -> Tensor:
     """Return the largest value of each class's tokens, or the log of their sum."""
-    index_RV = class_V.expand_as(value_RV)
-    best_RC = value_RV.new_full((len(value_RV), count + 1), -torch.inf)
-    best_RC = best_RC.scatter_reduce(1, index_RV, value_RV, "amax")
-    return (_log_sum(value_RV, index_RV, best_RC) if drawn else best_RC)[:, :-1]
+    found = []
+    for value in value_RV.split(rows_at_a_time(value_RV)):
+        index = class_V.expand_as(value)
+        best = value.new_full((len(value), count + 1), -torch.inf)
+        best = best.scatter_reduce(1, index, value, "amax")
+        found.append((_log_sum(value, index, best) if drawn else best)[:, :-1])
+    return torch.cat(found)
 
 
 def _log_sum(value: Tensor, index: Tensor, best: Tensor) -> Tensor:

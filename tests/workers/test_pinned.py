@@ -235,3 +235,24 @@ def test_presence_and_frequency_count_values_and_not_literals() -> None:
             )
             assert found.ids == other.ids and found.logprobs == pytest.approx(other.logprobs)
     assert alone
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED, CAUSAL])
+def test_without_a_named_decoder_two_forwards_are_the_most(
+    model: ToyModel, temperature: float
+) -> None:
+    """A block-causal model may need one for each block, and for what comes into a shrunk one."""
+    taken = []
+    for number in range(60):
+        plain = Request(0, prompt_of(5), SamplingParams(temperature=temperature, logprobs=True))
+        request = pinned(plain, number)
+        canvas = Canvas.from_bytes(request.grammar)
+        update = whole_answer(model, request)
+        assert fits(canvas, update.ids)
+        sequence = toy_engine(model).check(request)
+        assert update.forwards <= (sequence.num_blocks + 2 if model is CAUSAL else 2)
+        assert len(update.logprobs) == len(update.ids) and max(update.steps) < update.forwards
+        measured = any(stretch.roomy for stretch in sequence.stretches)
+        taken.append((measured, update.forwards))
+    assert {forwards for measured, forwards in taken if measured} >= {1, 2}

@@ -1,0 +1,28 @@
+"""A pinned canvas's own rule: slots become final as a whole, in few forwards."""
+
+from typing import ClassVar, Final, Literal
+
+from torch import Tensor
+
+from diffray.components.block import Block, Proposal
+from diffray.components.decoder import Decoder
+
+_MOST_STEPS: Final = 2  # of an answer, or one for each of its blocks if it has more
+_SURE: Final = 0.5
+
+
+class WholeSlots(Decoder):
+    """The first step accepts slots whose values are more probable than not, the last step all.
+
+    It is what a pinned canvas takes if the request names no decoder.
+    """
+
+    whole_slots: ClassVar[bool] = True
+
+    kind: Literal["whole_slots"] = "whole_slots"
+
+    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+        assert proposal.value_BL is not None, "there are no slots"
+        # Each block after this one takes a step at least.
+        last_B = block.step_B + block.count_B - block.index_B >= _MOST_STEPS
+        return block.masked_BL & (last_B.unsqueeze(1) | (proposal.value_BL >= _SURE))

@@ -1,7 +1,8 @@
-"""What sharing the K/V of common prefixes gains, on a block-causal model.
+"""What sharing the K/V of common prefixes gains, or first steps where attention is two-way.
 
     python -m benchmarks.random_checkpoint /tmp/llada2-100m --layout llada2_moe
     python -m benchmarks.prefixes --threads 1 --cpu-time /tmp/llada2-100m
+    python -m benchmarks.prefixes --threads 1 --cpu-time --first-steps approx demo
 
 Two engines of the same weights, one that shares and one that does not, take turns at the same work.
 Four kinds of work: prompts with a common prefix that arrive together; many answers to one prompt; a
@@ -86,21 +87,28 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=32, help="tokens of each prompt's own")
     parser.add_argument("--answer", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--dtype", default="float32", help="float64: all answers must be equal")
+    parser.add_argument(
+        "--first-steps", default="step0", help="step0 or approx, for models with two-way attention"
+    )
     args = parser.parse_args()
     options: dict[str, Any] = {
         "dtype": args.dtype,
         "max_num_seqs": args.requests,
         "max_model_len": args.common + args.requests * (args.own + args.answer),
     }
-    with (
-        DiffusionLLM(args.checkpoint, **options) as sharing,
-        DiffusionLLM(args.checkpoint, enable_prefix_caching=False, **options) as apart,
-    ):
-        print(f"{paired.clock_of(args).label}, {args.requests} requests, prompts of")
-        print(f"{args.common} + {args.own} tokens, answers of {args.answer}")
-        print(paired.head("work", "sharing, tok/s", "apart, tok/s", "ratio", "equal answers"))
-        for name in WORK:
-            print(measure(name, sharing, apart, args), flush=True)
+    with DiffusionLLM(args.checkpoint, enable_prefix_caching=False, **options) as apart:
+        if not apart.limits.spec.block_causal:
+            options["first_step_caching"] = args.first_steps
+        with DiffusionLLM(args.checkpoint, **options) as sharing:
+            print_table(sharing, apart, args)
+
+
+def print_table(sharing: DiffusionLLM, apart: DiffusionLLM, args: argparse.Namespace) -> None:
+    print(f"{paired.clock_of(args).label}, {args.requests} requests, prompts of")
+    print(f"{args.common} + {args.own} tokens, answers of {args.answer}")
+    print(paired.head("work", "sharing, tok/s", "apart, tok/s", "ratio", "equal answers"))
+    for name in WORK:
+        print(measure(name, sharing, apart, args), flush=True)
 
 
 if __name__ == "__main__":

@@ -76,12 +76,13 @@ class PackedWindows:
 
     def __init__(self, windows: Items[Window], device: torch.device, page_size: int) -> None:
         self._windows, self._device, self._page_size = windows, device, page_size
-        facts = torch.tensor([window.facts for window in windows]).unbind(1)
+        facts = torch.tensor([w.facts for w in windows], dtype=torch.long).view(-1, 6).unbind(1)
         self._start_W, self._stop_W, self._kv_stop_W, self._block_W, *others = facts
         self._open_W, self._canvas_W = others
         self._lengths_W = self._stop_W - self._start_W
         self._first_W = self._lengths_W.cumsum(0) - self._lengths_W
-        self._pages_WP = pad_sequence([window.pages_P for window in windows], batch_first=True)
+        pages = [window.pages_P for window in windows] or [torch.zeros(0, dtype=torch.long)]
+        self._pages_WP = pad_sequence(pages, batch_first=True)
         self._near: dict[int, tuple[Group, ...]] = {}
 
     @property

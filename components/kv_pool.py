@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffray.components.backend import send, zeros
 from diffray.components.batch import Batch
+from diffray.components.first_steps import FirstSteps
 from diffray.components.host_pages import HostPages
 from diffray.components.prefixes import Node, Prefixes
 from diffray.kernels.attention import KVLayer, QKRotary, attend_ready
@@ -61,7 +62,7 @@ class KVPool:
     """The K/V of all sequences on this rank; page 0 is never allocated: padding writes to it.
 
     `prefixes` keeps released pages for reuse, and gives them up when others need them. What they
-    hold then moves to one of `host_pages`, if there are any.
+    hold then moves to one of `host_pages`, if there are any. `first_steps` gives up its pages too.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class KVPool:
         share_prefixes: bool = True,
         host_pages: int = 0,
         prefix_ttl: float | None = None,
+        share_first_steps: bool = False,
+        approximate_first_steps: bool = False,
     ) -> None:
         """Layers of one shape lie together; without a format K/V are kept in the dtype."""
         self.kernels = kernels
@@ -88,6 +91,9 @@ class KVPool:
         self.take_back()
         self.prefixes = Prefixes(
             page_size, enabled=share_prefixes, host_pages=host_pages, ttl=prefix_ttl
+        )
+        self.first_steps = FirstSteps(
+            page_size, enabled=share_first_steps, approximates=approximate_first_steps
         )
         self._free = list(range(num_pages - 1, 0, -1))
 
@@ -139,7 +145,7 @@ class KVPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free) + self.prefixes.num_idle
+        return len(self._free) + self.prefixes.num_idle + self.first_steps.num_pages
 
     def pages_for(self, length: int) -> int:
         """Return how many pages `length` positions take."""
@@ -149,6 +155,8 @@ class KVPool:
         """Allocate pages; the caller has checked `num_free`."""
         assert num_pages <= self.num_free, "more pages needed than are free"
         moved: dict[int, int] = {}  # which page each page of the host takes the contents of
+        while num_pages > len(self._free) and self.first_steps.num_pages:
+            self.free(self.first_steps.give_up())
         while num_pages > len(self._free):
             pages, host_pages = self.prefixes.give_up()
             moved.update(zip(host_pages, pages, strict=False))
@@ -171,8 +179,9 @@ class KVPool:
         self._free.extend(reversed(pages))
 
     def forget_prefixes(self) -> None:
-        """Give up all stored prefixes that no sequence holds."""
+        """Give up all stored prefixes that no sequence holds, and all first steps."""
         self.free(self.prefixes.forget())
+        self.free(self.first_steps.forget())
 
     def pass_time(self, now: float) -> None:
         """Forget the prefixes that have not been used for too long; a clock never goes back."""

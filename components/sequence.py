@@ -85,6 +85,7 @@ class Sequence:
     steps_before: int = 0  # denoising steps of the blocks before it
     clean_end: int = 0
     cached: int = 0  # prompt tokens read from shared pages
+    approximate: bool = False  # whether their K/V were computed on another canvas
     forwards: int = 0
     final: list[int] = field(default_factory=list)
     emitted: int = 0  # tokens reported so far

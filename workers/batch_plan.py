@@ -24,6 +24,7 @@ from diffray.kernels.confidence import Confidence
 from diffray.kernels.credit import Credits
 from diffray.workers.batch_state import BatchState
 from diffray.workers.drafting import Drafting
+from diffray.workers.first_step_sharing import SharedFirstSteps
 from diffray.workers.graphs import Graphs
 from diffray.workers.layout import Layout, Span, spans_of
 from diffray.workers.outcome import Outcome
@@ -78,6 +79,7 @@ class BatchPlan:
             if s.policy.iteration.renoises and s.step == 0:
                 slots.soft.enter(s.slot, *s.soft_span)
         self._windows: list[Span] = []
+        self._shared: SharedFirstSteps | None = None  # first steps of this forward
         self._head: HeadPlan | None = None
         self._running: list[int] = []  # the rows whose windows run
         self._first_only: list[bool] = []  # of each row: whether it needs one position only
@@ -131,8 +133,12 @@ class BatchPlan:
             x_TH = self.model.soften(x_TH, slots.soft.read(batch.cells_T, x_TH), batch)
         # Of an adapter's tokens it is known where they are in the whole batch.
         if self.sequences and not batch.adapted:
-            batch = replace(batch, read_R=self._plan_head().read_T)
-        return self.model.forward(x_TH, batch, self.kv)
+            read_R = self._plan_head().read_T
+            if self._shared is not None:  # some are read twice, and others not computed
+                read_R = read_R[read_R < len(x_TH)].unique()
+            batch = replace(batch, read_R=read_R)
+        hidden_TH = self.model.forward(x_TH, batch, self.kv) if len(x_TH) else x_TH
+        return hidden_TH if self._shared is None else self._shared.finish(hidden_TH, layout)
 
     def _look(self, span: Span) -> Tensor:
         """Return the soft tokens of an image that stand in a window."""
@@ -158,13 +164,21 @@ class BatchPlan:
         windows += drafts + encoded
         windows += [span for chunk in chunks for span in spans_of(*chunk)]
         windows += [w._replace(copy=w.sequence.uncond) for w in windows if w.sequence.uncond]
-        if self._windows != windows:
+        begins = [s.step + step == 0 for s in self.sequences]
+        before, self._shared = self._shared, SharedFirstSteps.of(self.kv, windows, begins)
+        if self._windows != windows or before or self._shared:
             self._windows = windows
             shown = {None, *(span.copy for span in drafts)}
             self._running = [at for at, row in enumerate(self.rows) if row.draft in shown]
             self.drafting.share_edges(drafts)
-            self._layout = Layout.of(windows, self.slots, self.kv.page_size, self.graphs)
+            self._layout = self._laid_out(windows)
             self._head = None
+
+    def _laid_out(self, windows: list[Span]) -> Layout:
+        if self._shared is None:
+            return Layout.of(windows, self.slots, self.kv.page_size, self.graphs)
+        layout = Layout.of(self._shared.run, self.slots, self.kv.page_size, None)
+        return self._shared.within(layout)
 
     def _plan_head(self) -> HeadPlan:
         """Return the rows of the head, planned once for as long as the windows stay."""

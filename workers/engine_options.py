@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DType = Literal["auto", DTypeName]
 Kernels = Literal["auto", "torch", "triton"]
 KVCacheDType = Literal["auto", "int8", "uint4"]
+FirstStepCaching = Literal["off", "step0", "approx"]
 Quantization = str | dict[str, str]
 # Those that need block-causal attention.
 PREFIX_OPTIONS: Final = ("enable_prefix_caching", "swap_space", "prefix_cache_ttl")
@@ -84,6 +85,12 @@ class EngineOptions(Config):
         None,
         description="Share the K/V of common prefixes; default: where attention is block-causal, "
         "which it needs.",
+    )
+    first_step_caching: FirstStepCaching = Field(
+        "off",
+        description="Share first steps where all positions see each other: step0 between requests "
+        "with the same prompt and length, which is exact; approx also reuses the K/V of a prompt "
+        "that begins alike, which changes tokens.",
     )
     mask_token_id: int | None = Field(
         None, description="The mask token's id, if the checkpoint does not say."
@@ -221,6 +228,7 @@ class EngineKeywords(TypedDict, total=False):
     graph_block_length: int | None
     bring_up: bool
     enable_prefix_caching: bool | None
+    first_step_caching: FirstStepCaching | str
     mask_token_id: int | None
     eos_token_id: int | Items[int] | None
     max_model_len: int | None

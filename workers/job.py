@@ -65,6 +65,7 @@ class Job:
         choice.forwards, choice.weights_version = update.forwards, update.version
         # A resumed request has no cache hits.
         choice.cached_tokens = max(choice.cached_tokens, update.cached_tokens)
+        choice.approximate = choice.approximate or update.approximate
         if choice.logprobs is not None:
             choice.logprobs += update.logprobs[: len(ids)]
         if choice.top_logprobs is not None:

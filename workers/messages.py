@@ -199,6 +199,7 @@ class Update:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     canvas: list[int | None] | None = None  # with `watch`: the generated part; None: masked
     cached_tokens: int = 0  # prompt tokens read from shared pages
+    approximate: bool = False  # whether their K/V were computed on another canvas
     # Seconds since its admission, in its first update after that; set by the queue.
     ran: float | None = None
     # Of a pinned canvas: each field's probability, and those of a choice's options.
@@ -214,6 +215,7 @@ class Update:
         self.finish_reason, self.stop_id = later.finish_reason, later.stop_id
         self.forwards, self.progress = later.forwards, later.progress
         self.canvas, self.cached_tokens = later.canvas, later.cached_tokens
+        self.approximate = later.approximate
         self.fields, self.version = later.fields, later.version
 
 

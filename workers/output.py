@@ -32,6 +32,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None  # the stop string or end token found
     forwards: int = 0
     cached_tokens: int = 0  # prompt tokens read from shared pages
+    approximate: bool = False  # whether their K/V were computed on another canvas
     logprobs: list[float] | None = None
     steps: list[int] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] | None = None

@@ -54,7 +54,7 @@ def prefix_stats(kv: KVPool) -> PrefixStats:
     """Return what is kept, and counts since the start."""
     prefixes, page = kv.prefixes, kv.page_bytes
     return PrefixStats(
-        device_bytes=prefixes.num_device * page,
+        device_bytes=(prefixes.num_device + kv.first_steps.num_pages) * page,
         host_bytes=prefixes.num_host * page,
         host_capacity=kv.host.nbytes,
         host_queries=prefixes.host_queries,

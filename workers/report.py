@@ -39,6 +39,7 @@ def report(sequence: Sequence, outcome: Outcome) -> Update:
         progress=Progress(*sequence.reported),
         top_logprobs=outcome.top[first - skip : last],
         cached_tokens=sequence.cached,
+        approximate=sequence.approximate,
         canvas=_canvas(sequence, outcome) if sequence.watch else None,
     )
 

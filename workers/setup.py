@@ -21,7 +21,7 @@ from diffray.components.checkpoints.special_tokens import NO_MASK, special_ids
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool, kv_format, position_bytes
 from diffray.components.mesh import Mesh
-from diffray.components.models.registry import build_model, check_prefix_caching, kernels_for
+from diffray.components.models.registry import build_model, check_sharing, kernels_for
 from diffray.kernels.choose import TORCH
 from diffray.workers.adapters import Adapters
 from diffray.workers.bring_up.findings import Findings
@@ -73,7 +73,7 @@ def build_rank(
     )
     device = _device_for(setup, mesh)
     # Refuse unsupported options before anything is loaded.
-    check_prefix_caching(config, setup.prefix_options)
+    check_sharing(config, setup.prefix_options, setup.first_step_caching)
     kv_format(setup.kv_cache_dtype, spec.kv_shapes)
     choices = findings.choices
     dtype = choose_dtype(setup.dtype, device)
@@ -194,6 +194,8 @@ def _pool(model: Denoiser, setup: EngineOptions, num_pages: int) -> KVPool:
         share_prefixes=setup.enable_prefix_caching is not False,
         host_pages=host_pages_for(setup.swap_space, page_bytes) if num_pages > 1 else 0,
         prefix_ttl=setup.prefix_cache_ttl,
+        share_first_steps=setup.first_step_caching != "off",
+        approximate_first_steps=setup.first_step_caching == "approx",
     )
 
 

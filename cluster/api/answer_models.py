@@ -49,6 +49,9 @@ class AnthropicRefusal(Answered):
 
 class PromptDetails(Answered):
     cached_tokens: int = Field(description="Tokens of the prompt whose K/V were shared.")
+    approximate: bool = Field(
+        False, description="With first_step_caching approx: an answer read K/V of another prompt."
+    )
 
 
 class Usage(Answered):

@@ -121,10 +121,12 @@ class Answer(ABC):
         first = [choice for choice in self.choices if choice.output.index == 0]  # of each prompt
         prompt = sum(len(choice.prompt.ids) for choice in first)
         completion = sum(len(choice.output.token_ids) for choice in self.choices)
-        cached = sum(choice.output.cached_tokens for choice in first)
+        details: Json = {"cached_tokens": sum(choice.output.cached_tokens for choice in first)}
+        if any(choice.output.approximate for choice in self.choices):
+            details["approximate"] = True
         return {
             "prompt_tokens": prompt,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": details,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }

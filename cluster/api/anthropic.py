@@ -78,12 +78,14 @@ class Messages(Dialect):
 
     def _usage(self) -> Json:
         """Return the tokens so far; those of the input are told apart by where they came from."""
-        cached = self.usage["prompt_tokens_details"]["cached_tokens"]
+        details = {**self.usage["prompt_tokens_details"]}
+        cached = details.pop("cached_tokens")
         return {
             "input_tokens": self.usage["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": self.usage["completion_tokens"],
+            **details,
         }
 
 

@@ -19,6 +19,9 @@ class MessagesUsage(Answered):
     cache_creation_input_tokens: int = Field(description="Always 0.")
     cache_read_input_tokens: int = Field(description="Tokens of the prompt with shared K/V.")
     output_tokens: int = Field(description="Tokens of the answer, with its end token.")
+    approximate: bool = Field(
+        False, description="With first_step_caching approx: it read K/V of another prompt."
+    )
 
 
 class Ending(Answered):

@@ -61,6 +61,8 @@ class Meter:
         to.observe("request_params_max_tokens", params.max_tokens)
         to.count("prefix_cache_queries", length)
         to.count("prefix_cache_hits", update.cached_tokens)
+        if update.approximate:
+            to.count("prefix_cache_approximate_hits", update.cached_tokens)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         to, reason = self._to, self._output.finish_reason

@@ -31,6 +31,7 @@ _COUNTERS: Final = {
     "prompt_tokens": "Tokens of prompts, counted when an answer to one begins.",
     "prefix_cache_queries": "Tokens of prompts, of each choice.",
     "prefix_cache_hits": "Of them, those that the choice did not have to run.",
+    "prefix_cache_approximate_hits": "Of the hits, those with K/V of another prompt's canvas.",
     "generation_tokens": "Tokens written.",
     "request_success": "Choices finished.",
     "request_aborted": "Choices given up or failed; not those that were refused.",

@@ -149,7 +149,7 @@ class Responses(Dialect):
         return {
             "input_tokens": given["prompt_tokens"],
             "input_tokens_details": {
-                "cached_tokens": given["prompt_tokens_details"]["cached_tokens"],
+                **given["prompt_tokens_details"],
                 "cache_write_tokens": 0,
             },
             "output_tokens": given["completion_tokens"],

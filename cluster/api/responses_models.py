@@ -39,6 +39,9 @@ Output = Annotated[OutputMessage | OutputCall, Discriminator("type")]
 
 class CachedTokens(Answered):
     cached_tokens: int = Field(description="Tokens of the prompt whose K/V were shared.")
+    approximate: bool = Field(
+        False, description="With first_step_caching approx: an answer read K/V of another prompt."
+    )
     cache_write_tokens: int = Field(description="Always 0.")
 
 

@@ -62,6 +62,7 @@ class Compute:
 class Engine(Compute):
     received_weights: str | None = flag()
     enable_prefix_caching: bool | None = flag()
+    first_step_caching: str | None = flag()
     mask_token_id: int | None = flag()
     eos_token_id: list[int] | None = flag()
 

@@ -111,10 +111,18 @@ def check_ranks(config: Config, size: int, *, expert_parallel: bool) -> None:
     build_model(config, Mesh(0, size, expert_parallel), torch.float32)
 
 
-def check_prefix_caching(config: Config, wished: Iterable[str]) -> None:
-    """Refuse options about it where no two requests could share a prompt's K/V."""
-    name = next(iter(wished), None)
-    if name is not None and not build_model(config, Mesh(), torch.float32).spec.block_causal:
+def check_sharing(config: Config, prefixes: Iterable[str], first_steps: str) -> None:
+    """Refuse options for prefixes, or for first steps, where no two requests could share any."""
+    name = next(iter(prefixes), None)
+    if name is None and first_steps == "off":
+        return
+    block_causal = build_model(config, Mesh(), torch.float32).spec.block_causal
+    if first_steps != "off" and block_causal:
+        raise ValueError(
+            f"first_step_caching is {first_steps!r}, and in this model attention is block-causal, "
+            "so requests share whole prefixes already; leave it out"
+        )
+    if name is not None and not block_causal:
         raise ValueError(
             f"{name} needs block-causal attention; in this model all positions see "
             "each other, so the K/V of a prompt depend on what follows it; leave it out"

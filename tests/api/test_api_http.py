@@ -513,7 +513,38 @@ def test_usage_counts_cached_tokens() -> None:
         assert usage["prompt_tokens_details"] == {"cached_tokens": 96}
     counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", metrics, re.M))
     # Three requests of two choices each; the very first choice alone found nothing.
-    assert counted == {"queries": str(6.0 * 105), "hits": str(5.0 * 96)}
+    assert counted == {
+        "queries": str(6.0 * 105),
+        "hits": str(5.0 * 96),
+        "approximate_hits": "0.0",
+    }
+
+
+def test_usage_and_metrics_say_what_is_approximate() -> None:
+    prompt = list(range(60, 125))
+    chat = {"max_tokens": 8, "messages": [{"role": "user", "content": "What is 12 plus 30?"}]}
+    with (
+        serve_model("demo", "demo", first_step_caching="approx") as served,
+        httpx2.Client(base_url=served.url, timeout=60) as http,
+    ):
+
+        def details(**more: object) -> object:
+            made = http.post(COMPLETE, json={"prompt": prompt, "max_tokens": 8, **more}).json()
+            return made["usage"]["prompt_tokens_details"]
+
+        assert details() == {"cached_tokens": 0}
+        assert details(temperature=1) == {"cached_tokens": 65}, "this is exact"
+        assert details(max_tokens=9) == {"cached_tokens": 64, "approximate": True}
+        metrics = http.get("/metrics").text
+        messages = {**chat, "model": "demo"}
+        exact = http.post("/v1/messages", json=messages).json()["usage"]
+        found = http.post("/v1/messages", json=messages | {"max_tokens": 9}).json()["usage"]
+        answer = {"input": chat["messages"], "max_output_tokens": 10}
+        response = http.post("/v1/responses", json=answer).json()["usage"]
+    assert "approximate" not in exact
+    assert found["approximate"] is response["input_tokens_details"]["approximate"] is True
+    counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", metrics, re.M))
+    assert counted == {"queries": "195.0", "hits": "129.0", "approximate_hits": "64.0"}
 
 
 def test_keys(served: Served) -> None:

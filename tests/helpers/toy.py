@@ -156,6 +156,7 @@ def toy_engine(
     host_pages: int = 0,
     prefix_ttl: float | None = None,
     form: Format | None = None,
+    first_steps: str = "off",
 ) -> Engine:
     spec = model.spec
     kv = KVPool(
@@ -167,6 +168,8 @@ def toy_engine(
         host_pages=host_pages,
         prefix_ttl=prefix_ttl,
         form=form,
+        share_first_steps=first_steps != "off",
+        approximate_first_steps=first_steps == "approx",
     )
     slots = Slots(num_slots, spec.max_positions, MASK, CPU)
     return Engine(model, kv, slots, eos_token_ids=(EOS,), mesh=Mesh(), chunk=chunk)

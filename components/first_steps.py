@@ -1,0 +1,111 @@
+"""First steps that requests share where attention is two-way: exactly, or as an approximation.
+
+There K/V depend on the whole canvas. A request's first step runs all of it: the prompt, masks, and
+a suffix. Another one with the same canvas has the same K/V and hidden states at that step, whatever
+its seed, temperature or decoder, so both can be taken over. Later steps overwrite a sequence's K/V,
+so what is kept is a copy, on pages that are given up when others need them.
+
+Letters: N positions that the first block's logits come from, H hidden size.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from diffray.components.lora import LoRA
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
+
+
+class Canvas(NamedTuple):
+    """What two requests must have in common to share their first step."""
+
+    owner: tuple[str, LoRA | None]  # the salt and the adapter
+    prompt: tuple[int, ...]
+    length: int
+    suffix: tuple[int, ...]
+    read: tuple[int, int, bool]  # the positions whose hidden states the step reads
+
+    @staticmethod
+    def of(sequence: "Sequence") -> "Canvas | None":
+        """Return the canvas at a sequence's first step; None where that is not shared."""
+        iteration = sequence.policy.iteration
+        more = sequence.guided, sequence.pins, sequence.images.seen, iteration.soft
+        if sequence.block_causal or sequence.index or any(more):
+            return None
+        assert sequence.policy.cache.window(sequence, 0) == (0, sequence.length)
+        return Canvas(
+            (sequence.cache_salt, sequence.lora),
+            sequence.prompt,
+            sequence.length,
+            sequence.suffix,
+            (sequence.read_start, sequence.stop, sequence.first_alone),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstStep:
+    """What a first step stored and computed."""
+
+    pages: list[int]
+    hidden_NH: Tensor
+
+
+class FirstSteps:
+    """The first steps kept, least recently used first.
+
+    `approximates`: a prompt may also take the K/V of its beginning from another canvas.
+    """
+
+    def __init__(self, page_size: int, *, enabled: bool, approximates: bool) -> None:
+        self.page_size, self.enabled, self.approximates = page_size, enabled, approximates
+        self._kept: dict[Canvas, FirstStep] = {}
+        self.num_pages = 0
+
+    def find(self, canvas: Canvas) -> FirstStep | None:
+        """Return the first step of the same canvas."""
+        found = self._kept.pop(canvas, None)
+        if found is not None:
+            self._kept[canvas] = found
+        return found
+
+    def alike(self, canvas: Canvas) -> list[int]:
+        """Return the pages of the longest beginning that the prompt has in common with another.
+
+        Their K/V are an approximation: they were computed on another canvas.
+        """
+        best: list[int] = []
+        if not self.approximates:
+            return best
+        for other, kept in self._kept.items():
+            if other.owner == canvas.owner:
+                equal = _equal_positions(other.prompt, canvas.prompt)
+                pages = min(equal, canvas.read[0]) // self.page_size
+                if pages > len(best):
+                    best = kept.pages[:pages]
+        return best
+
+    def keep(self, canvas: Canvas, step: FirstStep) -> None:
+        assert canvas not in self._kept
+        self._kept[canvas] = step
+        self.num_pages += len(step.pages)
+
+    def give_up(self) -> list[int]:
+        """Forget the least recently used one; return its pages."""
+        pages = self._kept.pop(next(iter(self._kept))).pages
+        self.num_pages -= len(pages)
+        return pages
+
+    def forget(self) -> list[int]:
+        """Forget all of them; return their pages."""
+        pages: list[int] = []
+        while self._kept:
+            pages += self.give_up()
+        return pages
+
+
+def _equal_positions(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    shorter = min(len(one), len(other))
+    return next((at for at in range(shorter) if one[at] != other[at]), shorter)

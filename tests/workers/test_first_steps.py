@@ -1,0 +1,298 @@
+"""With two-way attention, requests with the same canvas share its first step; no token changes."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from benchmarks.golden import EOS, MASK, cases_of, differences
+from diffray import DiffusionLLM, SamplingParams
+from diffray.components.batch import Batch
+from diffray.components.first_steps import Canvas, FirstStep
+from diffray.components.kv_pool import KVPool
+from diffray.components.lora import LoRA
+from diffray.workers.engine import Engine
+from diffray.workers.messages import Request, Update
+from tests.helpers.paths import GOLDEN
+from tests.helpers.toy import ToyModel, drain, last_update, prompt_of, run, toy_engine
+
+PROMPT = prompt_of(50)
+BLOCK, TOKENS = 16, 40
+CANVAS = len(PROMPT) + TOKENS
+
+
+class CountingModel(ToyModel):
+    """Counts the positions that it runs; may fail once."""
+
+    positions = 0
+    fails = False
+
+    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
+        self.positions += len(x_TH)
+        if self.fails:
+            self.fails = False
+            raise KeyboardInterrupt
+        return super().forward(x_TH, batch, kv)
+
+
+def request(uid: int, prompt: tuple[int, ...] = PROMPT, **params: Any) -> Request:
+    diffusion = {"block_length": BLOCK, **params.pop("diffusion", {})}
+    given = {"max_tokens": TOKENS, "temperature": 0.9, "seed": uid, "ignore_eos": True, **params}
+    return Request(uid, prompt, SamplingParams(**given, diffusion=diffusion))
+
+
+def sharing(mode: str = "step0", **options: Any) -> Engine:
+    return toy_engine(CountingModel(), first_steps=mode, **options)
+
+
+def positions(engine: Engine, requests: list[Request]) -> int:
+    """Run requests, compare each with a run alone, and return how many positions that took."""
+    assert isinstance(engine.model, CountingModel)
+    before = engine.model.positions
+    assert run(engine, requests) == alone(requests)
+    return engine.model.positions - before
+
+
+def alone(requests: list[Request]) -> dict[int, list[int]]:
+    return {each.uid: run(toy_engine(ToyModel()), [each])[each.uid] for each in requests}
+
+
+def cached(engine: Engine, each: Request) -> int:
+    ids, update = last_update(engine, each)
+    assert ids == alone([each])[each.uid]
+    assert not update.approximate
+    return update.cached_tokens
+
+
+def test_those_who_come_together_run_it_once() -> None:
+    requests = [request(uid) for uid in range(6)]
+    apart = positions(sharing("off"), requests)
+    assert positions(sharing(), requests) == apart - 5 * CANVAS
+    assert len({tuple(ids) for ids in alone(requests).values()}) == 6, "each draws for itself"
+
+
+def test_those_who_come_later_need_not_run_it() -> None:
+    engine = sharing()
+    apart = positions(engine, [request(0)])
+    assert positions(engine, [request(0)]) == apart - CANVAS
+    assert cached(engine, request(1)) == len(PROMPT)
+    assert engine.kv.num_free == engine.kv.num_pages - 1, "what is kept gives way"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request(1, max_tokens=TOKENS + 1),  # another canvas
+        request(1, prompt_of(50, seed=1)),
+        request(1, (*PROMPT[:-1], 0)),
+        replace(request(1), suffix=(1, 2)),
+        request(1, diffusion={"block_length": 8}),  # reads other positions
+        request(1, diffusion={"iteration": "first_token"}),
+        replace(request(1), cache_salt="theirs"),
+        request(1, diffusion={"cfg_scale": 1.5}),
+        request(1, diffusion={"iteration": "soft"}),
+    ],
+    ids=str,
+)
+def test_nothing_is_shared_unless_all_is_equal(other: Request) -> None:
+    engine = sharing()
+    assert [cached(engine, request(0)), cached(engine, other)] == [0, 0]
+    assert cached(engine, request(2)) == len(PROMPT)
+    together = sharing()
+    positions(together, [request(0), other, request(2)])
+    assert together.kv.first_steps.num_pages <= 2 * together.kv.pages_for(CANVAS + 2)
+
+
+def test_decoders_caches_and_seeds_may_differ() -> None:
+    engine = sharing()
+    assert cached(engine, request(0)) == 0
+    for uid, diffusion in enumerate(
+        [
+            {"decoder": {"kind": "fixed", "steps": 10}, "cache": "none"},
+            {"decoder": "credit", "cache": "prefix"},
+            {"decoder": "edit", "cache": "vicinity"},
+            {"decoder": "entropy_bound"},
+            {"decoder": "lopa"},
+            {"speculation": {"kind": "verify"}},
+        ],
+        start=1,
+    ):
+        for temperature in (0.0, 0.8):
+            each = request(uid, diffusion=diffusion, temperature=temperature, top_p=0.9)
+            assert cached(engine, each) == len(PROMPT), diffusion
+
+
+def test_each_adapter_and_each_version_has_its_own() -> None:
+    """`LoRA` counts its loads, so one that was replaced is another one."""
+    engine = sharing()
+    first_steps = engine.kv.first_steps
+    for lora in (None, LoRA("a", "/a", 1), LoRA("a", "/a", 2)):
+        sequence = engine.check(replace(request(0), lora=lora))
+        sequence.policy.cache.window(sequence, 0)
+        engine.waiting.append(sequence)
+        drain(engine)
+        assert sequence.cached == 0
+    assert first_steps.num_pages == 3 * engine.kv.pages_for(CANVAS)
+    engine.kv.forget_prefixes()  # as new weights and sleep do
+    assert first_steps.num_pages == 0
+    assert cached(engine, request(1)) == 0
+
+
+def draw_requests(count: int, seed: int) -> list[Request]:
+    """Return requests among which many begin alike, and others are of all kinds."""
+    draws = random.Random(seed)
+    kinds: list[dict[str, Any]] = [
+        *({} for _ in range(6)),
+        {"cache": "vicinity"},
+        {"cache": "prefix", "decoder": "credit"},
+        {"cache": "none", "decoder": {"kind": "fixed", "steps": 12}},
+        {"cfg_scale": 1.0},
+        {"iteration": "soft"},
+        {"iteration": "first_token"},
+        {"speculation": {"kind": "verify"}},
+    ]
+    found = []
+    for uid in range(count):
+        made = request(
+            uid,
+            prompt_of(30, seed=draws.randrange(2)),
+            max_tokens=draws.choice([24, 40, 40]),
+            temperature=draws.choice([0.0, 0.9]),
+            seed=draws.randrange(3),
+            diffusion=draws.choice(kinds),
+        )
+        suffix, salt = draws.choice([(), (), (), (5, 6)]), draws.choice(["", "", "", "b"])
+        found.append(replace(made, suffix=suffix, cache_salt=salt))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_token_changes_under_eviction_and_preemption(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory for six or seven canvases, with rounds of several steps."""
+    draws, requests = random.Random(seed), draw_requests(14, seed)
+    engine = sharing(num_pages=60, num_slots=4)
+    expected, find = alone(requests), engine.kv.first_steps.find
+    kept = []
+
+    def noted(canvas: Canvas) -> FirstStep | None:
+        kept.append(find(canvas))
+        return kept[-1]
+
+    monkeypatch.setattr(engine.kv.first_steps, "find", noted)
+    found: dict[int, list[int]] = {each.uid: [] for each in requests}
+    left = [*requests]
+    while left or not engine.idle:
+        for _ in range(min(draws.randrange(4), len(left))):
+            engine.add(left.pop())
+        if engine.running and draws.random() < 0.15:
+            engine.preempt(draws.choice(engine.running).uid)
+        for update in engine.step(draws.choice([1, 1, 4])):
+            found[update.uid] += update.ids
+        pages_are_in_order(engine)
+    assert found == expected
+    assert any(kept) and not all(kept)
+    assert engine.preemptions
+
+
+def pages_are_in_order(engine: Engine) -> None:
+    """Each page is free, of a sequence or its copies, or of one first step."""
+    pages = Counter(engine.kv._free)
+    for sequence in engine.running:
+        copies = [*sequence.drafts, *([sequence.uncond] if sequence.uncond else [])]
+        for canvas in (sequence, *copies):
+            pages.update(canvas.pages)
+    kept = [page for step in engine.kv.first_steps._kept.values() for page in step.pages]
+    assert len(kept) == engine.kv.first_steps.num_pages
+    assert pages + Counter(kept) == Counter(range(1, engine.kv.num_pages))
+
+
+def test_an_interrupted_first_step_is_run_again() -> None:
+    engine = sharing()
+    assert isinstance(engine.model, CountingModel)
+    requests = [request(uid) for uid in range(3)]
+    for each in requests:
+        engine.add(each)
+    engine.model.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert engine.kv.first_steps.num_pages == 0
+    assert drain(engine) == alone(requests)
+
+
+def test_an_approximation_reads_the_whole_pages_of_another_prompt() -> None:
+    """It is said of who reads them; who does not, or finds all of its canvas, is exact."""
+    engine = sharing("approx")
+    assert cached(engine, request(0)) == 0
+    longer = request(1, PROMPT + prompt_of(20, seed=3))
+    _, update = last_update(engine, longer)
+    assert (update.cached_tokens, update.approximate) == (48, True)
+    _, update = last_update(engine, longer)
+    assert update.cached_tokens == 48, "what was approximated is not kept"
+    assert cached(engine, request(2)) == len(PROMPT)
+    assert cached(engine, request(3, prompt_of(50, seed=4))) == 0
+    assert cached(engine, replace(request(4), cache_salt="theirs")) == 0
+    _, update = last_update(engine, request(5, max_tokens=TOKENS + 1))
+    assert (update.cached_tokens, update.approximate) == (48, True)
+
+
+def test_an_approximation_runs_only_what_follows() -> None:
+    engine, longer = sharing("approx"), request(1, PROMPT + prompt_of(20, seed=3), max_tokens=1)
+    assert isinstance(engine.model, CountingModel)
+    run(engine, [request(0)])
+    before = engine.model.positions
+    run(engine, [longer])
+    assert engine.model.positions - before == 70 + 1 - 48
+
+
+@pytest.mark.parametrize("family", ["llada", "llada_moe", "dream"])
+def test_golden_tokens_stay(family: str) -> None:
+    """All cases twice, so that the second run finds what the first has kept, and choices of one."""
+    options: dict[str, Any] = {"mask_token_id": MASK, "eos_token_id": EOS, "dtype": "float64"}
+    cases = cases_of(family)
+    path = str(GOLDEN / family)
+    with DiffusionLLM(path, first_step_caching="step0", max_num_seqs=64, **options) as llm:
+        assert not differences(llm, cases)
+        assert llm.engine.kv.first_steps.num_pages
+        assert not differences(llm, cases)
+        params = SamplingParams(max_tokens=48, n=4, temperature=1.0, seed=7, ignore_eos=True)
+        (shared,) = llm.generate([[*range(1, 60)]], params, use_tqdm=False)
+    with DiffusionLLM(path, **options) as llm:
+        (apart,) = llm.generate([[*range(1, 60)]], params, use_tqdm=False)
+    found, expected = ([c.token_ids for c in row.outputs] for row in (shared, apart))
+    assert found == expected
+    assert [choice.cached_tokens for choice in shared.outputs] == [0, 59, 59, 59]
+    assert [choice.forwards for choice in shared.outputs] == [c.forwards for c in apart.outputs]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "uint4"])
+def test_rounded_keys_and_values_are_shared_as_they_are(kv_cache_dtype: str) -> None:
+    found = []
+    for mode in ("off", "step0"):
+        with DiffusionLLM(
+            str(GOLDEN / "llada_moe"), dtype="float64", kv_cache_dtype=kv_cache_dtype,
+            first_step_caching=mode, mask_token_id=MASK, eos_token_id=EOS,
+        ) as llm:  # fmt: skip
+            params = SamplingParams(max_tokens=48, n=3, temperature=1.0, seed=3, ignore_eos=True)
+            found.append(
+                [
+                    [choice.token_ids for choice in llm.generate(prompt, params)[0].outputs]
+                    for prompt in [[*range(1, 60)]] * 2
+                ]
+            )
+    assert found[0] == found[1]
+
+
+def test_it_is_refused_where_whole_prefixes_are_shared() -> None:
+    with pytest.raises(ValueError, match="first_step_caching is 'step0', and in this model atten"):
+        DiffusionLLM(str(GOLDEN / "llada2_moe"), first_step_caching="step0")
+
+
+def test_updates_say_what_was_approximate() -> None:
+    update = Update(0, approximate=True)
+    update.extend(Update(0, approximate=True))
+    assert update.approximate

@@ -1,0 +1,95 @@
+"""Which sequences of a forward take their first step over from others, and which leave theirs.
+
+Who takes a step over has no window in the forward: the K/V are copied onto its pages, and what is
+kept of hidden states stands behind those that the forward computes.
+
+Letters: T packed tokens, N positions that the first block's logits come from, H hidden size.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from diffray.components.first_steps import Canvas, FirstStep
+from diffray.components.kv_pool import KVPool
+from diffray.workers.layout import Layout, Span
+
+
+@dataclass(slots=True)
+class SharedFirstSteps:
+    """What becomes of the first steps of one forward."""
+
+    kv: KVPool
+    windows: list[Span]  # of all sequences, in their order
+    leaders: dict[Canvas, Span] = field(default_factory=dict)  # run, for others to take over
+    followers: list[tuple[Span, Span]] = field(default_factory=list)  # with the leader of each
+    kept: list[tuple[Span, FirstStep]] = field(default_factory=list)  # with what each takes over
+
+    @staticmethod
+    def of(kv: KVPool, windows: list[Span], begins: Items[bool]) -> "SharedFirstSteps | None":
+        """Return who begins and may share; None without anyone. K/V that are kept are copied."""
+        if not kv.first_steps.enabled:
+            return None
+        found = SharedFirstSteps(kv, [*windows])
+        for number, (span, begin) in enumerate(zip(windows, begins, strict=False)):
+            canvas = Canvas.of(span.sequence) if begin else None
+            if canvas is not None:
+                found._place(number, span, canvas)
+        return found if found.leaders or found.kept or found.windows != windows else None
+
+    @property
+    def run(self) -> list[Span]:
+        """The windows of the forward."""
+        taken = {span.sequence for span, _ in (*self.followers, *self.kept)}
+        return [span for span in self.windows if span.sequence not in taken]
+
+    def within(self, layout: Layout) -> Layout:
+        """Return the forward's layout with all windows, those of others' steps where they stand."""
+        offset = dict(zip(layout.windows, layout.offsets, strict=True))
+        offset |= {span: offset[leader] for span, leader in self.followers}
+        behind = len(layout.batch.positions_T)
+        for span, step in self.kept:
+            offset[span] = behind - span.sequence.read_start
+            behind += len(step.hidden_NH)
+        offsets = tuple(offset[span] for span in self.windows)
+        return replace(layout, windows=self.windows, offsets=offsets)
+
+    def finish(self, hidden_TH: Tensor, layout: Layout) -> Tensor:
+        """Share what the forward has computed and stored; return all hidden states."""
+        pages, onto = [], []
+        for span, leader in self.followers:
+            pages += leader.sequence.pages
+            onto += span.sequence.pages
+        for canvas, span in self.leaders.items():
+            count = len(span.sequence.pages)
+            if count <= self.kv.num_free:
+                first, (start, stop, _) = layout.offset_of(span), canvas.read
+                own_NH = hidden_TH[first + start : first + stop].clone()
+                step = FirstStep(self.kv.allocate(count), own_NH)
+                pages += span.sequence.pages
+                onto += step.pages
+                self.kv.first_steps.keep(canvas, step)
+        if pages:
+            self.kv.copy(pages, onto)
+        return torch.cat([hidden_TH, *(step.hidden_NH for _, step in self.kept)])
+
+    def _place(self, number: int, span: Span, canvas: Canvas) -> None:
+        """Let a sequence that begins take over a step, or run its own."""
+        sequence, cached = span.sequence, 0
+        if canvas in self.leaders:
+            self.followers.append((span, self.leaders[canvas]))
+            cached = sequence.prompt_len
+        elif (step := self.kv.first_steps.find(canvas)) is not None:
+            self.kept.append((span, step))
+            self.kv.copy(step.pages, sequence.pages)
+            cached = sequence.prompt_len
+        elif pages := self.kv.first_steps.alike(canvas):
+            self.kv.copy(pages, sequence.pages[: len(pages)])
+            cached, sequence.approximate = len(pages) * self.kv.page_size, True
+            self.windows[number] = span._replace(start=cached)
+        else:
+            self.leaders[canvas] = span
+        if not sequence.forwards:
+            sequence.cached = cached

@@ -84,7 +84,7 @@ def test_a_full_queue_refuses(engine: LocalEngine) -> None:
     asyncio.run(scenario())
 
 
-def test_who_does_not_read_gets_few_pieces_and_every_token(engine: LocalEngine) -> None:
+def test_a_slow_reader_gets_few_pieces_and_every_token(engine: LocalEngine) -> None:
     async def scenario() -> None:
         async with aclosing(
             engine.submit(check_request(Request(1, (1, 2), LONG), engine.limits))

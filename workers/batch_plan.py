@@ -245,7 +245,7 @@ class BatchPlan:
         weights = [
             s.policy.iteration.weight(s.steps_before + s.step + step) for s in self.sequences
         ]
-        # Of those that draws are from only where the original's are.
+        # Only renoising averages over the distributions that tokens are drawn from.
         warmths = [
             s.temperature(s.step + step) if s.policy.iteration.renoises else 1.0
             for s in self.sequences

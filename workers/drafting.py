@@ -134,7 +134,7 @@ class Drafting:
         return wanted
 
     def _watched(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
-        """Return who gets a draft that is only made: where no more is known, and one could pay."""
+        """Return the sequences that get a draft only to be checked, as one might pay."""
         cost = self.overhead + sum(map(_size, sequences))
         found = [
             sequence

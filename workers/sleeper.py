@@ -47,7 +47,7 @@ class Sleeper:
         self._copies: list[Tensor] = []  # of the parameters on the host
 
     def sleep(self, level: int) -> None:
-        """Give memory back; what is asleep may sleep deeper."""
+        """Give memory back; a sleeping engine may sleep deeper."""
         if level <= self.level:
             return
         was_awake = self.level == AWAKE

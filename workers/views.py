@@ -72,7 +72,7 @@ def show(output: RequestOutput, pace: float) -> None:
 
 
 def _notebook() -> Any:
-    """Return what displays an object in the notebook that this is; None: it is none."""
+    """Return the function that displays an object in this notebook; None outside one."""
     shell = sys.modules.get("IPython")
     running = None if shell is None else shell.get_ipython()
     if running is None or not hasattr(running, "kernel"):  # in a terminal IPython has none

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class HasClient(Protocol):
-    """Who has an engine."""
+    """An object with an engine."""
 
     @property
     def client(self) -> WaitingClient: ...
 
 
 class Upkept:
-    """The methods for it, of who has a client."""
+    """The methods that change an engine, for a class that has its client."""
 
     def update_weights(
         self: HasClient,

@@ -285,7 +285,7 @@ class Scheduler:
         return queued.taken > free
 
     def _preempt(self) -> list[QueuedRequest]:
-        """Preempt the request that has run longest, if others wait, or who waits for weights."""
+        """Preempt those that wait for weights, else the longest running one if others wait."""
         if self.weights.waiting and not self.quarantine:
             return [self._give_way(q) for q in self.weights.restarting([*self.running.values()])]
         if not self.time_slice or self._preempting or self.quarantine.on_trial is not None:
@@ -318,7 +318,7 @@ class Scheduler:
         return not any(queued.forwards for queued in self._waiting)
 
     def _may_preempt(self, queued: QueuedRequest, wait: list[QueuedRequest], shortest: int) -> bool:
-        """Return whether a request has had its turn, given who is next and the shortest near it.
+        """Return whether a request has had its turn, given the next ones and the shortest near.
 
         Turns grow, so that a request that restarts each time, as soft generations do, ends too.
         """
@@ -333,7 +333,7 @@ class Scheduler:
         return max(self._steps - queued.began, tokens // TOKENS) >= turn
 
     def _queue_again(self, queued: QueuedRequest) -> None:
-        """Queue a preempted request behind those that wait now; who restarts keeps its place."""
+        """Queue a preempted request behind those that wait; one that restarts keeps its place."""
         queued.again()
         if not self.weights.waiting:
             queued.number, self._arrivals = self._arrivals, self._arrivals + 1

@@ -37,7 +37,7 @@ class Exporter:
 
 
 async def export(snapshot: Callable[[], Awaitable[Snapshot]]) -> None:
-    """Export a process's metrics again and again."""
+    """Export a process's metrics periodically."""
     exporter = Exporter()
     while True:
         try:

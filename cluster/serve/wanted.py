@@ -51,7 +51,7 @@ class Record:
         return await asyncio.to_thread(self._newest)
 
     async def put(self, wanted: Wanted) -> bool:
-        """Write it down, unless its number is taken: then another operator was faster."""
+        """Write it, unless its number is taken because another operator was faster."""
         return await asyncio.to_thread(self._put, wanted)
 
     def _newest(self) -> Wanted:
@@ -64,7 +64,7 @@ class Record:
     def _put(self, wanted: Wanted) -> bool:
         key, text = self._key(wanted.number), msgspec.msgpack.encode(wanted)
         taken = internal_kv._internal_kv_put(key, text, overwrite=False, namespace=_SPACE)
-        # The others are kept a while: a number must not be free again for who was slow.
+        # The others are kept for a while, so that a slow operator cannot reuse a number.
         internal_kv._internal_kv_del(self._key(wanted.number - _KEPT), namespace=_SPACE)
         return not taken
 
@@ -170,7 +170,7 @@ class EveryReplica:
             wanted = replace(change(before), number=before.number + 1)
             if await self._record.put(wanted):
                 break
-        # Who is not reached looks at the record soon.
+        # A replica that is not reached reads the record soon.
         found = await self._tell("catch_up") or [await self.catch_up()]
         failed = [reason for reason in found if reason]
         if failed:
@@ -212,7 +212,7 @@ class EveryReplica:
             await self._engine.sleep(wanted.level)
 
     async def keep_up(self) -> None:
-        """Catch up again and again."""
+        """Catch up periodically."""
         while True:
             await asyncio.sleep(_LOOK_S)
             try:

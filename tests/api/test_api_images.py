@@ -102,7 +102,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("data", "message"), BAD)
-def test_what_is_no_image_or_too_large_is_refused(data: bytes, message: str) -> None:
+def test_invalid_and_large_images_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(InvalidField, match=message):
         read_image(data, GEMMA)
 

@@ -1,4 +1,4 @@
-"""What operators may do over HTTP, and that nobody else may."""
+"""What operators may do over HTTP, and others may not."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

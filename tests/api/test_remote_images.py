@@ -110,7 +110,7 @@ def test_nothing_else_is_fetched(port: int, url: str) -> None:
     assert not SEEN
 
 
-def test_what_is_no_url_is_one_sentence() -> None:
+def test_an_invalid_url_is_refused_in_one_sentence() -> None:
     for url in ("https://example.com:b/", "https://example.com/\n", "https://" + "a" * 70_000):
         with pytest.raises(InvalidField, match="this is not a URL"):
             read(url, "example.com")
@@ -158,7 +158,7 @@ def test_https_reaches_the_checked_address_under_the_name(
             return read(f"https://{host}:{port}/image", f"{host}:{port}", "127.0.0.1")
 
         with pytest.raises(InvalidField, match=f"{name} cannot be reached"):
-            fetch(name)  # nobody trusts this authority yet
+            fetch(name)  # no client trusts this authority yet
         monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
         assert fetch(name) == CONTENT
         assert (asked, told, seen) == ([name], [name], [f"{name}:{port}"])

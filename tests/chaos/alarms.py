@@ -45,7 +45,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 async def load(system: System, asked: list[Question], streams: int, minutes: float) -> Outcome:
-    """Ask for so long; a fault of the clients' own is told by the tally."""
+    """Ask for so long; the tally reports faults of the clients themselves."""
     outcome, end = Outcome(), time.monotonic() + 60 * minutes
     bodies = [
         json.dumps({"model": system.model, "prompt": prompt}, separators=(",", ":"))

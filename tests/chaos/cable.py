@@ -48,7 +48,7 @@ class Cable:
         _ip("netns", "del", self.name)
 
     def cut(self) -> None:
-        """Let everything that is sent from now on arrive nowhere; nobody is told."""
+        """Drop everything that is sent from now on, without an error."""
         for at, other, device in self._ends():
             _ip(
                 *at, "neigh", "replace", other, "lladdr", _NOBODY, "dev", device, "nud", "permanent"
@@ -79,7 +79,7 @@ def two_nodes() -> Iterator[Cable]:
 
 
 def _wait_for_cores(count: int) -> None:
-    """Ray tells nobody when a node has joined: it has to be asked."""
+    """Ray does not announce that a node has joined: it has to be polled."""
     end = time.monotonic() + _JOINED_S
     while ray.cluster_resources().get("CPU", 0) < count:
         if time.monotonic() > end:

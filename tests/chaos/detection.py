@@ -69,7 +69,7 @@ def two_nodes(ranks: int) -> Iterator[Nodes]:
 
 
 class Stream:
-    """A client of one long answer, and when it was told something."""
+    """A client of one long answer, and when it received something."""
 
     def __init__(self) -> None:
         self.heard: list[float] = []

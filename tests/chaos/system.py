@@ -67,7 +67,7 @@ class System:
 
     def __init__(self, served: ServeProcess, model: str) -> None:
         self.served, self.model = served, model
-        self.stopped: set[int] = set()  # processes that hang until somebody kills them
+        self.stopped: set[int] = set()  # processes that hang until they are killed
         self._fds = self.descriptors()
         self._kinds = self.kinds()
 

@@ -90,7 +90,7 @@ class Broken(Exception):
 
 
 class Client:
-    """Asks one question after the other until it is told to stop."""
+    """Asks one question after the other until it is stopped."""
 
     def __init__(
         self,

@@ -178,7 +178,7 @@ class TestEndpoint:
             "message": "no answer within 2 s",
         }
 
-    def test_nobody_there_ends_the_batch_in_one_sentence(self, tmp_path: Path) -> None:
+    def test_an_unreachable_server_ends_the_batch_in_one_sentence(self, tmp_path: Path) -> None:
         with fake_endpoint(echo) as gone:
             pass
         source, target = write(tmp_path / "in", request("a", say=1)), tmp_path / "out"

@@ -44,7 +44,7 @@ class TestBeforeTheFirstRun:
         assert "'prompt'" in refused("throughput", "--model", tiny, *flags)
 
     @pytest.mark.parametrize("names", ["demo", "random", "random,gsm8k"])
-    def test_a_file_that_nobody_reads_is_refused(self, tiny: str, names: str) -> None:
+    def test_a_file_that_would_not_be_read_is_refused(self, tiny: str, names: str) -> None:
         flags = "--dataset-name", names, "--dataset-path", "own.jsonl"
         assert "leave out --dataset-path" in refused("throughput", "--model", tiny, *flags)
 

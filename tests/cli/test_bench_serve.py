@@ -166,7 +166,7 @@ class TestScenario:
 
 
 class TestEndings:
-    def test_failures_are_counted_and_told(self, fake: FakeEndpoint, tmp_path: Path) -> None:
+    def test_failures_are_counted_and_reported(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         result = bench(fake.url, *custom(tmp_path / "a", "no", "yes", "no"))
         assert result.exit_code == 0, result.output
         assert "1 of 3" in result.output and "failed: 2 x" in result.output
@@ -237,7 +237,7 @@ class TestEndings:
         assert said.startswith("diffray: ") and says in said
         assert not fake.asked
 
-    def test_nobody_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreachable_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
         replace_guidellm(monkeypatch)
         assert "nothing answers" in refused("http://127.0.0.1:9", "--dataset-name", "demo")
 

@@ -176,7 +176,7 @@ class TestPiped:
         with pytest.raises(Refused, match="403: no"):
             piped("a", lambda asked: Answer(403, {"error": {"message": "no"}}))
 
-    def test_nobody_there(self) -> None:
+    def test_an_unreachable_server(self) -> None:
         with fake_endpoint(answer) as gone:
             pass
         for model in (None, "m"):

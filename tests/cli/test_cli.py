@@ -358,7 +358,7 @@ class TestComplaints:
         assert result.exit_code == 2
         assert "stdin" in result.output
 
-    def test_prompt_that_is_no_utf8(self, tiny: str) -> None:
+    def test_prompt_that_is_not_utf8(self, tiny: str) -> None:
         assert "not valid Unicode" in complaint("generate", "bad \udcff", "--model", tiny)
 
     def test_convert_of_a_dense_model(self, tiny: str, tmp_path: Path) -> None:

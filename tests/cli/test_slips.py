@@ -12,12 +12,12 @@ from diffray.cluster.cli.main import app
 from diffray.components.backend import choose_device
 
 
-def test_infinity_is_no_count() -> None:
+def test_infinity_is_not_a_count() -> None:
     with pytest.raises(ValueError, match=r"must be whole numbers \(given: 1,inf\)"):
         counts("1,inf", "--max-concurrency")
 
 
-def test_what_is_no_conversation_is_left_out(tmp_path: Path) -> None:
+def test_lines_that_are_not_conversations_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     file.write_text('["no", {"conversations": [{"value": "yes"}, {"value": "then"}]}, {}]')
     assert [ask.prompt for ask in read_rows("sharegpt", file, 10)] == ["yes"]

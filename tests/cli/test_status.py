@@ -33,7 +33,7 @@ def raylet(address: str) -> Iterator[None]:
         ("nowhere", "expected HOST:PORT of a Ray cluster, or auto .given: 'nowhere'."),
     ],
 )
-def test_no_cluster_is_told_at_once(address: str, words: str) -> None:
+def test_a_missing_cluster_is_reported_at_once(address: str, words: str) -> None:
     begin = time.monotonic()
     with pytest.raises(ValueError, match=words):
         status.cluster_status(address)

@@ -159,7 +159,9 @@ def test_weights_become_the_dtype_that_is_asked_for(name: str, dense: Path) -> N
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(float("nan"), "float32"), (1e6, "float16")])
-def test_weights_that_are_no_numbers_are_refused(value: float, dtype: str, tmp_path: Path) -> None:
+def test_weights_that_are_nan_or_infinite_are_refused(
+    value: float, dtype: str, tmp_path: Path
+) -> None:
     weights = random_weights(LLADA)
     weights[NORM][3] = value
     path = save(tmp_path / "model", LLADA, weights)
@@ -310,7 +312,7 @@ def test_a_tensor_in_two_files_is_an_error(dense: Path) -> None:
         load_model(dense, device="cpu")
 
 
-def test_what_is_no_folder_is_sought_on_the_hub_and_the_error_says_so(dense: Path) -> None:
+def test_a_name_without_a_folder_is_looked_up_on_the_hub_and_the_error_says_so(dense: Path) -> None:
     assert resolve(dense) == resolve(str(dense)) == dense
     with pytest.raises(CheckpointError, match=r"Hub cannot be reached; .* HF_HOME") as caught:
         resolve("nobody/no-such-model")
@@ -389,7 +391,7 @@ def test_an_unknown_special_id_is_asked_for_by_its_argument(tmp_path: Path) -> N
 def test_members_of_a_family_are_known_by_name(
     tmp_path: Path, config: dict[str, Any], name: str, family: str
 ) -> None:
-    """Their configs do not tell them. The default policy stays, whatever a folder is called."""
+    """Their configs do not identify them. The folder's name does not change the default policy."""
     folder = save(tmp_path / name, config, random_weights(config))
     found, plain = describe(folder), load_model(folder, device="cpu", dtype="float32").spec
     assert found.family == plain.family == family

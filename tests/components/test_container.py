@@ -1,4 +1,4 @@
-"""How much of a machine a process may use, as the files of its control groups tell it."""
+"""How much of a machine a process may use, by the files of its control groups."""
 
 import os
 import subprocess

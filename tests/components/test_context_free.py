@@ -174,6 +174,6 @@ def test_every_sign_is_read() -> None:
         ('root ::= (("a"{1000}){1000}){1000}', "too large an automaton"),
     ],
 )
-def test_what_is_no_grammar_is_refused(grammar: str, message: str) -> None:
+def test_an_invalid_grammar_is_refused(grammar: str, message: str) -> None:
     with pytest.raises(InvalidField, match=message):
         automaton_of(grammar)

@@ -286,7 +286,7 @@ def test_weights_of_one_model_begin_the_other(tokenizer: PreTrainedTokenizerFast
 def test_kept_weights_bring_their_tokenizer(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    """The command goes on from them alone, here to a last step that they have reached."""
+    """The command resumes from them alone, here to a last step that they have reached."""
     run = Run("llada_moe", tokenizer, seed=0, tokens=128)
     run.train_step(steps=1)
     run.keep(tmp_path / "begun.safetensors")

@@ -189,7 +189,7 @@ def test_what_a_model_is_said_to_accept_is_what_it_accepts(causal: bool) -> None
     assert accepted["suffix"] == (not causal)
 
 
-def test_one_of_a_thing_is_no_plural() -> None:
+def test_one_of_a_thing_is_singular() -> None:
     assert [counted(number, "forward") for number in (0, 1, 2)] == [
         "0 forwards",
         "1 forward",
@@ -259,7 +259,7 @@ def test_rankings_need_logprobs() -> None:
         SamplingParams(top_logprobs=21, logprobs=True)
 
 
-def test_a_repr_says_what_is_not_as_by_default_and_makes_the_same_again() -> None:
+def test_a_repr_has_what_differs_from_the_defaults_and_can_be_evaluated() -> None:
     assert repr(SamplingParams()) == "SamplingParams()"
     given = SamplingParams(
         max_tokens=8,

@@ -111,7 +111,7 @@ def test_credit_needs_only_the_logits_of_what_it_remembers(size: int) -> None:
         for step in steps
     ]
     without = as_one(propose(Logits(changing(3), 0, Mesh()), asked, block(), None, MASK))
-    assert not torch.equal(expected[-1][0], without[0])  # credit has changed somebody's token
+    assert not torch.equal(expected[-1][0], without[0])  # credit has changed some request's token
     for found in on_ranks(size, kept):
         for ours, theirs in zip(found, [*expected, *own.memory], strict=True):
             torch.testing.assert_close(ours, theirs)
@@ -123,7 +123,7 @@ def as_one(proposal: Proposal) -> Tensor:
     )
 
 
-def test_filters_and_wishes_need_the_logits() -> None:
+def test_filters_and_row_transforms_need_the_logits() -> None:
     some = torch.tensor([1])
     assert not rows(DRAWS._replace(top_k_Q=some)).plain
     assert not rows(DRAWS._replace(top_p_Q=some.double())).plain

@@ -113,7 +113,7 @@ def test_a_small_model_uses_one_thread_unless_told(
 def test_waiting_threads_soon_let_go_of_their_core(
     module: str, said: dict[str, str], spins: str
 ) -> None:
-    """As the library itself says it; who said something else beforehand has it so."""
+    """The library's own setting; a value that the user set beforehand is kept."""
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     clean = {name: text for name, text in os.environ.items() if name not in names}
     run = subprocess.run(

@@ -239,7 +239,7 @@ def test_what_is_new_is_refused_while_a_restart_takes_too_long(
 
 
 def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> None:
-    """A rank tells of its end; for a moment its death is waited for, which says more."""
+    """After a rank reports its failure, its death is awaited for a moment: it explains more."""
 
     async def story() -> None:
         config, group = EngineConfig(), cast(Any, None)

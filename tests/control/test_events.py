@@ -13,7 +13,7 @@ def update(uid: int, token: int, reason: str | None = None) -> Event:
     return Event(Kind.UPDATE, uid, news)
 
 
-def test_who_does_not_read_gets_all_tokens_in_few_pieces() -> None:
+def test_a_slow_reader_gets_all_tokens_in_few_pieces() -> None:
     async def run() -> list[Event]:
         mailbox = Mailbox()
         for token in range(10 * PIECES):
@@ -46,7 +46,7 @@ def test_an_issue_is_given_again_until_the_next_is_asked_for() -> None:
     asyncio.run(run())
 
 
-def test_whoever_waited_before_takes_no_news_from_who_waits_now() -> None:
+def test_an_earlier_waiter_takes_no_events_from_the_current_one() -> None:
     async def run() -> None:
         bulletin = Bulletin()
         lost = asyncio.create_task(bulletin.after(0, 5))

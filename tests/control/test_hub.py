@@ -124,8 +124,8 @@ def test_ranks_that_load_may_be_silent_for_longer() -> None:
     asyncio.run(run())
 
 
-def test_who_stood_still_itself_takes_nobody_for_hung() -> None:
-    """What others sent meanwhile is read a moment after it goes on."""
+def test_a_watcher_that_was_suspended_assumes_no_rank_hung() -> None:
+    """What others sent meanwhile is read a moment after it resumes."""
 
     async def late() -> str:
         await asyncio.sleep(1.1)

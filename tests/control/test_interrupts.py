@@ -1,4 +1,4 @@
-"""Ctrl-C anywhere in a call: the next one answers as ever, and nothing stays behind."""
+"""Ctrl-C anywhere in a call: the next call works, and nothing is left behind."""
 
 import sys
 from types import FrameType
@@ -65,7 +65,7 @@ def llm() -> DiffusionLLM:
     return DiffusionLLM(str(GOLDEN / "llada"), dtype="float64", **options)  # type: ignore[arg-type]
 
 
-def test_after_an_interrupt_anywhere_the_next_call_is_as_ever(llm: DiffusionLLM) -> None:
+def test_after_an_interrupt_anywhere_the_next_call_works(llm: DiffusionLLM) -> None:
     expected, pages = tokens(llm), llm.engine.kv.num_free
     with Interrupts(at=-1) as whole:
         tokens(llm)

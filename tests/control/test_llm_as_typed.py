@@ -103,7 +103,9 @@ def test_a_wrong_keyword_is_one_sentence(
         ({"expert_parallel": True}, "expert_parallel needs tensor_parallel_size of at least 2"),
     ],
 )
-def test_options_of_others_are_told_what_to_write(options: dict[str, Any], message: str) -> None:
+def test_options_of_other_libraries_are_answered_with_ours(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         DiffusionLLM("demo", **options)
 

@@ -167,7 +167,7 @@ def test_rows_without_an_adapter_are_the_same_bit_for_bit(tmp_path: Path) -> Non
     assert logprobs(asks)[1::2] != logprobs(plain)[1::2]
 
 
-def test_adapters_that_nobody_uses_make_room(tmp_path: Path) -> None:
+def test_unused_adapters_are_evicted(tmp_path: Path) -> None:
     story = Story(tmp_path, adapters=5)
     asks = [(prompt, asked(f"a{n % 5}")) for n, prompt in enumerate(prompts(10))]
     expected = by_merged_weights(story, asks)
@@ -335,7 +335,7 @@ def test_targets_that_peft_leaves_out_need_no_tensors(tmp_path: Path) -> None:
             assert [*llm.adapters.names] == ["x"]
 
 
-def test_what_is_no_adapter_of_this_model_is_one_sentence(tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
     story = Story(tmp_path, LLADA_MOE, adapters=1)
     other = random_weights(SDAR)
     foreign = write_adapter(tmp_path / "foreign", other, modules_of(other))

@@ -29,7 +29,7 @@ def unavailable() -> ActorUnavailableError:
 
 
 class Method:
-    """A method of an actor: its calls fail as often as it was told."""
+    """A method of an actor: its calls fail as often as the test wants."""
 
     def __init__(self, method: Any) -> None:
         self._method = method
@@ -108,7 +108,7 @@ async def tokens(asked: RemoteEngine, uid: int, deadline: float | None = None) -
     return found
 
 
-def test_who_cannot_be_reached_for_a_moment_is_not_taken_for_dead() -> None:
+def test_a_coordinator_that_is_briefly_unreachable_is_not_assumed_dead() -> None:
     async def run() -> None:
         coordinator = FakeCoordinator()
         coordinator.listen.failures = coordinator.submit.failures = 2
@@ -163,7 +163,7 @@ def test_the_queue_is_bounded_while_there_is_no_coordinator() -> None:
     asyncio.run(run())
 
 
-def test_who_does_not_read_its_end_holds_no_place() -> None:
+def test_a_finished_request_frees_its_place_before_it_is_read() -> None:
     async def run() -> None:
         coordinator = FakeCoordinator()
         asked = engine(coordinator, max_queued_requests=0)
@@ -187,7 +187,7 @@ def test_who_does_not_read_its_end_holds_no_place() -> None:
         for stream in streams:
             assert [update.ids async for update in stream] == [[2]]
         await moment()
-        assert coordinator.cancelled == [9], "who has ended is not cancelled"
+        assert coordinator.cancelled == [9], "a finished request is not cancelled"
 
     asyncio.run(run())
 
@@ -199,7 +199,7 @@ def test_who_does_not_read_its_end_holds_no_place() -> None:
         (Event(Kind.ENDED, NO_REQUEST, reason=f"no; {AGAIN}"), EngineFailed),
     ],
 )
-def test_the_reason_reaches_who_asked(event: Event, kind: type[Exception]) -> None:
+def test_the_reason_reaches_the_client(event: Event, kind: type[Exception]) -> None:
     async def run() -> None:
         coordinator = FakeCoordinator()
         asked = engine(coordinator)
@@ -244,7 +244,7 @@ def test_a_cancel_that_is_lost_is_said_again() -> None:
         answer.cancel()
         await moment()
         assert coordinator.cancelled == [] and asked.ongoing_tokens == 0
-        coordinator.tell(7, 2)  # the ranks go on for nobody
+        coordinator.tell(7, 2)  # the ranks run a request that no client has
         await moment()
         assert coordinator.cancelled == [7]
         coordinator.tell(7, 3, "length")  # it had ended by itself

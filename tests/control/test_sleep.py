@@ -190,7 +190,7 @@ def test_tensors_that_were_given_up_have_to_be_given_again(tmp_path: Path) -> No
     assert ids(llm) == before
 
 
-def test_who_cannot_find_its_weights_sleeps_on(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_find_its_weights_stays_asleep(tmp_path: Path) -> None:
     folder = made(tmp_path / "model", LLADA)
     llm = load(folder)
     before = ids(llm)

@@ -144,7 +144,7 @@ def test_a_trainer_that_stops_leaves_the_old_weights(
     assert ids(llm) != before
 
 
-def test_weights_that_are_no_numbers_change_nothing(
+def test_weights_that_are_nan_or_infinite_change_nothing(
     llm: DiffusionLLM, new: Path, tmp_path: Path
 ) -> None:
     before, broken = ids(llm), tmp_path / "broken.safetensors"

@@ -98,7 +98,7 @@ def advance(client: WaitingEngine, found: dict[int, list[Update]], rounds: int =
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_has_reported_ends_on_the_old_weights(mode: Any) -> None:
+def test_requests_that_have_reported_end_on_the_old_weights(mode: Any) -> None:
     client, found = waiting_engine(num_slots=2), dict[int, list[Update]]()
     # The first reports its first block; the second has just begun; the third waits.
     late = {"block_length": 8, "decoder": {"kind": "edit"}}  # it reports whole blocks only

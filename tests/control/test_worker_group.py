@@ -224,7 +224,7 @@ def test_leaving_frees_pages_queues_are_bounded_and_deadlines_hold() -> None:
     asyncio.run(run())
 
 
-def test_a_checkpoint_that_is_not_there_is_told_in_one_sentence() -> None:
+def test_a_missing_checkpoint_is_reported_in_one_sentence() -> None:
     async def run() -> None:
         async with engine("/no/such/model"):
             raise AssertionError("started")

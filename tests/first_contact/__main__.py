@@ -161,7 +161,7 @@ def try_clients(place: Place, model: str, terminal: Terminal, report: Report) ->
         assert body["choices"][0]["message"]["content"] == ANSWERS[asked]
 
     def status() -> None:
-        # The token is in the home of who has started the server.
+        # The token is in the home folder of the user who started the server.
         home = f"HOME={terminal.served.folder} TMPDIR={terminal.served.folder}"
         said = place.run(f"{home} diffray status --address {terminal.ray}")
         assert f"{model}: RUNNING at {url}/v1\n  replicas: 1 running" in said, said

@@ -65,7 +65,7 @@ class Terminal:
 
     def _read(self, main: int) -> None:
         # A read that waits would keep the terminal open when it is closed.
-        with suppress(OSError):  # nobody writes to it any more
+        with suppress(OSError):  # nothing writes to it any more
             while not self._closing.is_set():
                 if select.select([main], [], [], 0.1)[0]:
                     data = os.read(main, 65536).decode(errors="replace")
@@ -81,13 +81,13 @@ class Terminal:
 
     @property
     def ray(self) -> str:
-        """The address of the server's Ray, as the server tells it."""
+        """The address of the server's Ray, as the server prints it."""
         found = re.search(r"diffray status --address (\S+?)[;\s]", self.screen)
         assert found is not None, self.screen
         return found[1]
 
     def close(self) -> None:
-        """Close the terminal, as who closes its window does."""
+        """Close the terminal, as closing its window does."""
         if self._main is not None:
             self._closing.set()
             self._reader.join()
@@ -124,7 +124,7 @@ ENDINGS: dict[str, Callable[[Terminal], None]] = {
 
 
 def end(terminal: Terminal, way: Callable[[Terminal], None]) -> None:
-    """End a server while a client asks it; nothing of it may be left, and no alarm be told."""
+    """End a server while a client asks it; nothing may be left, and nothing alarming printed."""
     files = set(Path("/tmp").glob("diffray-haproxy-*"))
     names = " ".join(terminal.served.processes().values())
     mine = {file for file in files if str(file) in names}

@@ -35,7 +35,7 @@ class Place:
         return kept | {"PATH": path, "HOME": str(self.home), "TMPDIR": str(self.home)}
 
     def run(self, command: str, cwd: Path | None = None, stdin: str = "", status: int = 0) -> str:
-        """Run a line of the shell, which must end as told, and return what it prints."""
+        """Run a line of the shell, which must end with this status; return what it prints."""
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=cwd or self.clone,
@@ -52,7 +52,7 @@ class Place:
 
 
 def clone(folder: Path) -> None:
-    """Clone what is committed here, as README tells one to."""
+    """Clone what is committed here, as README says."""
     (folder / "h").mkdir()
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "diffray")], check=True)
 

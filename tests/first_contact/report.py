@@ -13,7 +13,7 @@ class Report:
     failed: int = 0
 
     def check(self, sentence: str, tried: Callable[[], object]) -> bool:
-        """Try something; what it raises is printed, and the next check goes on."""
+        """Try something; print what it raises, and continue with the next check."""
         begin = time.monotonic()
         try:
             tried()

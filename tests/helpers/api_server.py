@@ -22,7 +22,7 @@ from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.control.local import LocalEngine, load_local
 from diffray.workers.adapters import LoadedAdapters
 
-DTYPE = "float64"  # in which an answer does not depend on who else is running
+DTYPE = "float64"  # in which an answer does not depend on other running requests
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A certificate for a name, signed by an authority that nobody else knows."""
+"""A certificate for a name, signed by an authority made for the test."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A small HTTP server that answers as a test tells it to, for what talks to endpoints."""
+"""A small HTTP server that answers as a test wants, for tests of the API's clients."""
 
 import json
 import threading

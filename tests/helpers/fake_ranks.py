@@ -1,4 +1,4 @@
-"""Ranks that write one token a round, for tests of whoever schedules them."""
+"""Ranks that write one token a round, for tests of what schedules them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ class Lost(Exception):
 
 @dataclass
 class FakeRanks:
-    """Runs what it is told, one token a round each; holds pages as an engine would."""
+    """Runs what a round adds, one token a round each; holds pages as an engine would."""
 
     slots: int
     pages: int

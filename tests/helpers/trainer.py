@@ -24,7 +24,7 @@ READY_S = 120.0
 
 
 def listing(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what an engine is told of tensors that are to come."""
+    """Return the description of tensors that an engine gets before it receives them."""
     return {
         "names": [*tensors],
         "dtypes": [str(each.dtype).removeprefix("torch.") for each in tensors.values()],

@@ -1,4 +1,4 @@
-"""Stretched rotations turn as transformers' do, and tell how long a text may be."""
+"""Scaled rotary embeddings equal transformers', and set the maximum length."""
 
 import math
 from typing import Any

@@ -101,9 +101,7 @@ def unwritten(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         (raising, "RuntimeError: out of registers"),
     ],
 )
-def test_what_is_no_number_not_written_or_of_another_shape_is_refused(
-    run: Run, message: str
-) -> None:
+def test_nan_unwritten_values_and_other_shapes_are_refused(run: Run, message: str) -> None:
     tried(norm.rms_norm)  # its result may lie where the next one is allocated
     outcome = tried(run)
     assert outcome.refused.startswith(message) and "\n" not in outcome.refused

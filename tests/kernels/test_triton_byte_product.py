@@ -69,7 +69,7 @@ def test_products_equal_the_reference(kind: str, rows: int, inputs: int, outputs
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_gets_the_same_bits_whoever_else_is_there(kind: str) -> None:
+def test_a_row_gets_the_same_bits_in_every_batch(kind: str) -> None:
     x, kept, bias = case(kind, 30, 200, 70)
     x = (x * 4).round()  # sums are exact, whatever order the interpreter's library adds in
     alone = quantized_linear(x[7:8], kept, bias)
@@ -96,7 +96,7 @@ def test_every_variant_equals_the_reference_in_bfloat16(kind: str, rows: int) ->
     assert last.name == "torch" and "half" not in names[0]
     assert any("half" in name for name in names) == (kind != "int8")
     assert any("scaled_mm" in name for name in names) == (kind == "w8a8_fp8")
-    # Only a GPU tells warps and stages apart.
+    # Warps and stages make a difference on a GPU only.
     distinct = {v.name.split(" w")[0] if DEVICE.type == "cpu" else v.name: v for v in variants}
     with exact_bfloat16():
         found = [variant.run(*args).double() for variant in [*distinct.values(), last]]

@@ -80,7 +80,7 @@ def test_all_tokens_at_one_expert_go_through_several_tiles() -> None:
     )
 
 
-def test_a_token_gets_the_same_bits_whoever_else_is_there() -> None:
+def test_a_token_gets_the_same_bits_in_every_batch() -> None:
     x, w13, w2, ids, weights = case(16, 8, 2, 32, 32)
     alone = experts_forward(x[3:4], w13, w2, ids[3:4], weights[3:4])
     assert torch.equal(experts_forward(x, w13, w2, ids, weights)[3:4], alone)
@@ -137,7 +137,7 @@ def test_every_variant_equals_the_reference_in_bfloat16(
     x, w13, w2, ids, weights = (p.float() if p.is_floating_point() else p for p in args)
     expected = reference(x, w13, w2, ids, weights)
     *variants, _ = EXPERTS.variants(*args, None)
-    # Only a GPU tells warps and stages apart.
+    # Warps and stages make a difference on a GPU only.
     distinct = {v.name.split(" w")[0] if DEVICE.type == "cpu" else v.name: v for v in variants}
     with exact_bfloat16():
         found = [variant.run(*args).float() for variant in distinct.values()]
@@ -157,7 +157,7 @@ def test_a_tile_holds_the_rows_of_an_expert_that_all_tokens_choose() -> None:
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_programs_that_stay_give_the_same_bits(tile: Tile, rank: int) -> None:
-    """Each has several tiles, some of experts that nobody chose, some of more rows than a tile."""
+    """Each has several tiles, some of experts without tokens, some of more rows than a tile."""
     x, w13, w2, ids, weights = case(70, 6, 2, 70, 37)
     ids[:40], ids[40:50] = torch.tensor([1, 3], device=DEVICE), 4
     own = slice(3 * rank, 3 * rank + 3)

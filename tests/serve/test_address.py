@@ -58,7 +58,7 @@ def test_a_serve_without_a_proxy_is_refused() -> None:
         joined(Server(address="auto"), None, 8000)
 
 
-def test_the_ready_line_tells_who_can_reach_it() -> None:
+def test_the_ready_line_says_who_can_reach_it() -> None:
     from diffray.cluster.serve.server import ready_line
 
     config = app_config({"model_loading_config": {"model_id": "demo"}})

@@ -71,7 +71,7 @@ class TestFile:
         (app,) = applications(LOADING | {"route_prefix": "/v/llada"}, "x").models
         assert app.route_prefix == "/v/llada"
 
-    def test_merge_keys_are_no_twins(self) -> None:
+    def test_merge_keys_are_not_duplicates(self) -> None:
         given = parse_yaml("a: &a {x: 1}\nb:\n  <<: *a\n  x: 2\n", "x")
         assert given == {"a": {"x": 1}, "b": {"x": 2}}
 
@@ -303,7 +303,7 @@ def test_a_few_aliases_are_fine() -> None:
     assert parse_yaml("", "x") is None
 
 
-def test_what_is_no_file_of_text_is_one_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"a: \xe9")
     for name, words in (
         (".", "cannot be read"),

@@ -1,4 +1,4 @@
-"""What a replica waits for is told in words, once it has waited for a while."""
+"""What a replica waits for is reported once it has waited for a while."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def node(gpus: float, cpus: float = 16, **more: float) -> Resources:
         ("SPREAD", nodes(node(4), free=(node(3),)), " on 1 node, of which 3 GPU, 16 CPU free"),
     ],
 )
-def test_what_is_needed_and_what_there_is_are_told(
+def test_needed_and_available_resources_are_reported(
     strategy: str, cluster: ClusterNodes, words: str
 ) -> None:
     reason = shortage(FOUR, strategy, cluster)
@@ -51,7 +51,7 @@ def test_a_kind_of_accelerator_is_named_and_not_counted() -> None:
     )
 
 
-def test_a_shortage_is_told_once_and_only_when_it_lasts() -> None:
+def test_a_shortage_is_reported_once_and_only_when_it_lasts() -> None:
     said: list[str] = []
     shortages = Shortages(said.append)
     for now, reasons in enumerate([["a"], [], ["a", "b"], ["b"], *[["b"]] * 8]):

@@ -1,4 +1,4 @@
-"""A replica reserves what its ranks need, and Serve takes and runs what it is told."""
+"""A replica reserves what its ranks need, and Serve accepts and runs what it is given."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -160,7 +160,7 @@ def serve_context(settings: Any, tokens: dict[str, float], replicas: int = 1) ->
 
 @dataclass
 class Situation:
-    """What the policy reads, as Serve would tell it."""
+    """What the policy reads, as Serve would pass it."""
 
     aggregated_metrics: dict[str, dict[str, float]] | None = None
     total_running_requests: float = 0.0

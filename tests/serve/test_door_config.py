@@ -105,7 +105,7 @@ def test_mistakes_are_one_sentence(
         assert word in said
 
 
-def test_a_door_that_is_no_mapping_is_refused() -> None:
+def test_a_door_that_is_not_a_mapping_is_refused() -> None:
     with pytest.raises(ValueError, match="x, door: expected a mapping"):
         applications({"llm_configs": [model("a"), model("b")], "door": 3}, "x")
 

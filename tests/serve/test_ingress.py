@@ -267,7 +267,7 @@ class TestPrefixes:
     def test_a_client_s_own_session_is_kept(self) -> None:
         assert passed_on(BODY, [(SESSION, b"mine")]) == (b"".join(BODY), [b"mine"])
 
-    def test_what_is_no_json_or_too_large_is_passed_on_whole(self) -> None:
+    def test_invalid_json_and_large_bodies_are_passed_on_whole(self) -> None:
         large = [b'{"prompt": "', *([b"x" * 100_000] * 12), b'"}']
         for parts in ([b"{"], [b""], [b"\xff"], [b"7"], [b"[" * 9999], large):
             assert passed_on(parts, []) == (b"".join(parts), [])

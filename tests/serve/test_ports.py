@@ -59,7 +59,7 @@ def test_a_block_in_which_somebody_listens_is_passed_over(monkeypatch: pytest.Mo
         assert ports.claim_block() not in (free, free + ports.BLOCK)
 
 
-def test_ports_are_given_to_nobody_else() -> None:
+def test_the_kernel_and_ray_assign_none_of_the_ports() -> None:
     """Neither by the kernel, nor twice by ourselves, and Serve knows all of their names."""
     from ray.serve._private import constants
 

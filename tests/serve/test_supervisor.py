@@ -95,7 +95,7 @@ UNTIL_TOLD = "stop(); print('ready', flush=True); ending.stopped.wait()"
 DEAF = "stop(); print('ready', flush=True); ending.stopped.wait(); time.sleep(300)"
 
 
-def test_who_ends_by_itself_leaves_nothing() -> None:
+def test_a_server_that_ends_by_itself_leaves_nothing() -> None:
     with command("pass") as ended:
         ended.ends(0)
 
@@ -167,7 +167,7 @@ def test_a_server_that_takes_too_long_to_end_is_killed() -> None:
         told.ends(1, "had not ended after 1 s and was killed")
 
 
-def test_who_was_there_before_is_let_be() -> None:
+def test_children_that_were_there_before_are_left_alone() -> None:
     """A shell may have started others, and then have replaced itself with this command."""
     script = 'sleep 300 </dev/null >/dev/null 2>&1 & echo $! >&2; exec "$@"'
     with command("pass", "bash", "-c", script, "bash") as ended:

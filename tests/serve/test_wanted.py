@@ -142,7 +142,9 @@ def test_what_does_not_fit_changes_nothing_anywhere() -> None:
     asyncio.run(story())
 
 
-def test_who_was_not_told_learns_of_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_no_message_reached_reads_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("diffray.cluster.serve.wanted._LOOK_S", 0.01)
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""The documents tell the truth: examples run, tables and paths are those of the code."""
+"""The documents are right: examples run, tables and paths are those of the code."""
 
 import ast
 import json
@@ -174,7 +174,7 @@ def test_usage_names_every_kind_and_family() -> None:
 
 
 def test_models_has_the_advice_of_the_code() -> None:
-    """What `diffray info` and /v1/models tell; families of the same advice share a row."""
+    """What `diffray info` and /v1/models show; families with the same advice share a row."""
     families: dict[str, list[str]] = {}
     for family, advice in ADVICE.items():
         kinds = [

@@ -45,7 +45,7 @@ def test_a_run_can_be_repeated() -> None:
     assert case(3, 1) != case(4, 1)
 
 
-def test_faults_are_told(served: Served) -> None:
+def test_faults_are_reported(served: Served) -> None:
     prober = Prober(served.url, slowest=0.0)
     prober.try_case(Case("report", "GET", "/version"), "the name")
     assert prober.findings.faults[0].startswith("the name (report): an answer after")

@@ -150,7 +150,7 @@ MANY_EXPERTS = Shape(4, 64, 4, 4, 16, 16, True, 0, 300, 0, Sparse(64, 8, 16, 0, 
 
 @pytest.mark.parametrize(("cache", "decoder"), [("dual", "fixed"), ("vicinity", "credit")])
 def test_random_weights_spread_tokens_over_experts(cache: str, decoder: str) -> None:
-    """All masks share an embedding: a trained model tells them apart, random weights do not."""
+    """All masks share an embedding: a trained model distinguishes them, random weights do not."""
     met = []
     for spread in (True, False):
         torch.manual_seed(0)

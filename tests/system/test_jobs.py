@@ -61,7 +61,7 @@ def run(*command: str, folder: Path) -> str:
 
 
 def wait_for(wanted: str) -> Any:
-    """Wait until the application is in this state, and return what Serve tells of it."""
+    """Wait until the application is in this state, and return its status."""
     end = time.monotonic() + PATIENCE_S
     while (found := serve.status().applications.get("demo")) is None or found.status != wanted:
         assert found is None or found.status in ("NOT_STARTED", "DEPLOYING"), found

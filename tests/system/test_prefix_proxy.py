@@ -51,7 +51,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Upstream:
-    """A replica: it says its name, and keeps a request that asks for it until it is let go."""
+    """A replica: it answers with its name, and holds a request that asks for it until released."""
 
     def __init__(self, name: str) -> None:
         self.arrived, self.held = 0, threading.Event()

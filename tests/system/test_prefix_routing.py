@@ -182,7 +182,7 @@ def test_turns_find_their_prefix_through_handles(behind_python: str) -> None:
 
 
 def test_calls_on_behalf_of_one_request_all_find_a_replica(behind_python: str) -> None:
-    """They share the id by which Serve finds who waits for a replica."""
+    """They share the id by which Serve finds the calls that wait for a replica."""
     handle: Any = serve.get_app_handle(
         MODEL
     )  # a new one, which waits for Serve to tell of replicas

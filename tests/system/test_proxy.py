@@ -1,6 +1,6 @@
-"""HAProxy as `diffray serve` and the image run it: what Ray Serve has no setting for.
+"""HAProxy as `diffray serve` and the image run it: what Ray Serve cannot configure.
 
-Deadlines and limits, whom a request is meant for, and what clients are told where nobody answers.
+Deadlines and limits, intended replicas, and the errors that clients get without a replica.
 """
 
 import os
@@ -93,7 +93,7 @@ class Slow(BaseHTTPRequestHandler):
 
 
 class Lost(Slow):
-    """Reads a request and is killed; to a GET it is somebody else's replica."""
+    """Reads a request and is killed; it answers GET as a replica of another model."""
 
     def do_GET(self) -> None:
         self.send_response(503)
@@ -235,7 +235,7 @@ def test_another_replica_is_asked_where_one_is_lost(port: int, pause: float) -> 
 
 @pytest.mark.slow
 def test_large_bodies_arrive_whole(port: int) -> None:
-    """What fits no buffer is passed on as it comes, and who wants to be asked first is asked."""
+    """A body larger than the buffer is streamed, and `Expect: 100-continue` is answered."""
     body = b"y" * 1_000_000
     length = b"content-length: %d" % len(body)
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
@@ -267,7 +267,7 @@ def test_a_request_says_which_replica_it_is_meant_for_whatever_its_client_says(p
 
 
 @pytest.mark.slow
-def test_who_refuses_what_is_meant_for_another_costs_no_answer(port: int) -> None:
+def test_a_replica_that_refuses_another_s_requests_costs_no_answer(port: int) -> None:
     answers = [httpx2.get(f"http://127.0.0.1:{port}/two", timeout=PATIENCE_S) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 200]
 
@@ -277,7 +277,7 @@ def test_who_refuses_what_is_meant_for_another_costs_no_answer(port: int) -> Non
     ("path", "status", "code"),
     [
         ("/none", 503, "engine_unavailable"),  # its replica is gone
-        ("/later", 503, "engine_unavailable"),  # Serve has not told of it yet
+        ("/later", 503, "engine_unavailable"),  # Serve has not announced it yet
         ("/later/v1/models", 503, "engine_unavailable"),
         ("/laterer", 404, "not_found"),
         ("/-/routes", 404, "not_found"),

@@ -88,7 +88,7 @@ def streams(served: ServeProcess) -> Iterator[None]:
             asking.join()
 
 
-# What dies or is told to end, by which signal; the exit status, and what is said last.
+# What gets which signal; the exit status, and the last words printed.
 DEATHS = [
     ("raylet/raylet ", "SIGKILL", "streams", 1, "Ray's raylet has died"),
     ("group", "SIGTERM", "idle", 0, "a second Ctrl-C"),
@@ -166,7 +166,7 @@ def test_a_signal_while_it_starts_leaves_nothing_behind(
 
 @pytest.mark.long
 def test_one_of_two_starts_on_a_port_is_refused_at_once(port: int) -> None:
-    """And so is the other, when somebody else takes the port while its Ray is started."""
+    """And so is the other, when another process takes the port while its Ray is started."""
     with serve_process("demo", "--device", "cpu", port=port) as first:
         first.wait_for("Starting Ray", 1)
         with serve_process("demo", "--device", "cpu", port=port) as second:

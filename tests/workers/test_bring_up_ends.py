@@ -142,7 +142,7 @@ def test_a_failure_removes_what_was_found_before(
     file.remove()  # it may be gone already
 
 
-def test_nobody_waits_for_ever_for_another_process(tmp_path: Path) -> None:
+def test_waiting_for_another_process_has_a_limit(tmp_path: Path) -> None:
     file = FindingsFile({"gpu": "Test"}, tmp_path)
     began = time.monotonic()
     with file.lock(60.0), file.lock(0.1):

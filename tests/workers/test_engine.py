@@ -70,7 +70,7 @@ class TestNobodyElseMatters:
     ) -> None:
         assert run(toy_engine(model), mixed_requests(policies), steps=5) == alone(model)
 
-    def test_who_is_done_early_in_a_round_waits(
+    def test_a_row_that_is_done_early_in_a_round_waits(
         self,
         model: ToyModel,
         policies: list[dict[str, object]],
@@ -80,7 +80,7 @@ class TestNobodyElseMatters:
         monkeypatch.setattr(Sequence, "steps_ahead", 5)  # whatever is left of its block
         assert run(toy_engine(model), mixed_requests(policies), steps=5) == expected
 
-    def test_late_arrival_changes_nobody(
+    def test_late_arrival_changes_no_other_request(
         self, model: ToyModel, policies: list[dict[str, object]]
     ) -> None:
         first, *others = mixed_requests(policies)
@@ -96,7 +96,7 @@ class TestNobodyElseMatters:
             tokens.setdefault(uid, []).extend(ids)
         assert tokens == alone(model)
 
-    def test_cancellation_changes_nobody_and_frees_everything(
+    def test_cancellation_changes_no_other_request_and_frees_everything(
         self, model: ToyModel, policies: list[dict[str, object]]
     ) -> None:
         requests = mixed_requests(policies)
@@ -121,7 +121,7 @@ class TestNobodyElseMatters:
         "after",
         [pytest.param(1, marks=pytest.mark.long), 7, pytest.param(12, marks=pytest.mark.long)],
     )
-    def test_preemption_changes_nobody(
+    def test_preemption_changes_no_tokens(
         self, model: ToyModel, policies: list[dict[str, object]], after: int
     ) -> None:
         requests = mixed_requests(policies)
@@ -167,10 +167,10 @@ def test_long_rounds_waste_no_forward(decoder: dict[str, object]) -> None:
     [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL), (SHIFTED, MIXED)],
     ids=["bi", "causal", "shifted"],
 )
-def test_an_interrupt_changes_nobody(
+def test_an_interrupt_changes_no_tokens(
     model: ToyModel, policies: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever in a round Ctrl-C comes, who goes on finds the same tokens."""
+    """Wherever in a round Ctrl-C comes, resumed requests get the same tokens."""
     expected, requests = alone(model), mixed_requests(policies)
     monkeypatch.setattr(Sequence, "steps_ahead", 5)  # so that there are long rounds
     forward, calls = model.forward, 0
@@ -198,7 +198,7 @@ def test_an_interrupt_changes_nobody(
     assert engine.preemptions > 2 * len(requests)
 
 
-def test_scarce_pages_preempt_and_change_nobody() -> None:
+def test_scarce_pages_preempt_and_change_no_tokens() -> None:
     requests = [
         Request(uid, prompt_of(8, uid), SamplingParams(max_tokens=56, ignore_eos=True, seed=uid,
                 diffusion={"block_length": 8}))
@@ -228,7 +228,7 @@ def test_greedy_ignores_the_seed() -> None:
 
 
 @pytest.mark.parametrize("model", [CAUSAL, SHIFTED_CAUSAL], ids=["plain", "shifted"])
-def test_windows_of_sub_blocks_change_nobody(model: ToyModel) -> None:
+def test_windows_of_sub_blocks_change_no_tokens(model: ToyModel) -> None:
     """In long rounds too, after a preemption, and where others run whole blocks."""
     requests = mixed_requests(SUB_BLOCK)
     alone = {each.uid: run(toy_engine(model), [each])[each.uid] for each in requests}

@@ -1,4 +1,4 @@
-"""What an engine tells besides tokens: canvases, counts, a digest; and whom it lets in first."""
+"""What an engine reports besides tokens: canvases, counts, a digest; and whom it admits first."""
 
 from dataclasses import replace
 
@@ -140,7 +140,7 @@ def test_a_big_request_is_not_passed_by_small_ones() -> None:
 
 @pytest.mark.parametrize("num_pages", [18, 22, 40])
 def test_order_of_arrival_survives_preemption(num_pages: int) -> None:
-    """Block-causal sequences grow; whoever gave way comes back before those who came later."""
+    """Block-causal sequences grow; a preempted one is resumed before later arrivals."""
     requests = [
         Request(uid, prompt_of(8, uid), SamplingParams(max_tokens=56, ignore_eos=True, seed=uid,
                 diffusion={"block_length": 8}))

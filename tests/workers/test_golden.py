@@ -89,7 +89,7 @@ def compare(llm: DiffusionLLM, cases: list[dict[str, Any]]) -> None:
     assert not found, [(what, described(cases[number])) for number, what in found.items()]
 
 
-def test_a_difference_is_told_and_ends_with_1(
+def test_a_difference_is_reported_and_ends_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another token, more forwards than the original's, and what cannot be asked for."""
@@ -118,7 +118,7 @@ def test_a_difference_is_told_and_ends_with_1(
 def test_rounds_of_several_steps_waste_next_to_no_forward(
     batch: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round ends before somebody's block is likely to: nobody idles, and tokens are the same."""
+    """A round ends before any block is likely to end: no row idles, and tokens are the same."""
     rounds, step = [0], Engine.step
 
     def counted(engine: Engine, steps: int = 1) -> list[Update]:
@@ -141,5 +141,5 @@ def test_rounds_of_several_steps_waste_next_to_no_forward(
     assert unrolled_tokens == tokens
     assert unrolled <= 1.01 * forwards
     assert rounds[-2] == forwards
-    if batch == 1:  # of several, somebody is nearly always close to the end of a block
+    if batch == 1:  # of several, one is nearly always close to the end of a block
         assert rounds[-1] < 0.6 * unrolled, rounds

@@ -213,7 +213,7 @@ def test_what_a_trace_fixes_is_found() -> None:
     assert replay().tolist() == [7, 7] and stale().tolist() == [5, 5]
 
 
-def test_padding_reaches_nobody() -> None:
+def test_padding_reaches_no_request() -> None:
     """Whatever the pool's padding page and the trash of the canvases hold."""
     request = Request(0, prompt_of(5), SamplingParams(max_tokens=20, ignore_eos=True))
     expected = run(toy_engine(BIDIRECTIONAL), [request])
@@ -249,7 +249,7 @@ def test_the_smallest_bucket_that_fits_is_taken() -> None:
 
 
 def test_the_memory_of_graphs_is_found_by_running_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = toy_engine(BIDIRECTIONAL, num_pages=1)  # the one that nobody is given
+    engine = toy_engine(BIDIRECTIONAL, num_pages=1)  # the one that is never handed out
     ran: list[int] = []
 
     class Noted(ToyModel):
@@ -258,7 +258,7 @@ def test_the_memory_of_graphs_is_found_by_running_padding(monkeypatch: pytest.Mo
             return super().head(hidden_RH)
 
     assert memory_for(Bucket(2, 16), Noted(), engine.kv, engine.slots) == 0
-    assert ran == []  # on a CPU, where memory is not told apart, nothing is run
+    assert ran == []  # on a CPU, which has one memory, nothing is run
     monkeypatch.setattr("diffray.workers.graphs.peak_memory", lambda _device, run: run() or 7)
     assert memory_for(Bucket(2, 16), Noted(), engine.kv, engine.slots) == 7
     assert ran == [32]

@@ -99,7 +99,7 @@ def test_an_update_arrives_as_it_was(
     assert isinstance(arrived.progress, Progress)
 
 
-def test_who_passes_messages_on_needs_no_torch() -> None:
+def test_passing_messages_on_needs_no_torch() -> None:
     program = (
         "import sys; from diffray.workers.messages import Resume, Update; "
         "Resume.after([Update(1, [2])]); "

@@ -54,7 +54,7 @@ def request(uid: int, prompt: tuple[int, ...]) -> Request:
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
 @pytest.mark.parametrize("shift", [0, 1])
 def test_shared_prefixes_and_chunks_change_nobody_s_tokens(form: Format, shift: int) -> None:
-    """Who stores a prefix reads it as those do who find it; so does who stores it in parts."""
+    """A request that stores a prefix reads it as those that find it do; so does a chunked one."""
     model, prompt = ToyModel(block_causal=True, logit_shift=shift), prompt_of(100)
     apart = toy_engine(model, form=form)
     apart.kv.prefixes.enabled = False

@@ -35,7 +35,7 @@ PROMPT = "Answer in JSON."
 
 
 def shortest(llm: DiffusionLLM, schema: dict[str, Any]) -> int:
-    """Return the fewest tokens of an answer, as a refusal tells it."""
+    """Return the fewest tokens of an answer, from the text of a refusal."""
     wish = SamplingParams(max_tokens=1, structured_outputs={"json": schema})
     with pytest.raises(InvalidField, match="shortest text takes") as refusal:
         llm.generate(PROMPT, wish, use_tqdm=False)

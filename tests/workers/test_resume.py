@@ -1,4 +1,4 @@
-"""A request whose engine is lost goes on in another, from its updates alone, to the same text."""
+"""A request whose engine is lost resumes in another, from its updates alone, to the same text."""
 
 from collections.abc import Sequence as Items
 from dataclasses import fields, replace

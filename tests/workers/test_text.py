@@ -122,7 +122,7 @@ def test_a_stop_string_counts_only_where_it_ends_after_min_tokens(
         assert len(stream.ids) > min_tokens
 
 
-def test_special_tokens_are_no_text_unless_asked_for() -> None:
+def test_special_tokens_are_left_out_unless_requested() -> None:
     ids = TOKENIZER.encode("a<|end|>b")
     assert len(ids) == 3
     for skip, text in ((True, "ab"), (False, "a<|end|>b")):

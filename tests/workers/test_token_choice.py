@@ -219,7 +219,7 @@ def test_ranks_together_choose_and_rank_as_one(size: int) -> None:
                     assert values == pytest.approx([value for _, value in other], abs=1e-6)
 
 
-def test_who_does_not_ask_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_without_it_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("asked for by nobody")
 

@@ -246,6 +246,51 @@ def test_the_document_shows_the_predictions_and_what_is_measured() -> None:
             assert line == ours
 
 
+def test_the_document_shows_what_each_variant_saves() -> None:
+    """A step's ms, or a text's tokens per second, without and with it, in the table's order."""
+    dense = SHAPES[DENSE]
+    staying = {"persistent blocks", "experts in the cache"}
+
+    def row(names: str | set[str], *sizes: Any, **more: Any) -> list[float]:
+        names = {names} if isinstance(names, str) else names
+        steps = (Step(*(sizes or (SHAPE, ONE)), changes=c, **more) for c in (BUILT - names, BUILT))
+        return [round(step.ms, 2) for step in steps]
+
+    def text(name: str, **more: Any) -> list[float]:
+        texts = (Generation(**more).tokens_per_s(SHAPE, c) for c in (BUILT - {name}, BUILT))
+        return [round(speed) for speed in texts]
+
+    predicted = [
+        row("64 rows", hot=0.25),
+        row("router kernels"),
+        row("larger pair chunks", SHAPE, BATCH),
+        row("dependent launch"),
+        row("sum and norm"),
+        row("shorter splits"),
+        row(staying),
+        row(staying, SHAPE, ONE, "float8"),
+        row("own output product"),
+        row("wide head tiles"),
+        row("float16 activations", SHAPE, ONE, "float8"),
+        row("large tiles", SHAPE, BATCH),
+        row("wide byte tiles", dense, ONE, "int8"),
+        row("wide byte tiles", dense, ONE, "float8"),
+        row("float8 products", dense, BATCH, "float8_rows"),
+        row("float8 products", SHAPE, BATCH, "float8_rows"),
+        row("head by cuBLAS", SHAPE, BATCH),
+        text("one kernel to settle"),
+        text("credit's kernels", decoder="credit"),
+        row("graphs over ranks", SHAPE, ONE, ranks=8),
+        row("one-shot all-reduce", SHAPE, ONE, ranks=8),
+        row("packed gather", SHAPE, ONE, ranks=8),
+        text("bucket with neighbours", cache="vicinity", rows=32),
+    ]
+    table = (ROOT / "docs/gpu.md").read_text().partition("| variant | kernel: ")[2]
+    cells = (line.split("|") for line in table.partition("\n\n")[0].splitlines()[2:])
+    shown = [[*map(float, row[4:6])] for row in cells if row[3] != " not predicted "]
+    assert shown == predicted
+
+
 def test_the_changes_are_those_that_the_variants_make() -> None:
     always = made_by({})
     assert {"larger pair chunks", "packed gather", "bucket with neighbours"} <= always

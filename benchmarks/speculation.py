@@ -66,6 +66,7 @@ def main() -> None:
         ) as llm:
             prompts: Any = random_ids(llm, batch, 32, args.seed)
             if checkpoint in DEMOS:
+                assert llm.tokenizer is not None
                 chats = [[{"role": "user", "content": text}] for text in examples(checkpoint)]
                 prompts = list(islice(cycle(map(llm.tokenizer.encode_chat, chats)), batch))
             asked = SamplingParams(

@@ -68,7 +68,8 @@ def keys_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 @pytest.mark.parametrize("family", NEEDED)
 def test_a_missing_or_wrong_key_is_named_in_one_sentence(family: str) -> None:
     config = json.loads((GOLDEN / family / "config.json").read_text())
-    missed, unread = set(), set()
+    missed: set[str] = set()
+    unread: set[str] = set()
     for number, (_, key) in enumerate(keys_of(config)):
         for gone in (True, False):
             changed = deepcopy(config)

@@ -179,8 +179,9 @@ class Logits:
         made_RV, ids_1V = torch.empty_like(self.values_RV), self._ids_V.unsqueeze(0)
         rows = rows_at_a_time(made_RV)
         parts = (part.split(rows) for part in (made_RV, self.values_RV, *key))
-        for made, values, *own in zip(*parts, strict=True):
-            torch.add(noise.gumbel(*own, ids_1V).to(values), values, out=made)
+        for made, values, seed, position, step in zip(*parts, strict=True):
+            drawn = noise.gumbel(seed, position, step, ids_1V)
+            torch.add(drawn.to(values), values, out=made)
         return Logits(made_RV, self.start, self.mesh)
 
     def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:

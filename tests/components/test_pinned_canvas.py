@@ -128,7 +128,8 @@ def test_pinned_fields_are_as_right_as_free_ones_in_fewer_forwards(model: str, c
         asked = ways(items, 128)
         free, pinned = (ask(llm, items, asked[way]) for way in ("free", "pinned"))
         assert pinned.right >= free.right - 0.05 and pinned.valid == 1
-        assert pinned.forwards < free.forwards
+        assert pinned.forwards < min(free.forwards, 3)
+        assert pinned.most_forwards <= 2 or model == "demo-llada2"  # whose canvas has blocks
 
 
 @pytest.mark.parametrize("model", ["demo", "demo-llada2"])

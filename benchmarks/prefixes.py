@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=32, help="tokens of each prompt's own")
     parser.add_argument("--answer", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--dtype", default="float32", help="float64: all answers must be equal")
+    parser.add_argument("--only", nargs="+", default=[*WORK], choices=[*WORK], metavar="WORK")
     parser.add_argument(
         "--first-steps", default="step0", help="step0 or approx, for models with two-way attention"
     )
@@ -107,7 +108,7 @@ def print_table(sharing: DiffusionLLM, apart: DiffusionLLM, args: argparse.Names
     print(f"{paired.clock_of(args).label}, {args.requests} requests, prompts of")
     print(f"{args.common} + {args.own} tokens, answers of {args.answer}")
     print(paired.head("work", "sharing, tok/s", "apart, tok/s", "ratio", "equal answers"))
-    for name in WORK:
+    for name in args.only:
         print(measure(name, sharing, apart, args), flush=True)
 
 

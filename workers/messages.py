@@ -215,7 +215,7 @@ class Update:
         self.finish_reason, self.stop_id = later.finish_reason, later.stop_id
         self.forwards, self.progress = later.forwards, later.progress
         self.canvas, self.cached_tokens = later.canvas, later.cached_tokens
-        self.approximate = later.approximate
+        self.approximate = self.approximate or later.approximate
         self.fields, self.version = later.fields, later.version
 
 

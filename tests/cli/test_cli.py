@@ -563,6 +563,10 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
         ("serve --kv-cache-memory lots", "'lots' is not an amount of memory"),
         ("serve --tp 3", "this model runs on 1, 2, 4, 8 ranks"),
         ("serve --enable-prefix-caching", "enable_prefix_caching needs block-causal attention"),
+        (
+            "serve demo-llada2 --first-step-caching step0",
+            "so requests share whole prefixes already",
+        ),
         ("serve demo --replicas 2 --prefix-routing", "prefix_routing needs block-causal attention"),
         ("serve --prefix-routing", "prefix_routing chooses between replicas, and there is only"),
         ("generate --enable-prefix-caching x", "in this model all positions see each other"),

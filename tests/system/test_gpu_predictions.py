@@ -30,7 +30,7 @@ from benchmarks.gpu.predict import (
     tables,
 )
 from benchmarks.gpu.random_model import config_of, quantization_of
-from benchmarks.gpu.shapes import SHAPES, Work
+from benchmarks.gpu.shapes import SHAPES, Shape, Work
 from benchmarks.gpu.step import make_step
 from diffray.components.experts import Experts
 from diffray.components.mesh import Mesh
@@ -251,9 +251,16 @@ def test_the_document_shows_what_each_variant_saves() -> None:
     dense = SHAPES[DENSE]
     staying = {"persistent blocks", "experts in the cache"}
 
-    def row(names: str | set[str], *sizes: Any, **more: Any) -> list[float]:
-        names = {names} if isinstance(names, str) else names
-        steps = (Step(*(sizes or (SHAPE, ONE)), changes=c, **more) for c in (BUILT - names, BUILT))
+    def row(
+        names: str | set[str],
+        shape: Shape = SHAPE,
+        work: Work = ONE,
+        weights: str = "bfloat16",
+        ranks: int = 1,
+        hot: float = 0.0,
+    ) -> list[float]:
+        less = BUILT - ({names} if isinstance(names, str) else names)
+        steps = (Step(shape, work, weights, ranks, made, hot=hot) for made in (less, BUILT))
         return [round(step.ms, 2) for step in steps]
 
     def text(name: str, **more: Any) -> list[float]:

@@ -1,5 +1,8 @@
 """Which config.json is understood, and what is refused because it needs other arithmetic."""
 
+import json
+from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build
+from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny_checkpoints import (
     DREAM,
     FAST_DLLM_V2,
@@ -18,6 +22,71 @@ from tests.helpers.tiny_checkpoints import (
 )
 
 FAMILIES = "LLaDA|LLaDA-MoE|LLaDA2|Dream|Fast-dLLM v2|SDAR|SDAR-MoE"
+_STACK = "vocab_size hidden_size num_hidden_layers num_attention_heads"
+_QWEN = f"{_STACK} max_position_embeddings rope_theta"
+_EXPERTS = "num_experts num_experts_per_tok"
+# The keys of each golden checkpoint's config, in published form, that it cannot do without.
+NEEDED = {
+    "llada": "d_model n_heads n_layers activation_type block_type rope rope_theta layer_norm_type "
+    "include_bias weight_tying max_sequence_length mlp_ratio",  # or mlp_hidden_size
+    "llada_moe": f"{_STACK} {_EXPERTS} expert_intermediate_size rope_theta",
+    "llada2_moe": f"{_STACK} {_EXPERTS} num_key_value_heads intermediate_size use_bias rope_theta "
+    "n_group topk_group routed_scaling_factor moe_intermediate_size",
+    "dream": f"{_QWEN} intermediate_size",
+    "fast_dllm_v2": f"{_QWEN} intermediate_size",
+    "sdar": f"{_QWEN} intermediate_size",
+    "sdar_moe": f"{_QWEN} {_EXPERTS} moe_intermediate_size norm_topk_prob",
+    "diffusion_gemma": f"{_STACK} num_key_value_heads intermediate_size num_experts top_k_experts "
+    "moe_intermediate_size use_bidirectional_attention text_config vision_config",
+}
+# What has no part in a forward, or is said by another key.
+UNREAD = {
+    *"architectures model_type dtype torch_dtype transformers_version init_fn init_std".split(),
+    *"initializer_range use_cache fuse_cross_entropy flash_attention output_router_logits".split(),
+    *"attention_dropout embedding_dropout output_dropout residual_dropout".split(),
+    *"mask_token_id eos_token_id bos_token_id pad_token_id router_aux_loss_coef".split(),
+    *"max_window_layers sliding_window".split(),  # with use_sliding_window, which is refused
+}
+_UNREAD_OF = {
+    "llada": {"vocab_size"},  # embedding_size
+    "llada_moe": {"dense_intermediate_size", "norm_topk_prob"},  # none dense; never renormalised
+    "fast_dllm_v2": {"layer_types"},
+    "sdar_moe": {"intermediate_size"},  # no layer is dense
+    "diffusion_gemma": {"max_position_embeddings"},  # the tower's
+}
+
+
+def keys_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each key with the object that has it, inner objects' too."""
+    for key, value in list(config.items()):
+        yield config, key
+        if isinstance(value, dict):
+            yield from keys_of(value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", NEEDED)
+def test_a_missing_or_wrong_key_is_named_in_one_sentence(family: str) -> None:
+    config = json.loads((GOLDEN / family / "config.json").read_text())
+    missed: set[str] = set()
+    unread: set[str] = set()
+    for number, (_, key) in enumerate(keys_of(config)):
+        for gone in (True, False):
+            changed = deepcopy(config)
+            owner, _ = list(keys_of(changed))[number]
+            owner[key] = None if gone else "nonsense"
+            try:
+                choose_build(changed)(changed, Mesh(), torch.float32)
+            except ValueError as error:
+                said = str(error)
+                assert "\n" not in said and said.startswith("config.json of a ")
+                named = "mlp_ratio" if gone and key == "mlp_hidden_size" else key
+                assert f"{named!r}" in said
+                missed |= {named} if gone else set()
+            else:
+                unread |= set() if gone else {key}
+    assert missed == set(NEEDED[family].split())
+    assert unread <= UNREAD | _UNREAD_OF.get(family, set())
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
     python -m benchmarks.golden FOLDER...
 
-A folder holds a checkpoint and `golden.json`, as those in `tests/golden` do; or `golden.json` alone
-names the folder beside it that has the `checkpoint`. Every case is generated in float64 and in
+A folder holds a checkpoint and `golden.json`, as those in `tests/golden` do. `golden.json` alone
+names the folder beside it that has the `checkpoint`; one without cases is beside another layout of
+the same weights, whose cases `FAMILIES` says apply. Every case is generated in float64 and in
 float32; it is exact if its tokens are the original's in both, in no more forwards.
 """
 
@@ -184,6 +185,8 @@ def run(folder: Path) -> tuple[int, int]:
 
     found = json.loads((folder / "golden.json").read_text())
     checkpoint = folder.parent / found.get("checkpoint", folder.name)
+    if "cases" not in found:
+        found = json.loads((folder.parent / FAMILIES[folder.name] / "golden.json").read_text())
     cases, different = found["cases"], set()
     for dtype in DTYPES:
         ids = {"mask_token_id": found["mask_id"], "eos_token_id": found["eos_id"]}

@@ -4,12 +4,11 @@
     python -m benchmarks.speculation --threads 1 --cpu-time --block-lengths 4 32 -- /tmp/llada-100m
     python -m benchmarks.speculation --cpu-time --batches 1 2 4 8 --only static -- /tmp/sdar-20m
 
-Answers of a demo model are to its examples; another checkpoint continues random ids. The ratio
-is of the time; the tokens of both are compared. Speculation leaves them as they are, the branches
-of `lopa` do not.
+A demo model answers its examples, as chats and to their end; another checkpoint continues random
+ids. The ratio is of the time; the tokens of both are compared. Speculation leaves them as they are,
+the branches of `lopa` do not.
 """
 
-import argparse
 from collections.abc import Callable
 from itertools import cycle, islice, product
 from typing import Any
@@ -67,37 +66,44 @@ def main() -> None:
         ) as llm:
             prompts: Any = random_ids(llm, batch, 32, args.seed)
             if checkpoint in DEMOS:
-                prompts = list(islice(cycle(examples(checkpoint)), batch))
+                assert llm.tokenizer is not None
+                chats = [[{"role": "user", "content": text}] for text in examples(checkpoint)]
+                prompts = list(islice(cycle(map(llm.tokenizer.encode_chat, chats)), batch))
+            asked = SamplingParams(
+                max_tokens=TOKENS,
+                temperature=args.temperature,
+                seed=args.seed,
+                ignore_eos=checkpoint not in DEMOS,
+            )
             for length in args.block_lengths:
                 for name, pair in policies(args.drafts, args.branches, length).items():
                     if args.only not in name:
                         continue
-                    own: list[Diffusion] = [policy | {"block_length": length} for policy in pair]
-                    found = compare(llm, prompts, own, args, clock)
+                    own = [
+                        SamplingParams(
+                            **asked.model_dump(exclude_unset=True),
+                            diffusion=policy | {"block_length": length},
+                        )
+                        for policy in pair
+                    ]
+                    found = compare(llm, prompts, own, args.repeats, clock)
                     print(paired.row(checkpoint, batch, length, name, *found), flush=True)
 
 
 def compare(
     llm: DiffusionLLM,
     prompts: Any,
-    pair: list[Diffusion],
-    args: argparse.Namespace,
+    pair: list[SamplingParams],
+    turns: int,
     clock: paired.Clock,
 ) -> tuple[object, ...]:
     """Return the last cells of a row: forwards, their ratio, the speedup, equal answers."""
 
-    def contender(diffusion: Diffusion) -> Callable[[int], paired.Turn]:
-        params = SamplingParams(
-            max_tokens=TOKENS,
-            temperature=args.temperature,
-            seed=args.seed,
-            ignore_eos=True,
-            diffusion=diffusion,
-        )
+    def contender(params: SamplingParams) -> Callable[[int], paired.Turn]:
         return clock.timed(lambda _: paired.generate(llm, prompts, [params] * len(prompts)))
 
     contenders = dict(zip(("plain", "copies"), map(contender, pair), strict=True))
-    plain, copies = paired.take_turns(contenders, args.repeats).values()
+    plain, copies = paired.take_turns(contenders, turns).values()
     before, after = (sum(turns[-1].forwards) for turns in (plain, copies))
     fewer = f"{before / after:.2f}"
     return before, after, fewer, paired.speedup(copies, plain), paired.equal_answers(copies, plain)

@@ -181,6 +181,8 @@ class Policy:
         plain = "block_diffusion" if causal else "blockwise"
         check_parts(iteration, decoder, plain, encodes=spec.encodes)
         _check_attention(iteration, cache, causal=causal)
+        if params.canvas == "pinned":
+            _check_pinned(iteration, decoder, plain)
         _check_together(iteration, decoder, cache, length)
         if iteration.soft and params.cfg_scale > 0:
             raise InvalidField(
@@ -188,9 +190,7 @@ class Policy:
                 + ("leave it out" if iteration.renoises else f"use {plain!r}"),
                 "diffusion.cfg_scale",
             )
-        if params.canvas == "pinned":
-            _check_pinned(iteration, decoder, plain)
-        elif params.slot_length is not None:
+        if params.canvas != "pinned" and params.slot_length is not None:
             raise InvalidField(
                 "slot_length is about the fields of a pinned canvas; add canvas: 'pinned'",
                 "diffusion.slot_length",
@@ -227,7 +227,10 @@ def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
 
 
 def _default_decoder(params: DiffusionParams, spec: ModelSpec) -> Decoder:
-    return WholeSlots() if params.canvas == "pinned" else _DECODER.validate_python(spec.decoder)
+    in_parts = params.iteration is not None and params.iteration.sub_block()
+    if params.canvas == "pinned" and not in_parts:
+        return WholeSlots()
+    return _DECODER.validate_python(spec.decoder)
 
 
 def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpec) -> AnyIteration:

@@ -125,6 +125,18 @@ def test_decoders_caches_and_seeds_may_differ() -> None:
             assert cached(engine, each) == len(PROMPT), diffusion
 
 
+@pytest.mark.parametrize("iteration", ["blockwise", "first_token"])
+def test_logits_about_the_next_position_are_kept_too(iteration: str) -> None:
+    """The position before the block decides the first one, alone or not."""
+    model, diffusion = ToyModel(logit_shift=1), {"iteration": iteration}
+    engine = toy_engine(model, first_steps="step0")
+    for uid in range(2):
+        each = request(uid, diffusion=diffusion)
+        expected = run(toy_engine(model), [each])[uid]
+        ids, update = last_update(engine, each)
+        assert (ids, update.cached_tokens) == (expected, uid * len(PROMPT))
+
+
 def test_each_adapter_and_each_version_has_its_own() -> None:
     """`LoRA` counts its loads, so one that was replaced is another one."""
     engine = sharing()

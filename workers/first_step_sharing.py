@@ -58,7 +58,8 @@ class SharedFirstSteps:
 
     def finish(self, hidden_TH: Tensor, layout: Layout) -> Tensor:
         """Share what the forward has computed and stored; return all hidden states."""
-        pages, onto = [], []
+        pages: list[int] = []
+        onto: list[int] = []
         for span, leader in self.followers:
             pages += leader.sequence.pages
             onto += span.sequence.pages

@@ -188,7 +188,7 @@ def test_no_token_changes_under_eviction_and_preemption(
     draws, requests = random.Random(seed), draw_requests(14, seed)
     engine = sharing(num_pages=60, num_slots=4)
     expected, find = alone(requests), engine.kv.first_steps.find
-    kept = []
+    kept: list[FirstStep | None] = []
 
     def noted(canvas: Canvas) -> FirstStep | None:
         kept.append(find(canvas))

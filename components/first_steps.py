@@ -36,12 +36,13 @@ class Canvas(NamedTuple):
         if sequence.block_causal or sequence.index or any(more):
             return None
         assert sequence.policy.cache.window(sequence, 0) == (0, sequence.length)
+        first = max(sequence.start - sequence.logit_shift, 0)  # also where it is decided alone
         return Canvas(
             (sequence.cache_salt, sequence.lora),
             sequence.prompt,
             sequence.length,
             sequence.suffix,
-            (sequence.read_start, sequence.stop, sequence.first_alone),
+            (first, sequence.stop, sequence.first_alone),
         )
 
 
@@ -50,6 +51,7 @@ class FirstStep:
     """What a first step stored and computed."""
 
     pages: list[int]
+    start: int  # of the positions whose hidden states these are
     hidden_NH: Tensor
 
 

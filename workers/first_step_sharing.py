@@ -51,14 +51,15 @@ class SharedFirstSteps:
         offset |= {span: offset[leader] for span, leader in self.followers}
         behind = len(layout.batch.positions_T)
         for span, step in self.kept:
-            offset[span] = behind - span.sequence.read_start
+            offset[span] = behind - step.start
             behind += len(step.hidden_NH)
         offsets = tuple(offset[span] for span in self.windows)
         return replace(layout, windows=self.windows, offsets=offsets)
 
     def finish(self, hidden_TH: Tensor, layout: Layout) -> Tensor:
         """Share what the forward has computed and stored; return all hidden states."""
-        pages, onto = [], []
+        pages: list[int] = []
+        onto: list[int] = []
         for span, leader in self.followers:
             pages += leader.sequence.pages
             onto += span.sequence.pages
@@ -67,7 +68,7 @@ class SharedFirstSteps:
             if count <= self.kv.num_free:
                 first, (start, stop, _) = layout.offset_of(span), canvas.read
                 own_NH = hidden_TH[first + start : first + stop].clone()
-                step = FirstStep(self.kv.allocate(count), own_NH)
+                step = FirstStep(self.kv.allocate(count), start, own_NH)
                 pages += span.sequence.pages
                 onto += step.pages
                 self.kv.first_steps.keep(canvas, step)

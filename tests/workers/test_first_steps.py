@@ -22,6 +22,7 @@ from tests.helpers.toy import ToyModel, drain, last_update, prompt_of, run, toy_
 PROMPT = prompt_of(50)
 BLOCK, TOKENS = 16, 40
 CANVAS = len(PROMPT) + TOKENS
+IDS: dict[str, Any] = {"mask_token_id": MASK, "eos_token_id": EOS}
 
 
 class CountingModel(ToyModel):
@@ -125,6 +126,18 @@ def test_decoders_caches_and_seeds_may_differ() -> None:
             assert cached(engine, each) == len(PROMPT), diffusion
 
 
+@pytest.mark.parametrize("iteration", ["blockwise", "first_token"])
+def test_logits_about_the_next_position_are_kept_too(iteration: str) -> None:
+    """The position before the block decides the first one, alone or not."""
+    model, diffusion = ToyModel(logit_shift=1), {"iteration": iteration}
+    engine = toy_engine(model, first_steps="step0")
+    for uid in range(2):
+        each = request(uid, diffusion=diffusion)
+        expected = run(toy_engine(model), [each])[uid]
+        ids, update = last_update(engine, each)
+        assert (ids, update.cached_tokens) == (expected, uid * len(PROMPT))
+
+
 def test_each_adapter_and_each_version_has_its_own() -> None:
     """`LoRA` counts its loads, so one that was replaced is another one."""
     engine = sharing()
@@ -176,7 +189,7 @@ def test_no_token_changes_under_eviction_and_preemption(
     draws, requests = random.Random(seed), draw_requests(14, seed)
     engine = sharing(num_pages=60, num_slots=4)
     expected, find = alone(requests), engine.kv.first_steps.find
-    kept = []
+    kept: list[FirstStep | None] = []
 
     def noted(canvas: Canvas) -> FirstStep | None:
         kept.append(find(canvas))
@@ -251,7 +264,7 @@ def test_an_approximation_runs_only_what_follows() -> None:
 @pytest.mark.parametrize("family", ["llada", "llada_moe", "dream"])
 def test_golden_tokens_stay(family: str) -> None:
     """All cases twice, so that the second run finds what the first has kept, and choices of one."""
-    options: dict[str, Any] = {"mask_token_id": MASK, "eos_token_id": EOS, "dtype": "float64"}
+    options: dict[str, Any] = {"dtype": "float64", **IDS}
     cases = cases_of(family)
     path = str(GOLDEN / family)
     with DiffusionLLM(path, first_step_caching="step0", max_num_seqs=64, **options) as llm:
@@ -268,27 +281,22 @@ def test_golden_tokens_stay(family: str) -> None:
     assert [choice.forwards for choice in shared.outputs] == [c.forwards for c in apart.outputs]
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["int8", "uint4"])
-def test_rounded_keys_and_values_are_shared_as_they_are(kv_cache_dtype: str) -> None:
+def test_rounded_keys_and_values_are_shared_as_they_are() -> None:
+    params = SamplingParams(max_tokens=48, n=3, temperature=1.0, seed=3, ignore_eos=True)
     found = []
     for mode in ("off", "step0"):
         with DiffusionLLM(
-            str(GOLDEN / "llada_moe"), dtype="float64", kv_cache_dtype=kv_cache_dtype,
-            first_step_caching=mode, mask_token_id=MASK, eos_token_id=EOS,
+            str(GOLDEN / "llada_moe"), dtype="float64", kv_cache_dtype="int8",
+            first_step_caching=mode, **IDS,
         ) as llm:  # fmt: skip
-            params = SamplingParams(max_tokens=48, n=3, temperature=1.0, seed=3, ignore_eos=True)
-            found.append(
-                [
-                    [choice.token_ids for choice in llm.generate(prompt, params)[0].outputs]
-                    for prompt in [[*range(1, 60)]] * 2
-                ]
-            )
+            outputs = [llm.generate([*range(1, 60)], params)[0].outputs for _ in range(2)]
+            found.append([[choice.token_ids for choice in choices] for choices in outputs])
     assert found[0] == found[1]
 
 
 def test_it_is_refused_where_whole_prefixes_are_shared() -> None:
     with pytest.raises(ValueError, match="first_step_caching is 'step0', and in this model atten"):
-        DiffusionLLM(str(GOLDEN / "llada2_moe"), first_step_caching="step0")
+        DiffusionLLM(str(GOLDEN / "llada2_moe"), first_step_caching="step0", **IDS)
 
 
 def test_an_update_stays_approximate() -> None:

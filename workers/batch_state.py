@@ -264,7 +264,7 @@ class BatchState:
         ]
         ends += [-1] * (len(self.rows) - len(ends))  # no drafts of pinned canvases
         end_B1 = send(torch.tensor(ends), self.device).unsqueeze(1)
-        unused_BL = (proposal.ids_BL == end_B1) & self.masked_BL
+        unused_BL: Tensor = (proposal.ids_BL == end_B1) & self.masked_BL
         whole = [row.sequence.policy.decoder.whole_slots for row in self.rows]
         whole_B1 = send(torch.tensor(whole), self.device).unsqueeze(1)
         # Where all are used the next step would see the same canvas, so it need not be waited for.

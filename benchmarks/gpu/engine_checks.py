@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.golden import EOS, FAMILIES, MASK, cases_of, golden, params_of
+from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK, cases_of, golden, params_of
 from benchmarks.gpu.choices import Expected, expected
 from benchmarks.gpu.engine import replays
 from benchmarks.gpu.program import Row
@@ -25,7 +25,6 @@ from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Bucket, Graphs, run_again
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_rank
-from tests.helpers.paths import GOLDEN
 
 CAUSAL = "llada2_moe"  # the family whose requests share K/V
 SHORT = ("dual", "vicinity", "block")  # the golden caches whose windows are as short as recordings

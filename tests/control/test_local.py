@@ -316,7 +316,7 @@ def test_forwards_never_fall_where_a_request_gives_way_before_its_first_token() 
         admitted.update(request.uid for request in order.add)
         return run(order, *args)
 
-    inner.run = counted  # type: ignore[method-assign]
+    inner.run = counted  # type: ignore[method-assign, assignment]
     with LocalEngine(inner, EngineConfig(time_slice=1, steps_per_round=1)) as engine:
         answers = asyncio.run(scenario(engine))
     assert max(admitted.values()) > 1, "a request gave way and was resumed"

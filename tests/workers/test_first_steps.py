@@ -215,9 +215,8 @@ def pages_are_in_order(engine: Engine) -> None:
     """Each page is free, of a sequence or its copies, or of one first step."""
     pages = Counter(engine.kv._free)
     for sequence in engine.running:
-        copies = [*sequence.drafts, *([sequence.uncond] if sequence.uncond else [])]
-        for canvas in (sequence, *copies):
-            pages.update(canvas.pages)
+        for canvas in (sequence, sequence.uncond, *sequence.drafts):
+            pages.update([] if canvas is None else canvas.pages)
     kept = [page for step in engine.kv.first_steps._kept.values() for page in step.pages]
     assert len(kept) == engine.kv.first_steps.num_pages
     assert pages + Counter(kept) == Counter(range(1, engine.kv.num_pages))

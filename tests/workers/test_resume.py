@@ -1,6 +1,5 @@
 """A request whose engine is lost goes on in another, from its updates alone, to the same text."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import fields, replace
 from functools import cache, partial
@@ -9,12 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.golden import cases_of, params_of, written
 from diffray.components.params import SamplingParams
-from diffray.workers.engine import Engine
-from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Progress, Request, Resume, Update
-from diffray.workers.setup import build_engine
 from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
     CAUSAL,
@@ -24,7 +19,7 @@ from tests.helpers.mixed_requests import (
     SUB_BLOCK,
     mixed_requests,
 )
-from tests.helpers.paths import GOLDEN
+from tests.helpers.resuming import cut_and_resume, updates_of
 from tests.helpers.toy import EOS, ScriptedModel, ToyModel, certain, prompt_of, toy_engine
 
 MIXTURES: dict[str, tuple[ToyModel, list[dict[str, object]]]] = {
@@ -32,35 +27,6 @@ MIXTURES: dict[str, tuple[ToyModel, list[dict[str, object]]]] = {
     "causal": (CAUSAL, MIXED_CAUSAL),
     "shifted": (SHIFTED_CAUSAL, MIXED_CAUSAL[-2:] + SUB_BLOCK),
 }
-
-
-def updates_of(
-    engine: Engine, requests: Items[Request], steps: int, rounds: int = 999
-) -> list[Update]:
-    """Run that many rounds in a new engine, if the requests take so many."""
-    for request in requests:
-        engine.add(request)
-    found: list[Update] = []
-    for _ in range(rounds):
-        if engine.idle:
-            break
-        found += engine.step(steps)
-    return found
-
-
-def cut_and_resume(
-    new: Callable[[], Engine], requests: Items[Request], steps: int, cuts: Items[int]
-) -> list[Update]:
-    """Run the requests through one new engine after another, each but the last soon lost."""
-    found: list[Update] = []
-    for rounds in (*cuts, 999):
-        left = []
-        for request in requests:
-            mine = [update for update in found if update.uid == request.uid]
-            if not mine or not mine[-1].finish_reason:
-                left.append(replace(request, resume=Resume.after(mine)))
-        found += updates_of(new(), left, steps, rounds)
-    return found
 
 
 def story(updates: Items[Update], uid: int) -> dict[str, object]:
@@ -148,36 +114,6 @@ def test_preemption_and_resumption_mix() -> None:
             both = [*mine, *updates_of(toy_engine(model), rest, 2)]
             whole = updates_of(toy_engine(model), [request], 2)
             assert story(both, request.uid) == story(whole, request.uid)
-
-
-def golden_engine(family: str) -> Engine:
-    setup = EngineOptions(
-        dtype="float64", device="cpu", max_num_seqs=8, mask_token_id=510, eos_token_id=511
-    )
-    return build_engine(str(GOLDEN / family), setup)[0]
-
-
-@pytest.mark.parametrize("family", ["dream", "fast_dllm_v2", "sdar"])
-def test_golden_checkpoints_go_on_as_if_undisturbed(family: str) -> None:
-    """Every other request samples; the others write what the original does."""
-    requests, originals = [], {}
-    for number, case in enumerate(cases_of(family)[::4]):
-        params = params_of(case)
-        if number % 2:
-            params = params.model_copy(update={"temperature": 0.7, "seed": number})
-        else:
-            originals[number] = written(case)
-        requests.append(Request(number, tuple(case["prompt"]), params))
-    whole = updates_of(golden_engine(family), requests, 1)
-    found = cut_and_resume(partial(golden_engine, family), requests, 1, [19, 26])
-    ids, undisturbed = (
-        {r.uid: story(updates, r.uid)["ids"] for r in requests} for updates in (found, whole)
-    )
-    assert ids == undisturbed and originals.items() <= ids.items()
-    again, once = (
-        {u.uid: u.forwards for u in updates if u.finish_reason} for updates in (found, whole)
-    )
-    assert any(again[uid] > once[uid] for uid in once), "no block was begun anew"
 
 
 def test_nothing_to_resume_is_a_new_request() -> None:

@@ -1,18 +1,21 @@
 """However the golden requests of a family are run, they find the same tokens: one row a family."""
 
 from collections.abc import Iterable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pytest
 
 from benchmarks.golden import EOS, MASK, cases_of, golden, images_of, params_of, written
 from diffray.components.mesh import Mesh
+from diffray.kernels.checksum import checksum
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request, Update
 from diffray.workers.setup import build_rank
 from tests.helpers.paths import GOLDEN
+from tests.helpers.ranks import on_ranks
 from tests.helpers.resuming import cut_and_resume, updates_of
 
 pytestmark = pytest.mark.slow
@@ -26,29 +29,30 @@ class Row(NamedTuple):
     every: int
     shares: bool = True  # K/V of prefixes, where attention is block-causal
     masked: bool = True
+    routed: bool = False
 
 
 ROWS = {
     "LLaDA": Row("llada", "llada", 6, shares=False),
-    "LLaDA-MoE": Row("llada_moe_fused", "llada_moe", 9, shares=False),
-    "LLaDA2": Row("llada2_moe", "llada2_moe", 3),
-    "LLaDA2.1": Row("llada2_moe", "llada2_edit", 6),
+    "LLaDA-MoE": Row("llada_moe_fused", "llada_moe", 9, shares=False, routed=True),
+    "LLaDA2": Row("llada2_moe", "llada2_moe", 3, routed=True),
+    "LLaDA2.1": Row("llada2_moe", "llada2_edit", 6, routed=True),
     "Dream": Row("dream", "dream", 13, shares=False),
     "Fast-dLLM v2": Row("fast_dllm_v2", "fast_dllm_v2", 8),
     "SDAR": Row("sdar", "sdar", 12),
-    "SDAR-MoE": Row("sdar_moe", "sdar_moe", 12),
-    "DiffusionGemma": Row("diffusion_gemma", "diffusion_gemma", 7, masked=False),
+    "SDAR-MoE": Row("sdar_moe", "sdar_moe", 12, routed=True),
+    "DiffusionGemma": Row("diffusion_gemma", "diffusion_gemma", 7, masked=False, routed=True),
 }
 # Of those that other tests use most, in the long lane.
 _LONG = "LLaDA", "LLaDA-MoE", "LLaDA2"
 FAMILIES = [pytest.param(name, marks=[pytest.mark.long] * (name in _LONG)) for name in ROWS]
 
 
-def engine(row: Row, **options: Any) -> Engine:
+def engine(row: Row, mesh: Mesh | None = None, **options: Any) -> Engine:
     if row.masked:
         options |= {"mask_token_id": MASK, "eos_token_id": EOS}
     setup = EngineOptions(dtype="float64", device="cpu", max_num_seqs=8, page_size=8, **options)
-    return build_rank(str(GOLDEN / row.checkpoint), setup, Mesh())
+    return build_rank(str(GOLDEN / row.checkpoint), setup, mesh or Mesh())
 
 
 def requests_of(row: Row) -> list[Request]:
@@ -109,3 +113,41 @@ def test_interrupted_equals_uninterrupted(family: str) -> None:
     found = cut_and_resume(another, requests_of(ROWS[family]), 1, [19, 26])
     assert tokens_of(found) == alone(family)
     assert made[-1].forwards > 0
+
+
+class OnRank(NamedTuple):
+    tokens: dict[int, list[int]]
+    agreed: bool  # whether the ranks' canvases were equal after every round
+
+
+def run_on_rank(mesh: Mesh, families: list[str], *, expert_parallel: bool) -> list[OnRank]:
+    found = []
+    for row in map(ROWS.__getitem__, families):
+        made = engine(row, replace(mesh, expert_parallel=expert_parallel))
+        tokens: dict[int, list[int]] = {}
+        agreed = True
+        for request in requests_of(row):
+            made.add(request)
+        while not made.idle:
+            for update in made.step():
+                tokens.setdefault(update.uid, []).extend(update.ids)
+            canvases = checksum(made.slots.ids_SN, made.slots.masked_SN)
+            agreed = agreed and bool(mesh.all_equal(canvases))
+        found.append(OnRank(tokens, agreed))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("families", "expert_parallel"),
+    [
+        (["DiffusionGemma"], True),
+        pytest.param([*ROWS], False, marks=pytest.mark.long),
+        pytest.param([f for f in ROWS if ROWS[f].routed], True, marks=pytest.mark.long),
+    ],
+)
+def test_two_ranks_equal_one(families: list[str], expert_parallel: bool) -> None:
+    """With slices of all matrices on each rank, or with whole experts of its own."""
+    work = partial(run_on_rank, families=families, expert_parallel=expert_parallel)
+    for rank in on_ranks(2, work):
+        for family, found in zip(families, rank, strict=True):
+            assert found.agreed and found.tokens == alone(family), family

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,26 +10,23 @@ import pytest
 from benchmarks.golden import golden, images_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.config import InvalidField
-from diffray.components.mesh import Mesh
-from diffray.kernels.checksum import checksum
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request, Resume, Update
 from diffray.workers.setup import build_engine
 from tests.helpers.paths import GOLDEN
 from tests.helpers.random_grammars import random_automaton
-from tests.helpers.ranks import on_ranks
 
 FOLDER = str(GOLDEN / "diffusion_gemma")
 QUICK = {"kind": "renoise", "max_steps": 6}
 SURE = {"kind": "renoise", "max_steps": 12, "confidence": 1.5, "stability": 0}
 
 
-def engine(mesh: Mesh | None = None, **options: Any) -> Engine:
+def engine(**options: Any) -> Engine:
     setup = EngineOptions(
         **{"dtype": "float64", "device": "cpu", "max_num_seqs": 8, "page_size": 8} | options
     )
-    return build_engine(FOLDER, setup, mesh)[0]
+    return build_engine(FOLDER, setup)[0]
 
 
 def requests() -> list[Request]:
@@ -175,27 +172,6 @@ def test_seeds_differ_and_are_repeated() -> None:
         params = request.params.model_copy(update={"seed": seed})
         found.append(run(engine(), [Request(1, request.prompt, params)])[1])
     assert found[0] == found[2] != found[1]
-
-
-def on_rank(mesh: Mesh, *, expert_parallel: bool) -> tuple[dict[int, list[int]], bool]:
-    made, agreed = engine(replace(mesh, expert_parallel=expert_parallel)), True
-    found: dict[int, list[int]] = {request.uid: [] for request in requests()}
-    for request in requests():
-        made.add(request)
-    while not made.idle:
-        for update in made.step():
-            found[update.uid] += update.ids
-        canvases = checksum(made.slots.ids_SN, made.slots.masked_SN)
-        agreed = agreed and bool(mesh.all_equal(canvases))
-    return found, agreed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("expert_parallel", [False, True])
-def test_two_ranks_find_what_one_finds(expert_parallel: bool) -> None:
-    """With slices of all experts on each rank, or with whole experts of its own."""
-    for found, agreed in on_ranks(2, partial(on_rank, expert_parallel=expert_parallel)):
-        assert agreed and found == alone()
 
 
 @pytest.mark.parametrize(

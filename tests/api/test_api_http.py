@@ -522,7 +522,8 @@ def test_usage_counts_cached_tokens() -> None:
 
 def test_usage_and_metrics_say_what_is_approximate() -> None:
     prompt = list(range(60, 125))
-    chat = {"max_tokens": 8, "messages": [{"role": "user", "content": "What is 12 plus 30?"}]}
+    said = "What is 12 plus 30? " * 8  # more than a page
+    chat = {"max_tokens": 8, "messages": [{"role": "user", "content": said}]}
     with (
         serve_model("demo", "demo", first_step_caching="approx") as served,
         httpx2.Client(base_url=served.url, timeout=60) as http,

@@ -26,7 +26,8 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import paired
-from benchmarks.golden import GOLDEN, cases_of
+from benchmarks.golden import cases_of
+from benchmarks.paths import GOLDEN
 from diffray import DiffusionLLM, SamplingParams
 
 THRESHOLD, BLOCK_LENGTH = 0.9, 32

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.mix_rule import by_rule
+from benchmarks.paths import GOLDEN
 from diffray.components.image import Image
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
@@ -24,7 +25,6 @@ from diffray.workers.messages import Request
 if TYPE_CHECKING:
     from diffray import DiffusionLLM
 
-GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 MASK, EOS = 510, 511
 DTYPES = "float64", "float32"
 FAMILIES = {

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.golden import GOLDEN
+from benchmarks.paths import GOLDEN
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build
 

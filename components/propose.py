@@ -16,6 +16,7 @@ from diffray.components.grammar.paths import LEFT_OUT, Entry, fill
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.row_transform import Planned
+from diffray.components.slot_values import Values
 from diffray.components.transforms import LogitBias
 from diffray.kernels.acceptance import RATHER_MASKED
 from diffray.kernels.confidence import Confidence, Draw
@@ -57,16 +58,6 @@ class Structured(NamedTuple):
     draws: Draws | None  # of these rows; None: the best tokens
     end: SlotEnd | None  # of slots
     following_N: Tensor  # the token after each row's slot
-
-
-class Values(NamedTuple):
-    """Rows of slots of pinned canvases, of which each has one value."""
-
-    rows_E: Tensor
-    places_E: Tensor  # flat index into [slots, positions of the longest]
-    size: tuple[int, int]
-    end_E: Tensor  # the token of unused positions; -1 where there are none
-    following_E: Tensor  # the token after the slot
 
 
 class Options(NamedTuple):
@@ -164,7 +155,9 @@ def propose(
     proposal = _proposal(ids_R, logprob_R, confidence_R, rather_masked_R, rows.cells_R, block, top)
     value_BL = None
     if rows.values is not None:
-        value_BL = _values(logits, lse_R, ids_R, rows.values, rows.cells_R, block)
+        value_E = rows.values.probability(logits, lse_R, ids_R)
+        nowhere_BL = value_E.new_full(block.ids_BL.shape, -torch.inf)
+        value_BL = _spread(value_E, rows.cells_R[rows.values.rows_E], nowhere_BL)
     proposal = replace(proposal, options_EK=options_EK, likely=likely, best=best, value_BL=value_BL)
     if measured is None or rows.measured is None:
         return proposal
@@ -268,30 +261,6 @@ def _weigh_ends(logits: Logits, group: Structured) -> None:
     after_GL.view(-1)[group.places_N] = after_N
     worth_GL = after_GL - torch.nn.functional.pad(after_GL, (0, 1))[:, 1:]
     logits.put(end_id, worth_GL.flatten()[group.places_N])
-
-
-def _values(
-    logits: Logits, lse_R: Tensor, ids_R: Tensor, values: Values, cells_R: Tensor, block: Block
-) -> Tensor:
-    """Return how probable the whole value of each position's slot is; -inf outside of slots.
-
-    A value that ends before its slot is followed by what comes after the slot.
-    """
-    rows_E, places_E, size, end_E, following_E = values
-    following_R = torch.zeros_like(ids_R).index_copy(0, rows_E, following_E)
-    both_R2 = logits.gather(torch.stack([ids_R, following_R], dim=1)) - lse_R.unsqueeze(1)
-    own_E, after_E = both_R2[rows_E].unbind(1)
-    unused_E = ids_R[rows_E] == end_E
-
-    def spread(part_E: Tensor) -> Tensor:
-        return part_E.new_zeros(size).flatten().index_copy(0, places_E, part_E).view(size)
-
-    unused_SL = spread(unused_E)
-    later_SL = unused_SL & torch.nn.functional.pad(unused_SL, (1, 0))[:, :-1]
-    each_SL = spread(torch.where(unused_E, after_E, own_E)).masked_fill(later_SL, 0.0)
-    value_E = each_SL.sum(1).exp()[places_E // size[1]]
-    nowhere_BL = value_E.new_full(block.ids_BL.shape, -torch.inf)
-    return _spread(value_E, cells_R[rows_E], nowhere_BL)
 
 
 def propose_plain(found: Confidence, rows: Rows, block: Block) -> Proposal:

@@ -16,8 +16,9 @@ from diffray.components.backend import send
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.paths import Entry
 from diffray.components.pins import Stretch
-from diffray.components.propose import Draws, SlotEnd, Structured, Values
+from diffray.components.propose import Draws, SlotEnd, Structured
 from diffray.components.sequence import Sequence
+from diffray.components.slot_values import Values
 
 Alike = tuple[Automaton, bool, SlotEnd | None]  # what may be chosen in one call, drawn or not
 

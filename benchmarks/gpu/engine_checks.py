@@ -9,10 +9,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.golden import EOS, FAMILIES, GOLDEN, MASK, cases_of, golden, params_of
+from benchmarks.golden import EOS, FAMILIES, MASK, cases_of, golden, params_of
 from benchmarks.gpu.choices import Expected, expected
 from benchmarks.gpu.engine import replays
 from benchmarks.gpu.program import Row
+from benchmarks.paths import GOLDEN
 from diffray.components.batch import Batch, Window
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh

@@ -179,7 +179,7 @@ def test_what_flags_are_read_as_fits_their_models(group: Any, model: type[Config
         list[str]: ["x"],
     }
     fits: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "quantization": "experts_int8"}
-    fits |= {"lora_modules": ["name=path"]}
+    fits |= {"lora_modules": ["name=path"], "first_step_caching": "step0"}
     fits |= {"scheduling_policy": "fcfs", "kv_cache_dtype": "int8"}
     hints = get_type_hints(group)
     found = options_of("serve")

@@ -153,5 +153,5 @@ def test_the_story_leaves_out_only_the_work() -> None:
     told = {*story(updates_of(engine, [mixed_requests(MIXED)[0]], 1), 0)}
     assert {f.name for f in fields(Update)} - told == {
         "uid", "finish_reason", "forwards", "progress", "canvas", "cached_tokens",
-        "ran", "version",
+        "ran", "version", "approximate",
     }  # fmt: skip

@@ -8,7 +8,6 @@ ATEN_CPU_CAPABILITY (avx2, default) and ONEDNN_MAX_CPU_ISA for older processors.
 
 import inspect
 import os
-import signal
 import sys
 
 # Before torch is imported, here and in the processes that tests start: on few cores, many threads
@@ -16,13 +15,6 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-# A run in the background of a script ignores Ctrl-C, one under nohup a closed terminal, and so
-# would every program that a test starts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if "DIFFRAY_TEST_AUTO" in os.environ:
     from tests.helpers.processors import sitecustomize
@@ -36,6 +28,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.helpers.signals import as_in_a_terminal
+
+as_in_a_terminal()
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # The machine's load must not decide whether a property holds.

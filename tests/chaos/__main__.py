@@ -24,6 +24,7 @@ from tests.chaos.run import Outcome, storm
 from tests.chaos.system import Layout, leftovers, running, shared_now
 from tests.chaos.terminal import terminal
 from tests.chaos.workload import questions
+from tests.helpers.signals import as_in_a_terminal
 
 
 def chaos(
@@ -52,6 +53,7 @@ def chaos(
 
 
 def main() -> None:
+    as_in_a_terminal()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=1e9, help="after which no more come")

@@ -71,10 +71,11 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     latencies: list[tuple[float, float]] = field(default_factory=list)  # when, seconds
+    begin: float = field(default_factory=time.monotonic)
 
     def bad(self, kind: str, why: str) -> None:
         self.counts[kind] += 1
-        self.wrong.append(f"{kind}: {why}")
+        self.wrong.append(f"{kind} after {time.monotonic() - self.begin:.1f} s: {why}")
 
     def check(self, client: int, ids: list[int], new: list[int], right: list[int]) -> None:
         """Add new tokens to those that a client has, and compare them with the right ones."""
@@ -126,7 +127,8 @@ class Client:
             if self.may_break(begin):
                 self.tally.counts["cut"] += 1
                 return False
-            self.tally.bad("lost", f"client {self.number} after {len(ids)} tokens: {error}")
+            told = f"client {self.number} after {len(ids)} tokens, {time.monotonic() - begin:.1f} s"
+            self.tally.bad("lost", f"{told}: {error}")
             return True
         except Refused:
             return False

@@ -30,6 +30,7 @@ from tests.first_contact.install import (
 )
 from tests.first_contact.rays_commands import try_rays_commands
 from tests.first_contact.report import Report
+from tests.helpers.signals import as_in_a_terminal
 
 # Two processors: which dtype "auto" is there, and which instructions are not used.
 AMX = {"DIFFRAY_TEST_AUTO": "bfloat16"}
@@ -42,6 +43,7 @@ PYTHON = "from diffray import DiffusionLLM; print(DiffusionLLM)"
 
 
 def main() -> None:
+    as_in_a_terminal()
     """Run all checks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--venv", type=Path, help="an environment with the dependencies")

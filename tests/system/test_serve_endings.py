@@ -24,8 +24,8 @@ pytestmark = pytest.mark.long
 
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 LONG: dict[str, Any] = {
-    "min_tokens": 512,
-    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 512}},
+    "min_tokens": 256,
+    "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 256}},
 }
 WIDE = """
 model_loading_config: {model_id: wide, model_source: demo}
@@ -152,9 +152,9 @@ def test_a_lost_replica_s_whole_answers_come_from_another(
     body = {
         "model": "demo",
         "messages": MESSAGES,
-        "max_tokens": 512,
-        "min_tokens": 512,
-        "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 512}},
+        "max_tokens": 256,
+        "min_tokens": 256,
+        "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 256}},
     }
     with serve_process("--config", str(config), *proxy) as served:
         served.wait_for(" is ready at ", 1)
@@ -164,7 +164,7 @@ def test_a_lost_replica_s_whole_answers_come_from_another(
             assert request_id == given.get("X-Request-Id", request_id)
 
         def ask(_: int) -> httpx2.Response:
-            return httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=120)
+            return httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=300)
 
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(ask, number) for number in range(8)]

@@ -48,7 +48,7 @@ llm_configs:
 """
 PROMPT = "<role>HUMAN</role>What is 7 times 6?<|role_end|><role>ASSISTANT</role>"
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
-PATIENCE_S = 120.0  # on a machine that does other things too
+PATIENCE_S = 240.0  # seconds, on a machine that does other things too
 # Takes seconds: one token a step.
 LONG: dict[str, Any] = {
     "max_tokens": 768,

@@ -113,9 +113,7 @@ class Proposal:
     best: Best | None = None  # where canvases are noise, which end as these
     options_EK: Tensor | None = None  # log-probabilities in choices, as `Options` asks for them
     likely: Likely | None = None  # where drafts of rows that draw are to be made
-    value_BL: Tensor | None = (
-        None  # in slots of pinned canvases: the probability of the whole value
-    )
+    value_BL: Tensor | None = None  # of a pinned canvas's slots: how probable each whole value is
 
     def rows(self, index: Tensor) -> "Proposal":
         """Return some of the rows, as a decoder sees them."""

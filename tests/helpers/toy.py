@@ -113,6 +113,22 @@ class ToyModel(WritesLogits):
         return weights_RV @ self.table_VH
 
 
+class CountingModel(ToyModel):
+    """Counts the positions that it runs; may fail once."""
+
+    def __init__(self, block_causal: bool = True) -> None:
+        super().__init__(block_causal)
+        self.positions = 0
+        self.fails = False
+
+    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
+        self.positions += len(x_TH)
+        if self.fails:
+            self.fails = False
+            raise KeyboardInterrupt
+        return super().forward(x_TH, batch, kv)
+
+
 class ScriptedModel(WritesLogits):
     """A model whose logits are a function of the position alone."""
 

@@ -6,37 +6,28 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from benchmarks.golden import EOS, MASK, cases_of, differences
 from diffray import DiffusionLLM, SamplingParams
-from diffray.components.batch import Batch
 from diffray.components.first_steps import Canvas, FirstStep
-from diffray.components.kv_pool import KVPool
 from diffray.components.lora import LoRA
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
 from tests.helpers.paths import GOLDEN
-from tests.helpers.toy import ToyModel, drain, last_update, prompt_of, run, toy_engine
+from tests.helpers.toy import (
+    CountingModel,
+    ToyModel,
+    drain,
+    last_update,
+    prompt_of,
+    run,
+    toy_engine,
+)
 
 PROMPT = prompt_of(50)
 BLOCK, TOKENS = 16, 40
 CANVAS = len(PROMPT) + TOKENS
 IDS: dict[str, Any] = {"mask_token_id": MASK, "eos_token_id": EOS}
-
-
-class CountingModel(ToyModel):
-    """Counts the positions that it runs; may fail once."""
-
-    positions = 0
-    fails = False
-
-    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
-        self.positions += len(x_TH)
-        if self.fails:
-            self.fails = False
-            raise KeyboardInterrupt
-        return super().forward(x_TH, batch, kv)
 
 
 def request(uid: int, prompt: tuple[int, ...] = PROMPT, **params: Any) -> Request:
@@ -46,7 +37,7 @@ def request(uid: int, prompt: tuple[int, ...] = PROMPT, **params: Any) -> Reques
 
 
 def sharing(mode: str = "step0", **options: Any) -> Engine:
-    return toy_engine(CountingModel(), first_steps=mode, **options)
+    return toy_engine(CountingModel(block_causal=False), first_steps=mode, **options)
 
 
 def positions(engine: Engine, requests: list[Request]) -> int:

@@ -7,15 +7,12 @@ from itertools import count
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from diffray import DiffusionLLM
 from diffray.cluster.api.metrics import Metrics
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.components.batch import Batch
-from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.kernels.formats import Format
@@ -25,23 +22,19 @@ from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request, Round, Update
 from diffray.workers.prefix_memory import host_pages_for, settle_host
 from tests.helpers.paths import GOLDEN
-from tests.helpers.toy import ScriptedModel, ToyModel, certain, prompt_of, run, toy_engine
+from tests.helpers.toy import (
+    CountingModel,
+    ScriptedModel,
+    ToyModel,
+    certain,
+    prompt_of,
+    run,
+    toy_engine,
+)
 
 BLOCK, PAGE = 16, 8
 NUM_PAGES = 1 + 20  # a request takes 14; six blocks of it, 12 pages, stay
 PROMPTS = [prompt_of(100, seed=seed) for seed in range(4)]
-
-
-class CountingModel(ToyModel):
-    """Counts the positions that it runs."""
-
-    def __init__(self) -> None:
-        super().__init__(block_causal=True)
-        self.positions = 0
-
-    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
-        self.positions += len(x_TH)
-        return super().forward(x_TH, batch, kv)
 
 
 def request(uid: int, prompt: tuple[int, ...], max_tokens: int = 12, seed: int = 0) -> Request:

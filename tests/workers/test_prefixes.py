@@ -9,16 +9,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from diffray import DiffusionLLM
-from diffray.components.batch import Batch
-from diffray.components.kv_pool import KVPool
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.paths import GOLDEN
-from tests.helpers.toy import ToyModel, drain, last_update, prompt_of, run, toy_engine
+from tests.helpers.toy import (
+    CountingModel,
+    ToyModel,
+    drain,
+    last_update,
+    prompt_of,
+    run,
+    toy_engine,
+)
 
 FOLDER = str(GOLDEN / "llada2_moe")
 IDS: dict[str, Any] = {"mask_token_id": 510, "eos_token_id": 511}
@@ -28,22 +33,6 @@ LONG = prompt_of(300, seed=7)  # 18 blocks
 
 
 _ALONE: dict[tuple[tuple[int, ...], str, int, int], list[int]] = {}
-
-
-class CountingModel(ToyModel):
-    """Counts the positions that it runs; may fail once."""
-
-    def __init__(self, block_causal: bool = True) -> None:
-        super().__init__(block_causal)
-        self.positions = 0
-        self.fails = False
-
-    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
-        self.positions += len(x_TH)
-        if self.fails:
-            self.fails = False
-            raise KeyboardInterrupt
-        return super().forward(x_TH, batch, kv)
 
 
 def request(uid: int, prompt: tuple[int, ...], max_tokens: int = 40, **diffusion: Any) -> Request:

@@ -26,6 +26,7 @@ class Driver:
         self._fresh = True  # whether the engine had nothing to do
         self._round_tokens = list(NO_ROUNDS)
         self._reply: Reply | None = None  # the last
+        self._preemptions = 0  # of engines that were lost
 
     def next(self, steps: int | None = None) -> Round[Any] | None:
         """Return the next round, or None if nothing can be sent now."""
@@ -61,6 +62,9 @@ class Driver:
     def lost(self) -> list[Event]:
         """Resume all requests on a new engine; return the events of those that fail."""
         self.flying, self._fresh = 0, True
+        if self._reply:
+            self._preemptions += self._reply.stats.preemptions
+            self._reply = None
         return self.scheduler.restart()
 
     def start_over(self) -> None:
@@ -77,7 +81,7 @@ class Driver:
             free_pages=stats.free_pages,
             prefixes=stats.prefixes,
             num_pages=scheduler.pages,
-            preemptions=stats.preemptions,
+            preemptions=self._preemptions + scheduler.preemptions + stats.preemptions,
             forwards=stats.forwards,
             worked=reply.worked if reply else 0.0,
             waited=reply.waited if reply else 0.0,

@@ -302,11 +302,11 @@ class Scheduler:
             return []
         queued = min(able, key=attrgetter("began"))
         queued.preempted += 1
-        self.preemptions += 1
         return [self._give_way(queued)]
 
     def _give_way(self, queued: QueuedRequest) -> QueuedRequest:
         self._stop(queued)
+        self.preemptions += 1
         self._preempting[queued.uid] = queued
         self._cancelled.append(queued.uid)
         return queued

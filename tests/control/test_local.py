@@ -239,7 +239,9 @@ def test_a_long_request_gives_way_here_as_behind_a_coordinator(
             while not (await engine.load()).rounds:
                 await asyncio.sleep(0)
             second = asyncio.ensure_future(one(engine, short))
-            return [await first, await second]
+            tokens = [await first, await second]
+            assert (await engine.load()).preemptions
+            return tokens
 
     tokens = asyncio.run(scenario())
     assert ended == [2, 1]

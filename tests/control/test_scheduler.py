@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.queued_request import LONG, QueuedRequest
 from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
-from diffray.workers.messages import Footprint, Reply, Stats, WireRequest
+from diffray.workers.messages import Footprint, Reply, Stats, Update, WireRequest
 from tests.helpers.fairness import arrivals, simulate
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 from tests.helpers.living import living
@@ -104,6 +105,26 @@ def test_a_request_that_has_run_long_is_preempted_for_waiting_ones_and_resumed()
     assert order == [0] * 4 + [1] * 3 + [0] * 26
     assert ids_of(0, news) == list(range(1, 31))
     assert scheduler.preemptions == 1
+
+
+def test_preemptions_of_the_scheduler_and_of_all_its_engines_are_counted() -> None:
+    driver = Driver(Scheduler(slots=1, pages=10, max_waiting=10, time_slice=2), steps=1)
+    driver.scheduler.submit(asked(0, 30), Footprint(1))
+    driver.scheduler.submit(asked(1, 3), Footprint(1))
+    for _ in range(4):  # the first request gives way for the second
+        order = driver.next()
+        assert order is not None
+        updates = [Update(request.uid, [1], forwards=1) for request in order.add]
+        updates = updates or [Update(uid, [1], forwards=1) for uid in driver.scheduler.running]
+        driver.take(Reply(order.number, 1, updates, [], Stats(free_pages=9, preemptions=2)))
+    assert driver.scheduler.preemptions == 1
+    assert driver.load().preemptions == 3
+    driver.lost()
+    assert driver.load().preemptions == 3
+    order = driver.next()
+    assert order is not None
+    driver.take(Reply(order.number, 1, [], [], Stats(free_pages=9, preemptions=1)))
+    assert driver.load().preemptions == 4
 
 
 def test_short_requests_hardly_wait_for_long_ones() -> None:

@@ -63,14 +63,14 @@ class FirstSteps:
 
     def __init__(self, page_size: int, *, enabled: bool, approximates: bool) -> None:
         self.page_size, self.enabled, self.approximates = page_size, enabled, approximates
-        self._kept: dict[Canvas, FirstStep] = {}
+        self.kept: dict[Canvas, FirstStep] = {}
         self.num_pages = 0
 
     def find(self, canvas: Canvas) -> FirstStep | None:
         """Return the first step of the same canvas."""
-        found = self._kept.pop(canvas, None)
+        found = self.kept.pop(canvas, None)
         if found is not None:
-            self._kept[canvas] = found
+            self.kept[canvas] = found
         return found
 
     def alike(self, canvas: Canvas) -> list[int]:
@@ -81,7 +81,7 @@ class FirstSteps:
         best: list[int] = []
         if not self.approximates:
             return best
-        for other, kept in self._kept.items():
+        for other, kept in self.kept.items():
             if other.owner == canvas.owner:
                 equal = _equal_positions(other.prompt, canvas.prompt)
                 pages = min(equal, canvas.read[0]) // self.page_size
@@ -90,20 +90,20 @@ class FirstSteps:
         return best
 
     def keep(self, canvas: Canvas, step: FirstStep) -> None:
-        assert canvas not in self._kept
-        self._kept[canvas] = step
+        assert canvas not in self.kept
+        self.kept[canvas] = step
         self.num_pages += len(step.pages)
 
     def give_up(self) -> list[int]:
         """Forget the least recently used one; return its pages."""
-        pages = self._kept.pop(next(iter(self._kept))).pages
+        pages = self.kept.pop(next(iter(self.kept))).pages
         self.num_pages -= len(pages)
         return pages
 
     def forget(self) -> list[int]:
         """Forget all of them; return their pages."""
         pages: list[int] = []
-        while self._kept:
+        while self.kept:
             pages += self.give_up()
         return pages
 

@@ -95,7 +95,7 @@ class KVPool:
         self.first_steps = FirstSteps(
             page_size, enabled=share_first_steps, approximates=approximate_first_steps
         )
-        self._free = list(range(num_pages - 1, 0, -1))
+        self.unused = list(range(num_pages - 1, 0, -1))  # pages that nothing is stored in
 
     def take_back(self) -> None:
         """Make the memory: at first, and after it was given back."""
@@ -145,7 +145,7 @@ class KVPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free) + self.prefixes.num_idle + self.first_steps.num_pages
+        return len(self.unused) + self.prefixes.num_idle + self.first_steps.num_pages
 
     def pages_for(self, length: int) -> int:
         """Return how many pages `length` positions take."""
@@ -155,14 +155,14 @@ class KVPool:
         """Allocate pages; the caller has checked `num_free`."""
         assert num_pages <= self.num_free, "more pages needed than are free"
         moved: dict[int, int] = {}  # which page each page of the host takes the contents of
-        while num_pages > len(self._free) and self.first_steps.num_pages:
+        while num_pages > len(self.unused) and self.first_steps.num_pages:
             self.free(self.first_steps.give_up())
-        while num_pages > len(self._free):
+        while num_pages > len(self.unused):
             pages, host_pages = self.prefixes.give_up()
             moved.update(zip(host_pages, pages, strict=False))
             self.free(pages)
         self.host.store(moved)
-        return [self._free.pop() for _ in range(num_pages)]
+        return [self.unused.pop() for _ in range(num_pages)]
 
     def hold(self, sequence: "Sequence", found: list[Node]) -> None:
         """Give a sequence the pages of a prefix as its first; the caller has made room.
@@ -176,7 +176,7 @@ class KVPool:
 
     def free(self, pages: list[int]) -> None:
         """Free pages; their contents become invalid."""
-        self._free.extend(reversed(pages))
+        self.unused.extend(reversed(pages))
 
     def forget_prefixes(self) -> None:
         """Give up all stored prefixes that no sequence holds, and all first steps."""

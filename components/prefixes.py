@@ -69,11 +69,11 @@ class Prefixes:
         self.page_size, self.enabled, self.ttl = page_size, enabled, inf if ttl is None else ttl
         self.now = 0.0  # as the scheduler's clock says: all ranks must forget the same
         self._root = Node(None, (), 0, 0, [])
-        self._idle: dict[Node, None] = {}  # stored and without holders, least recently used first
+        self.idle: dict[Node, None] = {}  # stored and without holders, least recently used first
         self._idle_pages = 0
-        self._away: dict[Node, None] = {}  # on the host, least recently used first
+        self.away: dict[Node, None] = {}  # on the host, least recently used first
         self._host_pages = host_pages
-        self._free_host = list(range(host_pages))
+        self.free_host = list(range(host_pages))
         self.num_device = 0  # pages of nodes on the device
         self.host_queries = self.host_hits = 0  # tokens, since the start
 
@@ -85,7 +85,7 @@ class Prefixes:
     @property
     def num_host(self) -> int:
         """How many pages of the host are in use."""
-        return self._host_pages - len(self._free_host)
+        return self._host_pages - len(self.free_host)
 
     def find(self, sequence: "Sequence") -> list[Node]:
         """Return the nodes of the tokens before a sequence's block, from the first on."""
@@ -104,10 +104,10 @@ class Prefixes:
     def take(self, found: list[Node]) -> list[int]:
         """Keep nodes from being evicted; return the pages of those that are on the host."""
         for node in found:
-            if node in self._idle:
-                del self._idle[node]
+            if node in self.idle:
+                del self.idle[node]
                 self._idle_pages -= len(node.pages)
-            self._away.pop(node, None)
+            self.away.pop(node, None)
         return [page for node in found for page in node.host_pages]
 
     def hold(self, sequence: "Sequence", found: list[Node], onto: list[int]) -> None:
@@ -174,7 +174,7 @@ class Prefixes:
                 continue
             if node.stored:
                 node.used = self.now
-                self._idle[node] = None
+                self.idle[node] = None
                 self._idle_pages += len(node.pages)
             else:
                 free += self._cut(node)
@@ -186,54 +186,54 @@ class Prefixes:
 
         There are none of the host if it is forgotten.
         """
-        node = next(iter(self._idle))
-        del self._idle[node]
+        node = next(iter(self.idle))
+        del self.idle[node]
         self._idle_pages -= len(node.pages)
         node.host_pages = self._room_on_host(len(node.pages))
         if not node.host_pages:
             return self._cut(node), []
-        self._away[node] = None
+        self.away[node] = None
         pages, node.pages = node.pages, []
         self.num_device -= len(pages)
         return pages, node.host_pages
 
     def forget(self, unused_since: float = inf) -> list[int]:
         """Forget what no request has held since then; return its pages of the device."""
-        for node in list(takewhile(lambda node: node.used <= unused_since, self._away)):
+        for node in list(takewhile(lambda node: node.used <= unused_since, self.away)):
             self._drop(node)
         free: list[int] = []
-        for node in list(takewhile(lambda node: node.used <= unused_since, self._idle)):
-            del self._idle[node]
+        for node in list(takewhile(lambda node: node.used <= unused_since, self.idle)):
+            del self.idle[node]
             self._idle_pages -= len(node.pages)
             free += self._cut(node)
         return free
 
     def use_no_host(self) -> None:
         """Keep nothing on the host from now on; nothing is there yet."""
-        assert not self._away, "prefixes on the host"
-        self._host_pages, self._free_host = 0, []
+        assert not self.away, "prefixes on the host"
+        self._host_pages, self.free_host = 0, []
 
     def _room_on_host(self, num_pages: int) -> list[int]:
         """Take pages of the host, from what is there if need be; none if there are too few."""
         if num_pages > self._host_pages:
             return []
-        while num_pages > len(self._free_host) and self._away:
-            self._drop(next(iter(self._away)))
-        if num_pages > len(self._free_host):
+        while num_pages > len(self.free_host) and self.away:
+            self._drop(next(iter(self.away)))
+        if num_pages > len(self.free_host):
             return []  # others are being copied back
-        return [self._free_host.pop() for _ in range(num_pages)]
+        return [self.free_host.pop() for _ in range(num_pages)]
 
     def _come(self, node: Node, pages: list[int]) -> None:
         """Let a node of the host lie on the device, where its K/V are on these pages."""
-        self._free_host += node.host_pages
+        self.free_host += node.host_pages
         node.pages, node.host_pages = pages, []
         self.num_device += len(pages)
 
     def _drop(self, node: Node) -> None:
         """Forget a node on the host, which has none after it."""
         assert not node.children, "the end of a prefix leaves the host before its beginning"
-        del self._away[node]
-        self._free_host += node.host_pages
+        del self.away[node]
+        self.free_host += node.host_pages
         self._cut(node)
 
     def _grow(self, sequence: "Sequence", stop: int, *, stored: bool) -> None:
@@ -249,8 +249,8 @@ class Prefixes:
             if node is None:
                 node = parent.children[key] = Node(parent, key, start, start + unit, pages, stored)
                 self.num_device += len(pages)
-            elif node in self._away and stored:
-                del self._away[node]
+            elif node in self.away and stored:
+                del self.away[node]
                 self._come(node, pages)
             else:
                 return  # two sequences stored the same at the same time

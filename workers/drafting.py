@@ -26,7 +26,7 @@ class Drafting:
     def __init__(self, kv: KVPool, slots: Slots, overhead: int, most_windows: int | None) -> None:
         self.kv, self.slots = kv, slots
         self.overhead, self.most_windows = overhead, most_windows
-        self._holders: dict[Sequence, int] = {}  # of so many copies ...
+        self.holders: dict[Sequence, int] = {}  # of so many copies ...
         self.running: dict[Sequence, int] = {}  # ... of which so many may run
         self._records: dict[tuple[Decoder, bool], Record] = {}  # of greedy requests, and of others
 
@@ -41,19 +41,19 @@ class Drafting:
                 sequence.chance.begin(self._record(sequence))
         self.running = self._wanted(sequences)
         wanted = self.running | self._watched(sequences)
-        if wanted == self._holders:
+        if wanted == self.holders:
             return False
-        for sequence in self._holders:
+        for sequence in self.holders:
             self._drop(sequence, wanted.get(sequence, 0))
         for sequence, count in wanted.items():
             missing = count - len(sequence.drafts)
             sequence.drafts += [self.slots.lend_copy() for _ in range(missing)]
-        self._holders = wanted
+        self.holders = wanted
         return True
 
     def give_back(self, sequence: Sequence) -> None:
         """Take its copies from a sequence."""
-        if self._holders.pop(sequence, 0):
+        if self.holders.pop(sequence, 0):
             self._drop(sequence, 0)
 
     def spans(self, own: Span, step: int) -> list[Span]:

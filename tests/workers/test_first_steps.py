@@ -204,11 +204,11 @@ def test_no_token_changes_under_eviction_and_preemption(
 
 def pages_are_in_order(engine: Engine) -> None:
     """Each page is free, of a sequence or its copies, or of one first step."""
-    pages = Counter(engine.kv._free)
+    pages = Counter(engine.kv.unused)
     for sequence in engine.running:
         for canvas in (sequence, sequence.uncond, *sequence.drafts):
             pages.update([] if canvas is None else canvas.pages)
-    kept = [page for step in engine.kv.first_steps._kept.values() for page in step.pages]
+    kept = [page for step in engine.kv.first_steps.kept.values() for page in step.pages]
     assert len(kept) == engine.kv.first_steps.num_pages
     assert pages + Counter(kept) == Counter(range(1, engine.kv.num_pages))
 

@@ -146,7 +146,7 @@ def test_what_another_has_written_meanwhile_leaves_the_host() -> None:
     assert len(on_host()) == 6 and on_host()[-1]
     assert cached(engine, first) == BLOCK
     assert on_host() == [False] * 6
-    assert engine.kv.prefixes.num_host == len(engine.kv.prefixes._away) * BLOCK // PAGE
+    assert engine.kv.prefixes.num_host == len(engine.kv.prefixes.away) * BLOCK // PAGE
     assert cached(engine, longer) == 6 * BLOCK
 
 
@@ -160,7 +160,7 @@ def test_what_nobody_uses_for_long_is_forgotten_in_both_tiers() -> None:
     assert cached(engine, request(0, PROMPTS[0]), now=118.5) == 6 * BLOCK
     engine.run(Round(1, [], [], 0, now=130.0), engine.check)
     assert engine.kv.prefixes.num_host == engine.kv.prefixes.num_device == 0
-    assert engine.kv.num_free == len(engine.kv._free) == NUM_PAGES - 1
+    assert engine.kv.num_free == len(engine.kv.unused) == NUM_PAGES - 1
 
 
 def test_new_weights_and_sleep_leave_nothing_on_the_host() -> None:

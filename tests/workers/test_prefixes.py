@@ -66,8 +66,8 @@ def positions(engine: Engine, requests: list[Request]) -> int:
 
 def pages_are_in_order(engine: Engine) -> None:
     """Each page is free, idle, shared by those who hold its node, or one sequence's own."""
-    free = Counter(engine.kv._free)
-    for node in engine.kv.prefixes._idle:
+    free = Counter(engine.kv.unused)
+    for node in engine.kv.prefixes.idle:
         assert node.stored and not node.holders
         free.update(node.pages)
     shared = {node for sequence in engine.running for node in sequence.nodes}
@@ -79,17 +79,17 @@ def pages_are_in_order(engine: Engine) -> None:
         free.update(sequence.pages[len(first) :])
         free.update(sequence.uncond.pages if sequence.uncond else ())
     assert free == Counter(range(1, engine.kv.num_pages))
-    assert engine.kv.num_free == len(engine.kv._free) + sum(
-        len(node.pages) for node in engine.kv.prefixes._idle
+    assert engine.kv.num_free == len(engine.kv.unused) + sum(
+        len(node.pages) for node in engine.kv.prefixes.idle
     )
     prefixes = engine.kv.prefixes
-    host = Counter(prefixes._free_host)
-    for node in prefixes._away:
+    host = Counter(prefixes.free_host)
+    for node in prefixes.away:
         assert node.stored and not node.holders and not node.pages
-        assert all(child in prefixes._away for child in node.children.values())
+        assert all(child in prefixes.away for child in node.children.values())
         host.update(node.host_pages)
     assert host == Counter(range(engine.kv.host.num_pages))
-    kept = shared | {*prefixes._idle}
+    kept = shared | {*prefixes.idle}
     assert prefixes.num_device == sum(len(node.pages) for node in kept)
 
 

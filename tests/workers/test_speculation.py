@@ -231,7 +231,7 @@ def test_requests_learn_from_those_before_them(decoder: dict[str, Any], pays: bo
         while not engine.idle:
             engine.step()
             run[-1] += sum(engine.drafting.running.values())
-            made[-1] += sum(engine.drafting._holders.values())
+            made[-1] += sum(engine.drafting.holders.values())
     assert run[0] > 0 and (sum(run[-10:]) > 0) == pays
     assert pays or sum(made[-20:]) < 20
 

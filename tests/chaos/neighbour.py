@@ -37,11 +37,16 @@ class Neighbour:
 
     async def _ask_on(self, other_url: str, tally: Tally) -> None:
         number = 0
-        async with httpx2.AsyncClient(timeout=60) as http:
+        # HAProxy closes an idle connection after some seconds, perhaps as a request is sent on it.
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        async with httpx2.AsyncClient(timeout=60, limits=limits) as http:
             while True:
                 question = self._asked[number % len(self._asked)]
                 number += 1
-                await self._own(http, question, tally)
+                try:
+                    await self._own(http, question, tally)
+                except httpx2.TransportError as error:
+                    tally.bad("lost", f"next door: {error!r}")
                 await self._foreign(http, other_url, question, tally)
                 await asyncio.sleep(_EACH_S)
 

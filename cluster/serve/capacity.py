@@ -6,7 +6,7 @@ from typing import NamedTuple
 Resources = Mapping[str, float]
 
 _NORMAL_S = 5.0  # seconds that a replica may wait for its placement without a report
-_ACCELERATOR = "accelerator_type:"  # Ray gives each node with one a resource of this prefix
+_ACCELERATOR = "accelerator_type:"  # the prefix of the resource by which Ray marks nodes
 
 
 class ClusterNodes(NamedTuple):

@@ -30,7 +30,7 @@ from diffray.cluster.serve.prefix_routing import prefix_key
 
 log = logging.getLogger("ray.serve")
 
-TRIES: Final = 4  # attempts per request, each after the loss of a replica
+TRIES: Final = 4  # attempts per request; each may lose a replica
 _LARGEST: Final = 32 << 20  # bytes of a request that is kept for a retry
 _WORTH_READING: Final = 1 << 20  # bytes of a body that are read for its prefix
 _READ_S: Final = 10.0  # seconds to read them

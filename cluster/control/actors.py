@@ -12,12 +12,12 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from diffray.workers.process import Process, kill
 
-ANNOUNCED = "diffray: "  # how announcements begin
+ANNOUNCED = "diffray: "  # the start of announcements
 DIED = "died; its node's log may say why (killed, out of memory)"
 
 
 def actor_name(model: str, group: PlacementGroup, part: str) -> str:
-    """Return a unique name that contains the model, the replica and the part of it.
+    """Return a unique name that contains the model, the replica and its part.
 
     Unique, because Ray frees a name only some time after the actor's death.
     """
@@ -44,7 +44,7 @@ def first_line(error: BaseException) -> str:
     if isinstance(cause, BaseException):
         text, name = " ".join(str(cause).split()), type(cause).__name__
         if text and type(cause).__module__.startswith("diffray."):
-            return text  # a sentence by itself
+            return text  # already a sentence
         return f"{name}: {text}" if text else name
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

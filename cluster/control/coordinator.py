@@ -42,7 +42,7 @@ _USEFUL_S = 30.0  # a worker group that was idle for this long was useful too
 
 
 class AskedOrder(NamedTuple):
-    """A trainer's order, and what becomes of it."""
+    """A trainer's order, and its result."""
 
     order: TrainerOrder
     done: asyncio.Future[Received]
@@ -65,10 +65,10 @@ class Coordinator:
         self.replica = replica
         self._make_workers = make_workers
         self.workers: WorkerGroup | None = None
-        # Until `start` is done. What it takes is lost, but the replica submits it again then.
-        self._weights = weights  # that another coordinator's ranks had; None: the checkpoint's
+        self._weights = weights  # of another coordinator's ranks; None: the checkpoint's
+        # Until `start` is done. Requests that it takes are lost; the replica submits them again.
         self.driver = self._new_driver(config.max_num_seqs, 1)
-        self._changes: dict[int, asyncio.Future[str]] = {}  # by their number
+        self._changes: dict[int, asyncio.Future[str]] = {}  # results by the changes' numbers
         self.failure: str | None = None
         self.bulletin = Bulletin()
         self.restarts = Restarts("the worker group", config.max_restarts)
@@ -135,7 +135,7 @@ class Coordinator:
         self._work.set()
 
     async def change(self, change: Change, in_flight: InFlight) -> str:
-        """Replace the weights; return why not, or nothing. Asked again, it returns the same."""
+        """Make a change; return why it was refused, or "". A repeated call returns the same."""
         if self.failure:
             return self.failure
         weights = self.driver.scheduler.weights
@@ -153,7 +153,7 @@ class Coordinator:
         if self.failure:
             return Received(self.failure)
         if self._trainer is not None:
-            return Received("another order of a trainer is being carried out; send one at a time")
+            return Received("another trainer order is being carried out; send one at a time")
         asked = AskedOrder(order, asyncio.get_running_loop().create_future())
         self._trainer = asked
         self._work.set()
@@ -163,7 +163,7 @@ class Coordinator:
             self._settle(asked)
 
     async def listen(self, after: int, patience: float) -> tuple[int, bytes]:
-        """Return the events that follow the issue of this number, encoded."""
+        """Return the events after the issue with this number, encoded."""
         number, events = await self.bulletin.after(after, patience)
         return number, encode_events(events)
 
@@ -244,7 +244,7 @@ class Coordinator:
             failure.cancel()
 
     async def _expire(self) -> None:
-        """End requests that are late, even while the ranks hang or are being started."""
+        """End requests past their deadline, even while the ranks hang or start."""
         while True:
             await asyncio.sleep(_TICK_S)
             if late := self.driver.scheduler.expire(time.monotonic()):
@@ -284,13 +284,13 @@ class Coordinator:
         self._publish(events)
 
     async def _kill_hung(self, replica: Process) -> None:
-        """Kill the replica if it hangs, so that Serve replaces it; and the ranks and this process.
+        """Kill a hung replica, so that Serve replaces it, with its ranks and this process.
 
         While a hung process lives, its connections stay open, and its clients wait in vain.
         """
         await self._pulse.stops()
         name = f"the replica (process {replica.pid})"
-        log.error("%s; it is killed", no_sign(name, self.config.heartbeat_timeout_s))
+        log.error("%s; killing it", no_sign(name, self.config.heartbeat_timeout_s))
         kill_here([replica, *self._of_ranks()])
         os._exit(1)
 

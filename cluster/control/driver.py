@@ -1,4 +1,4 @@
-"""Runs a scheduler's rounds: gets the next one from it, gives it the replies, and counts."""
+"""Runs a scheduler's rounds: fetches each round, hands back its reply, and counts."""
 
 import time
 from typing import Any
@@ -12,7 +12,7 @@ from diffray.workers.messages import Reply, Round, Stats
 class Driver:
     """The loop around a scheduler, without its transport.
 
-    Its user calls `next` until that returns None, and `take` with each reply, in order. At most
+    The user calls `next` until it returns None, and `take` with each reply, in order. At most
     `in_flight` rounds wait for a reply; each runs up to `steps` denoising steps.
     """
 
@@ -20,13 +20,11 @@ class Driver:
         self.scheduler, self.steps, self.in_flight = scheduler, steps, in_flight
         self.flying = 0  # rounds without a reply
         self.rounds = self.tokens = 0
-        self.in_round = (
-            False  # in `WaitingEngine`; still set at the next round's start if interrupted
-        )
-        self._fresh = True  # whether the engine had nothing to do
+        self.in_round = False  # for `WaitingEngine`; stays set if a round is interrupted
+        self._fresh = True  # whether the engine is idle before the next round
         self._round_tokens = list(NO_ROUNDS)
-        self._reply: Reply | None = None  # the last
-        self._preemptions = 0  # of engines that were lost
+        self._reply: Reply | None = None  # the latest
+        self._preemptions = 0  # of lost engines
 
     def next(self, steps: int | None = None) -> Round[Any] | None:
         """Return the next round, or None if nothing can be sent now."""
@@ -37,7 +35,7 @@ class Driver:
             self._fresh = self._fresh or not self.flying
             return None
         order.fresh, self._fresh = self._fresh, False
-        order.now = time.time()  # which a coordinator on another node goes on from
+        order.now = time.time()  # wall clock: a coordinator on another node can continue it
         self.flying += 1
         now = time.monotonic()
         for request in order.add:

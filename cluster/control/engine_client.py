@@ -1,4 +1,4 @@
-"""What the HTTP layer needs of an engine, wherever that engine runs."""
+"""What the HTTP layer needs from an engine, wherever the engine runs."""
 
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Poisonous(EngineFailed):
 
 
 class DeadlineExceeded(Exception):
-    """A request was not done in the time it was given."""
+    """A request did not finish before its deadline."""
 
 
 class Refusal(NamedTuple):
@@ -44,7 +44,7 @@ NO_ROUNDS: Final = (0,) * 19
 
 
 def round_bucket(tokens: int) -> int:
-    """Return the index in `round_tokens` of a round: i for at most 2**i tokens; the last: more."""
+    """Return a round's index in `round_tokens`: i for at most 2**i tokens, the last for more."""
     return min(max(tokens - 1, 0).bit_length(), len(NO_ROUNDS) - 1)
 
 
@@ -60,7 +60,7 @@ class Load:
     preemptions: int = 0
     forwards: int = 0  # of the model; a shared one counts once
     rounds: int = 0
-    tokens: int = 0  # that became final in them
+    tokens: int = 0  # that became final in those rounds
     round_tokens: tuple[int, ...] = NO_ROUNDS  # the rounds by tokens, see `round_bucket`
     worked: float = 0.0  # seconds that rank 0 has spent in rounds
     waited: float = 0.0  # seconds that it waited for the next round while there was work
@@ -102,9 +102,9 @@ class EngineClient(Protocol):
         ...
 
     async def sleep(self, level: int) -> None:
-        """Give memory back until it is woken with level 0; raises ValueError if it cannot wake.
+        """Free memory until woken with level 0; raises ValueError if it cannot wake.
 
-        What has begun ends first; requests that come meanwhile wait.
+        Requests that have started finish first; those that arrive meanwhile wait.
         """
         ...
 
@@ -131,7 +131,7 @@ class WaitingClient(Protocol):
     def cancel(self, uid: int) -> None: ...
 
     def advance(self, steps: int | None = None) -> "list[Event]":
-        """Return what happened next; with `steps`, to each request after at most so many."""
+        """Return the next events; `steps` limits the steps of each request until then."""
         ...
 
     def update_weights(
@@ -145,16 +145,16 @@ class WaitingClient(Protocol):
         ...
 
     def sleep(self, level: int) -> None:
-        """Give memory back until it is woken with level 0; raises ValueError if it cannot wake."""
+        """Free memory until woken with level 0; raises ValueError if it cannot wake."""
         ...
 
     @property
     def level(self) -> int:
-        """How deep it sleeps; 0: it is awake. Asleep, `advance` raises ValueError."""
+        """The sleep level; 0: awake. During sleep, `advance` raises ValueError."""
         ...
 
     def release(self) -> None:
-        """Cancel what is open, and free what it holds."""
+        """Cancel all open requests, and free what they hold."""
         ...
 
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""The options of one model's engine: those of a rank, and those of all together.
+"""The options of one model's engine: of each rank, and of all together.
 
-Without torch: the coordinator reads them too.
+It imports no torch, because the coordinator reads the options too.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from diffray.workers.engine_options import EngineKeywords, EngineOptions
 class RanksOptions(EngineOptions):
     """The options of a model that one or several ranks run."""
 
-    # What vLLM's and HF's users type.
+    # Options that users of vLLM and Hugging Face may try, and what to do instead.
     elsewhere: ClassVar[Mapping[str, str]] = {
         "gpu_memory_utilization": "write kv_cache_memory, such as '20GiB'",
         "enforce_eager": "write cuda_graphs=False",
@@ -45,17 +45,19 @@ class RanksOptions(EngineOptions):
 
 
 class RanksKeywords(EngineKeywords, total=False):
-    """The same for type checkers and editors."""
+    """The same options for type checkers and editors."""
 
     tensor_parallel_size: int
     expert_parallel: bool
 
 
 class EngineConfig(RanksOptions):
-    """Those of a server's engine; names follow vLLM's flags."""
+    """The options of a server's engine; names follow vLLM's flags."""
 
     max_queued_requests: int = Field(
-        256, ge=0, description="The most requests to queue, per replica; more are refused with 429."
+        256,
+        ge=0,
+        description="The most requests to queue per replica; others are refused with 429.",
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs",

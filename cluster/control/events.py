@@ -22,7 +22,7 @@ class Kind(StrEnum):
     FAILED = "failed"
     LATE = "late"
     POISON = "poison"
-    ENDED = "ended"  # the engine: it answers no more requests
+    ENDED = "ended"  # the engine answers no more requests
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Event:
 
 NO_REQUEST = -1
 
-# A whole issue in one piece: pickle, which Ray would use, takes three times as long.
+# For whole issues; pickle, which Ray would use, takes three times as long.
 encode_events: Final = msgpack.Encoder().encode
 decode_events: Final = msgpack.Decoder(list[Event]).decode
 
@@ -70,7 +70,7 @@ class Bulletin:
         self._there.set()
 
     async def after(self, number: int, patience: float) -> tuple[int, list[Event]]:
-        """Return the issue after this one with its number, or nothing new after `patience` s."""
+        """Return the next issue's number and events, or no events after `patience` seconds."""
         try:
             async with asyncio.timeout(patience):
                 while number == self._number and not self._next:

@@ -1,4 +1,4 @@
-"""A round on its way: what its reply will settle."""
+"""A round in flight: what its reply will settle."""
 
 from dataclasses import dataclass
 

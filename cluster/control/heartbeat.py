@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 BEATS = 6  # heartbeats within the timeout
 _POLLS = 4 * BEATS
-_LONG = _POLLS // 3  # polls from which on silence is logged
+_LONG = _POLLS // 3  # polls after which silence is logged
 
 T = TypeVar("T")
 

@@ -65,7 +65,7 @@ class Hub:
             writer.write(frame)
 
     def expect_within(self, timeout: float) -> None:
-        """From now on assume a rank hung that is silent for so long."""
+        """From now on, assume that a rank hangs if it is silent for `timeout` seconds."""
         self._timeout = timeout
         for pulse in self._pulses.values():
             pulse.timeout = timeout

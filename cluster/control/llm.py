@@ -78,16 +78,16 @@ class DiffusionLLM(Upkept):
             self.tokenizer = Tokenizer.load(path, ranks.limits.mask_token_id)
         self._reader = Reader(self.tokenizer, self.limits.spec.sight)
         self._maker = RequestMaker(self._reader, default, self.limits, self.adapters)
-        # By the uid of their request; calls own their jobs, which end with them.
+        # By the uid of the request; each call owns its jobs, which end with it.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
-        self._events: deque[Event] = deque()  # not applied yet if Ctrl-C came first
+        self._events: deque[Event] = deque()  # that Ctrl-C kept from being applied
 
     def __repr__(self) -> str:
         if self._client is None:
             return f"DiffusionLLM({self.model!r}), shut down"
         if self._engine is None:
             return f"DiffusionLLM({self.model!r}, tensor_parallel_size={self._ranks})"
-        kv = self._engine.kv  # of the model's dtype
+        kv = self._engine.kv  # has the model's dtype
         dtype = str(kv.dtype).removeprefix("torch.")
         return f"DiffusionLLM({self.model!r}, dtype={dtype!r}, device={str(kv.device)!r})"
 
@@ -143,8 +143,8 @@ class DiffusionLLM(Upkept):
         """Answer one prompt or many, in their order.
 
         A prompt is a text, a list or tensor of token ids, or what a tokenizer returns.
-        `sampling_params` is one for all or one for each; or give its fields as keywords. `images`
-        are those of each prompt, for models that take some.
+        `sampling_params` is one for all prompts or one for each; or give its fields as keywords.
+        `images` holds the images of each prompt, for models that take some.
         """
         several = as_list(prompts)
         params = as_params("generate", sampling_params, options, len(several))
@@ -234,7 +234,7 @@ class DiffusionLLM(Upkept):
     ) -> Iterator[list[int | None]]:
         """Yield the canvas after every denoising step: token ids, None where it is masked.
 
-        Several ranks tell it after every round (`steps_per_round`).
+        With several ranks it is yielded after every round instead (`steps_per_round`).
         """
         (params,) = as_params("watch", sampling_params, options, 1)
         if params.n != 1:
@@ -254,7 +254,7 @@ class DiffusionLLM(Upkept):
     def _run(
         self, given: list[Given], params: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
-        # All are checked before any begins.
+        # All requests are checked before any starts.
         checked = [self._maker.requests(*both) for both in zip(given, params, strict=True)]
         total = sum(map(len, checked))
         # Shown only for work that takes longer than a few seconds.
@@ -274,7 +274,7 @@ class DiffusionLLM(Upkept):
 
     @contextmanager
     def _running(self, prompts: list[list[CheckedRequest]]) -> Iterator[dict[int, Job]]:
-        """Queue the choices of prompts and yield their jobs; cancel those that are left."""
+        """Queue the requests of prompts and yield their jobs; at the end cancel unfinished ones."""
         jobs: dict[int, Job] = {}
         try:
             for requests in prompts:
@@ -293,7 +293,7 @@ class DiffusionLLM(Upkept):
                     self._client.release()
 
     def _advance(self, steps: int | None = None) -> None:
-        """Wait for what happens next to the jobs of all calls."""
+        """Wait for the next events, and apply them to the jobs of all calls."""
         client = self.client
         self._events += client.advance(steps)
         while self._events:
@@ -301,7 +301,7 @@ class DiffusionLLM(Upkept):
             job = self._jobs.get(event.uid)
             if event.update is None:
                 if job is None:
-                    continue  # of a call that has ended with another's failure
+                    continue  # its call has ended, because another request failed
                 raise RuntimeError(event.reason)
             if job is not None:
                 job.apply(event.update)

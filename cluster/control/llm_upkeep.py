@@ -1,4 +1,4 @@
-"""What the owner of a DiffusionLLM may do to its engine: new weights, sleep."""
+"""The methods of DiffusionLLM that change its engine: new weights, sleep."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
@@ -28,7 +28,7 @@ class HasClient(Protocol):
 
 
 class Upkept:
-    """The methods that change an engine, for a class that has its client."""
+    """The methods that change an engine, for a class with a `client`."""
 
     def update_weights(
         self: HasClient,
@@ -39,10 +39,9 @@ class Upkept:
     ) -> str:
         """Replace the weights in place; return their version, which answers carry.
 
-        `source` is a folder or Hub id of the same model, or, in one process, tensors by the names
-        of the checkpoint, perhaps some of them. Answers that have begun end on the old weights;
-        under "restart" only those of which tokens or canvases have been reported. A refusal changes
-        nothing.
+        `source` is a folder or Hub id of the same model or, in one process, all or some tensors by
+        their names in the checkpoint. Answers that have started finish on the old weights; with
+        "restart", only those that have reported tokens or canvases. A refusal changes nothing.
         """
         return self.client.update_weights(source, in_flight, version)
 
@@ -57,10 +56,10 @@ class Upkept:
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Join the torch.distributed group of a trainer, who is its rank 0 and opens it.
+        """Join a trainer's torch.distributed group, which the trainer opens as its rank 0.
 
-        The engine's ranks are those from `rank_offset` on. It waits for the others, and later for
-        each tensor, for at most `timeout_s` seconds. Needs the option `received_weights`.
+        The engine's ranks start at `rank_offset`. The engine waits for the other ranks, and later
+        for each tensor, for at most `timeout_s` seconds. Needs the option `received_weights`.
         """
         address = master_address, master_port
         join = JoinTrainer(*address, rank_offset, world_size, backend, timeout_s)
@@ -76,10 +75,10 @@ class Upkept:
         in_flight: InFlight = "finish",
         version: str | None = None,
     ) -> str | None:
-        """Receive tensors that the trainer broadcasts meanwhile, in this order.
+        """Receive tensors that the trainer broadcasts during the call, in this order.
 
-        They may come in several calls. With the last of the model's tensors the weights are
-        replaced, as by `update_weights`, and the version is returned; before, None.
+        The tensors may be spread over several calls. The call that receives the model's last tensor
+        replaces the weights, as `update_weights` does, and returns their version; others, None.
         """
         receive = ReceiveWeights.listed(names, dtypes, shapes)
         folder = self.client.ask_trainer(TrainerOrder(group_name, receive=receive)).folder
@@ -90,16 +89,16 @@ class Upkept:
         self.client.ask_trainer(TrainerOrder(group_name))
 
     def sleep(self: HasClient, level: int = 1) -> None:
-        """Give the K/V memory back, at level 2 that of the weights too, until `wake_up`.
+        """Free the K/V memory, at level 2 that of the weights too, until `wake_up`.
 
-        Answers that have begun end first. At level 1 a GPU's weights wait in the host's memory.
-        Asleep, the model refuses to answer.
+        Answers that have started finish first. At level 1 a GPU's weights move to host memory. A
+        sleeping model refuses to answer.
         """
         check_level(level)
         self.client.sleep(level)
 
     def wake_up(self: HasClient) -> None:
-        """Take the memory again; after level 2 the weights are read from where they came."""
+        """Allocate the memory again; after level 2 also read the weights from their source."""
         self.client.sleep(AWAKE)
 
     @property

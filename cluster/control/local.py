@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 
 class WaitingEngine:
-    """An engine of this process for a thread that waits: it runs the rounds itself."""
+    """A blocking client of an engine in this process: the calling thread runs the rounds."""
 
     def __init__(self, engine: Engine, steps_per_round: int) -> None:
         self._engine, self.limits = engine, engine.limits
-        # All requests are one caller's, so none is interrupted for others (no time slices).
+        # All requests belong to one caller, so none is preempted for others (no time slices).
         scheduler = Scheduler(
             self.limits.max_num_seqs,
             self.limits.num_pages,
@@ -45,7 +45,7 @@ class WaitingEngine:
             page_size=self.limits.page_size,
         )
         self.driver = Driver(scheduler, steps_per_round)
-        self._news: list[Event] = []  # that `advance` has not returned yet
+        self._news: list[Event] = []  # events that `advance` has not returned yet
 
     @property
     def open(self) -> Collection[int]:
@@ -58,10 +58,10 @@ class WaitingEngine:
         self.driver.scheduler.cancel(uid)
 
     def advance(self, steps: int | None = None) -> list[Event]:
-        """Run one round, unless there is news of earlier ones.
+        """Run one round, or return the events left over from earlier ones.
 
-        Ctrl-C may interrupt it anywhere: the next call then resumes what ran from what was
-        reported.
+        Ctrl-C may interrupt it anywhere; the next call then resumes the running requests from what
+        they have reported.
         """
         if self._news:
             events, self._news = self._news, []
@@ -76,18 +76,18 @@ class WaitingEngine:
         """Run rounds until the weights are replaced; raise ValueError if they are refused."""
         refusals: list[str] = []
         asked = _ask(self._engine, self._weights, source, in_flight, version, refusals.append)
-        return self._made(asked, refusals).version
+        return self._carry_out(asked, refusals).version
 
     def ask_trainer(self, order: TrainerOrder) -> Received:
         return granted(ask_trainer(self._engine.upkeep, order))
 
     def sleep(self, level: int) -> None:
-        """Run rounds until memory is given back, or taken again."""
+        """Run rounds until the memory is freed, or allocated again."""
         refusals: list[str] = []
         change = self._weights.next_sleep(level)
-        self._made(self._weights.ask(change, "finish", refusals.append), refusals)
+        self._carry_out(self._weights.ask(change, "finish", refusals.append), refusals)
 
-    def _made(self, asked: AskedChange, refusals: list[str]) -> Change:
+    def _carry_out(self, asked: AskedChange, refusals: list[str]) -> Change:
         try:
             while not refusals:
                 self._news += self._round()
@@ -125,11 +125,11 @@ class WaitingEngine:
         self.advance()
 
     def close(self) -> None:
-        """Nothing is left when the engine is."""
+        """Do nothing: all memory is freed with the engine."""
 
 
 class LocalEngine:
-    """An `EngineClient` over an engine of this process, which a thread runs.
+    """An `EngineClient` over an engine in this process, which runs in its own thread.
 
     Its clients are coroutines of one event loop at a time.
     """
@@ -193,10 +193,10 @@ class LocalEngine:
         self, source: Source, in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         ask = partial(_ask, self._engine, self._weights, source, in_flight, version)
-        return (await self._made(ask)).version
+        return (await self._carry_out(ask)).version
 
     async def ask_trainer(self, order: TrainerOrder) -> Received:
-        # One at a time; requests go on meanwhile, as one rank has no collectives.
+        # One at a time; requests continue meanwhile, as one rank has no collectives.
         async with self._trainer:
             return granted(await asyncio.to_thread(ask_trainer, self._engine.upkeep, order))
 
@@ -204,9 +204,9 @@ class LocalEngine:
         def ask(done: Callable[[str], object]) -> AskedChange:
             return self._weights.ask(self._weights.next_sleep(level), "finish", done)
 
-        await self._made(ask)
+        await self._carry_out(ask)
 
-    async def _made(self, ask: Callable[[Callable[[str], object]], AskedChange]) -> Change:
+    async def _carry_out(self, ask: Callable[[Callable[[str], object]], AskedChange]) -> Change:
         """Ask for a change, and wait until it is made; raise ValueError if it is refused."""
         loop = asyncio.get_running_loop()
         refusal: asyncio.Future[str] = loop.create_future()
@@ -258,7 +258,7 @@ class LocalEngine:
                 with self._lock:
                     self._send(self._driver.take(reply))
         except Exception as error:
-            # Whatever broke, its requests must not wait forever.
+            # Whatever the error, requests must not wait forever.
             log.exception("the engine failed")
             self._fail(f"the engine failed: {error}")
 
@@ -284,7 +284,7 @@ class LocalEngine:
         self._on_loop(self._requests.fail, reason)
 
     def _on_loop(self, call: Callable[[T], None], argument: T) -> None:
-        """Call on the clients' event loop, which alone changes the mailboxes."""
+        """Call a function on the clients' event loop; only that loop changes the mailboxes."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop was closed, and all streams with it
                 self._loop.call_soon_threadsafe(call, argument)
@@ -298,7 +298,7 @@ def _ask(
     version: str | None,
     done: Callable[[str], object],
 ) -> AskedChange:
-    """Ask for new weights; tensors are left where the engine finds them."""
+    """Ask for new weights; given tensors are left where the engine finds them."""
     is_folder = isinstance(source, str | Path)
     change = weights.next(version, str(source) if is_folder else "")
     asked = weights.ask(change, in_flight, done)
@@ -308,14 +308,14 @@ def _ask(
 
 
 def _withdraw(engine: Engine, weights: WeightChanges, asked: AskedChange) -> None:
-    """Forget a change, unless it has begun."""
+    """Drop a change, unless it has started."""
     weights.withdraw(asked)
     if engine.upkeep is not None:
         engine.upkeep.given.pop(asked.change.number, None)
 
 
 def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer | None]:
-    """Load a checkpoint as one rank of this process; the engine has to be started."""
+    """Load a checkpoint as one rank of this process; call `start` before use."""
     if config.tensor_parallel_size > 1:
         raise ValueError(
             f"tensor_parallel_size {config.tensor_parallel_size} needs a cluster; "

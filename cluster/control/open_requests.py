@@ -1,4 +1,4 @@
-"""The requests whose answers clients wait for: what every engine client keeps of them."""
+"""The open requests of an engine client, and their unread events."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -57,7 +57,7 @@ class OpenRequests:
         engine watches the deadline too, because no clock runs here while the client does not read.
         """
         if uid in self._mailboxes:
-            raise ValueError(f"request {uid} is running already; give another uid")
+            raise ValueError(f"request {uid} is already running; give another uid")
         end = None if deadline is None else asyncio.get_running_loop().time() + deadline
         mailbox = self._mailboxes[uid] = Mailbox()
         try:
@@ -94,7 +94,7 @@ class OpenRequests:
                 del self._mailboxes[event.uid]
 
     def fail(self, reason: str) -> None:
-        """Fail all requests, also future ones; the first reason counts."""
+        """Fail all requests, including future ones; the first reason counts."""
         self.failure = self.failure or reason
         failed = [Event(Kind.FAILED, uid, reason=self.failure) for uid in self._mailboxes]
         self.deliver(self.route(failed))

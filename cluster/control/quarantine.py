@@ -8,8 +8,8 @@ crashes. A suspect that crashes the workers again while it runs alone fails.
 from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.workers.messages import Schedulable
 
-CRASHES = 2  # after which a request fails, if it ran alone at the last
-_REMEMBERED = 1000  # arrivals for which a quarantined request is refused if it comes again
+CRASHES = 2  # after this many a request fails, if it ran alone at the last one
+_REMEMBERED = 1000  # arrivals during which the same request is refused again
 
 REASON = (
     "this request crashed the engine repeatedly and was quarantined; change the request, and "
@@ -23,7 +23,7 @@ class CrashQuarantine:
     def __init__(self) -> None:
         self.queue: list[QueuedRequest] = []  # suspects, in the order of their trials
         self.on_trial: QueuedRequest | None = None
-        self._guilty: dict[int, int] = {}  # the content of each, and its arrival
+        self._guilty: dict[int, int] = {}  # the count of arrivals then, by a request's content
 
     def __bool__(self) -> bool:
         return bool(self.queue) or self.on_trial is not None
@@ -63,7 +63,7 @@ class CrashQuarantine:
         return self.on_trial
 
     def settle(self) -> None:
-        """End a trial that was survived: the admitting round, or one with progress."""
+        """End a survived trial: after its first round or, if the request was stuck, progress."""
         queued = self.on_trial
         if queued is None or not queued.answered:
             return

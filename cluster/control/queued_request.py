@@ -1,4 +1,4 @@
-"""A request in the scheduler's queue, and how far it has come."""
+"""A request in the scheduler's queue, and its progress."""
 
 from dataclasses import dataclass, field
 
@@ -23,16 +23,16 @@ class QueuedRequest:
     footprint: Footprint
     priority: int
     deadline: float | None  # on the driver's clock
-    number: int  # of its arrival
+    number: int  # in order of arrival
     prefixes: tuple[int, ...] = ()  # hashes of its prompt's prefixes, if it may share them
     ids: list[int] = field(default_factory=list)
     progress: Progress = BEGINNING
     forwards: int = 0
-    ended: bool = False  # whether its last update has come
-    # Since it was last admitted.
-    began: int = 0  # steps of all rounds until then
-    began_with: int = 0  # tokens
-    admitted: float | None = None  # when; until its first update
+    ended: bool = False  # whether its last update has arrived
+    # Its last admission.
+    began: int = 0  # the steps of all rounds until then
+    began_with: int = 0  # the tokens that it had
+    admitted: float | None = None  # the time; None after its first update
     answered: bool = False  # the ranks have survived the round that admitted it
     taken: int = 0  # pages that its admission was expected to take
     # Fairness.
@@ -63,7 +63,7 @@ class QueuedRequest:
 
     @property
     def growth(self) -> int:
-        """The time slices of its next turn; they double if it restarts from its beginning."""
+        """The time slices of its next turn; they double if preemption makes it start over."""
         return 1 << self.preempted if self.request.restarts else 1 + self.preempted
 
     @property

@@ -1,6 +1,6 @@
-"""Several ranks on Ray for a program without a server: it awaits their answers, or waits for them.
+"""Several ranks on Ray for a program without a server, as coroutines or blocking.
 
-Ray is imported when it is needed, after its settings.
+Ray is imported only when it is needed, after its settings are made.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _COORDINATOR: Final = {"CPU": 1.0}
-_ROOM_S: Final = 20.0  # for what has just ended to free its resources
+_ROOM_S: Final = 20.0  # for processes that have just ended to free their resources
 _LOOK_S: Final = 0.2
-_SILENCE_S: Final = 2.0  # after which nothing more comes from ranks that sleep
+_SILENCE_S: Final = 2.0  # after which sleeping ranks send no more events
 
 
 def connect_ray(options: RanksOptions) -> None:
-    """Use the Ray of this program, else RAY_ADDRESS's, else one of its own, which ends with it.
+    """Use the program's Ray, else the one at RAY_ADDRESS, else start one that ends with it.
 
-    To be called in the main thread, where Ray handles signals.
+    Call it in the main thread, where Ray handles signals.
     """
     given = os.environ.get("RAY_ADDRESS")
     if "ray" not in sys.modules and not given:
@@ -64,7 +64,7 @@ async def start_ranks(model: str, options: RanksOptions) -> "RemoteEngine":
     given = dict(options)
     if options.device == "auto":
         given["device"] = device_of_cluster()
-    # All requests are one program's, so none is refused, and none gives way.
+    # All requests belong to one program, so none is refused or preempted for others.
     config = EngineConfig(**given, max_queued_requests=sys.maxsize, time_slice=0)
     bundles = [_COORDINATOR, *[config.rank_bundle] * config.tensor_parallel_size]
     await _room_for(bundles, config)
@@ -82,7 +82,7 @@ def device_of_cluster() -> str:
 
 
 async def _room_for(bundles: list[dict[str, float]], config: EngineConfig) -> None:
-    """Wait for the resources of a placement group, which would be waited for without end."""
+    """Wait a while for the resources of a placement group; Ray itself would wait forever."""
     import ray
 
     needed = Counter[str]()
@@ -105,7 +105,7 @@ async def _room_for(bundles: list[dict[str, float]], config: EngineConfig) -> No
 
 
 class WaitingRanks:
-    """Ranks for a thread that waits: their client is an event loop in a thread of its own."""
+    """A blocking client of ranks, over an event loop in a thread of its own."""
 
     def __init__(self, model: str, options: RanksOptions) -> None:
         connect_ray(options)
@@ -115,7 +115,7 @@ class WaitingRanks:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ranks", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # before Ray's own, so that nothing asks a Ray that has ended
+        atexit.register(self.close)  # before Ray's own, so that no call reaches an ended Ray
         try:
             self._engine = self._wait(start_ranks(model, options))
         except BaseException:
@@ -125,7 +125,7 @@ class WaitingRanks:
 
     def submit(self, request: CheckedRequest) -> None:
         self.open.add(request.uid)
-        self._loop.call_soon_threadsafe(self._begin, request)
+        self._loop.call_soon_threadsafe(self._start, request)
 
     def cancel(self, uid: int) -> None:
         self.open.discard(uid)
@@ -140,7 +140,7 @@ class WaitingRanks:
                 events = [self._events.get(timeout=_SILENCE_S)]
                 break
             except Empty:
-                if self.level:  # and what had begun has ended
+                if self.level:  # and the requests that had started have finished
                     raise ValueError(ASLEEP) from None
         while steps is None and not self._events.empty():
             events.append(self._events.get())
@@ -163,12 +163,12 @@ class WaitingRanks:
         return self._engine.weights.level
 
     def release(self) -> None:
-        """Cancel what is open."""
+        """Cancel all open requests."""
         for uid in list(self.open):
             self.cancel(uid)
 
     def close(self) -> None:
-        """End the ranks; Ray goes on."""
+        """End the ranks; Ray keeps running."""
         import ray
 
         if self._loop.is_closed():
@@ -195,7 +195,7 @@ class WaitingRanks:
 
     # On the loop.
 
-    def _begin(self, request: CheckedRequest) -> None:
+    def _start(self, request: CheckedRequest) -> None:
         self._tasks[request.uid] = self._loop.create_task(self._run(request))
 
     def _end(self, uid: int) -> None:
@@ -208,14 +208,14 @@ class WaitingRanks:
                 async for update in updates:
                     self._events.put(Event(Kind.UPDATE, request.uid, update))
         except Exception as error:
-            # Whatever it is, the caller must not wait forever.
+            # Whatever the error, the caller must not wait forever.
             self._events.put(Event(Kind.FAILED, request.uid, reason=str(error)))
         finally:
             del self._tasks[request.uid]
 
 
 async def _end_all() -> None:
-    """Cancel the loop's other tasks, and wait for what they clean up."""
+    """Cancel the loop's other tasks, and wait for their cleanup."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

@@ -1,6 +1,6 @@
-"""How a Ray of our own is started, and what its processes read from the environment.
+"""Starts Ray on this machine, and sets the environment variables that its processes read.
 
-Ray reads that when it is first imported, so this module imports it late.
+Ray reads them when it is first imported, so this module imports Ray late.
 """
 
 import logging
@@ -19,7 +19,7 @@ ALONE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def set_defaults(settings: Mapping[str, str]) -> None:
-    """Set what the user has not set."""
+    """Set the variables that the user has not set."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
@@ -30,12 +30,12 @@ def start_ray_here(**options: Any) -> None:
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 
     logging.getLogger(ensure_token_if_auth_enabled.__module__).setLevel(logging.WARNING)
-    before = os.umask(0o077)  # Ray creates a missing token as any other file
+    before = os.umask(0o077)  # Ray creates a missing token with default permissions
     try:
         ensure_token_if_auth_enabled()
     finally:
         os.umask(before)
     token = Path.home() / ".ray/auth_token"
-    if token.exists():  # perhaps since an earlier Ray
+    if token.exists():  # perhaps from an earlier Ray
         token.chmod(0o600)
     ray.init(address="local", **options)

@@ -1,4 +1,4 @@
-"""A replica's engine behind its coordinator: what the HTTP layer submits requests to.
+"""A replica's client of its coordinator, to which the HTTP layer submits requests.
 
 It keeps every open request and the tokens that have arrived, so the death of a coordinator costs a
 pause but no answer.
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class RemoteEngine:
-    """An EngineClient; `start` makes one."""
+    """An EngineClient over a coordinator; `start` makes one."""
 
     limits: Limits
 
@@ -75,7 +75,7 @@ class RemoteEngine:
     async def start(
         cls, model: str, config: EngineConfig, bundles: list[dict[str, float]] | None = None
     ) -> Self:
-        """Start a coordinator and its ranks: in the current placement group, or in `bundles`."""
+        """Start a coordinator and its ranks, in the current placement group or in new `bundles`."""
         group = ray.util.get_current_placement_group() if bundles is None else None
         if group is None:
             if bundles is None:
@@ -146,9 +146,9 @@ class RemoteEngine:
         await self.weights.sleep(level, self._make)
 
     async def _make(self, change: Change, in_flight: InFlight) -> str:
-        """Have the coordinator make a change, and the next one if it is lost meanwhile."""
+        """Have the coordinator make a change; if it is lost meanwhile, the next one."""
         while True:
-            while self._replacing:  # what a coordinator takes before it has started is lost
+            while self._replacing:  # a coordinator loses what it takes before it has started
                 await asyncio.sleep(_RETRY_S)
             self._requests.check()
             coordinator = self._coordinator
@@ -176,7 +176,7 @@ class RemoteEngine:
         return sum(queued.missing for queued in self._open())
 
     async def pids(self) -> list[int]:
-        """Return the processes of the coordinator and the ranks."""
+        """Return the process ids of the coordinator and the ranks."""
         return [process.pid for process in await self._coordinator.processes.remote()]
 
     async def check_health(self) -> None:
@@ -230,7 +230,7 @@ class RemoteEngine:
         while not self._closed.wait(self.config.heartbeat_s):
             # Without a running Ray the call would start one.
             if self._coordinator is not None and ray.is_initialized():
-                with suppress(Exception):  # the calls that need an answer report errors
+                with suppress(Exception):  # calls that need an answer report the error
                     self._coordinator.beat.remote()
 
     def _kill_coordinator(self) -> None:
@@ -261,7 +261,7 @@ class RemoteEngine:
     # Requests and events.
 
     async def _hand_over(self, queued: QueuedRequest) -> None:
-        """Submit a request to the coordinator, which ignores one that it has already."""
+        """Submit a request to the coordinator, which ignores one that it already has."""
         while True:
             coordinator, deadline = self._coordinator, None
             if queued.deadline is not None:

@@ -1,4 +1,4 @@
-"""The weights and the sleep of a coordinator's ranks, as their replica knows and changes them."""
+"""The weights and sleep level of a coordinator's ranks, as their replica tracks them."""
 
 import asyncio
 import time
@@ -11,20 +11,20 @@ from diffray.cluster.control.weight_changes import InFlight, WeightChanges
 from diffray.components.checkpoints.update import Source
 from diffray.workers.messages import Change
 
-Make = Callable[[Change, InFlight], Awaitable[str]]  # has a coordinator do it; returns why not
+Make = Callable[[Change, InFlight], Awaitable[str]]  # asks a coordinator; returns why it refused
 
 
 class RemoteWeights:
-    """Remembers the weights for the next coordinator, whose ranks begin with the checkpoint's."""
+    """Remembers the weights for the next coordinator, whose ranks start with the checkpoint's."""
 
     def __init__(self) -> None:
         self._weights = WeightChanges()
-        self._asked: Change | None = None  # the coordinator may have made it
-        self._one = asyncio.Lock()
+        self._asked: Change | None = None  # a change that the coordinator may have made
+        self._lock = asyncio.Lock()
 
     @property
     def known(self) -> Change | None:
-        """What the ranks have; None: the checkpoint's weights, and they are awake."""
+        """The last change of the ranks; None: they are awake with the checkpoint's weights."""
         return self._weights.current if self._weights.current.number else None
 
     @property
@@ -38,20 +38,22 @@ class RemoteWeights:
         version: str | None,
         make: Make,
     ) -> str:
-        """Have a change made, one at a time; return its version."""
+        """Have the coordinator replace the weights; return the new version."""
         if not isinstance(source, str | Path):
-            raise ValueError("the ranks are other processes; give a folder that all of them read")
-        async with self._one:
+            raise ValueError(
+                "the ranks are other processes; give a folder that all of them can read"
+            )
+        async with self._lock:
             change = self._weights.next(version, str(source))
-            return (await self._made(change, in_flight, make)).version
+            return (await self._carry_out(change, in_flight, make)).version
 
     async def sleep(self, level: int, make: Make) -> None:
-        """Bring the ranks to a level of sleep, 0 to awake."""
-        async with self._one:
-            await self._made(self._weights.next_sleep(level), "finish", make)
+        """Bring the ranks to a sleep level; 0 wakes them."""
+        async with self._lock:
+            await self._carry_out(self._weights.next_sleep(level), "finish", make)
 
-    async def _made(self, change: Change, in_flight: InFlight, make: Make) -> Change:
-        # A coordinator takes those of one number for the same, also after it refused one.
+    async def _carry_out(self, change: Change, in_flight: InFlight, make: Make) -> Change:
+        # A new number, because a coordinator never repeats a change, even one that it refused.
         change = self._asked = replace(change, number=time.time_ns())
         try:
             reason = await make(change, in_flight)
@@ -59,17 +61,17 @@ class RemoteWeights:
             self._asked = None
         if reason:
             raise ValueError(reason)
-        self._has(change)
+        self._record(change)
         return change
 
     def heard(self, version: str) -> None:
-        """Take an answer's version: the change is made, even if its coordinator never says so."""
+        """Take an answer's version: it proves that a change was made, even without a reply."""
         asked = self._asked
         if asked is not None and asked.level is None and asked.version == version:
-            self._has(asked)
+            self._record(asked)
 
     def shown_in(self, load: Load) -> Load:
-        """Return the load with counts that outlive coordinators."""
+        """Return the load with the weights and sleep level, which outlive coordinators."""
         weights = self._weights
         version = weights.current.version
         return replace(
@@ -79,6 +81,6 @@ class RemoteWeights:
             sleep_level=weights.level,
         )
 
-    def _has(self, change: Change) -> None:
+    def _record(self, change: Change) -> None:
         if self._weights.current.number != change.number:
             self._weights.has(change)

@@ -1,4 +1,4 @@
-"""Restarts ranks or a coordinator: at once while that helps, else with growing pauses."""
+"""Restarts ranks or a coordinator: immediately while that helps, else after growing pauses."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 WITHIN_S = 600.0  # the window in which restarts are counted
 _LONGEST_S = 30.0  # the longest pause
-_SHORTEST_START_S = 5.0  # a start is not overdue earlier
+_SHORTEST_START_S = 5.0  # before this a start is never overdue
 
 
 class Restarts:
@@ -22,12 +22,12 @@ class Restarts:
         self.name, self.most = name, most
         self.total = 0
         self._times: deque[float] = deque()
-        self._fruitless = 0  # in a row
+        self._fruitless = 0  # restarts in a row
         self._first_start_s = 0.0
         self._lost_at: float | None = None
 
     async def start(self, start: Callable[[], Awaitable[None]]) -> None:
-        """Start what is restarted later, and remember how long that took."""
+        """Call `start`, and note how long it took."""
         begin = time.monotonic()
         await start()
         self.started(time.monotonic() - begin)
@@ -35,9 +35,9 @@ class Restarts:
     async def restart(
         self, start: Callable[[], Awaitable[None]], reason: str, *, useful: bool
     ) -> str | None:
-        """Start it until that succeeds; after too many failures return why to give up.
+        """Restart until that succeeds; after too many failures, return why to give up.
 
-        `useful` is whether it has done anything since its last start.
+        `useful` is whether the last start led to any work.
         """
         while True:
             log.error("%s failed: %s", self.name, reason)
@@ -67,7 +67,7 @@ class Restarts:
         if away <= max(self._first_start_s, _SHORTEST_START_S):
             return None
         return (
-            f"{self.name} failed {away:.0f} s ago and could not be started again yet (its node's "
+            f"{self.name} failed {away:.0f} s ago and could not be restarted yet (its node's "
             "log may say why); try again"
         )
 

@@ -1,4 +1,4 @@
-"""Estimates how much of a prompt running requests have stored, from hashes of its prefixes."""
+"""Estimates from hashes of prefixes how much of a prompt running requests have stored."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -46,7 +46,7 @@ class RunningPrefixes:
         self._counts.clear()
 
     def shared_pages(self, queued: QueuedRequest) -> int:
-        """Return how many of a request's pages a running one holds already."""
+        """Return how many of a request's pages running requests already hold."""
         counts = self._counts
         # A request with a prefix has all shorter ones.
         shared = bisect_left(queued.prefixes, True, key=lambda each: each not in counts)

@@ -1,7 +1,7 @@
 """Decides what runs next: the queue, admission by slots and pages, and each round.
 
-It handles integers only and has no clock, no network and no torch: a driver gets rounds from it and
-gives it their replies.
+It handles integers only and has no clock, no network and no torch: a driver takes rounds from it
+and returns their replies.
 """
 
 from bisect import insort
@@ -21,10 +21,10 @@ from diffray.cluster.control.weight_changes import LOST, WeightChanges
 from diffray.workers.messages import Footprint, Reply, Round, Schedulable
 
 PASSES = 16  # how many later requests may run before one that finds no pages
-FIRST_COME = 8  # one of so many admissions goes to the oldest request, whatever its priority
+FIRST_COME = 8  # one of this many admissions goes to the oldest request, whatever its priority
 LONGEST = 16  # the most time slices of a turn while only equally preempted requests wait
-TOKENS = 2  # so many count as much of a turn as one step
-NEAR = 64  # waiting requests whose lengths count for a turn
+TOKENS = 2  # tokens that count as one step of a turn
+NEAR = 64  # waiting requests whose lengths limit a turn
 
 
 class Scheduler:
@@ -54,9 +54,9 @@ class Scheduler:
         self._prefixes = RunningPrefixes(page_size)
         self.quarantine = CrashQuarantine()
         self._waiting: list[QueuedRequest] = []  # by their order
-        self.open: dict[int, QueuedRequest] = {}  # waiting, running or giving way
+        self.open: dict[int, QueuedRequest] = {}  # waiting, running or being preempted
         self._cancelled: list[int] = []  # for the next round
-        self._preempting: dict[int, QueuedRequest] = {}  # giving way in this or the next round
+        self._preempting: dict[int, QueuedRequest] = {}  # preempted by rounds in flight
         self._flying: deque[Flight] = deque()
         self._free, self._held_back = pages, 0  # as of the last reply
         self._arrivals = self._admitted = self._rounds = self._steps = 0
@@ -88,7 +88,7 @@ class Scheduler:
             )
         prefixes = self._prefixes.hashes(request, footprint)
         queued = QueuedRequest(request, footprint, priority, deadline, self._arrivals, prefixes)
-        if (resume := request.resume) is not None:  # it began on another coordinator
+        if (resume := request.resume) is not None:  # it started on another coordinator
             queued.ids = list(resume.ids)
             queued.progress, queued.forwards = resume.progress, resume.forwards
         self._arrivals += 1
@@ -170,7 +170,7 @@ class Scheduler:
         return [Event(Kind.LATE, uid) for uid in late]
 
     def restart(self) -> list[Event]:
-        """Queue what ran for a new worker group; return the events of requests that crash it."""
+        """Queue running requests for a new worker group; return the events of those that fail."""
         ran = [*self.running.values(), *self._preempting.values()]
         guilty, clear = self.quarantine.judge(ran, self._arrivals)
         for queued in ran:
@@ -184,7 +184,7 @@ class Scheduler:
         return [Event(Kind.POISON, queued.uid, reason=REASON) for queued in guilty]
 
     def start_over(self) -> None:
-        """Queue what ran again, because the engine was interrupted; no request is to blame."""
+        """Queue running requests again after an interruption, for which none is to blame."""
         self._forget_ranks()
         waiting = {queued.uid for queued in self._waiting}
         for queued in [each for uid, each in self.open.items() if uid not in waiting]:
@@ -234,14 +234,14 @@ class Scheduler:
     def _next(self, free: int) -> Iterator[QueuedRequest]:
         """Take requests in order while slots and pages last.
 
-        One that finds no pages is skipped, but not so often that it starves.
+        A request that finds no pages is skipped, but not so often that it starves.
         """
         skipped: list[QueuedRequest] = []
         for queued in self._in_order():
             if len(self.running) >= self.slots:
                 return
             if skipped and queued.preempted:
-                continue  # it has just given way to one of those
+                continue  # it was just preempted for one of those
             if self._lacks_pages(queued, free):
                 skipped.append(queued)
                 if queued.skipped >= PASSES or len(skipped) > PASSES:
@@ -285,7 +285,7 @@ class Scheduler:
         return queued.taken > free
 
     def _preempt(self) -> list[QueuedRequest]:
-        """Preempt those that wait for weights, else the longest running one if others wait."""
+        """Preempt requests that restart on new weights, else the longest-running if others wait."""
         if self.weights.waiting and not self.quarantine:
             return [self._give_way(q) for q in self.weights.restarting([*self.running.values()])]
         if not self.time_slice or self._preempting or self.quarantine.on_trial is not None:
@@ -293,7 +293,7 @@ class Scheduler:
         wait = [*self.quarantine.queue[:1], *self._waiting[:1]]
         if not wait and not self._held_back:
             return []
-        # Also a short request behind long ones ends their turns; they are admitted before it.
+        # A short request ends turns even if it waits behind long ones, which are admitted first.
         shortest = min((q.missing for q in chain(wait, self._waiting[:NEAR])), default=0)
         able = [
             q for q in self.running.values() if q.answered and self._may_preempt(q, wait, shortest)
@@ -312,28 +312,28 @@ class Scheduler:
         return queued
 
     def _may_change(self) -> bool:
-        """Return whether new weights wait, and no request that has to end on the old ones."""
+        """Return whether a change waits, and no request has to finish before it."""
         if not self.weights.waiting or self.running or self._preempting or self.quarantine:
             return False
         return not any(queued.forwards for queued in self._waiting)
 
     def _may_preempt(self, queued: QueuedRequest, wait: list[QueuedRequest], shortest: int) -> bool:
-        """Return whether a request has had its turn, given the next ones and the shortest near.
+        """Return whether a request has had its turn, given the next ones and the shortest length.
 
-        Turns grow, so that a request that restarts each time, as soft generations do, ends too.
+        Turns grow, so that requests that start over each time, as soft generations do, finish.
         """
         if any(other.priority > queued.priority for other in wait):
             return False
         turn = self.time_slice * queued.growth
         if all(other.preempted >= queued.preempted for other in wait):
-            # Among equals preemption would only make all of them end later.
+            # Among equals, preemption would only make all of them finish later.
             turn = max(turn, min(shortest, LONGEST * self.time_slice))
-        # Where a step gives many tokens, an answer would end before it has had its steps.
+        # If steps give many tokens, an answer could finish before a turn of steps is over.
         tokens = len(queued.ids) - queued.began_with
         return max(self._steps - queued.began, tokens // TOKENS) >= turn
 
     def _queue_again(self, queued: QueuedRequest) -> None:
-        """Queue a preempted request behind those that wait; one that restarts keeps its place."""
+        """Queue a preempted request behind those that wait; for new weights it keeps its place."""
         queued.again()
         if not self.weights.waiting:
             queued.number, self._arrivals = self._arrivals, self._arrivals + 1

@@ -1,4 +1,4 @@
-"""The weights and the sleep of an engine, and those it is to have: which requests they wait for."""
+"""An engine's weights and sleep level, and the changes that wait for requests to finish."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -11,12 +11,12 @@ from diffray.workers.messages import AWAKE, WITHOUT_KV, WITHOUT_WEIGHTS, Change
 InFlight = Literal["finish", "restart"]
 MODES: Final[tuple[str, ...]] = get_args(InFlight)
 
-LOST: Final = "the engine was lost while it took the new weights; it has the old ones, try again"
+LOST: Final = "the engine was lost while it loaded the new weights; it has the old ones, try again"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AskedChange:
-    """New weights or a sleep that wait for requests; `done` gets the reason of a refusal, or ""."""
+    """A change that waits for requests; `done` gets the reason for a refusal, or ""."""
 
     change: Change
     in_flight: InFlight
@@ -25,27 +25,27 @@ class AskedChange:
 
 def check_level(level: int) -> None:
     if level not in (WITHOUT_KV, WITHOUT_WEIGHTS):
-        raise ValueError(f"level is {level!r}; 1 gives the K/V memory back, 2 the weights' too")
+        raise ValueError(f"level is {level!r}; 1 frees the K/V memory, 2 the weights' too")
 
 
 def already(version: str | None) -> str:
-    return f"the weights are of version {version} already; name another one"
+    return f"the weights already have version {version}; choose another"
 
 
 class WeightChanges:
-    """The current weights, and the changes asked for, in their order.
+    """The current weights, and a queue of changes.
 
-    While one waits, only requests that have reported something are admitted: they end on the
-    weights they began with. When none is left the change is made, and the others run on the new
-    weights. Under "restart" a running request that has reported nothing starts over on them. A
-    sleep waits in the same way; requests that come while the engine is asleep wait until it wakes.
+    While a change waits, only requests that have reported something are admitted: they finish on
+    the weights that they started with. When none is left, the change is made, and the others run on
+    the new weights. With "restart", a running request that has reported nothing starts over on
+    them. Sleep waits in the same way; requests that arrive during sleep wait for its end.
     """
 
     def __init__(self, current: Change | None = None) -> None:
         self.current = current or Change()
-        self.made = 0  # changes since the start of this process
+        self.made = 0  # changes of the weights since this process started
         self._asked: deque[AskedChange] = deque()
-        self._lacking = current is not None  # whether the ranks have to be given `current`
+        self._lacking = current is not None  # whether the ranks still need `current`
 
     @property
     def waiting(self) -> bool:
@@ -53,18 +53,18 @@ class WeightChanges:
 
     @property
     def level(self) -> int:
-        """How deep the engine sleeps; 0: it is awake."""
+        """The engine's sleep level; 0: awake."""
         return self.current.level or AWAKE
 
     def next(self, version: str | None, source: str = "") -> Change:
-        """Return the change after all others; versions that are not named count up."""
+        """Return a change to follow all others; versions without a name count up."""
         if version == self.current.version:
             raise ValueError(already(version))
         named = [asked for asked in self._asked if asked.change.level is None]
         return Change(self._number, version or str(self.made + len(named) + 1), source)
 
     def next_sleep(self, level: int) -> Change:
-        """Return the change to this level of sleep, after all others."""
+        """Return a change to this sleep level, to follow all others."""
         return Change(self._number, level=level)
 
     @property
@@ -83,7 +83,7 @@ class WeightChanges:
         return asked
 
     def withdraw(self, asked: AskedChange) -> None:
-        """Forget a change that has not begun."""
+        """Drop a change that has not started."""
         if asked in self._asked:
             self._asked.remove(asked)
 
@@ -94,7 +94,7 @@ class WeightChanges:
         return [queued for queued in running if not queued.forwards]
 
     def restore(self) -> AskedChange | None:
-        """Return what new ranks need before anything else."""
+        """Return the change that new ranks need before anything else."""
         if not self._lacking:
             return None
         self._lacking = False
@@ -104,20 +104,20 @@ class WeightChanges:
         return self._asked.popleft()
 
     def settle(self, asked: AskedChange, refusal: str) -> None:
-        """Note what became of a change that the ranks were given."""
+        """Record the outcome of a change that was sent to the ranks."""
         if not refusal and not asked.change.restores:
             self.has(asked.change)
         asked.done(refusal)
 
     def has(self, change: Change) -> None:
-        """Note a change that was made."""
+        """Record a change that was made."""
         if change.level is not None:
             self.current = replace(self.current, number=change.number, level=change.level)
         else:
             self.current, self.made = replace(change, level=self.level), self.made + 1
 
     def new_ranks(self) -> None:
-        """Give the next ranks the current weights: they begin with those of the checkpoint."""
+        """Have new ranks load the current weights, as they start with the checkpoint's."""
         self._lacking = self.current.number > 0
 
     def fail(self, reason: str) -> None:

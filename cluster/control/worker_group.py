@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 _DEATH_GRACE_S = 1.0  # after a rank's error, for Ray to report the death of another
 _LOOK_S = 0.5  # between checks whether a rank that Ray could not reach is alive
-_NO_ROUND = 0  # the number of what is none; they count from 1
-_LOADING = 10  # times longer may ranks be silent that load: some of that holds Python's lock
+_NO_ROUND = 0  # the number of a message that is not a round; rounds count from 1
+_LOADING = 10  # times the timeout for ranks that load, as loading may hold Python's lock
 
 
 class WorkersLost(EngineFailed):
@@ -46,7 +46,7 @@ class WorkerGroup:
         self.places: list[RankPlace] = []
         self.workers: list[Any] = []
         self._loops: list[asyncio.Task[None]] = []
-        self._changes: set[int] = set()  # rounds on their way in which the ranks read weights
+        self._changes: set[int] = set()  # rounds in flight in which the ranks read weights
 
     async def start(self) -> None:
         """Place the ranks, and wait until they have loaded; raise WorkersLost if one fails."""
@@ -98,7 +98,7 @@ class WorkerGroup:
         self.hub.expect_within(config.heartbeat_timeout_s)
 
     def _create(self, rank: int) -> Any:
-        from diffray.workers.worker import Worker  # imports torch, in the workers alone
+        from diffray.workers.worker import Worker  # imports torch only in its actors
 
         bundle = self.group.bundle_specs[rank + 1]
         actor: Any = Worker
@@ -129,7 +129,7 @@ class WorkerGroup:
             await ref
             dead, reason = False, "has stopped"
         except ActorUnavailableError:
-            # Perhaps because of the network: while the rank lives, it is judged by its replies.
+            # Perhaps a network fault: while the rank lives, only its replies count.
             await self._death_of(rank)
             reason = "died while it could not be reached"
         except RayActorError:

@@ -16,7 +16,7 @@ LOOPBACK: Final = "127.0.0.1:"
 
 
 class Server(Config):
-    """Where `diffray serve` listens, and on which Ray."""
+    """Where `diffray serve` listens, and which Ray it uses."""
 
     host: str = Field("127.0.0.1", description="The address to listen on.")
     port: int = Field(8000, description="The port to listen on.")
@@ -32,7 +32,7 @@ class Server(Config):
 def reserved(server: Server) -> Iterator[None]:
     """Reserve an address before Ray starts; raise ValueError if it is taken.
 
-    Without that, two servers that start at once both find it free, and Ray's proxies share ports.
+    Otherwise two servers that start together both find it free, and their proxies share the port.
     """
     if server.address is not None:
         yield  # the cluster's Serve may already listen there
@@ -47,7 +47,7 @@ def reserved(server: Server) -> Iterator[None]:
 
 
 def joined(server: Server, host: str | None, port: int) -> Server:
-    """Return where a running Serve listens; refuse other values, which Ray would ignore."""
+    """Return where a running Serve listens; refuse other addresses, which Ray would ignore."""
     if host is None:
         raise ValueError("the cluster's Serve has no HTTP proxy; start it with one")
     listens: dict[str, Any] = {"host": host, "port": port}
@@ -63,7 +63,7 @@ def joined(server: Server, host: str | None, port: int) -> Server:
 def reachable_url(serve_details: Mapping[str, Any], here: str) -> str | None:
     """Return a URL that reaches Serve; None if it has no HTTP proxy.
 
-    If it listens on all addresses, that of a node with a proxy, if possible this one (`here`).
+    If Serve listens on all addresses, use a node with a proxy, preferably this one (`here`).
     """
     options = serve_details.get("http_options") or {}
     host, port = options.get("host"), options.get("port")

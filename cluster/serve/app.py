@@ -1,7 +1,7 @@
 """The Ray Serve application: `serve run diffray.cluster.app:build model_loading_config=...`.
 
 One deployment per model; each replica has a coordinator and ranks in a placement group. A door is
-one more application, which serves several of them at one endpoint.
+one more application, which serves several models at one endpoint.
 """
 
 import secrets
@@ -51,7 +51,7 @@ def application(config: AppConfig) -> Application:
 
 
 def about_toy(config: AppConfig) -> str:
-    """Return what a demo model is and prompts to try; empty for any other model."""
+    """Return a demo model's description and prompts to try; empty for any other model."""
     said = description(config.model_source, config.model_id)
     prompts = " ".join(f"`{prompt}`" for prompt in examples(config.model_source))
     return said and f"{said} Prompts to try: {prompts}"
@@ -71,7 +71,7 @@ def door_application(config: DoorConfig) -> Application:
 def _bound(replica: type[Replica], config: AppConfig) -> Application:
     config = with_device(config)
     plain: Any = serve.deployment(replica)
-    # Replicas that start later find what operators want of this deployment, and of no earlier one.
+    # A new record, so that later replicas do not find what operators wanted of an earlier one.
     options, deployed = deployment_options(config), secrets.token_hex(8)
     app: Application = plain.options(name=REPLICA, **options).bind(config, deployed)
     return app

@@ -88,18 +88,18 @@ class AppConfig(Config):
         return self.model_loading_config.model_source or self.model_id
 
     def on(self, device: str) -> "AppConfig":
-        """Return this configuration with the device that 'auto' stands for."""
+        """Return a copy for this device, to which 'auto' was resolved."""
         engine = self.engine_kwargs.model_copy(update={"device": device})
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return AppConfig(**(given | {"engine_kwargs": engine}))
 
     def api_settings(self, environment: Mapping[str, str] = os.environ) -> ApiSettings:
-        """Return the endpoint's settings, with the keys of the environment."""
+        """Return the endpoint's settings, with the keys from the environment."""
         return self.api.with_keys_of(self.api_key_env, self.operator_key_env, environment)
 
 
 def app_config(given: object, where: str = "args") -> AppConfig:
-    """Return the configuration; raise ValueError with one sentence on what is wrong in `where`."""
+    """Return the configuration; raise ValueError with one sentence on the mistake in `where`."""
     if not isinstance(given, dict):
         raise ValueError(
             f"{where}: expected a mapping with model_loading_config (given: {given!r:.100})"
@@ -120,7 +120,7 @@ def accelerator_types() -> set[str]:
 
 
 def _parsed(value: object) -> object:
-    """Parse an object given as text, as by `serve run module:build NAME=JSON`."""
+    """Parse an object given as JSON text, as in `serve run module:build NAME=JSON`."""
     if not isinstance(value, str) or not value.startswith("{"):
         return value
     try:

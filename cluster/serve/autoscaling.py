@@ -22,7 +22,7 @@ class OngoingTokensPolicy:
         self.target = target_ongoing_tokens
 
     def __call__(self, context: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
-        """Return the target number of replicas, and no state: Serve keeps that of its delays."""
+        """Return the target number of replicas, and no state: Serve tracks its delays itself."""
         reported = (context.aggregated_metrics or {}).get(ONGOING_TOKENS)
         if not reported:
             return context.target_num_replicas, {}  # no replica has reported yet

@@ -1,12 +1,12 @@
-"""Says which resources waiting replicas need, and which the cluster has."""
+"""Reports the resources that waiting replicas need and those that the cluster has."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 Resources = Mapping[str, float]
 
-_NORMAL_S = 5.0  # for which a replica may wait for its place before that is reported
-_ACCELERATOR = "accelerator_type:"  # Ray marks nodes that have one with a resource of 1
+_NORMAL_S = 5.0  # seconds that a replica may wait for its placement without a report
+_ACCELERATOR = "accelerator_type:"  # the prefix of the resource by which Ray marks nodes
 
 
 class ClusterNodes(NamedTuple):
@@ -17,7 +17,7 @@ class ClusterNodes(NamedTuple):
 
 
 def pending_reasons() -> list[str]:
-    """Return, for every pending placement group of the connected cluster, what it waits for."""
+    """Return what each pending placement group of the connected cluster waits for."""
     import ray
     from ray._private.state import state
     from ray.util.placement_group import placement_group_table
@@ -63,7 +63,7 @@ def shortage(bundles: Sequence[Resources], strategy: str, nodes: ClusterNodes) -
 
 
 def in_words(names: Iterable[str], parts: Sequence[Resources]) -> str:
-    """Return some resources as text; of an accelerator type only whether there is one."""
+    """Return resources as text; for an accelerator type, only whether there is one."""
     words = []
     for name in names:
         amount = sum(part.get(name, 0.0) for part in parts)

@@ -1,6 +1,6 @@
 """YAML files that describe one or more models, each an application with its own path.
 
-Several models have a door besides: an application that passes requests on by `model`.
+Several models also have a door: an application that passes requests on by `model`.
 """
 
 import re
@@ -70,7 +70,7 @@ class Applications:
 
     @property
     def prefix_routed(self) -> list[str]:
-        """The names of those with prefix_routing."""
+        """The names of the applications with prefix_routing."""
         return [each.name for each in self.models if each.config.deployment_config.prefix_routing]
 
 
@@ -114,7 +114,7 @@ def parse_yaml(text: str, where: str) -> object:
 
 
 def applications(given: object, where: str) -> Applications:
-    """Return the models of one mapping, of a list, or of a list under `llm_configs`."""
+    """Return the models of a mapping, of a list, or of a list under `llm_configs`."""
     models, door = _models(given, where)
     found = []
     for number, model in enumerate(models, start=1):
@@ -152,20 +152,20 @@ def serve_config(applications: Applications) -> dict[str, Any]:
 
 
 def _door(models: list[Application], given: object, where: str) -> DoorApplication:
-    """Return the door of some models; what is not given about it follows from them."""
+    """Return the door of some models; options that are not given follow from theirs."""
     place = f"{where}, door"
     prefix, rest = _split_prefix({} if given is None else given, place)
     if isinstance(rest, dict):
         if "models" in rest:
             raise ValueError(f"{place}: the door is for all models of the file; leave models out")
-        rest = _of_models([each.config for each in models], place, rest) | rest
+        rest = _door_defaults([each.config for each in models], place, rest) | rest
         rest["models"] = {each.config.model_id: each.name for each in models}
     config = door_config(rest, place)
     if any(map(_has_keys, (each.config for each in models))) and not _has_keys(config):
         raise ValueError(
             f"{place}: the models need API keys, so the door must, too; give it api_key_env"
         )
-    # Another command's door of other models must not replace this one.
+    # Named after its models, so that the door of other models does not replace it.
     name = "-".join(("door", *(each.name for each in models)))[:_LONGEST_NAME]
     return DoorApplication(name, "/" if prefix is None else prefix, config)
 
@@ -174,8 +174,8 @@ def _has_keys(config: AppConfig | DoorConfig) -> bool:
     return bool(config.api.api_keys) or config.api_key_env is not None
 
 
-def _of_models(configs: list[AppConfig], where: str, given: dict[Any, Any]) -> dict[str, Any]:
-    """Return the options of a door that its models decide."""
+def _door_defaults(configs: list[AppConfig], where: str, given: dict[Any, Any]) -> dict[str, Any]:
+    """Return the options of a door that follow from its models."""
     deployments = [each.deployment_config for each in configs]
     found: dict[str, Any] = {
         "num_replicas": 2 if max(each.most_replicas for each in deployments) > 1 else 1,
@@ -193,7 +193,7 @@ def _of_models(configs: list[AppConfig], where: str, given: dict[Any, Any]) -> d
         ):
             raise ValueError(
                 f"{where}: the models differ in {_ENDPOINT[0]} or in {' or '.join(_ENDPOINT[1:])}; "
-                "give those of the door"
+                "give the door its own"
             )
         for name in {*_ENDPOINT} & first.model_fields_set:
             found[name] = getattr(first, name)

@@ -9,8 +9,8 @@ from diffray.cluster.serve.door_config import DOOR_OPTIONS, DoorConfig
 REPLICA = "Replica"  # the name of each model's deployment within its application
 REPLICA_BUNDLE = {"CPU": 1.0}  # the replica and its coordinator
 REPLICA_CPUS = 0.5
-TOKENS_PER_SEQUENCE = 256  # target tokens of a replica, per sequence that it runs at once
-MARGIN = 64  # concurrent requests without the engine: health, metrics, models
+TOKENS_PER_SEQUENCE = 256  # target tokens of a replica for each sequence that it can run at once
+MARGIN = 64  # concurrent requests that need no engine: health, metrics, models
 POLICY = "diffray.cluster.serve.autoscaling:OngoingTokensPolicy"
 
 
@@ -43,7 +43,7 @@ def deployment_options(config: AppConfig) -> dict[str, Any]:
 
 
 def most_requests(config: AppConfig) -> int:
-    """Return how many requests a replica takes at once."""
+    """Return the most requests that a replica takes at once."""
     engine = config.engine_kwargs
     return engine.max_num_seqs + engine.max_queued_requests + MARGIN
 
@@ -51,7 +51,7 @@ def most_requests(config: AppConfig) -> int:
 def door_options(config: DoorConfig) -> dict[str, Any]:
     """Return the `serve.deployment(...).options` of a door."""
     return config.model_dump(include={*DOOR_OPTIONS}) | {
-        # As proxies do: a door must start wherever a model can, and beside all of them.
+        # Like proxies: a door must start wherever a model can, even next to all of them.
         "ray_actor_options": {"num_cpus": 0},
     }
 
@@ -74,15 +74,17 @@ def _checked(bundle: dict[str, float], config: AppConfig) -> dict[str, float]:
     if device == "cpu" and count:
         raise ValueError("placement_group_config: a rank on the CPU uses no GPU; leave GPU out")
     if device != "cpu" and not 0 < count <= 1:
-        raise ValueError(f"placement_group_config: a rank uses one GPU (given: {count:g}); GPU: 1")
+        raise ValueError(
+            f"placement_group_config: a rank uses one GPU (given: {count:g}); write GPU: 1"
+        )
     if config.accelerator_type is None:
         return dict(bundle)
-    # Ray's mark of nodes with that type; bundles take so little that they do not compete for it.
+    # Nodes of that type have 1 of this resource; bundles take too little to compete for it.
     return dict(bundle) | {f"accelerator_type:{config.accelerator_type}": 0.001}
 
 
 def resources(config: AppConfig, replicas: int) -> Counter[str]:
-    """Return the resources that this many replicas reserve."""
+    """Return the resources that `replicas` replicas reserve."""
     total = Counter[str]()
     for bundle in placement_bundles(config) * replicas:
         total.update(bundle)
@@ -92,7 +94,7 @@ def resources(config: AppConfig, replicas: int) -> Counter[str]:
 def threads_of_ranks(configs: list[AppConfig], cores: int) -> int | None:
     """Return an equal share of the cores for the maximum number of ranks; None without CPU ranks.
 
-    With more threads than cores, a rank's threads would wait for one that has no core.
+    With more threads than cores, a rank's threads would wait for one without a core.
     """
     ranks = sum(
         config.deployment_config.most_replicas * config.engine_kwargs.tensor_parallel_size

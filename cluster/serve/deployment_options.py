@@ -21,7 +21,7 @@ class ModelLoading(Config):
 
 
 class Autoscaling(Config):
-    """Serve's autoscaling, by tokens still to be generated or, as Serve does it, by requests."""
+    """Serve's autoscaling, by tokens still to be generated or, as in Serve itself, by requests."""
 
     min_replicas: int = Field(1, ge=0, description="The fewest replicas.")
     max_replicas: int = Field(ge=1, description="The most replicas.")
@@ -53,7 +53,7 @@ class Autoscaling(Config):
         description="Seconds over which the load is averaged; replicas report every 10 s.",
     )
     aggregation_function: Literal["mean", "max", "min"] = Field(
-        "mean", description="How the load over that time becomes one number."
+        "mean", description="How the load over that time is aggregated."
     )
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class Autoscaling(Config):
 
 
 class Backpressure(Config):
-    """How Serve refuses a request that cannot be queued any more."""
+    """How Serve refuses a request that no longer fits the queue."""
 
     status_code: Literal[429, 503] = Field(429, description="The HTTP status of a refusal.")
     retry_after_s: float | None = Field(1.0, ge=0, description="Its Retry-After header.")
@@ -91,7 +91,7 @@ class Deployment(Config):
     max_ongoing_requests: int | None = Field(
         None,
         ge=1,
-        description="The most requests that Serve sends to a replica; default: all it accepts.",
+        description="The most requests that a replica gets at once; default: all it accepts.",
     )
     max_queued_requests: int = Field(
         1024, ge=-1, description="The most requests to queue at each proxy; -1: no limit."
@@ -103,7 +103,7 @@ class Deployment(Config):
     health_check_timeout_s: float = Field(
         10.0,
         gt=0,
-        description="Seconds after which a health check has failed; three failures end a replica.",
+        description="Seconds after which a health check fails; three failures end a replica.",
     )
     graceful_shutdown_wait_loop_s: float = Field(
         1.0, gt=0, description="Seconds between checks whether a replica has finished."
@@ -138,7 +138,7 @@ class Deployment(Config):
 
     @property
     def first_replicas(self) -> int:
-        """The initial number; one if the first request starts one."""
+        """The initial number of replicas; at least 1, which the first request would start."""
         scaling = self.autoscaling_config
         if scaling is None:
             return self.num_replicas or 1
@@ -146,7 +146,7 @@ class Deployment(Config):
 
 
 class PlacementGroup(Config):
-    """Where a replica's ranks may run: on one node, unless PACK or a SPREAD allows several."""
+    """Where a replica's ranks may run: on one node, unless PACK or SPREAD allows several."""
 
     strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = Field(
         "STRICT_PACK",

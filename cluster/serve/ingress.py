@@ -1,13 +1,13 @@
 """The middleware around Serve's HTTP proxy and around replicas, for what Serve itself gets wrong.
 
-- A request for another replica is refused. HAProxy addresses a replica by its port, which after the
-  replica's death another one may take, of another model or server, before HAProxy notices. So
-  HAProxy names the intended replica in a header, also in health checks, and overwrites what a
+- A request for another replica is refused. HAProxy addresses a replica by its port, which another
+  one, even of another model or server, may take after the replica's death before HAProxy notices.
+  So HAProxy names the intended replica in a header, in health checks too, and overwrites what a
   client sends there.
 - If a replica is lost before it has sent anything, the same request goes to another one. A stream
   that has started ends with an error event, so that its client can retry.
-- Serve's router sees no body. Where applications have prefix_routing, Serve's proxy reads the body
-  before it asks the router, and makes a session id of the prefix. HAProxy chooses by itself.
+- Serve's router does not see bodies. If applications have prefix_routing, the middleware in Serve's
+  proxy reads the body first and derives a session id from the prefix. HAProxy chooses by itself.
 - Serve answers 404 while it does not know its routes: at startup, after a fault, and during
   shutdown. Clients do not retry after 404, so paths of models answer 503 instead.
 """
@@ -30,10 +30,10 @@ from diffray.cluster.serve.prefix_routing import prefix_key
 
 log = logging.getLogger("ray.serve")
 
-TRIES: Final = 4  # lost replicas per request
-_LARGEST: Final = 32 << 20  # bytes of a request that are kept for a retry
-_WORTH_READING: Final = 1 << 20  # bytes of a request whose prefix is looked at
-_READ_S: Final = 10.0  # for these
+TRIES: Final = 4  # attempts per request; each may lose a replica
+_LARGEST: Final = 32 << 20  # bytes of a request that is kept for a retry
+_WORTH_READING: Final = 1 << 20  # bytes of a body that are read for its prefix
+_READ_S: Final = 10.0  # seconds to read them
 _HEADER: Final = SERVER_HEADER.encode()
 NOT_READY: Final = "The model is not being served at the moment; try again."
 
@@ -62,9 +62,9 @@ def no_such_path() -> ApiError:
 
 
 class Ingress:
-    """ASGI middleware around the application with this name; it removes the name's header.
+    """ASGI middleware of the process that HAProxy calls `name`; it removes the name's header.
 
-    Without a name there is no HAProxy, so the header comes from a client and is ignored.
+    Without HAProxy there is no name, and a header that a client sends is ignored.
     """
 
     def __init__(self, app: ASGIApp, name: bytes | None = None) -> None:
@@ -97,8 +97,8 @@ class Ingress:
         if self._by_prefix and scope["method"] == "POST":
             scope = await _with_session(scope, request)
         for _ in range(TRIES):
-            # Of a copy, because the proxy changes the path.
-            await self._app(dict(scope), request.from_the_start(), answer.send)
+            # A copy, because the proxy changes the path.
+            await self._app(dict(scope), request.replayed(), answer.send)
             if answer.started or request.gone or not request.complete:
                 break
             log.warning("a replica was lost before it answered; trying another one")
@@ -121,7 +121,7 @@ class Ingress:
         return await self._knows_routes()
 
     async def _knows_routes(self) -> bool:
-        """Ask Serve, which is not healthy before it knows its routes."""
+        """Return whether Serve is healthy, which it is not before it knows its routes."""
         found = []
 
         async def receive() -> Message:
@@ -139,14 +139,14 @@ class Ingress:
 
 
 async def _with_session(scope: Scope, request: "_Request") -> Scope:
-    """Return the scope with a session id that stands for the prefix, unless it has one."""
+    """Return the scope with a session id derived from the prefix, unless it has one."""
     session = os.environ.get("RAY_SERVE_SESSION_ID_HEADER_KEY", "x-session-id").encode()
     if any(name == session for name, _ in scope["headers"]):
         return scope
     try:
         async with asyncio.timeout(_READ_S):
-            key = prefix_key(json.loads(await request.beginning()))
-    except (TimeoutError, ValueError, RecursionError):  # the replica says what is wrong with it
+            key = prefix_key(json.loads(await request.head()))
+    except (TimeoutError, ValueError, RecursionError):  # the replica will report the error
         return scope
     if key is None:
         return scope
@@ -160,10 +160,11 @@ class _Request:
         self._receive = receive
         self._messages: list[Message] = []
         self._size = 0
-        self.gone = False  # the client
-        self.complete = True  # whether all of it is kept
+        self.gone = False  # whether the client has disconnected
+        self.complete = True  # whether all messages are kept
 
-    def from_the_start(self) -> Receive:
+    def replayed(self) -> Receive:
+        """Return a `receive` that yields the kept messages first."""
         kept = iter(list(self._messages))
 
         async def receive() -> Message:
@@ -172,8 +173,8 @@ class _Request:
 
         return receive
 
-    async def beginning(self) -> bytes:
-        """Read the body, or the part of it that is worth reading before it is passed on."""
+    async def head(self) -> bytes:
+        """Read the body, or as much of it as is worth reading before it is passed on."""
         parts = list[bytes]()
         while not self.gone and self._size < _WORTH_READING:
             message = await self._next()
@@ -203,7 +204,9 @@ class _Answer:
         self._send, self._path = send, path
         self.started = self.complete = self.is_serves_404 = False
         self._streams = False
-        self._held: Message | None = None  # the start of a 404, until the body shows whose it is
+        self._held: Message | None = (
+            None  # a 404's start, until its body shows whether it is Serve's
+        )
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -227,7 +230,7 @@ class _Answer:
             await self._send(message)
 
     async def end(self) -> None:
-        """Report the lost answer in its stream; another answer can only be broken off."""
+        """Report the loss in an event stream; any other answer can only be cut off."""
         if self._streams:
             error = unavailable(
                 "The replica was lost, so this answer is incomplete; send the request again."

@@ -1,11 +1,11 @@
--- Names the replica that a request goes to, as prefix_routing.py does: the first in its key's ranking
--- that is not too busy. HAProxy itself finds another one if that one does not answer.
+-- Chooses the replica of a request as prefix_routing.py does: the first in its key's ranking that is
+-- not too busy. If that one does not answer, HAProxy itself chooses another.
 
 local HEAD, SLACK, FACTOR = 1024, 4, 1.25
-local MOST = 32768  -- bytes of a beginning: the body may be cut where the buffer ends
+local MOST = 32768  -- bytes of a prefix; the body may be cut where the buffer ends
 local SESSION = os.getenv("RAY_SERVE_SESSION_ID_HEADER_KEY") or "x-session-id"
 
--- Returns where the JSON object ends that begins here; nil if the text ends first.
+-- Returns the end of the JSON object that starts at `at`; nil if the text ends first.
 local function object_end(text, at)
     local depth = 0
     while true do
@@ -29,7 +29,7 @@ local function object_end(text, at)
     end
 end
 
--- Returns the system's messages and the beginning of the first other one, of a list of messages.
+-- Returns the system messages and the start of the first other one, of a list of messages.
 local function of_messages(text, list)
     local at = text:find("%S", list)
     while at and text:sub(at, at) == "{" do
@@ -43,7 +43,7 @@ local function of_messages(text, list)
     return text:sub(list, at)
 end
 
-local function beginning(body)
+local function prefix_of(body)
     for _, name in ipairs({"messages", "input"}) do
         local _, list = body:find('"' .. name .. '"%s*:%s*%[')
         if list then return of_messages(body, list + 1):sub(1, MOST) end
@@ -58,10 +58,10 @@ local function key_of(txn)
     local session = txn.f:req_hdr(SESSION)
     if session and session ~= "" then return session end
     local body = txn.f:req_body()
-    local begin = body and beginning(body)
-    if not begin then return nil end
-    local function told(name) return body:match('"' .. name .. '"%s*:%s*"([^"]*)"') or "" end
-    return txn.c:sha1(told("model") .. "\n" .. told("cache_salt") .. "\n" .. begin)
+    local prefix = body and prefix_of(body)
+    if not prefix then return nil end
+    local function field(name) return body:match('"' .. name .. '"%s*:%s*"([^"]*)"') or "" end
+    return txn.c:sha1(field("model") .. "\n" .. field("cache_salt") .. "\n" .. prefix)
 end
 
 core.register_action("prefix_server", {"http-req"}, function(txn, backend)
@@ -70,7 +70,7 @@ core.register_action("prefix_server", {"http-req"}, function(txn, backend)
     local ranking, loads, sum, least = {}, {}, 0, math.huge
     for name, server in pairs(core.backends[backend].servers) do
         local stats = server:get_stats()
-        -- Serve's own proxy stands in, as a backup, where there is no replica.
+        -- The backup server is Serve's own proxy, for when there is no replica.
         if stats.bck == 0 and stats.status:find("^UP") then
             table.insert(ranking, {txn.c:sha1(key .. name), name})
             loads[name], sum, least = stats.scur, sum + stats.scur, math.min(least, stats.scur)

@@ -1,4 +1,4 @@
-"""Serve's request router for handles and for Serve's own proxy, which routes by prefix."""
+"""A request router that routes by prefix, for handles and for Serve's own proxy."""
 
 from collections.abc import Iterable
 
@@ -13,8 +13,8 @@ from diffray.cluster.serve.prefix_routing import choose, prefix_key
 class PrefixRouter(FIFOMixin, RequestRouter):
     """Sends a call to the replica that holds its prefix, unless that one is too busy.
 
-    The key of a call is its session id, if it has one, or follows from its arguments. Calls without
-    a key go to the least busy replica.
+    The key of a call is its session id, if it has one, or is derived from its arguments. Calls
+    without a key go to the least busy replica.
     """
 
     async def choose_replicas(
@@ -22,10 +22,10 @@ class PrefixRouter(FIFOMixin, RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return candidates; of each list Serve takes the least busy, of the next if all refuse."""
+        """Return lists of candidates: Serve takes the least busy of the first that accepts."""
         if pending_request is None:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # before it asks again
+        pending_request.routing_context.should_backoff = True  # before Serve asks again
         key = _key(pending_request)
         if key is None or not candidate_replicas:
             return [candidate_replicas]
@@ -38,18 +38,18 @@ class PrefixRouter(FIFOMixin, RequestRouter):
     def _get_pending_request_matching_metadata(
         self, request_metadata: RequestMetadata | None = None
     ) -> PendingRequest | None:
-        """Give the replica to the call that it was chosen for, not to the first that waits.
+        """Give the replica to the call that it was chosen for, not to the first waiting call.
 
-        Calls on behalf of the same request have the same id, and then it is the first of them.
+        Of several calls for the same request, which share an id, the first gets it.
         """
         return self._get_pending_request_matching_internal_request_id(request_metadata)
 
 
 def router_config() -> RequestRouterConfig:
-    """Return the configuration of a deployment that uses it.
+    """Return the configuration of a deployment that uses this router.
 
-    It is under the default router's name, because Serve refuses another name if HAProxy routes the
-    deployment's HTTP requests. This router is for the others, those of handles.
+    It has the default router's name, because Serve refuses any other if HAProxy routes the
+    deployment's HTTP requests. Then this router serves only handles.
     """
     pickled = cloudpickle.dumps(PrefixRouter)
     return RequestRouterConfig.from_serialized_request_router_cls({}, pickled)
@@ -58,6 +58,9 @@ def router_config() -> RequestRouterConfig:
 def _key(request: PendingRequest) -> str | None:
     if request.metadata.session_id:
         return str(request.metadata.session_id)
-    named = request.metadata.call_method in ("ask", "ask_stream")  # a method, then what is asked
+    named = request.metadata.call_method in (
+        "ask",
+        "ask_stream",
+    )  # the first argument is a method's name
     given: Iterable[object] = (*request.args[named : named + 1], *request.kwargs.values())
     return next((key for each in given if (key := prefix_key(each)) is not None), None)

@@ -1,9 +1,8 @@
-"""Which replica a request goes to if requests with a common beginning are to meet.
+"""Chooses replicas so that requests with a common prefix go to the same one.
 
-A key stands for a beginning; each replica has a rank for each key, and a request goes to the first
-of the ranking that is not too busy. Nothing is remembered, so every process that routes decides
-alike, and a replica that comes or goes moves only its own keys. HAProxy does the same by
-prefix.lua.
+A key stands for a prefix. Each key ranks the replicas, as in rendezvous hashing, and a request goes
+to the first one that is not too busy. The rule has no state, so all routing processes agree, and a
+replica that is added or removed moves only its own keys. In HAProxy prefix.lua does the same.
 """
 
 import hashlib
@@ -12,19 +11,19 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-HEAD: Final = 1024  # characters of a prompt, or of the first message that is not the system's
-SLACK: Final = 4  # requests more than the least busy replica has, whatever their number
-FACTOR: Final = 1.25  # times the mean
-_PROMPTS: Final = ("messages", "input", "prompt")  # where the bodies of the APIs have them
+HEAD: Final = 1024  # characters of a prompt, or of the first message after the system messages
+SLACK: Final = 4  # requests above the least busy replica's that are allowed, whatever the mean
+FACTOR: Final = 1.25  # times the mean load that a replica may have
+_PROMPTS: Final = ("messages", "input", "prompt")  # fields of the APIs' bodies
 _SYSTEM: Final = ("system", "developer")
 
 
 def prefix_key(asked: object) -> str | None:
-    """Return the key of a body, a prompt or a conversation; None of anything else.
+    """Return the key of a body, a prompt or a conversation; None for anything else.
 
-    All turns of a conversation have the same: it is the system's messages and the beginning of the
-    first other one. Bodies with another model, adapter or cache_salt have other keys, as they share
-    no K/V.
+    All turns of a conversation have the same key: it covers the system messages and the start of
+    the first other message. Another model, adapter or cache_salt gives another key, because such
+    requests share no K/V.
     """
     salt: list[object] = []
     if isinstance(asked, dict):
@@ -32,23 +31,23 @@ def prefix_key(asked: object) -> str | None:
         asked = next((asked[name] for name in _PROMPTS if asked.get(name)), None)
     if not isinstance(asked, str | list) or not asked:
         return None
-    begin = _beginning(asked) if isinstance(asked, list) else asked[:HEAD]
-    return hashlib.sha1(json.dumps([salt, begin], default=repr).encode()).hexdigest()
+    start = _start(asked) if isinstance(asked, list) else asked[:HEAD]
+    return hashlib.sha1(json.dumps([salt, start], default=repr).encode()).hexdigest()
 
 
-def _beginning(asked: list[object]) -> list[object]:
+def _start(asked: list[object]) -> list[object]:
     if not isinstance(asked[0], dict):  # token ids or prompts
         return [json.dumps(asked[:HEAD], default=repr)[:HEAD]]
-    begin: list[object] = []
+    start: list[object] = []
     for message in asked:
         if not isinstance(message, dict) or message.get("role") not in _SYSTEM:
-            return [*begin, json.dumps(message, default=repr)[:HEAD]]
-        begin.append(message)
-    return begin
+            return [*start, json.dumps(message, default=repr)[:HEAD]]
+        start.append(message)
+    return start
 
 
 def choose(key: str, loads: Mapping[str, int]) -> str:
-    """Return the replica for a key; `loads` are the requests that each replica has at the moment.
+    """Return the replica for a key; `loads` maps replicas to their current number of requests.
 
     The least busy replica is always eligible.
     """

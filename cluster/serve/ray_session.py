@@ -1,4 +1,4 @@
-"""The Ray under `diffray serve`: joined, or started on this machine and watched."""
+"""The Ray cluster under `diffray serve`: joined, or started on this machine and watched."""
 
 import contextlib
 import logging
@@ -50,15 +50,15 @@ def running_ray(
             ending.failure = dead_part_of_ray
         yield
     finally:
-        ending.failure = lambda: None  # it ends now
+        ending.failure = lambda: None  # Ray ends on purpose now
         ray.shutdown()
 
 
 def start_ray(applications: Applications, **options: Any) -> None:
-    """Start a Ray with enough CPUs for the maximum number of replicas, and share the cores."""
+    """Start Ray with enough CPUs for the maximum number of replicas, and divide the cores."""
     configs = [with_device(each.config) for each in applications.models]
     cpus = sum(resources(each, each.deployment_config.most_replicas)["CPU"] for each in configs)
-    # Passed to all processes of this Ray; otherwise Ray sets a rank's number of CPUs: one.
+    # Ray passes it to all its processes; by default it sets a rank's number of CPUs, one.
     if (threads := threads_of_ranks(configs, usable_cores())) is not None:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     start_ray_here(
@@ -70,10 +70,10 @@ def start_ray(applications: Applications, **options: Any) -> None:
 
 @contextlib.contextmanager
 def reports_printed(say: Callable[[str], None]) -> Iterator[None]:
-    """Print what processes of the cluster report to this one, as Ray does, with two exceptions.
+    """Print what the cluster's processes report to this one as Ray does, with two exceptions.
 
-    diffray's announcements have no prefix, and deaths of ranks and coordinators are left out: an
-    announcement says what follows from them.
+    diffray's announcements get no prefix, and deaths of ranks and coordinators are left out, as
+    announcements report them with their consequences.
     """
     print_as_ray = _ray_worker.print_to_stdstream
 
@@ -81,7 +81,7 @@ def reports_printed(say: Callable[[str], None]) -> Iterator[None]:
         (text,) = data["lines"]
         if text.startswith(ANNOUNCED):
             say(text)
-        elif not _is_death_of_ours(text):
+        elif not _is_actor_death(text):
             print_as_ray(data, ignore_prefix)
 
     _ray_worker.print_to_stdstream = print_report
@@ -91,7 +91,8 @@ def reports_printed(say: Callable[[str], None]) -> Iterator[None]:
         _ray_worker.print_to_stdstream = print_as_ray
 
 
-def _is_death_of_ours(text: str) -> bool:
+def _is_actor_death(text: str) -> bool:
+    """Return whether Ray reports the death of a rank or a coordinator."""
     found = re.search(r"Node ID: (\w+) .* Worker PID: (\d+)", text)
     with contextlib.suppress(Exception):  # what Ray raises if its GCS has died, too
         return found is not None and any(
@@ -103,7 +104,7 @@ def _is_death_of_ours(text: str) -> bool:
 
 
 def dead_part_of_ray() -> str | None:
-    """Return which process that this machine's Ray depends on has died, if any."""
+    """Return a message if a process that this machine's Ray depends on has died."""
     node: Any = _ray_worker._global_node
     for name, process in node.dead_processes():
         if name in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
@@ -115,7 +116,7 @@ def dead_part_of_ray() -> str | None:
 
 
 def check_room(applications: Applications) -> None:
-    """Refuse what this machine cannot provide, because no other node joins its Ray."""
+    """Raise ValueError if this machine lacks resources, as no other node joins its Ray."""
     needed = Counter[str]()
     for each in applications.models:
         needed += resources(with_device(each.config), each.config.deployment_config.first_replicas)

@@ -1,4 +1,4 @@
-"""A model in an application of its own, as its door asks it: through Serve's handle."""
+"""A door's client of a model in another application, over Serve's handle."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -14,11 +14,11 @@ from diffray.cluster.serve.deployment import REPLICA
 from diffray.cluster.serve.ingress import TRIES
 from diffray.cluster.serve.replicas import About, Replicas
 
-_PLACE_S: Final = 30.0  # for a replica to take a request; the last one may be starting anew
+_PLACE_S: Final = 30.0  # for a replica to take a request; the only one may be restarting
 
 
 class RemoteModel:
-    """Passes requests to the model's replicas; what one of them refuses is raised here.
+    """Passes requests to the model's replicas, and raises the ApiErrors that they return.
 
     If a replica is lost before it has answered anything, another one gets the same request.
     """
@@ -36,7 +36,7 @@ class RemoteModel:
         self._described = [described]
 
     async def ask(self, method: str, *given: object) -> Json:
-        """Return what a method of its service returns."""
+        """Call a method of the model's service and return its result."""
         for _ in range(TRIES):
             response = self._whole.ask.remote(method, *given)
             with suppress(_Lost):
@@ -45,7 +45,7 @@ class RemoteModel:
         raise self._gone()
 
     async def stream(self, method: str, given: object) -> AsyncGenerator[Json, None]:
-        """Yield what a method of its service yields; closing the generator cancels it there."""
+        """Call a streaming method of the service; closing the generator cancels the call."""
         started = False
         for _ in range(TRIES):
             response = self._streams.ask_stream.remote(method, given)
@@ -62,11 +62,11 @@ class RemoteModel:
         raise self._gone()
 
     async def about(self) -> list[About]:
-        """Return what its replicas say of themselves."""
+        """Return the models, load and health of each replica."""
         return await self.replicas.ask("about")
 
     async def described(self) -> list[Json]:
-        """Return what it is, then its LoRA adapters; as last known if no replica answers."""
+        """Return the model, then its LoRA adapters; as last known if no replica answers."""
         for about in await self.about():
             self._described = about.models
         return self._described
@@ -79,15 +79,15 @@ class RemoteModel:
                 await response._fetch_future_result_async()
             yield
         except BaseException as error:
-            with suppress(Exception):  # such as the same one again
+            with suppress(Exception):  # such as the same error
                 response.cancel()
-            raise self._as_ours(error) from None
+            raise self._translated(error) from None
 
-    def _as_ours(self, error: BaseException) -> BaseException:
+    def _translated(self, error: BaseException) -> BaseException:
         match error:
             case RayActorError() | ObjectLostError():
                 return _Lost()
-            case asyncio.CancelledError() if not _is_cancelled():  # by the replica, which ends
+            case asyncio.CancelledError() if not _is_cancelled():  # by a replica that shuts down
                 return _Lost()
             case TimeoutError() | DeploymentUnavailableError():
                 return self._gone()
@@ -103,7 +103,7 @@ class RemoteModel:
 
 
 class _Lost(Exception):
-    """The replica of a request is gone."""
+    """A request's replica is gone."""
 
 
 def _answer(found: Any) -> Json:

@@ -35,7 +35,7 @@ from diffray.workers.trainer_orders import TrainerOrder
 
 log = logging.getLogger("ray.serve")
 
-_service: Service | None = None  # of this process, for its endpoint
+_service: Service | None = None  # the service of this process, for its endpoint
 
 
 def current_service() -> Service:
@@ -53,7 +53,7 @@ class Replica:
     _tasks: Sequence[asyncio.Task[None]] = ()
 
     async def __init__(self, config: AppConfig, deployed: str) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Start the engine; `deployed` is the name of the record of what operators want."""
+        """Start the engine; `deployed` names the record of the state that operators want."""
         global _service
         if config.deployment_config.prefix_routing and type(self) is not Replica:
             _check_that_proxies_know(serve.get_replica_context().app_name)
@@ -133,16 +133,16 @@ class Replica:
                     yield chunk
 
     async def follow(self, *asked: Any) -> AsyncGenerator[Followed, None]:
-        """Yield what becomes of a request; for `AsyncDiffusionLLM`."""
+        """Yield a request's progress, for `AsyncDiffusionLLM`."""
         with _api_errors():
             async with aclosing(current_service().follow(*asked)) as found:
                 async for each in found:
                     yield each
 
-    # For the door. It gets refusals as values, because Serve logs what is raised with a traceback.
+    # For the door. Refusals are returned, because Serve logs raised errors with a traceback.
 
     async def ask(self, method: str, *given: object) -> object:
-        """Return what a method of the service returns, or its ApiError."""
+        """Call a method of the service; return its result or its ApiError."""
         try:
             with _api_errors():
                 return await getattr(current_service(), method)(*given)
@@ -150,7 +150,7 @@ class Replica:
             return refusal
 
     async def ask_stream(self, method: str, given: object) -> AsyncGenerator[object, None]:
-        """Yield what a method of the service yields, and perhaps its ApiError."""
+        """Call a streaming method of the service; yield its chunks and its ApiError, if any."""
         try:
             with _api_errors():
                 async with aclosing(getattr(current_service(), method)(given)) as chunks:
@@ -159,7 +159,7 @@ class Replica:
         except ApiError as refusal:
             yield refusal
 
-    # For all replicas at once.
+    # Called on all replicas at once.
 
     async def snapshot(self) -> Snapshot:
         """Return this replica's metrics, for the replica or the door that was scraped."""
@@ -175,17 +175,17 @@ class Replica:
         return About(models, await service.load(), failure)
 
     async def check_weights(self, source: str) -> str:
-        """Return why a folder with new weights does not fit, or nothing."""
+        """Return why a folder with new weights does not fit, or an empty string."""
         assert self.every is not None
         return await self.every.check_weights(source)
 
     async def check_adapter(self, path: str) -> str:
-        """Return why a LoRA adapter does not fit, or nothing."""
+        """Return why a LoRA adapter does not fit, or an empty string."""
         assert self.every is not None
         return await self.every.check_adapter(path)
 
     async def catch_up(self) -> str:
-        """Do what operators want of all replicas; return why not, or nothing."""
+        """Reach the state that operators want; return why that failed, or an empty string."""
         assert self.every is not None
         return await self.every.catch_up()
 
@@ -195,7 +195,7 @@ class Replica:
         return self.every.with_trainer.own
 
     async def share(self, order: TrainerOrder, members: Members) -> Share | None:
-        """Carry out a trainer's order, as all replicas of its group do; None: it is not in it."""
+        """Carry out this replica's share of a trainer's order; None: it is not in the group."""
         assert self.every is not None
         return await self.every.with_trainer.share(order, members)
 
@@ -222,12 +222,12 @@ class Replica:
 
 
 def _check_that_proxies_know(application: str) -> None:
-    """Refuse prefix_routing if HTTP requests would not be routed so."""
+    """Raise EngineFailed if proxies do not know that this application has prefix_routing."""
     if application not in os.environ.get(PREFIX_ROUTED, "").split():
         raise EngineFailed(
             f"prefix_routing needs {PREFIX_ROUTED}={application} in the environment of every node "
-            "when Ray starts, because proxies read it; of several applications, give all, "
-            "separated by spaces"
+            "when Ray starts, because proxies read it; if several applications have it, list "
+            "them all, separated by spaces"
         )
 
 

@@ -1,4 +1,4 @@
-"""The metrics of a replica in Ray's exporter, beside /metrics."""
+"""Publishes a replica's metrics through Ray's exporter, in addition to /metrics."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ _EXPORT_S = 5.0  # between exports; Ray drops a gauge that was not set for 20 s
 class Exporter:
     """Exports every series with its value in /metrics, under Ray's prefix: `ray_diffray_...`.
 
-    All are gauges in Ray, also counters and buckets: Ray takes a gauge's value unchanged, and drops
+    All are gauges in Ray, even counters and buckets: Ray takes a gauge's value unchanged, and drops
     it when its process ends. Prometheus ignores types, so rate() and histogram_quantile() work.
     """
 

@@ -1,4 +1,4 @@
-"""Asks all replicas of a deployment at once."""
+"""Calls a method of all replicas of a deployment at once."""
 
 import asyncio
 import logging
@@ -10,12 +10,12 @@ from diffray.cluster.control.engine_client import Load
 
 log = logging.getLogger("ray.serve")
 
-_ANSWER_S = 2.0  # for other replicas
+_ANSWER_S = 2.0  # for replicas to answer
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a replica says of itself."""
+    """A replica's models, load and health."""
 
     models: list[Json]  # its model and LoRA adapters, as in /v1/models
     load: Load
@@ -23,15 +23,15 @@ class About:
 
 
 class Replicas:
-    """All replicas that run of the deployment behind a handle."""
+    """All running replicas of the deployment behind a handle."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
     async def ask(self, method: str, *given: object, within: float = _ANSWER_S) -> list[Any]:
-        """Return what a method returns in each of the replicas that answer in time.
+        """Call a method of every replica; return the results that arrive in time.
 
-        None is started for it, even if there is none.
+        It starts no replica, even if none is running.
         """
         try:
             async with asyncio.timeout(_ANSWER_S):

@@ -37,7 +37,7 @@ from diffray.components.checkpoints.demos import description, examples
 
 DEADLINE_S = 3600.0  # seconds for the models to load
 _POLL_S = 0.25
-_END_S = 30.0  # seconds for Serve and Ray to end, besides running requests
+_END_S = 30.0  # seconds for Serve and Ray to end, beyond those for running requests
 _QUIET_LOG = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
@@ -77,7 +77,7 @@ class Interrupted(Exception):
 def interruptible(stopped: threading.Event) -> Iterator[None]:
     """Make SIGINT, from the supervisor, set an event; outside the block it ends the process.
 
-    The same for SIGTERM, which others may send to all processes, and on which Ray would exit.
+    The same for SIGTERM, which may be sent to all processes and would make Ray exit.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(each, lambda number, frame: stopped.set()) for each in numbers]
@@ -167,8 +167,8 @@ def check_paths(applications: Applications, others: Mapping[str, Any]) -> None:
 def remove(applications: Applications) -> None:
     """Remove the applications and wait until their replicas have finished running requests.
 
-    Other applications may share this Serve, whose own call does not wait for a deployment's
-    graceful_shutdown_timeout_s. Replicas that are pending or still loading are not waited for.
+    Serve keeps running, because other applications may share it. Its own call does not wait for a
+    deployment's graceful_shutdown_timeout_s. Pending and loading replicas are not waited for.
     """
     states = serve.status().applications
     idle = {}
@@ -221,7 +221,7 @@ def failure_of(state: Any) -> str:
 
 
 def ready_lines(applications: Applications, server: Server, url: str) -> str:
-    """Return where to find what is served: a model, or a line for each and all about their door."""
+    """Return how to reach the model, or each of several models and their door."""
     if applications.door is None:
         return ready_line(applications.models[0], server, url)
     lines: list[str] = []
@@ -236,7 +236,7 @@ def ready_lines(applications: Applications, server: Server, url: str) -> str:
 
 
 def ready_line(each: Application, server: Server, url: str) -> str:
-    """Return the model's URL with an example, what to try, and its page; `url` reaches it."""
+    """Return the model's URL with an example, prompts to try, and its page; `url` is Serve's."""
     url += each.route_prefix.rstrip("/")
     settings, source = each.config.api_settings(), each.config.model_source
     question = {"messages": [{"role": "user", "content": examples(source)[0]}]}
@@ -254,7 +254,7 @@ def _to_try(each: Application) -> list[str]:
 def door_line(
     door: DoorApplication, models: tuple[Application, ...], server: Server, url: str
 ) -> str:
-    """Return the address of all models at once, with an example, and that of their page."""
+    """Return the door's URL with an example, and that of its page."""
     url += door.route_prefix.rstrip("/")
     settings, first = door.config.api_settings(), models[0]
     content = examples(first.config.model_source)[0]
@@ -283,7 +283,7 @@ def _ready_at(url: str, server: Server, settings: ApiSettings, question: Any) ->
 
 def where_ray_is() -> str:
     address = ray.get_runtime_context().gcs_address
-    node: Any = _ray_worker._global_node  # Ray reports its dashboard nowhere else
+    node: Any = _ray_worker._global_node  # nothing else in Ray reports its dashboard
     dashboard = ""
     if node and node.webui_url:
         dashboard = f"; dashboard at http://{node.webui_url}"

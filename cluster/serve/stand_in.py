@@ -19,7 +19,7 @@ from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.haproxy import STAND_IN
 
 _PERIOD_S = 0.2
-_START_S = 5.0  # until it listens, or has ended because its ports were taken
+_START_S = 5.0  # for a stand-in to listen, or to end because its ports are taken
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def _is_listening(address: tuple[str, int]) -> bool:
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes] | None:
-    """Start one that ends with this process: its shell reads stdin until that closes."""
+    """Start a stand-in that ends with this process: its shell reads stdin until that closes."""
     config = folder / "stand-in.cfg"
     with suppress(OSError):
         for file in folder.glob("*/haproxy.cfg"):
@@ -84,7 +84,7 @@ def _start(folder: Path) -> subprocess.Popen[bytes] | None:
 
 
 def _end(stand_in: subprocess.Popen[bytes] | None, folder: Path) -> None:
-    """End it unless it has handed over; until then its shell prevents reuse of its id."""
+    """End the stand-in unless it has handed over; until then its shell keeps its pid in use."""
     for note in folder.glob(f"*/{STAND_IN}"):
         note.unlink()
     if stand_in is not None and stand_in.stdin:

@@ -37,7 +37,7 @@ def supervised() -> Iterator["Ending"]:
     SIGINT asks the child to end, and kills it unless it handles the signal.
     """
     signals = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         signals.add(signal.SIGHUP)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     # Not in TMPDIR: a socket's path, which includes a node's id, would become too long.
@@ -101,7 +101,7 @@ class _Supervisor:
         return None
 
     def _forward(self, number: signal.Signals) -> None:
-        """Ask the server to end; the second time, at once."""
+        """Ask the server to end; kill it soon after a second signal."""
         now = time.monotonic()
         if number in self._received and now - self._received_at < SAME_S:
             return
@@ -126,7 +126,7 @@ class _Supervisor:
         if code >= 0:
             return code
         name = signal.Signals(-code).name
-        say(f"diffray: the server process was killed ({name}); all that it started was ended")
+        say(f"diffray: the server process was killed ({name}); everything it started was ended")
         return 128 - code
 
 
@@ -136,8 +136,8 @@ class Ending:
     def __init__(self, folder: Path, supervisor: int) -> None:
         self.folder = folder  # for files that are removed at the end
         self.stopped = threading.Event()  # set when the server should end
-        self.limit_s = math.inf  # seconds it has from then on
-        self.failure: Callable[[], str | None] = lambda: None  # why it cannot go on, if so
+        self.limit_s = math.inf  # seconds that it has from then on
+        self.failure: Callable[[], str | None] = lambda: None  # why the server cannot go on, if so
         self._supervisor = supervisor
 
     def watch(self) -> None:
@@ -179,7 +179,7 @@ def children() -> set[int]:
 
 
 def _exit(status: int, folder: Path) -> NoReturn:
-    """End the server process at once: nothing after this may run twice, or prevent its end."""
+    """End the server process now, without cleanup that could run twice or hang."""
     with suppress(OSError):  # Ray's threads print pages about each process that is killed
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)

@@ -1,4 +1,4 @@
-"""What operators have asked of a deployment: kept by the cluster, and followed by every replica."""
+"""The state that operators want: kept in the cluster and applied by all replicas."""
 
 import asyncio
 import logging
@@ -24,25 +24,25 @@ from diffray.workers.trainer_orders import Received, TrainerOrder
 log = logging.getLogger("ray.serve")
 
 _SPACE: Final = b"diffray"
-_LOOK_S: Final = 5.0  # between looks at the record, for what did not reach a replica
-_KEPT: Final = 100  # entries of a record
+_LOOK_S: Final = 5.0  # between checks of the record, in case a notification was lost
+_KEPT: Final = 100  # most recent entries of a record
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The state that every replica is to have; the next number replaces it."""
+    """The state that every replica must reach; a higher number replaces it."""
 
     number: int = 0
-    updates: int = 0  # of the weights, so far
+    updates: int = 0  # how often the weights were replaced
     version: str = "0"  # of the weights
-    source: str = ""  # where they are; empty: in the model's checkpoint
+    source: str = ""  # of the weights; empty: the model's checkpoint
     in_flight: InFlight = "finish"
-    level: int = AWAKE  # of sleep
+    level: int = AWAKE  # the sleep level
     adapters: tuple[LoRA, ...] | None = None  # None: those of the configuration
 
 
 class Record:
-    """What is wanted of one deployment, in Ray's key-value store, which outlives the replicas."""
+    """The wanted states of one deployment, in Ray's key-value store, which outlives replicas."""
 
     def __init__(self, deployment: str) -> None:
         self._prefix = f"wanted:{deployment}:".encode()
@@ -51,7 +51,7 @@ class Record:
         return await asyncio.to_thread(self._newest)
 
     async def put(self, wanted: Wanted) -> bool:
-        """Write it, unless its number is taken because another operator was faster."""
+        """Write a state; return False if another operator has taken its number."""
         return await asyncio.to_thread(self._put, wanted)
 
     def _newest(self) -> Wanted:
@@ -64,7 +64,7 @@ class Record:
     def _put(self, wanted: Wanted) -> bool:
         key, text = self._key(wanted.number), msgspec.msgpack.encode(wanted)
         taken = internal_kv._internal_kv_put(key, text, overwrite=False, namespace=_SPACE)
-        # The others are kept for a while, so that a slow operator cannot reuse a number.
+        # Older entries stay for a while, so that a slow operator cannot reuse a number.
         internal_kv._internal_kv_del(self._key(wanted.number - _KEPT), namespace=_SPACE)
         return not taken
 
@@ -73,12 +73,12 @@ class Record:
 
 
 class EveryReplica:
-    """Carries out an operator's requests on all replicas of a deployment, this one among them.
+    """Carries out an operator's requests on all replicas of a deployment, including this one.
 
-    The record says what is wanted. Each replica brings its own `engine` there: when it starts, when
-    it is notified, and, if that is lost, a few seconds later. `check` raises ValueError for a
-    folder that does not fit; only what fits on all replicas is written to the record. `own` is this
-    replica's name, and `ranks` how many it has.
+    The record holds the wanted state. Each replica brings its own `engine` to that state when it
+    starts, when it is notified, and, if the notification is lost, a few seconds later. `check`
+    raises ValueError for a folder that does not fit; only what fits all replicas is recorded. `own`
+    is this replica's name, `ranks` its number of ranks.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class EveryReplica:
         self.with_trainer = WithTrainer(engine, own, ranks, self._tell)
         self._has = Wanted()
         self._following = asyncio.Lock()
-        self.failure = ""  # why this replica cannot have what is wanted
+        self.failure = ""  # why this replica cannot reach the wanted state
 
     # For an operator.
 
@@ -126,7 +126,7 @@ class EveryReplica:
             known = self._known(before)
             self._adapters.replace(known)
             if self._adapters.has(name, where):
-                return before  # asked again, perhaps because a replica was lost
+                return before  # a repeated call, perhaps because a replica was lost
             self._adapters.check_name(name)
             return replace(before, adapters=(*known, LoRA.loaded_now(name, where)))
 
@@ -147,7 +147,7 @@ class EveryReplica:
         return self._configured if wanted.adapters is None else wanted.adapters
 
     async def _check_all(self, method: str, source: str) -> None:
-        """Raise ValueError if some replica refuses what is at a place."""
+        """Raise ValueError if any replica refuses `source`."""
         found = await self._tell(method, source)
         if not found:
             raise EngineFailed("no replica answered; try again")
@@ -164,13 +164,13 @@ class EveryReplica:
         return await self._engine.load()
 
     async def _want(self, change: Callable[[Wanted], Wanted]) -> Wanted:
-        """Write down what is wanted, and wait until the replicas have it."""
+        """Record the wanted state, and wait until the replicas have reached it."""
         while True:
             before = await self._record.newest()
             wanted = replace(change(before), number=before.number + 1)
             if await self._record.put(wanted):
                 break
-        # A replica that is not reached reads the record soon.
+        # A replica that the call does not reach reads the record a few seconds later.
         found = await self._tell("catch_up") or [await self.catch_up()]
         failed = [reason for reason in found if reason]
         if failed:
@@ -183,15 +183,15 @@ class EveryReplica:
     # For each replica.
 
     async def check_weights(self, source: str) -> str:
-        """Return why a folder does not fit this replica's model, or nothing."""
+        """Return why a folder does not fit this replica's model, or an empty string."""
         return await _refusal(self._check, source)
 
     async def check_adapter(self, path: str) -> str:
-        """Return why an adapter does not fit this replica's model, or nothing."""
+        """Return why an adapter does not fit this replica's model, or an empty string."""
         return await _refusal(self._adapters.check, path)
 
     async def catch_up(self) -> str:
-        """Bring this replica to what is wanted; return why it cannot have that, or nothing."""
+        """Bring this replica to the wanted state; return why that failed, or an empty string."""
         async with self._following:
             wanted = await self._record.newest()
             if wanted.number <= self._has.number:
@@ -200,7 +200,7 @@ class EveryReplica:
                 await self._bring_to(wanted)
                 self.failure = ""
             except ValueError as error:
-                self.failure = f"a replica cannot have the weights {wanted.version}: {error}"
+                self.failure = f"a replica cannot use the weights {wanted.version}: {error}"
             self._has = wanted
             return self.failure
 
@@ -218,7 +218,7 @@ class EveryReplica:
             try:
                 await self.catch_up()
             except Exception:
-                log.exception("this replica could not learn what is wanted of it")
+                log.exception("this replica could not read or reach the wanted state")
 
 
 async def _refusal(check: Callable[[str], object], source: str) -> str:

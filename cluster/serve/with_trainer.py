@@ -1,4 +1,4 @@
-"""Has all replicas of a deployment join a trainer's group and receive weights from it, or none.
+"""Makes all replicas of a deployment join a trainer's group and receive its weights, or none.
 
 A replica that starts later is not in the group; it loads the folder that the others have received.
 """
@@ -19,18 +19,18 @@ from diffray.workers.trainer_orders import (
 Tell = Callable[..., Awaitable[list[Any]]]  # calls a method of all replicas
 Members = tuple[str, ...]  # the names of replicas, in the order of their ranks
 
-_NOBODY: Final[Members] = ()
+_NO_MEMBERS: Final[Members] = ()
 
 
 class Share(NamedTuple):
-    """What a member of a group made of an order."""
+    """The result of an order on one member of a group."""
 
     received: Received
     members: Members
 
 
 class WithTrainer:
-    """A replica's part in it; `own` is its name, and `ranks` how many it has."""
+    """One replica in a trainer's group; `own` is its name, `ranks` its number of ranks."""
 
     def __init__(self, engine: EngineClient, own: str, ranks: int, tell: Tell) -> None:
         self._engine, self.own, self._ranks, self._tell = engine, own, ranks, tell
@@ -38,43 +38,43 @@ class WithTrainer:
 
     async def ask_all(self, order: TrainerOrder) -> Received:
         """Have all replicas carry out an order; raise ValueError if one of them cannot."""
-        members = _NOBODY if order.join is None else await self._joining(order.join)
+        members = _NO_MEMBERS if order.join is None else await self._joining(order.join)
         shares = [each for each in await self._tell("share", order, members) if each is not None]
         if not shares:
             raise ValueError(
-                f"no replica is in a group {order.group!r}; make it (init_weights_update_group)"
+                f"no replica is in a group {order.group!r}; create it (init_weights_update_group)"
             )
         found = {each.received for each in shares}
         if len(shares) == len(shares[0].members) and len(found) == 1:
             return granted(found.pop())
-        await self._tell("share", TrainerOrder(order.group), _NOBODY)
+        await self._tell("share", TrainerOrder(order.group), _NO_MEMBERS)
         refused = [each for each in found if each.refusal]
         return granted(refused[0] if refused else Received(lost(order.group)))
 
     async def _joining(self, order: JoinTrainer) -> Members:
-        """Return the replicas that are to join; refuse a group of another size."""
+        """Return the replicas that will join; raise ValueError if the group's size does not fit."""
         members = tuple(sorted(await self._tell("member")))
         if self.own not in members:
             raise EngineFailed("no replica answered; try again")
         needed = order.rank + self._ranks * len(members)
         if order.size != needed:
             raise ValueError(
-                f"world_size is {order.size}, but it is {needed} for ranks from {order.rank} on: "
-                f"replicas: {len(members)}, ranks of each: {self._ranks}"
+                f"world_size is {order.size}, but must be {needed} for ranks from {order.rank} on "
+                f"(replicas: {len(members)}, ranks per replica: {self._ranks})"
             )
         return members
 
     async def share(self, order: TrainerOrder, members: Members) -> Share | None:
-        """Carry out this replica's share of an order; None: it is not in the group."""
+        """Carry out this replica's share of an order; return None if it is not in the group."""
         if order.join is not None:
             if self.own not in members:
                 return None
             first = order.join.rank + members.index(self.own) * self._ranks
             order = replace(order, join=replace(order.join, rank=first))
         elif order.receive is not None:
-            members = self._members.get(order.group, _NOBODY)
+            members = self._members.get(order.group, _NO_MEMBERS)
         else:
-            members = self._members.pop(order.group, _NOBODY)
+            members = self._members.pop(order.group, _NO_MEMBERS)
         if not members:
             return None
         try:

@@ -93,7 +93,7 @@ def test_adapters_are_loaded_again(tmp_path: Path, level: int) -> None:
 def test_only_vllm_s_levels(tmp_path: Path) -> None:
     llm = load(made(tmp_path / "model", LLADA))
     for level in (0, 3, -1):
-        with pytest.raises(ValueError, match=f"level is {level}; 1 gives the K/V memory back"):
+        with pytest.raises(ValueError, match=f"level is {level}; 1 frees the K/V memory"):
             llm.sleep(level)
     assert not llm.is_sleeping
 

@@ -142,7 +142,7 @@ def test_versions_count_up_or_have_names() -> None:
     assert client.update_weights(weights(1)) == "1"
     assert client.update_weights(weights(0), version="step 7") == "step 7"
     assert client.update_weights(weights(1)) == "3"
-    with pytest.raises(ValueError, match="of version 3 already"):
+    with pytest.raises(ValueError, match="already have version 3"):
         client.update_weights(weights(1), version="3")
     with pytest.raises(ValueError, match="allowed are finish, restart"):
         client.update_weights(weights(1), "abort")  # type: ignore[arg-type]

@@ -264,7 +264,7 @@ def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
         first, second = found.replicas
         with pytest.raises(ValueError, match="no replica is in a group 'g'"):
             await first.ask_trainer(SENT)
-        with pytest.raises(ValueError, match="world_size is 3, but it is 5 for ranks from 1 on"):
+        with pytest.raises(ValueError, match="world_size is 3, but must be 5 for ranks from 1 on"):
             await first.ask_trainer(joining(1))
         await second.ask_trainer(joining(2))
         joined: list[Any] = [engine.orders for engine in found.engines]

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Answered(BaseModel):
-    """An object of an answer. A field with a default is present only where it is described so."""
+    """An object of an answer. Fields with a default are present only if their meaning says so."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -81,7 +81,7 @@ class View(Answered):
 
 
 class Trajectory(Answered):
-    """When and how likely the tokens became final, in parallel lists."""
+    """The steps and log-probabilities at which tokens became final, in parallel lists."""
 
     token_ids: list[int] = Field(description="The tokens.")
     steps: list[int] = Field(description="The step at which each became final.")

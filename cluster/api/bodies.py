@@ -42,7 +42,7 @@ class StreamOptions(StrictModel):
 class SharedFields(StrictModel):
     """The fields that mean the same in every API; the server fills in missing ones.
 
-    Those without a description have that of `SamplingParams`.
+    Fields without a description have that of `SamplingParams`.
     """
 
     model: Named = None

@@ -176,7 +176,7 @@ def _type(what: Mapping[str, Any]) -> str:
 
 
 def _bounds(what: Mapping[str, Any]) -> str:
-    """Return a number's limits, without those of its type."""
+    """Return a number's limits, except those of its type."""
     signs = {
         "minimum": "&ge;",
         "exclusiveMinimum": "&gt;",

@@ -87,7 +87,7 @@ class Responses(Dialect):
         return f"{'fc' if item.is_call else 'msg'}_{self.id}_{item.index}"
 
     def _status(self, item: Item) -> str:
-        """Return an item's status: the last one's is the answer's, the others are completed."""
+        """Return an item's status: the last item has the answer's, the others are completed."""
         if item is not self.items[-1]:
             return "completed"
         return {None: "in_progress", "length": "incomplete"}.get(self.finish_reason, "completed")

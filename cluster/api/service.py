@@ -279,7 +279,7 @@ class Service:
     # Internals.
 
     async def _begin(self, body: GenerationBody) -> Answer:
-        """Return an answer with choices that are yet to run, or refuse the request."""
+        """Return an answer whose choices are yet to run, or refuse the request."""
         model = self._named(body.model)
         self._refuse_priority(body.priority)
         try:

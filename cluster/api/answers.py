@@ -24,7 +24,7 @@ _LEAST: Final = -9999.0  # JSON has neither infinity nor NaN; vLLM uses the same
 
 
 class Answer(ABC):
-    """What the answers to chats and to completions have in common."""
+    """What answers to chats and completions have in common."""
 
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
@@ -37,7 +37,7 @@ class Answer(ABC):
         self._tokens, self._options = tokens, body.stream_options or StreamOptions()
         self._id = f"{self.id_prefix}-{body.request_id or uuid4().hex}"
         self._created = int(time.time())
-        self._begun: set[int] = set()  # the indices of choices
+        self._begun: set[int] = set()  # indices of choices with an opening chunk
 
     def whole(self) -> Json:
         """Return the answer when all choices are complete."""
@@ -48,7 +48,7 @@ class Answer(ABC):
         return self._envelope(self.kind, made) | self._totals()
 
     def chunks(self, choice: Choice, delta: Delta) -> Iterator[Json]:
-        """Yield the chunks for what became final in a choice."""
+        """Yield the chunks for a choice's new final tokens."""
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             yield from self._opening(choice)
@@ -73,7 +73,7 @@ class Answer(ABC):
         """Yield the chunks before a choice's first piece."""
 
     def _pieces(self, choice: Choice, delta: Delta) -> Iterator[Json]:
-        """Yield the pieces of a choice for what became final."""
+        """Yield the pieces of a choice for its new final tokens."""
         if delta.text:
             yield self._piece(choice, delta.text)
 
@@ -117,7 +117,7 @@ class Answer(ABC):
         return made
 
     def _usage(self) -> Json:
-        """Return the tokens so far, with an end token, and up to a stop string."""
+        """Return the token counts so far, with end tokens, without those after a stop string."""
         first = [choice for choice in self.choices if choice.output.index == 0]  # of each prompt
         prompt = sum(len(choice.prompt.ids) for choice in first)
         completion = sum(len(choice.output.token_ids) for choice in self.choices)
@@ -138,7 +138,7 @@ class Answer(ABC):
         return {"usage": usage, "diffusion": {"forwards": forwards, "tokens_per_forward": rate}}
 
     def _about_tokens(self, choice: Choice, part: Part) -> Json:
-        """Return what the request selects of tokens besides their text."""
+        """Return what the request asks for about tokens, besides their text."""
         made: Json = {}
         if self.body.num_logprobs is not None:
             made["logprobs"] = self._logprobs(choice, part)
@@ -156,7 +156,7 @@ class Answer(ABC):
         return made
 
     def _view(self, choice: Choice, canvas: list[int | None], forwards: int) -> Json:
-        """Return the canvas after so many forwards: its tokens, their texts, and the whole text."""
+        """Return a canvas after a forward: its tokens, their texts, and the whole text."""
         return {
             "index": choice.index,
             "forwards": forwards,
@@ -181,7 +181,7 @@ class ChatAnswer(Answer):
 
     @cached_property
     def _calls(self) -> Counter[int]:
-        """How many calls each choice has had so far in its stream."""
+        """The number of calls so far in each choice's stream."""
         return Counter()
 
     def whole(self) -> Json:
@@ -221,7 +221,7 @@ class ChatAnswer(Answer):
         ending = super()._ending(choice)
         called = self.body.calls and OPEN in choice.output.text
         if called and ending["finish_reason"] == "stop" and self.body.named_tool is None:
-            ending["finish_reason"] = "tool_calls"  # a named one: stop, as OpenAI has it
+            ending["finish_reason"] = "tool_calls"  # for a named function OpenAI has stop
         return ending
 
     def _last_piece(self, choice: Choice) -> Json:
@@ -234,7 +234,7 @@ class ChatAnswer(Answer):
         return _choice(choice, message=message)
 
     def _parsed(self, choice: Choice) -> Json:
-        """Return an answer's text and its calls apart."""
+        """Return an answer's text and its calls separately."""
         parser, content = CallParser(), ""
         calls: list[Json] = []
         for part in [*parser.feed(choice.output.text), *parser.end()]:

@@ -63,7 +63,7 @@ class Messages(Dialect):
         yield self._event("content_block_stop", index=item.index)
 
     def _reason(self) -> Json:
-        """Return why the answer ended, and at which of the stop sequences."""
+        """Return why the answer ended, and the stop sequence that ended it, if one did."""
         stopped = self.stop_reason if isinstance(self.stop_reason, str) else None
         reason: str | None = "end_turn"
         if self.finish_reason is None:
@@ -77,7 +77,7 @@ class Messages(Dialect):
         return {"stop_reason": reason, "stop_sequence": stopped}
 
     def _usage(self) -> Json:
-        """Return the tokens so far; those of the input are told apart by where they came from."""
+        """Return the tokens so far; cached and computed tokens of the input are counted apart."""
         details = {**self.usage["prompt_tokens_details"]}
         cached = details.pop("cached_tokens")
         return {
@@ -103,7 +103,7 @@ def _block(item: Item, given: Json) -> Json:
 
 
 def _input(item: Item) -> Json:
-    """Return a call's input; none if a stop sequence has cut it."""
+    """Return a call's input; empty if a stop sequence cut it off."""
     try:
         made: Json = json.loads(item.text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The body of POST /v1/messages, Anthropic's API, and the body of the chat that it asks for."""
+"""The body of POST /v1/messages, Anthropic's API, and its translation to a chat's body."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal, Self
@@ -14,7 +14,7 @@ from diffray.components.params import SamplingParams
 
 
 class _Block(StrictModel):
-    """A part of a message; clients send answers back with fields that have no effect."""
+    """A part of a message; unknown fields are ignored, as clients send answers back whole."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -34,7 +34,7 @@ class Base64Source(_Block):
 
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] = Field(
-        description="The format, which is found out from the content."
+        description="The format; the one found in the content counts."
     )
     data: str = Field(repr=False, description="The file's content in base64.")
 
@@ -44,14 +44,14 @@ class Base64Source(_Block):
 
 
 class UrlSource(_Block):
-    """An image elsewhere."""
+    """An image at a URL."""
 
     type: Literal["url"]
     url: Url
 
 
 class ImageBlock(_Block):
-    """An image, for models that take some."""
+    """An image, for models that accept images."""
 
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Discriminator("type")] = Field(
@@ -74,7 +74,7 @@ Shown = Annotated[TextBlock | ImageBlock, Discriminator("type")]
 
 
 class ToolUse(_Block):
-    """A call of a function."""
+    """A function call."""
 
     type: Literal["tool_use"]
     id: str = Field(description="The call's id, which its result repeats.")
@@ -90,7 +90,7 @@ class ToolResult(_Block):
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[list[Shown], Tag("blocks")],
         Discriminator(_is_list),
-    ] = Field("", description="What the function returned: a text; or texts and images.")
+    ] = Field("", description="What the function returned: a text, or texts and images.")
     is_error: bool = Field(False, description='"Error: " comes before the content.')
 
     def for_chat(self) -> Json:
@@ -107,14 +107,14 @@ _OWNERS: Final = {"tool_use": "assistant", "tool_result": "user", "image": "user
 
 
 class Turn(StrictModel):
-    """A message; several of one role in a row are one."""
+    """A message; consecutive ones of the same role are merged."""
 
     role: Literal["user", "assistant", "system"] = Field(description="Who says it.")
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[list[Block], Tag("blocks")],
         Discriminator(_is_list),
     ] = Field(
-        description="A text; or texts, calls of the assistant, and images and results of the user."
+        description="A text or a list: texts, the assistant's calls, the user's images and results."
     )
 
     @model_validator(mode="after")
@@ -122,7 +122,7 @@ class Turn(StrictModel):
         for block in self.blocks:
             owner = _OWNERS.get(block.type, self.role)
             if owner != self.role:
-                raise ValueError(f"{block.type} belongs into a message of the {owner}")
+                raise ValueError(f"{block.type} belongs in a message of the {owner}")
         return self
 
     @property
@@ -148,15 +148,15 @@ class AnthropicToolChoice(StrictModel):
     """Whether an answer may, must or must not call a function, or which one."""
 
     type: Literal["auto", "any", "tool", "none"] = Field(
-        description="It may; it must; it must call this one; it must not."
+        description="auto: it may; any: it must; tool: it must call this one; none: it must not."
     )
-    name: str | None = Field(None, description="Of the type tool: which function to call.")
+    name: str | None = Field(None, description="For the type tool: the function to call.")
     disable_parallel_tool_use: bool = Field(False, description="At most one call.")
 
     @model_validator(mode="after")
     def _a_name_for_its_type(self) -> Self:
         if (self.type == "tool") != (self.name is not None):
-            raise ValueError('"tool" is the type of a tool_choice with a name')
+            raise ValueError('the type "tool" needs a name, and only this type takes one')
         return self
 
 
@@ -168,7 +168,7 @@ class JsonFormat(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """What an answer's text may be."""
+    """The format of an answer's text."""
 
     format: JsonFormat | None = Field(None, description="JSON that a schema allows.")
     effort: str | None = Field(None, description="Not supported.")
@@ -181,12 +181,12 @@ class OutputConfig(StrictModel):
 
 
 class ConversationFields(StrictModel):
-    """What makes up the prompt."""
+    """The fields that make up the prompt."""
 
     model: Named = None
     messages: Annotated[
         list[Turn], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
-    ] = Field(description="The answer continues the last one if it is a text of the assistant.")
+    ] = Field(description="If the last one is a text of the assistant, the answer continues it.")
     system: Texts | None = Field(None, description="A system message before the others.")
     tools: Annotated[list[AnthropicTool], Field(max_length=128, fail_fast=True)] = Field(
         default_factory=list, description="Functions that the template shows to the model."
@@ -195,7 +195,7 @@ class ConversationFields(StrictModel):
         None, description="Whether an answer may, must or must not call a function, or which one."
     )
     output_config: OutputConfig = Field(
-        default=OutputConfig(), description="What the answer's text may be."
+        default=OutputConfig(), description="The format of the answer's text."
     )
     cache_control: dict[str, Any] | None = Field(None, description=NOTED)
 
@@ -242,7 +242,7 @@ class MessagesBody(SharedFields, ConversationFields):
     )
 
     def for_chat(self) -> Json:
-        """Return the fields of the chat, but for the shared ones."""
+        """Return the fields of the chat, except the shared ones."""
         chat = self.prompt_for_chat() | {"max_tokens": self.max_tokens, "stop": self.stop_sequences}
         if (choice := self.tool_choice) is not None:
             chat["tool_choice"] = {"any": "required"}.get(choice.type, choice.type)
@@ -252,13 +252,13 @@ class MessagesBody(SharedFields, ConversationFields):
         if (form := self.output_config.format) is not None:
             schema = {"schema": form.json_schema}
             chat["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if self.stream:  # the first event tells the length of the prompt
+        if self.stream:  # the first event contains the prompt's length
             chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         return chat
 
 
 def _add(messages: list[Json], role: str, block: Block) -> None:
-    """Add a block to the last message if it is of this role, or in a new one."""
+    """Add a block to the last message if that has this role, else to a new message."""
     if isinstance(block, ToolResult):
         messages.append(block.for_chat())
         return
@@ -273,6 +273,6 @@ def _add(messages: list[Json], role: str, block: Block) -> None:
 
 
 def _parts(given: str | Iterable[TextBlock | ImageBlock]) -> list[Json]:
-    """Return a text, or texts and images, as a chat has them."""
+    """Return a text, or texts and images, in a chat's format."""
     shown = [TextBlock(type="text", text=given)] if isinstance(given, str) else given
     return [block.for_chat() for block in shown]

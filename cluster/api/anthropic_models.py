@@ -1,4 +1,4 @@
-"""What Anthropic's paths answer, for the OpenAPI document; tests hold real answers against it."""
+"""Answers at Anthropic's paths, for the OpenAPI document; tests check real answers against them."""
 
 from typing import Annotated, Literal
 
@@ -28,24 +28,24 @@ class Ending(Answered):
     """Why an answer ended."""
 
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None = Field(
-        description="Why it ended; max_tokens: or the context; null while it goes on."
+        description="Why it ended; max_tokens: that limit or the context; null until it ends."
     )
-    stop_sequence: str | None = Field(description="The one of stop_sequences that was found.")
+    stop_sequence: str | None = Field(description="The stop sequence that was found.")
 
 
 Made = Annotated[TextBlock | ToolUse, Discriminator("type")]
 
 
 class MessagesAnswer(Ending, MayNest):
-    """A whole answer; in a stream its beginning."""
+    """A whole answer; in a stream, its start."""
 
     id: str = Field(description="The answer's id, which ends in the request's request_id.")
     type: Literal["message"]
     role: Literal["assistant"]
     model: str = Field(description="The model's name.")
-    content: list[Made] = Field(description="Texts and calls of functions.")
-    usage: MessagesUsage = Field(description="What was counted.")
-    diffusion: Effort | None = Field(None, description="What it took; missing in a beginning.")
+    content: list[Made] = Field(description="Texts and function calls.")
+    usage: MessagesUsage = Field(description="Token counts.")
+    diffusion: Effort | None = Field(None, description="The work it took; missing at the start.")
 
 
 class MessageStart(Answered):
@@ -89,8 +89,8 @@ class BlockStop(Answered):
 class MessageEnd(MayNest):
     type: Literal["message_delta"]
     delta: Ending = Field(description="Why the answer ended.")
-    usage: MessagesUsage = Field(description="What was counted.")
-    diffusion: Effort | None = Field(None, description="What it took.")
+    usage: MessagesUsage = Field(description="Token counts.")
+    diffusion: Effort | None = Field(None, description="The work it took.")
 
 
 class MessageStop(Answered):

@@ -1,4 +1,4 @@
-"""Examples in the OpenAPI document: requests that a demo model answers right, answers, errors."""
+"""Examples in the OpenAPI document: requests that demo models answer correctly, answers, errors."""
 
 import json
 from typing import Final
@@ -72,7 +72,7 @@ REQUESTS: Final[dict[str, dict[str, Json]]] = {
             ),
         ),
         "stream": _example(
-            "Every step as it is made: a stream with the canvas",
+            "Every step as it happens: a stream with the canvas",
             _asked(FUNCTION, stream=True, stream_options=_WATCH),
         ),
         "json": _example(
@@ -86,11 +86,11 @@ REQUESTS: Final[dict[str, dict[str, Json]]] = {
             ),
         ),
         "sampling": _example(
-            "Two answers drawn with a seed, with log-probabilities and when each token was final",
+            "Two answers sampled with a seed, with log-probabilities and the step of each token",
             _asked(FUNCTION, n=2, temperature=0.7, seed=1, logprobs=True, return_trajectory=True),
         ),
         "tools": _example(
-            "A call of a function",
+            "A function call",
             _asked(
                 _ASKED_WEATHER,
                 tools=[{"type": "function", "function": _WEATHER}],
@@ -105,14 +105,14 @@ REQUESTS: Final[dict[str, dict[str, Json]]] = {
             {"prompt": "def add(a, b):", "suffix": "    return total", "max_tokens": 16},
         ),
         "several": _example(
-            "Several prompts, of texts or of token ids",
+            "Several prompts, as texts or token ids",
             {"prompt": ["The first letter is", "The last letter is"], "max_tokens": 8},
         ),
     },
     "/v1/responses": {
         "question": _example("A question", {"input": FUNCTION, "max_output_tokens": 96}),
         "stream": _example(
-            "Every step as it is made: a stream with the canvas",
+            "Every step as it happens: a stream with the canvas",
             {
                 "input": FUNCTION,
                 "max_output_tokens": 96,
@@ -129,7 +129,7 @@ REQUESTS: Final[dict[str, dict[str, Json]]] = {
             },
         ),
         "tools": _example(
-            "A call of a function",
+            "A function call",
             {
                 "input": _ASKED_WEATHER,
                 "max_output_tokens": 96,
@@ -146,7 +146,7 @@ REQUESTS: Final[dict[str, dict[str, Json]]] = {
             _asked(FACTS, output_config={"format": {"type": "json_schema", "schema": _FACTS}}),
         ),
         "tools": _example(
-            "A call of a function",
+            "A function call",
             _asked(_ASKED_WEATHER, tools=[_WEATHER_TOOL], tool_choice={"type": "any"}),
         ),
     },
@@ -159,7 +159,7 @@ REQUESTS: Final[dict[str, dict[str, Json]]] = {
     },
     "/detokenize": {"tokens": _example("Tokens", {"tokens": [3, 14, 15]})},
     UPDATE_WEIGHTS: {
-        "demo": _example("The weights of the checkpoint again", {"model_path": "demo"}),
+        "demo": _example("The weights of the same checkpoint", {"model_path": "demo"}),
     },
     JOIN_TRAINER: {
         "one": _example(
@@ -178,9 +178,9 @@ REQUESTS: Final[dict[str, dict[str, Json]]] = {
             {"names": ["lm_head.weight"], "dtypes": ["bfloat16"], "shapes": [[4096, 256]]},
         ),
     },
-    LEAVE_TRAINER: {"default": _example("The group without a name of its own", {})},
+    LEAVE_TRAINER: {"default": _example("The group with the default name", {})},
     LOAD_ADAPTER: {
-        "adapter": _example("A folder of PEFT's", {"lora_name": "mine", "lora_path": "/my/lora"}),
+        "adapter": _example("A PEFT folder", {"lora_name": "mine", "lora_path": "/my/lora"}),
     },
     UNLOAD_ADAPTER: {"adapter": _example("An adapter", {"lora_name": "mine"})},
 }
@@ -223,7 +223,7 @@ def _typed(dialect: Dialect, chunks: list[Json]) -> str:
 
 
 def _at_its_time(made: Json) -> Json:
-    """Return an answer or event of Responses that ended when the example did, not now."""
+    """Return an answer or event of Responses with the example's time of completion, not now."""
     if made.get("completed_at"):
         return made | {"completed_at": made["created_at"] + 1}
     return made | {"response": _at_its_time(made["response"])} if "response" in made else made
@@ -296,7 +296,7 @@ ERRORS: Final[dict[int, ApiError]] = {
     ),
     403: ApiError(
         403,
-        "This path needs an operator's key, and this API key is none.",
+        "This path needs an operator's key, and this API key is not one.",
         code="not_an_operator",
     ),
     404: ApiError(

@@ -1,4 +1,4 @@
-"""A model for coroutines: in this process, on ranks of its own, or as a running application."""
+"""A model for coroutines: in this process, on its own ranks, or as a running application."""
 
 import asyncio
 import sys
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 class AsyncDiffusionLLM:
     """A diffusion language model whose requests are handles.
 
-    `model` is what DiffusionLLM takes, and so are the options; or it is the handle of a running
-    application, such as `serve.get_app_handle("demo")`. The model is loaded by the first request.
+    `model` and the options are those of DiffusionLLM; or `model` is the handle of a running
+    application, such as `serve.get_app_handle("demo")`. The first request loads the model.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AsyncDiffusionLLM:
         )
         self._starting = asyncio.Lock()
         self._service: Service | None = None
-        self._running = AsyncExitStack()  # what is to be ended
+        self._running = AsyncExitStack()  # what `close` ends
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -87,9 +87,9 @@ class AsyncDiffusionLLM:
         priority: int = 0,
         **options: Unpack[SamplingKeywords],
     ) -> RequestHandle:
-        """Begin to answer a prompt or a conversation; return when the request was found right.
+        """Submit a prompt or a conversation; return once the request has been checked.
 
-        Raises ApiError with what is wrong.
+        Raises ApiError if it is invalid.
         """
         (params,) = as_params("submit", sampling_params, options, 1)
         asked: Any
@@ -154,7 +154,7 @@ class AsyncDiffusionLLM:
         await (await self._own_engine()).sleep(level)
 
     async def wake_up(self) -> None:
-        """Take the memory again."""
+        """Take the memory back."""
         await (await self._own_engine()).sleep(AWAKE)
 
     async def is_sleeping(self) -> bool:
@@ -167,7 +167,7 @@ class AsyncDiffusionLLM:
         return self._service.engine
 
     async def start(self) -> None:
-        """Load the model, if that has not been done."""
+        """Load the model, unless it is loaded."""
         async with self._starting:
             if self._closed:
                 raise ValueError("this AsyncDiffusionLLM has been closed; make a new one")
@@ -175,13 +175,13 @@ class AsyncDiffusionLLM:
                 self._service = await self._load(self.model)
 
     async def close(self) -> None:
-        """Free what the model takes; every open request fails. An application goes on."""
+        """Free the model, and fail its open requests; a running application keeps running."""
         self._closed, self._service = True, None
         await self._running.aclose()
 
     async def _load(self, model: str) -> Service:
         for name, path in self._options.lora_modules.items():
-            if name not in self.adapters.names:  # after a start that failed they are there
+            if name not in self.adapters.names:  # they are there after a failed start
                 self.adapters.load(name, path)
         engine, tokenizer = await self._engine(model)
         service = Service(

@@ -33,16 +33,16 @@ Named = Annotated[
 class StreamOptions(StrictModel):
     """What a stream contains besides text."""
 
-    include_usage: bool = Field(False, description="Usage, in a last chunk.")
-    continuous_usage_stats: bool = Field(False, description="Usage so far, in every chunk.")
+    include_usage: bool = Field(False, description="Add a last chunk with the usage.")
+    continuous_usage_stats: bool = Field(False, description="Add the usage so far to every chunk.")
     include_canvas: bool = Field(False, description="Add chunks with the current canvas.")
     include_obfuscation: bool = Field(False, description=NOTED)
 
 
 class SharedFields(StrictModel):
-    """The fields that mean the same in every API; the server fills in what is missing.
+    """The fields that mean the same in every API; the server fills in missing ones.
 
-    Those without a description of their own are those of `SamplingParams`.
+    Fields without a description have that of `SamplingParams`.
     """
 
     model: Named = None
@@ -72,10 +72,10 @@ class SharedFields(StrictModel):
         description='Lower runs first; needs the scheduling policy "priority".',
     )
     cache_salt: str = Field(
-        "", max_length=1024, description="K/V are shared only between requests of the same salt."
+        "", max_length=1024, description="K/V are shared only between requests with the same salt."
     )
     structured_outputs: StructuredOutputs | None = None
-    # Notes of the client, or for OpenAI.
+    # Notes of the client for itself, or for OpenAI.
     user: str | None = Field(None, description=NOTED)
     safety_identifier: str | None = Field(None, description=NOTED)
     prompt_cache_key: str | None = Field(None, description=NOTED)
@@ -127,7 +127,7 @@ class GenerationBody(SharedFields):
 
     @cached_property
     def structured(self) -> tuple[str, StructuredOutputs] | None:
-        """The field that says what texts the answer may be, and what it says."""
+        """The field that constrains the answer's text, and its constraint."""
         found = self._structures()
         if len(found) > 1:
             _, other, *_ = found
@@ -135,7 +135,7 @@ class GenerationBody(SharedFields):
         return next(iter(found.items()), None)
 
     def _structures(self) -> dict[str, StructuredOutputs]:
-        """Return what each field says about the answer's text."""
+        """Return the constraint of each field that has one for the answer's text."""
         form = self.response_format
         found = {
             "structured_outputs": self.structured_outputs,
@@ -148,14 +148,14 @@ class GenerationBody(SharedFields):
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
-        # An ApiError passes through pydantic as it is.
+        # An ApiError passes through pydantic unchanged.
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options needs stream: true", "stream_options")
         return self
 
 
 class TemplateFields(StrictModel):
-    """What controls the chat template."""
+    """The fields that control the chat template."""
 
     add_generation_prompt: bool = Field(
         True, description="End the prompt where the assistant's answer begins."
@@ -186,7 +186,7 @@ class ChatBody(GenerationBody, TemplateFields):
     logprobs: bool = Field(False, description="Return each token's log-probability.")
     top_logprobs: int = Field(0, ge=0, le=20)
     add_special_tokens: bool = Field(
-        False, description="Add the tokenizer's special tokens to what the template has made."
+        False, description="Add the tokenizer's special tokens to the template's text."
     )
     tool_choice: ToolChoice | None = Field(
         None, description="Whether an answer may, must or must not call a function, or which one."
@@ -261,7 +261,7 @@ class CompletionBody(GenerationBody):
         None,
         ge=0,
         le=20,
-        description="Return each token's log-probability, and those of so many others.",
+        description="Return each token's log-probability, and those of this many alternatives.",
     )
     add_special_tokens: bool = Field(
         True, description="Add the tokenizer's special tokens to the prompt."

@@ -37,7 +37,7 @@ Url = Annotated[
     str,
     Field(
         repr=False,
-        description="A data URL, data:image/png;base64,... (PNG, JPEG, WebP, GIF), or one of a "
+        description="A data URL, data:image/png;base64,... (PNG, JPEG, WebP, GIF), or a URL of a "
         "host that the server may fetch from.",
     ),
 ]
@@ -52,7 +52,7 @@ class ImageUrl(StrictModel):
 
 
 class ImagePart(StrictModel):
-    """An image, for models that take some."""
+    """An image, for models that accept images."""
 
     type: Literal["image_url"]
     image_url: ImageUrl = Field(description="The image.")
@@ -81,7 +81,7 @@ def as_arguments(given: Any) -> Any:
 
 
 class Function(StrictModel):
-    """A function that was called, and with what."""
+    """A called function and its arguments."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -115,13 +115,13 @@ class Message(StrictModel):
         None, description="The calls in an assistant's earlier answer."
     )
     tool_call_id: str | None = Field(
-        None, description="The call whose result a tool's message has."
+        None, description="The id of the call whose result a tool's message contains."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _without_empty_fields(cls, given: Any) -> Any:
-        """Clients send answers back with all their empty fields."""
+        """Drop empty fields, which clients send back with answers."""
         if not isinstance(given, dict):
             return given
         return {n: v for n, v in given.items() if n == "content" or v not in (None, [], {})}
@@ -153,6 +153,6 @@ class Message(StrictModel):
 
     @property
     def images(self) -> list[str]:
-        """The URLs of its images, in their order."""
+        """The URLs of its images, in order."""
         parts = self.content if isinstance(self.content, list) else []
         return [part.image_url.url for part in parts if isinstance(part, ImagePart)]

@@ -1,4 +1,4 @@
-"""The choices of one HTTP request: an engine request each, their deltas in one stream."""
+"""The choices of one HTTP request: one engine request each, with their deltas merged."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -20,15 +20,15 @@ from diffray.workers.admission import CheckedRequest
 from diffray.workers.job import Job
 from diffray.workers.output import CompletionOutput, Delta
 
-_WAITING: Final = 64  # deltas of several choices that wait for a reader; later ones are merged
+_WAITING: Final = 64  # deltas of several choices that may wait for a reader; later ones are merged
 
 
 class Prompt(NamedTuple):
-    """What is given of a text: the tokens around those to generate."""
+    """The given tokens, before and after those to generate."""
 
     ids: tuple[int, ...]
     suffix: tuple[int, ...] = ()
-    before: str = ""  # texts that the answer repeats before and after its own
+    before: str = ""  # texts to echo before and after the answer's own
     after: str = ""
     images: tuple[Image, ...] = ()
 
@@ -56,7 +56,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs choices on an engine; closing a generator of its deltas cancels what still runs."""
+    """Runs choices on an engine; closing the generator of deltas cancels those still running."""
 
     engine: EngineClient
     metrics: Metrics
@@ -74,7 +74,7 @@ class Runner:
                 async for delta in deltas:
                     yield choices[0], delta
             return
-        # A batch larger than the engine does not fill its queue: one starts when one ends.
+        # A batch larger than the engine must not fill its queue: a choice starts when another ends.
         gate = asyncio.Semaphore(self.engine.limits.max_num_seqs)
         waiting: asyncio.Queue[tuple[Choice, Delta] | Exception] = asyncio.Queue(_WAITING)
 
@@ -115,7 +115,7 @@ class Runner:
                         meter.updated(update)
                         if (delta := choice.job.news()) is not None:
                             yield delta
-                        if choice.job.finished:  # at a stop string the engine would go on
+                        if choice.job.finished:  # the engine would go on after a stop string
                             return
                 raise EngineFailed("the engine ended a request before its answer was complete")
         except (Overloaded, EngineFailed, DeadlineExceeded) as error:

@@ -53,7 +53,7 @@ class GenerationDefaults(Config):
     )
 
     def over(self, other: Self) -> Self:
-        """Return these, with missing ones taken from `other`."""
+        """Return these defaults, with missing ones taken from `other`."""
         return other.model_copy(update=self.model_dump(exclude_none=True))
 
 

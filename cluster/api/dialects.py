@@ -1,6 +1,6 @@
-"""Other APIs over chats: a request becomes a chat's body, and its answer is put in their words.
+"""Other APIs on top of chats: requests become bodies of chats, and answers are translated back.
 
-Nothing else in the server knows of them: a dialect translates JSON objects to JSON objects.
+Nothing else in the server knows about them: a dialect maps JSON objects to JSON objects.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ _PREFIX: Final = "chatcmpl-"  # of a chat's id
 
 @dataclass(slots=True)
 class Item:
-    """A part of an answer: a text, or the call of a function with its arguments as JSON text."""
+    """A part of an answer: a text, or a function call with its arguments as JSON text."""
 
     index: int
     call_id: str = ""
@@ -32,9 +32,9 @@ class Item:
 
 
 class Dialect(ABC):
-    """One request of another API, and its answer so far; it reads an answer once."""
+    """One request of another API and its answer so far; an object serves one answer."""
 
-    names: ClassVar[Mapping[str, str]]  # the API's names of a chat's fields
+    names: ClassVar[Mapping[str, str]]  # a chat's fields -> the API's names
 
     chat: Json  # the body of the chat
 
@@ -42,20 +42,20 @@ class Dialect(ABC):
         self.items: list[Item] = []
         self.id, self.model, self.created = "", "", 0
         self.usage: Json = {}
-        self.about: Json = {}  # fields that the API does not have: what a chat's answer has too
+        self.about: Json = {}  # fields of a chat's answer that the API lacks
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
     @abstractmethod
     def result(self) -> Json:
-        """Return the answer, as far as it has been read."""
+        """Return the answer so far."""
 
     @abstractmethod
     def failed(self, error: ApiError) -> Json:
         """Return the event that ends a stream with an error."""
 
     def whole(self, answer: Json) -> Json:
-        """Return the answer that a chat's whole answer is: that of a stream with one chunk."""
+        """Translate a chat's whole answer, read as a stream of one chunk."""
         (choice,) = answer["choices"]
         chunk = answer | {"choices": [choice | {"delta": choice["message"]}]}
         for _ in self.events(chunk):
@@ -79,14 +79,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def last_events(self) -> Iterator[Json]:
-        """Yield the events that follow those of all chunks."""
+        """Yield the events after those of all chunks."""
 
     @abstractmethod
     def _event(self, kind: str, **content: Any) -> Json: ...
 
     @abstractmethod
     def _opening(self) -> Iterator[Json]:
-        """Yield the events before all items."""
+        """Yield the events before the first item."""
 
     @abstractmethod
     def _opened(self, item: Item) -> Iterator[Json]: ...
@@ -131,19 +131,19 @@ class Dialect(ABC):
 
 
 def shared_fields(given: Json) -> Json:
-    """Return the fields of a body that a chat takes as they are."""
+    """Return the fields of a body that a chat takes unchanged."""
     return {name: given[name] for name in given if name in SharedFields.model_fields}
 
 
 async def answer_whole(service: Served, dialect: Dialect) -> Json:
     """Return the answer to a request of another API."""
-    with _in_its_names(dialect):
+    with _with_client_names(dialect):
         return dialect.whole(await service.whole(ChatBody, dialect.chat))
 
 
 async def answer_stream(service: Served, dialect: Dialect) -> AsyncGenerator[Json, None]:
     """Yield the events of the answer; closing the generator cancels it."""
-    with _in_its_names(dialect):
+    with _with_client_names(dialect):
         async with aclosing(service.stream(ChatBody, dialect.chat)) as chunks:
             async for chunk in chunks:
                 for event in dialect.events(chunk):
@@ -153,8 +153,8 @@ async def answer_stream(service: Served, dialect: Dialect) -> AsyncGenerator[Jso
 
 
 @contextmanager
-def _in_its_names(dialect: Dialect) -> Iterator[None]:
-    """Raise a chat's refusals with the names that the client used."""
+def _with_client_names(dialect: Dialect) -> Iterator[None]:
+    """In a chat's refusals, replace a field's name by the one that the client used."""
     try:
         yield
     except ApiError as error:
@@ -162,6 +162,6 @@ def _in_its_names(dialect: Dialect) -> Iterator[None]:
         if name not in dialect.names:
             raise
         error.param = dialect.names[name] + dot + rest
-        if "_" in name:  # other names are words of sentences too
+        if "_" in name:  # other names may be ordinary words
             error.message = error.message.replace(name, dialect.names[name])
         raise

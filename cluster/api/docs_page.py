@@ -29,7 +29,7 @@ HEADERS: Final = {
     "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_HASH}'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 }
-_UNIONS: Final = "DiffusionParams"  # the object whose parts are shown with it
+_UNIONS: Final = "DiffusionParams"  # the object that is shown together with its parts
 
 
 def docs_page(document: Mapping[str, Any]) -> str:
@@ -42,7 +42,7 @@ def docs_page(document: Mapping[str, Any]) -> str:
         f"<title>{title}: API</title><style>{_STYLE}</style>",
         f"<h1>{title}</h1><p>{escape(info['summary'])}</p>",
         *(f"<p>{_text(each)}</p>" for each in info["description"].split("\n\n")),
-        '<p>The same for programs: <a href="openapi.json">openapi.json</a>.</p>',
+        '<p>For programs: <a href="openapi.json">openapi.json</a>.</p>',
         *_contents(document),
     ]
     for path, operations in document["paths"].items():
@@ -102,7 +102,7 @@ def _operation(label: str, operation: Json, schemas: Mapping[str, Json]) -> Iter
 
 
 def _diffusion(schemas: Mapping[str, Json]) -> Iterator[str]:
-    """Yield `diffusion` with all that its parts may be."""
+    """Yield `diffusion`, with every kind of its parts."""
     about = schemas[_UNIONS]
     yield f'<h2 id="{_UNIONS}"><code>diffusion</code></h2><p>{_text(about["description"])}</p>'
     yield from _fields(about)
@@ -116,7 +116,7 @@ def _diffusion(schemas: Mapping[str, Json]) -> Iterator[str]:
 
 
 def _parts(schemas: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-    """Yield the parts of `diffusion` with several kinds, and the object of each kind."""
+    """Yield the parts of `diffusion` that have several kinds, with the object of each kind."""
     for field, about in schemas[_UNIONS]["properties"].items():
         for option in about.get("anyOf", [about]):
             for each in option.get("oneOf", []):
@@ -134,7 +134,7 @@ def _object(name: str, about: Json) -> Iterator[str]:
 def _fields(about: Json) -> Iterator[str]:
     """Yield a table of an object's fields: required ones first, those without effect last.
 
-    `kind` stands in a part's heading.
+    `kind` is left out, because a part's heading shows it.
     """
     required = about.get("required", ())
     fields = [(n, each) for n, each in about.get("properties", {}).items() if n != "kind"]
@@ -157,7 +157,7 @@ def _fields(about: Json) -> Iterator[str]:
 
 
 def _default(value: object) -> str:
-    """Return a default; of an object that has a section of its own, nothing."""
+    """Return a default; empty for an object, which has its own section."""
     return "" if isinstance(value, dict) else f"<code>{escape(json.dumps(value))}</code>"
 
 
@@ -176,7 +176,7 @@ def _type(what: Mapping[str, Any]) -> str:
 
 
 def _bounds(what: Mapping[str, Any]) -> str:
-    """Return a number's limits, as far as they say something."""
+    """Return a number's limits, except those of its type."""
     signs = {
         "minimum": "&ge;",
         "exclusiveMinimum": "&gt;",
@@ -192,7 +192,7 @@ def _bounds(what: Mapping[str, Any]) -> str:
 
 
 def _text(markdown: str) -> str:
-    """Return a description, in which only code is marked."""
+    """Return a description as HTML; code is its only markup."""
     pieces = escape(markdown).split("`")
     return "".join(
         f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces)

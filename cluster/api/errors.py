@@ -1,4 +1,4 @@
-"""Errors for clients, in OpenAI's format; at Anthropic's paths in theirs."""
+"""Errors for clients, in OpenAI's format; at Anthropic's paths in Anthropic's."""
 
 import math
 import re
@@ -18,10 +18,10 @@ from diffray.components.config import InvalidField, field_of, sentence, shortene
 
 Json = dict[str, Any]
 
-_LONGEST: Final = 600  # characters of a message; what was given may be megabytes
-_LONGEST_NAME: Final = 200  # and of the field's name, which may be the client's invention
+_LONGEST: Final = 600  # characters of a message, which may quote megabytes of input
+_LONGEST_NAME: Final = 200  # and of a field's name, which the client may have made up
 _MOST_NAMES: Final = 10  # of models that a message lists
-_ANTHROPIC: Final = re.compile(r"/v1/messages(/|$)")  # the paths of their API
+_ANTHROPIC: Final = re.compile(r"/v1/messages(/|$)")  # the paths of Anthropic's API
 _ANTHROPIC_KINDS: Final = {
     401: "authentication_error",
     404: "not_found_error",
@@ -30,12 +30,12 @@ _ANTHROPIC_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_RETRY_LOST: Final = 2.0  # seconds, about what it takes to find out that a replica or proxy is lost
-_RETRY_FAILED: Final = 5.0  # seconds, about what it takes to start an engine's ranks anew
+_RETRY_LOST: Final = 2.0  # seconds: about the time to notice that a replica or proxy is lost
+_RETRY_FAILED: Final = 5.0  # seconds: about the time to restart an engine's ranks
 
 
 def no_such_model(name: str, known: Collection[str]) -> "ApiError":
-    """Return the refusal of a model's name where the first few of these are known."""
+    """Return the error for an unknown model; it lists the first few known ones."""
     shown = ", ".join(f"`{each}`" for each in islice(known, _MOST_NAMES))
     more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
     those = f"this is {shown}" if len(known) == 1 else f"these do: {shown}{more}"
@@ -59,8 +59,8 @@ class ApiError(Exception):
         self.status, self.message = status, printable(shortened(message, _LONGEST))
         self.param = None if param is None else printable(shortened(param, _LONGEST_NAME))
         self.code, self.retry_after, self._headers = code, retry_after, dict(headers or {})
-        self.counted = False  # in the metrics of the model that was asked
-        super().__init__(status, self.message)  # as it is pickled for callers of a handle
+        self.counted = False  # whether a model's metrics count it
+        super().__init__(status, self.message)  # pickling, for callers of a handle, uses these
 
     def __str__(self) -> str:
         return self.message
@@ -91,7 +91,7 @@ class ApiError(Exception):
 
 def printable(text: str) -> str:
     """Return a client's text on one line, with control characters escaped."""
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -113,14 +113,14 @@ def bug() -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return the error for an engine's refusal or failure; raise other exceptions again."""
+    """Return the error for an engine's refusal or failure; re-raise other exceptions."""
     text = str(error)
     match error:
         case ApiError():
             return error
         case Overloaded():
             return ApiError(429, text, code="rate_limit_exceeded", retry_after=error.retry_after)
-        case Poisonous():  # not a 5xx, after which clients retry
+        case Poisonous():  # not a 5xx, which clients would retry
             return ApiError(422, text, code="request_ends_engine")
         case EngineFailed():
             return ApiError(503, text, code="engine_unavailable", retry_after=_RETRY_FAILED)
@@ -145,7 +145,7 @@ def of_validation(error: ValidationError) -> ApiError:
             code = "missing_required_parameter"
         case ("messages", int(number), str(field), *_):
             param = f"messages[{number}].{field}"
-        case ("input", int(number), str(), str(field), *_):  # an item's kind stands between
+        case ("input", int(number), str(), str(field), *_):  # the item's kind comes in between
             param = f"input[{number}].{field}"
     return invalid(sentence(first), param, code)
 

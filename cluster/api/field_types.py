@@ -1,4 +1,4 @@
-"""Types of the fields of bodies: what clients may write in more than one way, and its limits."""
+"""Types of bodies' fields that clients may write in more than one way, with their limits."""
 
 from typing import Annotated, Any, Final
 
@@ -9,7 +9,7 @@ _NO_PROMPT: Final = "expected a text, a list of token ids, or a list of several 
 
 
 def _as_prompts(given: Any) -> list[str | list[int]]:
-    """Return several prompts; a text or a flat list of ids is one."""
+    """Return a list of prompts; a text or a flat list of ids is one prompt."""
     several = [given] if isinstance(given, str) or (given and _are_ids(given)) else given
     if not several or not isinstance(several, list):
         raise ValueError(_NO_PROMPT)
@@ -49,7 +49,7 @@ Prompts = Annotated[
 Biases = Annotated[
     dict[int, float], PlainValidator(_as_biases, json_schema_input_type=dict[str, float])
 ]
-# `fail_fast`: only a list's first mistake is reported; all of millions would take gigabytes.
+# `fail_fast` reports only a list's first error; millions of errors would take gigabytes.
 Word = Annotated[str, Field(min_length=1, max_length=1000)]
 Stops = Annotated[
     list[Word],

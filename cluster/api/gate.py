@@ -36,17 +36,17 @@ _NO_OPERATORS: Final = ApiError(
     code="no_operator",
 )
 _NOT_AN_OPERATOR: Final = ApiError(
-    403, "This path needs an operator's key, and this API key is none.", code="not_an_operator"
+    403, "This path needs an operator's key, and this API key is not one.", code="not_an_operator"
 )
 
 
 class Gate:
-    """ASGI middleware: every path needs a key unless it is open, even one that does not exist.
+    """ASGI middleware: every path except the open ones needs a key, even one that does not exist.
 
     Paths that change the engine need an operator's key, which opens the others as well.
 
-    It adds the headers that an answer has not set itself. With `request_ids` one is the request's
-    id, or a new id; behind Ray Serve, which adds ids itself, an answer would have two.
+    It adds the security headers that an answer has not set itself. With `request_ids` it also adds
+    the request's id, or a new one; behind Ray Serve, which does so too, an answer would have two.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Gate:
         request_ids: bool = True,
     ) -> None:
         self._app = app
-        self._digests, self._operators = tuple(keys), tuple(operators)  # as ApiSettings has them
+        self._digests, self._operators = tuple(keys), tuple(operators)  # digests, as in ApiSettings
         self._request_ids = request_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +82,7 @@ class Gate:
         await app(scope, receive, send_with_headers)
 
     def _refused(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """Return why a request may not pass, if so."""
+        """Return the error for a request that may not pass."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         is_open = path in _OPEN or path.startswith(FILES)
         if scope["method"] == "OPTIONS" or is_open:
@@ -101,7 +101,7 @@ class Gate:
 
 
 def _shown(headers: Headers) -> list[str]:
-    """Return the keys that a request shows."""
+    """Return the keys that a request sends."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     shown = [key.strip()] if scheme.lower() == "bearer" else []
     return shown + headers.getlist("x-api-key")[:1]  # Anthropic's header

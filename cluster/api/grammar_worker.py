@@ -1,4 +1,4 @@
-"""Compiles structured outputs, which a client may make endless, in forks of a limited process."""
+"""Compiles structured outputs, which may take forever, in forks of a limited process."""
 
 from base64 import b64decode, b64encode
 from typing import Any, Final
@@ -13,7 +13,7 @@ CPU_S: Final = 2.0  # of CPU time, per schema
 
 
 class Compiler:
-    """It is greeted with the vocabulary, and asked for what is to be compiled for it."""
+    """Takes a vocabulary first, and then compiles structured outputs for it."""
 
     def __init__(self) -> None:
         self._grammars: Grammars | None = None

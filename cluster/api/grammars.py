@@ -1,4 +1,4 @@
-"""Structured outputs of requests, compiled in a process that may be lost without harm."""
+"""Structured outputs of requests, compiled in a process whose loss does no harm."""
 
 import asyncio
 import json
@@ -19,10 +19,10 @@ _KEPT: Final = 1024
 
 
 class GrammarCompiler:
-    """Compiles what one service's requests ask for, and keeps what it has got.
+    """Compiles and caches the structured outputs of one service's requests.
 
-    What several ask for at a time is compiled once. Refusals are kept too: a schema that takes all
-    its time takes it once.
+    Concurrent requests for the same output share one compilation. Refusals are cached too, so a
+    schema that exceeds the time limit does so only once.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, limits: Limits) -> None:
@@ -36,7 +36,7 @@ class GrammarCompiler:
     ) -> bytes:
         """Return the automaton, or the pinned canvas, as bytes.
 
-        Raises ApiError for the field if there is none.
+        Raises ApiError, naming the field, if it cannot be compiled.
         """
         if self._tokenizer is None:
             raise invalid(f"{field} needs a tokenizer, and the checkpoint has none", field)
@@ -54,19 +54,19 @@ class GrammarCompiler:
         return found
 
     async def _compile(self, key: str, asked: dict[str, Any]) -> bytes | Refused:
-        found = self._kept[key] = await self._found(asked)
+        found = self._kept[key] = await self._ask_process(asked)
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return found
 
-    async def _found(self, asked: dict[str, Any]) -> bytes | Refused:
+    async def _ask_process(self, asked: dict[str, Any]) -> bytes | Refused:
         try:
             answer = await self.process.ask(asked)
         except Refused as refused:
             return refused
         except OutOfTime:
             return Refused(f"structured outputs: compiling took more than {CPU_S:g} s", None)
-        except NotStarted:  # which says nothing about what is asked
+        except NotStarted:  # not the request's fault, so not kept
             raise unavailable(
                 "structured outputs: the process that compiles them did not start"
             ) from None

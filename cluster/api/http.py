@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _DONE: Final = b"data: [DONE]\n\n"
 _DEEPEST: Final = 64  # nesting of objects and lists within a body
-_MOST_HOLDERS: Final = 2**18
+_MOST_CONTAINERS: Final = 2**18
 _STALLED_S: Final = 60.0  # a client that reads nothing for this long is disconnected
 
 
@@ -81,13 +81,13 @@ async def _read(request: Request, most: int) -> bytes:
 
 def parse_json(text: str) -> object:
     """Parse JSON more strictly than the json module."""
-    holders = text.count("[") + text.count("{")
-    if holders > _MOST_HOLDERS:  # each takes sixty times its size in the text
-        raise ValueError(f"it holds more than {_MOST_HOLDERS} objects and lists")
+    containers = text.count("[") + text.count("{")
+    if containers > _MOST_CONTAINERS:  # each takes sixty times its size as text
+        raise ValueError(f"it holds more than {_MOST_CONTAINERS} objects and lists")
     value: object = json.loads(
-        text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_no_twins
+        text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_no_duplicates
     )
-    if holders > _DEEPEST and isinstance(value, dict | list):
+    if containers > _DEEPEST and isinstance(value, dict | list):
         _check_depth(value, _DEEPEST)
     if "\\u" in text:
         try:
@@ -106,7 +106,7 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _no_number(text[:40])
 
 
-def _no_twins(pairs: list[tuple[str, object]]) -> Json:
+def _no_duplicates(pairs: list[tuple[str, object]]) -> Json:
     made = dict(pairs)
     if len(made) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
@@ -146,7 +146,7 @@ async def _gone(receive: Receive) -> None:
 class EventStream(Response):
     """Server-sent events; if the client disconnects, the generator of chunks is closed.
 
-    `failed` returns the event of an error; `end` is sent last.
+    `failed` turns an error into an event; `end` is sent last.
     """
 
     media_type = "text/event-stream"
@@ -186,12 +186,12 @@ class EventStream(Response):
         except OSError:
             raise
         except Exception:
-            log.exception("a stream broke")
+            log.exception("a stream failed")
             await send_body(event(self._failed(bug())))
         await send_body(self._end, more=False)
 
 
 def event(value: Json) -> bytes:
-    """Return an event as it is sent; if it has a type, that is its name too."""
+    """Return an event as bytes, named after its type if it has one."""
     name = f"event: {value['type']}\n".encode() if "type" in value else b""
     return name + b"data: " + _dump(value) + b"\n\n"

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible endpoint: a FastAPI application over what it serves."""
+"""The OpenAI-compatible endpoint: a FastAPI application in front of one model or several."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
@@ -49,8 +49,8 @@ def build_api(
 ) -> FastAPI:
     """Return the application; `get_service` is called for each request, and may raise EngineFailed.
 
-    Behind Ray Serve `request_ids` is False, because Serve adds ids itself. The manual's requests
-    name `model`, which they must where several are served; `about` is said of what is served.
+    Behind Ray Serve `request_ids` is False, because Serve adds ids itself. The manual's examples
+    name `model`, as requests must if several are served; `about` describes what is served.
     FastAPI applications cannot be pickled; build it in the process that runs it.
     """
     settings = settings or ApiSettings()
@@ -215,7 +215,7 @@ async def _read(settings: ApiSettings, request: Request) -> object:
 
 
 def _query(request: Request) -> Json:
-    """Return a query as a JSON object, whose `level` is a number."""
+    """Return a query as a JSON object, with `level` as a number."""
     given: Json = dict(request.query_params)
     if (level := given.get("level", "")).isdecimal() and len(level) == 1:
         given["level"] = int(level)
@@ -223,7 +223,7 @@ def _query(request: Request) -> Json:
 
 
 def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
-    """Return the routes for operators."""
+    """Return the routes that report on the server."""
     router = APIRouter()
 
     @router.get("/ping", include_in_schema=False)  # for SageMaker
@@ -286,7 +286,7 @@ async def _refuse_http(settings: ApiSettings, request: Request, error: Exception
         return Response(status_code=307, headers={"Location": f"{quote(folder)}/"})
     message = f"{error.detail} ({request.method} {request.scope['path']})"
     if settings.docs:
-        message += f"; {request.scope.get('root_path', '')}/docs lists what can be asked"
+        message += f"; {request.scope.get('root_path', '')}/docs lists the paths"
     code = "not_found" if error.status_code == 404 else None
     refused = ApiError(error.status_code, message, code=code, headers=error.headers)
     return refusal(refused, request.scope["path"])

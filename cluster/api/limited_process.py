@@ -1,6 +1,6 @@
-"""A process for work that a client may make endless: it has limits, and may be lost without harm.
+"""A process for work that a client may make endless: it has limits, and its loss does no harm.
 
-It reads lines of JSON from a socket and answers each with another. Exceeding the time limit ends
+It answers each line of JSON that it reads from a socket with another. Exceeding the time limit ends
 the process; exceeding the memory limit is an error.
 """
 
@@ -29,11 +29,11 @@ _AT_ONCE: Final = 8  # forks
 
 
 class OutOfTime(Exception):
-    """The process was ended by its time limit, or has died of something else."""
+    """The process ran into its time limit, or died for another reason."""
 
 
 class NotStarted(Exception):
-    """There is no process that could fork."""
+    """The process to fork from did not start."""
 
 
 class Refused(ValueError):
@@ -45,7 +45,7 @@ class Refused(ValueError):
 
 
 class LimitedProcess:
-    """One request at a time; the process starts with the first, and again after a loss.
+    """Answers one request at a time; the process starts with the first, and after each loss.
 
     `module` calls `serve`.
     """
@@ -67,7 +67,7 @@ class LimitedProcess:
         self._thread.submit(self._end)
         self._thread.shutdown(wait=False)
 
-    # For the thread only.
+    # Called only in the thread.
 
     def _ask(self, given: Json) -> Any:
         try:
@@ -92,9 +92,9 @@ class LimitedProcess:
 
 
 class ForkingProcess:
-    """Requests beside each other, each in a fork, so that none waits for imports or for another.
+    """Answers each request in a fork, so that none waits for imports or for another request.
 
-    `module` calls `serve_forks`. `greeting` makes what the process is told before it forks.
+    `module` calls `serve_forks`. `greeting` returns the first message, which all forks share.
     """
 
     def __init__(self, module: str, greeting: Callable[[], Json]) -> None:
@@ -111,7 +111,7 @@ class ForkingProcess:
         self._threads.submit(self._end)
         self._threads.shutdown(wait=False)
 
-    # For the threads only.
+    # Called only in the threads.
 
     def _ask(self, given: Json) -> Any:
         ours, theirs = _sockets()
@@ -126,7 +126,7 @@ class ForkingProcess:
     def _fork(self, end: socket.socket) -> None:
         with self._lock:
             if self._process is not None:
-                with suppress(OSError):  # it was lost since
+                with suppress(OSError):  # it has been lost
                     self._process.pass_on(end)
                     return
                 self._process.end()
@@ -161,7 +161,7 @@ def _sockets() -> tuple[socket.socket, socket.socket]:
 
 
 class _Process:
-    """A module that runs as a process, and the stream of lines to it and from it."""
+    """A module that runs as a process, and the stream of lines to and from it."""
 
     def __init__(self, module: str) -> None:
         self._socket, theirs = _sockets()
@@ -182,15 +182,15 @@ class _Process:
         _exchange(self.stream, greeting)
 
     def pass_on(self, end: socket.socket) -> None:
-        """Give the process the end of another stream, for a fork."""
+        """Send the process one end of another stream, for a fork to answer."""
         socket.send_fds(self._socket, [b"."], [end.fileno()])
 
     def end(self) -> None:
-        """End the process and its forks, which are of its session."""
+        """Kill the process and its forks, which share its session."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        with suppress(OSError):  # of what was not sent
+        with suppress(OSError):  # from flushing what was not sent
             self.stream.close()
         self._socket.close()
 
@@ -205,19 +205,19 @@ def _exchange(stream: TextIO, given: Json) -> Any:
 
 
 def serve(answer: Answer, cpu_s: float) -> None:
-    """Answer lines in this process, with so much processor time for each."""
+    """Answer lines in this process, each within `cpu_s` seconds of processor time."""
     _limit_memory()
     _answer_lines(socket.socket(fileno=int(sys.argv[1])), answer, cpu_s)
 
 
 def serve_forks(greet: Answer, answer: Answer, cpu_s: float) -> None:
-    """Be greeted by the first line; then answer those of each stream that comes in a fork."""
+    """Pass the first line to `greet`; then answer each stream that arrives in a fork of its own."""
     _limit_memory()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave nothing to wait for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that no fork becomes a zombie
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         with channel.makefile("rw", encoding="ascii") as stream:
             stream.write(json.dumps(greet(json.loads(stream.readline()))) + "\n")
-        gc.freeze()  # what is shared stays shared
+        gc.freeze()  # a collection would write to, and so copy, shared memory
         while ends := socket.recv_fds(channel, 1, 1)[1]:
             if os.fork() == 0:
                 channel.close()
@@ -229,21 +229,21 @@ def serve_forks(greet: Answer, answer: Answer, cpu_s: float) -> None:
 def _answer_lines(end: socket.socket, answer: Answer, cpu_s: float) -> None:
     with end, end.makefile("rw", encoding="ascii") as stream:
         for line in stream:
-            # SIGPROF is not handled, so the system ends the process even inside one C call.
+            # SIGPROF has no handler, so the system ends the process even inside one C call.
             signal.setitimer(signal.ITIMER_PROF, cpu_s)
             try:
-                told = json.dumps(answer(json.loads(line)))
+                reply = json.dumps(answer(json.loads(line)))
             except MemoryError:
-                told = _error(f"it took more than {_MEMORY >> 20} MiB of memory")
+                reply = _error(f"it took more than {_MEMORY >> 20} MiB of memory")
             except Exception as error:
-                told = _error(str(error), getattr(error, "field", None))
+                reply = _error(str(error), getattr(error, "field", None))
             signal.setitimer(signal.ITIMER_PROF, 0)
-            stream.write(told + "\n")
+            stream.write(reply + "\n")
             stream.flush()
 
 
-def _error(told: str, field: str | None = None) -> str:
-    return json.dumps({"error": told, "field": field})
+def _error(message: str, field: str | None = None) -> str:
+    return json.dumps({"error": message, "field": field})
 
 
 def _limit_memory() -> None:

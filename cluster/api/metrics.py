@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names with diffray's prefix, and those of diffusion."""
+"""Prometheus metrics: vLLM's, with diffray's prefix, and those of diffusion."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,19 +28,19 @@ _LONG_SECONDS: Final = (
 )
 _TOKENS: Final = tuple(float(2**power) for power in range(18))
 _COUNTERS: Final = {
-    "prompt_tokens": "Tokens of prompts, counted when an answer to one begins.",
-    "prefix_cache_queries": "Tokens of prompts, of each choice.",
-    "prefix_cache_hits": "Of them, those that the choice did not have to run.",
-    "prefix_cache_approximate_hits": "Of the hits, those with K/V of another prompt's canvas.",
-    "generation_tokens": "Tokens written.",
+    "prompt_tokens": "Tokens of prompts, counted when an answer to one starts.",
+    "prefix_cache_queries": "Tokens of prompts, counted for each choice.",
+    "prefix_cache_hits": "Of these, tokens that the choice did not have to compute.",
+    "prefix_cache_approximate_hits": "Of the hits, tokens with K/V of another prompt's canvas.",
+    "generation_tokens": "Tokens generated.",
     "request_success": "Choices finished.",
-    "request_aborted": "Choices given up or failed; not those that were refused.",
+    "request_aborted": "Choices cancelled or failed, without the refused ones.",
     "request_refused": "Requests refused or failed.",
     "diffusion_num_denoising_steps": "Denoising steps of all choices.",
     "diffusion_num_canvas_positions": "Block positions evaluated in these steps.",
     "diffusion_num_committed_tokens": "Tokens that became final.",
 }
-# Counters with a label of their own, and its values. Each series starts at 0, because to Prometheus
+# Counters with an additional label, and its values. Each series starts at 0, because to Prometheus
 # the first value of a series does not count as an increase.
 _LABELS: Final = {
     "request_success": ("finished_reason", ("stop", "length")),
@@ -64,7 +64,7 @@ _HISTOGRAMS: Final = {
     },
     _TOKENS: {
         "request_prompt_tokens": "Prompt tokens of a choice.",
-        "request_generation_tokens": "Tokens written for a choice.",
+        "request_generation_tokens": "Tokens generated for a choice.",
         "request_params_max_tokens": "max_tokens of a choice.",
     },
     _TOKENS[:8]: {"request_params_n": "n of a prompt."},
@@ -74,10 +74,10 @@ Families = list[Metric]
 
 
 class Metrics:
-    """One replica's counters and histograms; the engine's own numbers join them at each scrape.
+    """One replica's counters and histograms; each scrape adds the engine's own numbers.
 
-    `replica` becomes a label, so that no other process writes the same series: a series never
-    decreases, whichever replica shows it.
+    `replica` becomes a label, so that one process alone writes a series, which never decreases,
+    whichever replica reports it.
     """
 
     def __init__(self, model: str, replica: str = "") -> None:
@@ -114,7 +114,7 @@ class Metrics:
 
 
 class Refusals:
-    """What a door refuses itself, with the same name as what models refuse."""
+    """Counts what a door itself refuses, under the name of models' refusals."""
 
     def __init__(self, replica: str) -> None:
         self._registry, self._replica = CollectorRegistry(), replica
@@ -138,7 +138,7 @@ def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iter
     gauges = {
         "num_requests_running": ("Choices in the engine.", load.running),
         "num_requests_waiting": ("Choices in the queue.", load.waiting),
-        "engine_sleep_level": ("How deep the engine sleeps; 0: it is awake.", load.sleep_level),
+        "engine_sleep_level": ("The engine's sleep level; 0: awake.", load.sleep_level),
         "kv_cache_usage_perc": ("Share of the K/V pages in use, 0 to 1.", used),
         "kv_offload_cpu_cache_usage_perc": (
             "Share of the host's memory for prefixes in use, 0 to 1.",
@@ -146,17 +146,17 @@ def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iter
         ),
     }
     counters = {
-        "num_preemptions": ("Times a choice gave way, to resume later.", load.preemptions),
+        "num_preemptions": ("Times a choice was preempted, to resume later.", load.preemptions),
         "num_rounds": ("Rounds of denoising steps.", load.rounds),
         "num_weight_updates": ("Times the weights were replaced.", load.weight_updates),
         "num_restarts": ("Restarts of the engine.", load.restarts),
         "external_prefix_cache_queries": (
-            "Tokens of prompts that were not on the device, so that the host was asked.",
+            "Tokens of prompts looked up on the host, as they were not on the device.",
             kept.host_queries,
         ),
-        "external_prefix_cache_hits": ("Of them, those found on the host.", kept.host_hits),
-        "kv_offload_store_bytes": ("Copied from each device to the host.", kept.stored_bytes),
-        "kv_offload_load_bytes": ("Copied from the host to each device.", kept.loaded_bytes),
+        "external_prefix_cache_hits": ("Of these, tokens found on the host.", kept.host_hits),
+        "kv_offload_store_bytes": ("Bytes copied from each device to the host.", kept.stored_bytes),
+        "kv_offload_load_bytes": ("Bytes copied from the host to each device.", kept.loaded_bytes),
         "rank_work_seconds": ("Time of rank 0 in rounds.", load.worked),
         "rank_wait_seconds": ("Time of rank 0 between rounds while there was work.", load.waited),
     }

@@ -53,7 +53,7 @@ QUERIES: Final[dict[str, type[StrictModel]]] = {path: OPERATIONS[path].given for
 
 
 class About(NamedTuple):
-    """What is said of a path: its group, one line, more, its answer, each event and refusal."""
+    """A path's documentation: group, summary, text, and models of answer, event and refusal."""
 
     tag: str
     summary: str
@@ -69,8 +69,8 @@ _STREAM: Final = (
     "the last is `[DONE]`. An error after the first chunk is an event with an `error`."
 )
 _TYPED_STREAM: Final = (
-    "With `stream: true` the answer comes as server-sent events, each with the `type` of its "
-    "`data` as its name. An error after the first one is the last event."
+    "With `stream: true` the answer comes as server-sent events, each named after the `type` of "
+    "its `data`. An error after the first event is the last event."
 )
 ABOUT: Final[dict[str, About]] = {
     "/v1/chat/completions": About(
@@ -83,21 +83,21 @@ ABOUT: Final[dict[str, About]] = {
     "/v1/completions": About(
         _ANSWERS,
         "Continue a text, or fill a gap",
-        f"OpenAI's completions; with `suffix` what stands between prompt and suffix. {_STREAM}",
+        f"OpenAI's completions; with `suffix`, the text between prompt and suffix. {_STREAM}",
         answers.Completion,
         answers.CompletionChunk,
     ),
     "/v1/responses": About(
         _ANSWERS,
         "Answer a conversation, as OpenAI's Responses",
-        f"A chat in the words of OpenAI's Responses. Nothing is stored. {_TYPED_STREAM}",
+        f"A chat in the format of OpenAI's Responses. Nothing is stored. {_TYPED_STREAM}",
         responses_models.Response,
         responses_models.ResponsesEvent,
     ),
     "/v1/messages": About(
         _ANSWERS,
         "Answer a conversation, as Anthropic's Messages",
-        f"A chat in the words of Anthropic's Messages. {_TYPED_STREAM}",
+        f"A chat in the format of Anthropic's Messages. {_TYPED_STREAM}",
         anthropic_models.MessagesAnswer,
         anthropic_models.MessagesEvent,
         answers.AnthropicRefusal,
@@ -116,8 +116,8 @@ ABOUT: Final[dict[str, About]] = {
     UPDATE_WEIGHTS: About(
         _OPERATION,
         "Replace the weights of all replicas",
-        "By those of a folder with the same model, while requests run; the path is SGLang's. No "
-        "answer mixes versions. What does not fit is refused, and nothing changes. Needs an "
+        "With those of a folder with the same model, while requests run; the path is SGLang's. No "
+        "answer mixes versions. Weights that do not fit are refused, and nothing changes. Needs an "
         "operator's key.",
         answers.UpdatedWeights,
     ),
@@ -125,34 +125,34 @@ ABOUT: Final[dict[str, About]] = {
         _OPERATION,
         "Join a trainer's torch.distributed group",
         "With the ranks of all replicas; the path is SGLang's. The trainer is rank 0, and the "
-        "server has the option `received_weights`. Needs an operator's key.",
+        "server needs the option `received_weights`. Needs an operator's key.",
         answers.Operation,
     ),
     RECEIVE_WEIGHTS: About(
         _OPERATION,
-        "Replace the weights by what a trainer broadcasts",
-        "To be called while the trainer broadcasts the tensors; the path is SGLang's. Once all of "
-        "the model's have come, the weights are replaced as by /update_weights_from_disk. If they "
-        "do not come, the old ones stay and the group ends. Needs an operator's key.",
+        "Replace the weights with those that a trainer broadcasts",
+        "Call it while the trainer broadcasts the tensors; the path is SGLang's. Once all tensors "
+        "have arrived, the weights are replaced as by /update_weights_from_disk. If they do not "
+        "arrive, the old weights stay and the group ends. Needs an operator's key.",
         answers.UpdatedWeights,
     ),
     LEAVE_TRAINER: About(
         _OPERATION,
         "Leave a trainer's group",
-        "What has come of weights that are not whole is forgotten. Needs an operator's key.",
+        "Weights that have arrived only in part are dropped. Needs an operator's key.",
         answers.Operation,
     ),
     SLEEP: About(
         _OPERATION,
         "Give memory back",
-        "Of all replicas: that of the K/V, at level 2 that of the weights too; at level 1 the "
-        "weights of a GPU wait in the host's memory. What has begun ends first. Requests that "
-        "come meanwhile wait. Needs an operator's key.",
+        "On all replicas: that of the K/V, at level 2 that of the weights too; at level 1 the "
+        "weights of a GPU move to the host's memory. Running requests end first. Requests that "
+        "arrive meanwhile wait. Needs an operator's key.",
     ),
     WAKE_UP: About(
         _OPERATION,
-        "Take the memory again",
-        "After level 2 the newest weights are read again. Needs an operator's key.",
+        "Take the memory back",
+        "After level 2 the newest weights are reloaded. Needs an operator's key.",
     ),
     IS_SLEEPING: About(
         _OPERATION, "Say whether it sleeps", "Needs an operator's key.", answers.Sleeping
@@ -167,18 +167,18 @@ ABOUT: Final[dict[str, About]] = {
     UNLOAD_ADAPTER: About(
         _OPERATION,
         "Unload a LoRA adapter",
-        "Answers that have begun with it go on. Needs an operator's key.",
+        "Answers that have started with it continue. Needs an operator's key.",
         answers.Operation,
     ),
     "/health": About(_OPERATION, "Say whether the engine can answer", "Needs no key."),
-    "/version": About(_OPERATION, "Tell the version", "Needs no key.", answers.Version),
-    "/load": About(_OPERATION, "Tell how many requests run and wait", "", answers.EngineLoad),
+    "/version": About(_OPERATION, "Report the version", "Needs no key.", answers.Version),
+    "/load": About(_OPERATION, "Report how many requests run and wait", "", answers.EngineLoad),
     "/metrics": About(
         _OPERATION, "Report the metrics of all replicas", "In Prometheus' format. Needs no key."
     ),
 }
 _GUIDE: Final = (
-    "The fields are those of OpenAI and vLLM. What only a diffusion model has is below "
+    "The fields are those of OpenAI and vLLM. Those of diffusion models alone are under "
     "`diffusion`. A field that is unknown or out of range is refused with a 400 that names it; "
     "null means its default. Notes for other servers, such as `user`, have no effect. `/v1/models` "
     "says what each model is and lists prompts to try.\n\n"
@@ -188,14 +188,14 @@ _GUIDE: Final = (
 _MEANINGS: Final = {
     400: "The request is invalid; the error names the field.",
     401: "No valid API key was sent; only on a server with keys.",
-    403: "The path needs an operator's key, and this is none, or the server has none.",
+    403: "The path needs an operator's key, and this is not one, or the server has none.",
     404: "There is no such model.",
     408: "The body was not complete in time.",
     413: "The body is too large.",
     415: "The Content-Type is not application/json.",
     422: "The request crashes the engine each time it runs.",
     429: "The queue is full; retry after Retry-After seconds.",
-    500: "A bug of the server; its log has more.",
+    500: "A bug in the server; see its log.",
     503: "The engine cannot answer now; retry after Retry-After seconds.",
     504: "The answer was not complete in time.",
 }
@@ -216,8 +216,8 @@ def describe(
 ) -> Json:
     """Return the app's OpenAPI schema, with the schemas of bodies and answers as components.
 
-    `has_keys` says whether there are API keys and operators' keys. Its examples of requests name
-    `model` if there is one; `about` comes before the guide.
+    `has_keys` says whether there are API keys and operators' keys. Examples of requests name
+    `model`, if given; `about` comes before the guide.
     """
     if app.openapi_schema is not None:
         return app.openapi_schema
@@ -258,7 +258,7 @@ def describe(
 
 
 def _describe_operation(operation: Json, path: str) -> list[type[BaseModel]]:
-    """Add to an operation what is said of its path; return the models that it answers with."""
+    """Document an operation with its path's `About`; return the models of its answers."""
     about = ABOUT[path]
     operation |= {"tags": [about.tag], "summary": about.summary}
     for parameter in operation.get("parameters", ()):

@@ -1,4 +1,4 @@
-"""What operators may do to a running engine: the paths, their bodies, and who carries it out."""
+"""What operators may do to a running engine: the paths, their bodies, and what carries them out."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -67,8 +67,8 @@ class UpdateWeightsBody(ModelBody):
     )
     in_flight: InFlight = Field(
         "finish",
-        description="Whether answers that have begun finish on the old weights, or restart on the "
-        "new ones if nothing of theirs has been reported, no token and no canvas.",
+        description="finish: answers that have started end on the old weights; restart: those of "
+        "which nothing has been reported, no token and no canvas, start over on the new ones.",
     )
 
 
@@ -84,9 +84,9 @@ class JoinTrainerBody(LeaveTrainerBody):
     master_address: str = Field(
         min_length=1, max_length=255, description="Where the trainer, rank 0, opens the group."
     )
-    master_port: int = Field(ge=1, le=65535, description="And at which port.")
+    master_port: int = Field(ge=1, le=65535, description="The port of that address.")
     rank_offset: int = Field(
-        ge=1, description="The rank of this model's first rank; those of all replicas follow."
+        ge=1, description="This model's first rank in the group; the ranks of all replicas follow."
     )
     world_size: int = Field(ge=2, description="How many ranks the group has, with the trainer.")
     backend: Literal["nccl", "gloo"] = Field("nccl", description="nccl for GPUs, gloo for CPUs.")
@@ -103,8 +103,8 @@ class ReceiveWeightsBody(LeaveTrainerBody):
 
     names: list[str] = Field(
         min_length=1,
-        description="The tensors that the trainer broadcasts, by the names of the checkpoint, in "
-        "this order. The weights change when all of the model's have come, in one call or several.",
+        description="The tensors that the trainer broadcasts, in this order, by their names in the "
+        "checkpoint. The weights change once all tensors have arrived, in one call or several.",
     )
     dtypes: list[str] = Field(description="Their dtypes, such as bfloat16.")
     shapes: list[list[int]] = Field(description="Their shapes.")
@@ -117,7 +117,7 @@ class ReceiveWeightsBody(LeaveTrainerBody):
     in_flight: InFlight = Field(
         "finish", description="As in /update_weights_from_disk, in the last call."
     )
-    flush_cache: Literal[True] = Field(True, description="Stored prefixes are always forgotten.")
+    flush_cache: Literal[True] = Field(True, description="Stored prefixes are always dropped.")
 
 
 class UnloadAdapterBody(ModelBody):
@@ -131,7 +131,7 @@ class LoadAdapterBody(UnloadAdapterBody):
 
     lora_path: str = Field(
         min_length=1,
-        description="A folder of PEFT's with the adapter that every replica can read, or a Hub id.",
+        description="A PEFT folder with the adapter that every replica can read, or a Hub id.",
     )
 
 
@@ -141,7 +141,7 @@ class Operated(Protocol):
     async def update_weights(
         self, source: Source, in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
-        """Replace the weights; return their version. Raises ValueError with nothing changed."""
+        """Replace the weights and return their version, or raise ValueError and change nothing."""
         ...
 
     async def ask_trainer(self, order: TrainerOrder) -> Received:
@@ -152,17 +152,17 @@ class Operated(Protocol):
         ...
 
     async def sleep(self, level: int) -> None:
-        """Give memory back until it is woken with level 0; raises ValueError if it cannot wake."""
+        """Give memory back, until level 0 wakes it; raises ValueError if it cannot wake."""
         ...
 
     async def load(self) -> Load: ...
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Make an adapter known; raises ValueError with nothing changed."""
+        """Load an adapter, or raise ValueError and change nothing."""
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; raises ValueError if there is none of this name."""
+        """Unload an adapter; raises ValueError if none has this name."""
         ...
 
 
@@ -216,12 +216,12 @@ async def _receive_weights(operated: Operated, body: ReceiveWeightsBody) -> Json
     received = await operated.ask_trainer(TrainerOrder(body.group_name, receive=receive))
     if not received.folder:
         version = (await operated.load()).weights_version
-        said = f"Of the model's tensors {received.missing} are missing; the old weights stay."
+        said = f"{received.missing} of the model's tensors are missing; the old weights stay."
     else:
         version = await operated.update_weights(
             received.folder, body.in_flight, body.weight_version
         )
-        said = "The weights are those that were sent."
+        said = "The weights are those that the trainer sent."
     return _done(said) | {"weight_version": version}
 
 
@@ -254,7 +254,7 @@ def _done(message: str) -> Json:
 
 
 class Operation(NamedTuple):
-    """What a path is given, as a body or a query, and what is done with it."""
+    """The body or query that a path takes, and the function that carries it out."""
 
     given: type[ModelBody]
     carry_out: Callable[[Operated, Any], Awaitable[Json]]
@@ -273,7 +273,7 @@ OPERATIONS: Final = {
     IS_SLEEPING: Operation(ModelBody, _is_sleeping),
 }
 OPERATED: Final = tuple(OPERATIONS)
-QUERIED: Final = (SLEEP, WAKE_UP, IS_SLEEPING)  # what they are given is a query, not a body
+QUERIED: Final = (SLEEP, WAKE_UP, IS_SLEEPING)  # they take a query, not a body
 
 
 async def carry_out(
@@ -281,7 +281,7 @@ async def carry_out(
 ) -> Json:
     """Do what an operator asks for; return the answer, or raise ApiError.
 
-    `named` refuses the name of a model that is not there.
+    `named` refuses the name of an unknown model.
     """
     operation = OPERATIONS[order.path]
     given = parse(operation.given, order.given)

@@ -1,4 +1,4 @@
-"""The page at /: static files, sent with a policy under which only they may run."""
+"""The page at /: static files, with a content security policy that lets only them run."""
 
 from pathlib import Path
 from typing import Final
@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-FILES: Final = "/page/"  # the path of all but index.html
+FILES: Final = "/page/"  # the path of all files except index.html
 _FOLDER: Final = Path(__file__).parent / "page"
 _TYPES: Final = {
     ".html": "text/html",
@@ -18,7 +18,7 @@ _TYPES: Final = {
 }
 _HEADERS: Final = {
     "Cache-Control": "no-cache",
-    # Trusted types: the browser refuses to make markup or code of a text, such as an answer.
+    # Trusted types: the browser refuses to turn a text, such as an answer, into markup or code.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
@@ -26,7 +26,7 @@ _HEADERS: Final = {
 
 
 def page_router() -> APIRouter:
-    """Return the routes of the page, whose files are read once."""
+    """Return the page's routes; its files are read once."""
     router = APIRouter(include_in_schema=False)
     files = {path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _TYPES}
 
@@ -45,9 +45,9 @@ def page_router() -> APIRouter:
 
 
 def lacks_slash(request: Request) -> bool:
-    """Return whether this asks for the page of a model with a path of its own, without its slash.
+    """Return whether a request for the page below a model's own path lacks the final slash.
 
-    The links of the page are relative, so there they would lead to the folder above.
+    The page's links are relative; without the slash they would lead to the folder above.
     """
     path: str = request.scope["path"]
     root: str = request.scope.get("root_path", "")

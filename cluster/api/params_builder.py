@@ -14,7 +14,7 @@ from diffray.workers.bad_words import NO_BAD_TOKENS, BadTokens
 from diffray.workers.limits import Limits
 from diffray.workers.text import Tokenizer
 
-# Fields that mean the same in a body; null is the default.
+# Fields with the same meaning in a body, where null means the default.
 _SHARED: Final = SamplingParams.model_fields.keys() & GenerationBody.model_fields.keys()
 
 
@@ -52,7 +52,7 @@ class ParamsBuilder:
         return SamplingParams(**self.defaults.model_dump(exclude_none=True) | given | own)
 
     def about(self) -> dict[str, object]:
-        """Return what clients may know of the model before they ask it anything."""
+        """Return the model's limits and policies, as /v1/models shows them."""
         spec = self.limits.spec
         own = Policy.resolve(DiffusionParams(), spec).options()
         return {
@@ -63,7 +63,7 @@ class ParamsBuilder:
         }
 
     def over_default(self, body: GenerationBody) -> DiffusionParams:
-        """Return how a body is denoised; what it leaves out is the server's default."""
+        """Return a body's diffusion parameters, completed by the server's defaults."""
         return body.diffusion.over(self.diffusion)
 
     def context(self, diffusion: DiffusionParams) -> int:

@@ -1,4 +1,4 @@
-"""The prompts of a body as token ids: texts, conversations, and the images in these."""
+"""The prompts of a body as token ids: texts, conversations and their images."""
 
 from typing import Final
 
@@ -12,11 +12,11 @@ from diffray.cluster.api.tokens import Tokens
 from diffray.components.image import Sight
 from diffray.workers.image_files import place_images
 
-_MOST_IMAGES: Final = 16  # of a conversation: each takes some tenths of a second to decode
+_MOST_IMAGES: Final = 16  # of a conversation: decoding one takes some tenths of a second
 
 
 class PromptReader:
-    """Reads what a client sends with a service's tokenizer and templates."""
+    """Turns clients' prompts into token ids, with a service's tokenizer and templates."""
 
     def __init__(
         self, templates: Templates, tokens: Tokens, sight: Sight | None, remote: RemoteImages

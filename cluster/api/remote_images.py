@@ -1,4 +1,4 @@
-"""Images by URL: decoded off the event loop; fetched from hosts that the operator allows alone."""
+"""Images by URL: fetched only from hosts that the operator allows, decoded in threads."""
 
 import asyncio
 import socket
@@ -14,15 +14,15 @@ from diffray.workers.image_files import from_data_url, read_image
 
 _SECONDS: Final = 10.0  # for an image, with all redirects
 _REDIRECTS: Final = 3
-_AT_ONCE: Final = 2  # images being decoded, of all requests: each may take 100 MB
-_HEADERS: Final = {"Accept": "image/*", "Accept-Encoding": "identity"}  # so that no part unfolds
+_AT_ONCE: Final = 2  # images decoded concurrently, for all requests: each may take 100 MB
+_HEADERS: Final = {"Accept": "image/*", "Accept-Encoding": "identity"}  # so that no part expands
 
 
 class RemoteImages:
-    """Reads what URLs of images point at; an image may be as large as a body.
+    """Reads images by URL, each at most as large as a request's body may be.
 
-    A connection goes to an address that is public or allowed itself, so that a name whose address
-    changes gives no access to other machines of the operator's.
+    It connects only to addresses that are public or themselves allowed, so that a name whose
+    address changes gives no access to the operator's other machines.
     """
 
     def __init__(self, settings: ApiSettings | None = None, seconds: float = _SECONDS) -> None:
@@ -31,7 +31,7 @@ class RemoteImages:
         self._most_bytes, self._seconds = settings.max_body_bytes, seconds
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._names = {httpx2.URL(f"http://{host}").host for host in self._hosts}
-        self._tls = httpx2.create_ssl_context() if self._hosts else False  # it takes a while
+        self._tls = httpx2.create_ssl_context() if self._hosts else False  # slow to create
 
     async def image(self, url: str, sight: Sight) -> Image:
         """Return the patches of the image at a URL; a thread decodes it when its turn comes."""
@@ -40,7 +40,7 @@ class RemoteImages:
             return await asyncio.to_thread(read_image, data, sight)
 
     async def read(self, url: str) -> bytes:
-        """Return the content of a data URL, or what an allowed host has at another one."""
+        """Return the content of a data URL, or of a URL of an allowed host."""
         if url.startswith("data:"):
             return from_data_url(url)
         try:
@@ -51,14 +51,14 @@ class RemoteImages:
         except TimeoutError:
             raise _refusal(f"{where.host} takes longer than {self._seconds:g} s") from None
         except (httpx2.HTTPError, OSError):
-            raise _refusal(f"{where.host} cannot be reached, or breaks off") from None
+            raise _refusal(f"{where.host} cannot be reached, or the connection broke") from None
         except httpx2.InvalidURL as error:
             raise _refusal(f"this is not a URL: {error}") from None
 
     async def _fetch(self, url: httpx2.URL) -> bytes:
         async with httpx2.AsyncClient(verify=self._tls, timeout=None, trust_env=False) as client:
             for _ in range(_REDIRECTS + 1):
-                # The address that was checked is the one to connect to: a name may get another.
+                # Connect to the address that was checked: the name may get another one.
                 request = client.build_request(
                     "GET",
                     url.copy_with(host=await self._address(url), userinfo=b""),
@@ -87,7 +87,7 @@ class RemoteImages:
         return bytes(found)
 
     async def _address(self, url: httpx2.URL) -> str:
-        """Return an address of the URL's host that may be connected to, if possible an IPv4 one."""
+        """Return an allowed address of the URL's host, preferably an IPv4 one."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(url.raw_host, None, type=socket.SOCK_STREAM)
         addresses = {ip_address(each[4][0]) for each in found}
@@ -100,8 +100,8 @@ class RemoteImages:
         if url.scheme in ("http", "https") and url.netloc.decode("ascii") in self._hosts:
             return
         raise _refusal(
-            f"{why}images are data URLs, data:image/png;base64,...; others are not fetched, but "
-            "for those of hosts that the server was started with (--allowed-media-domains)"
+            f"{why}send images as data URLs, data:image/png;base64,...; others are not fetched, "
+            "except from the hosts that the server allows (--allowed-media-domains)"
         )
 
 

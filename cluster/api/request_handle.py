@@ -23,13 +23,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a request stands: with several choices, the one that is behind the others.
+    """The progress of a request; with several choices, that of the slowest.
 
-    It is `queued` until tokens of it are final, which may take all steps of its first block.
+    It is `queued` until it has final tokens, which may take all steps of its first block.
     """
 
     phase: Phase
-    block: int = 0  # that is denoised now, counted from 1; 0 until then
+    block: int = 0  # the one being denoised, counted from 1; 0 if there is none
     num_blocks: int = 0
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What a request has taken so far; times are in seconds, as this program saw them."""
+    """The work and time of a request so far; times are in seconds, measured in this process."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -54,7 +54,7 @@ class RequestStats:
 
 
 class RequestCancelled(Exception):
-    """The result of a request that was cancelled."""
+    """Raised instead of the result of a cancelled request."""
 
 
 class RequestHandle:
@@ -63,7 +63,7 @@ class RequestHandle:
     def __init__(self, accepted: Accepted, source: AsyncGenerator[Followed, None]) -> None:
         self._accepted = accepted
         self._unread: deque[Delta] = deque()
-        self._news = asyncio.Event()  # there is a delta, or there will be none
+        self._news = asyncio.Event()  # a delta is unread, or no more will come
         self._latest: dict[int, Delta] = {}  # of each choice
         self._tokens = 0
         self._output: RequestOutput | None = None
@@ -87,16 +87,16 @@ class RequestHandle:
         return delta
 
     async def get(self, timeout: float | None = None) -> Delta | None:
-        """Wait for what became final next; None: the request has ended.
+        """Wait for the next delta; None means that the request has ended.
 
-        Raises TimeoutError after `timeout` seconds, and what made the request fail.
+        Raises TimeoutError after `timeout` seconds, and the error of a failed request.
         """
         async with asyncio.timeout(timeout):
             await self._news.wait()
         return self.get_nowait()
 
     def get_nowait(self) -> Delta | None:
-        """Return what became final next, or None if there is nothing new."""
+        """Return the next delta, or None if there is nothing new."""
         if self._unread:
             delta = self._unread.popleft()
             if not self._unread and not self._ended:
@@ -138,7 +138,7 @@ class RequestHandle:
     async def result(self) -> RequestOutput:
         """Wait for the whole answer, whether or not its deltas were read.
 
-        Raises RequestCancelled, or what made the request fail.
+        Raises RequestCancelled, or the error of a failed request.
         """
         await asyncio.wait([self._task])
         if self._output is not None:
@@ -146,10 +146,10 @@ class RequestHandle:
         raise self._failure or RequestCancelled("the request was cancelled")
 
     async def cancel(self) -> None:
-        """End the request; what became final can still be read. Without effect on an ended one."""
+        """Cancel the request, if it has not ended; tokens that are final can still be read."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        await self._source.aclose()  # which the task has not done if it had not begun
+        await self._source.aclose()  # a task cancelled before it started has not done so
 
     async def _follow(self) -> None:
         async with aclosing(self._source):

@@ -77,7 +77,7 @@ class Responses(Dialect):
         yield self._event("response.output_item.done", output_index=item.index, item=made)
 
     def _within(self, item: Item, kind: str, **content: Any) -> Json:
-        """Return an event about what an item contains."""
+        """Return an event about an item's content."""
         where: Json = {"item_id": self._item_id(item), "output_index": item.index}
         if not item.is_call:
             where["content_index"] = 0
@@ -87,7 +87,7 @@ class Responses(Dialect):
         return f"{'fc' if item.is_call else 'msg'}_{self.id}_{item.index}"
 
     def _status(self, item: Item) -> str:
-        """Return the status of an item: the last one is open while the answer is."""
+        """Return an item's status: the last item has the answer's, the others are completed."""
         if item is not self.items[-1]:
             return "completed"
         return {None: "in_progress", "length": "incomplete"}.get(self.finish_reason, "completed")

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, OpenAI's newer API, and the body of the chat that it asks for."""
+"""The body of POST /v1/responses, OpenAI's newer API, and its translation to a chat's body."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -30,7 +30,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class _Part(StrictModel):
-    """A part of what was said; clients send answers back with fields that have no effect."""
+    """A part of a conversation; unknown fields are ignored, as clients send answers back whole."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -38,7 +38,7 @@ class _Part(StrictModel):
 class InputText(_Part):
     """A part of a text."""
 
-    type: Literal["input_text", "output_text"] = Field(description="What was asked, or answered.")
+    type: Literal["input_text", "output_text"] = Field(description="A question, or an answer.")
     text: str = Field(description="The text of this part.")
 
     def for_chat(self) -> Json:
@@ -46,7 +46,7 @@ class InputText(_Part):
 
 
 class InputImage(_Part):
-    """An image, for models that take some."""
+    """An image, for models that accept images."""
 
     type: Literal["input_image"]
     image_url: Url
@@ -65,7 +65,7 @@ Content = Annotated[
 
 
 def _content(given: str | list[Part]) -> str | list[Json]:
-    """Return a text, or texts and images, as a chat has them."""
+    """Return a text, or texts and images, in a chat's format."""
     return given if isinstance(given, str) else [part.for_chat() for part in given]
 
 
@@ -76,7 +76,7 @@ class InputMessage(_Part):
     role: Literal["user", "assistant", "system", "developer"] = Field(
         description="Who says it; developer is the same as system."
     )
-    content: Content = Field(description="A text; or texts and images.")
+    content: Content = Field(description="A text, or a list of texts and images.")
 
 
 def _json(arguments: str) -> str:
@@ -151,14 +151,14 @@ ToolChoice = Annotated[
 
 
 class TextFormat(StrictModel):
-    """Whether an answer is text or JSON, and which."""
+    """Whether an answer is text or JSON, and which JSON."""
 
     type: Literal["text", "json_object", "json_schema"] = Field(
         description="Any text, any JSON object, or what a schema allows."
     )
     name: str | None = Field(None, description=NOTED)
     json_schema: dict[str, Any] | None = Field(
-        None, alias="schema", description="Of json_schema: the JSON schema."
+        None, alias="schema", description="For json_schema: the JSON schema."
     )
     description: str | None = Field(None, description=NOTED)
     strict: bool | None = Field(None, description="Answers always follow their schema.")
@@ -166,12 +166,12 @@ class TextFormat(StrictModel):
     @model_validator(mode="after")
     def _a_schema_for_its_type(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError('"json_schema" is the type of a format with a schema')
+            raise ValueError('the type "json_schema" needs a schema, and only this type takes one')
         return self
 
 
 class TextOptions(StrictModel):
-    """What an answer's text may be."""
+    """The format of an answer's text."""
 
     format: TextFormat | None = Field(None, description="Text or JSON; default: text.")
     verbosity: Literal["medium"] | None = Field(None, description=NOTED)
@@ -192,9 +192,9 @@ class ResponsesBody(SharedFields):
     max_output_tokens: int | None = Field(
         None, ge=1, description=SamplingParams.model_fields["max_tokens"].description
     )
-    max_tool_calls: int | None = Field(None, description="Of built-in tools; there are none.")
+    max_tool_calls: int | None = Field(None, description="Limits built-in tools; there are none.")
     stop: Stops = Field(default_factory=list)
-    text: TextOptions = Field(default=TextOptions(), description="Text or JSON, and which.")
+    text: TextOptions = Field(default=TextOptions(), description="The format of the answer's text.")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
         default_factory=list,
         max_length=8,
@@ -230,7 +230,7 @@ class ResponsesBody(SharedFields):
         return self
 
     def for_chat(self) -> Json:
-        """Return the fields of the chat, but for the shared ones."""
+        """Return the fields of the chat, except the shared ones."""
         chat: Json = {
             "messages": self._messages(),
             "stop": self.stop,

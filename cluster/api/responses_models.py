@@ -1,4 +1,4 @@
-"""What /v1/responses answers, for the OpenAPI document; tests hold real answers against it."""
+"""Answers of /v1/responses, for the OpenAPI document; tests check real answers against them."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,13 +14,13 @@ class OutputText(Answered):
     type: Literal["output_text"]
     text: str = Field(description="The text.")
     annotations: list[None] = Field(max_length=0, description="Always empty.")
-    logprobs: list[LikelyToken] = Field(description="If include asks for them: one per token.")
+    logprobs: list[LikelyToken] = Field(description="If include asks for them, one per token.")
 
 
 class OutputMessage(Answered):
     type: Literal["message"]
     id: str = Field(description="The item's id.")
-    status: State = Field(description="Whether it is complete; incomplete: cut by a limit.")
+    status: State = Field(description="Its state; incomplete: cut off by a limit.")
     role: Literal["assistant"]
     content: list[OutputText] = Field(description="One text; none when the item is added.")
 
@@ -28,8 +28,8 @@ class OutputMessage(Answered):
 class OutputCall(Answered):
     type: Literal["function_call"]
     id: str = Field(description="The item's id.")
-    status: State = Field(description="Whether it is complete; incomplete: cut by a limit.")
-    call_id: str = Field(description="To be repeated in the item with the result.")
+    status: State = Field(description="Its state; incomplete: cut off by a limit.")
+    call_id: str = Field(description="The call's id, which its result repeats.")
     name: str = Field(description="The function's name.")
     arguments: str = Field(description="Its arguments, as JSON.")
 
@@ -53,15 +53,15 @@ class ResponseUsage(Answered):
     """Tokens of the request and of the answer."""
 
     input_tokens: int = Field(description="Tokens of the prompt.")
-    input_tokens_details: CachedTokens = Field(description="What became of them.")
+    input_tokens_details: CachedTokens = Field(description="Details about these tokens.")
     output_tokens: int = Field(description="Tokens of the answer, with its end token.")
-    output_tokens_details: ReasoningTokens = Field(description="What they are.")
-    total_tokens: int = Field(description="The sum.")
+    output_tokens_details: ReasoningTokens = Field(description="Details about these tokens.")
+    total_tokens: int = Field(description="The sum of both.")
 
 
 class ResponseError(Answered):
-    code: Literal["rate_limit_exceeded", "server_error"] = Field(description="Its kind.")
-    message: str = Field(description="What is wrong, and what to do.")
+    code: Literal["rate_limit_exceeded", "server_error"] = Field(description="The kind of error.")
+    message: str = Field(description="What is wrong, and how to fix it.")
 
 
 class IncompleteDetails(Answered):
@@ -86,13 +86,13 @@ class Response(MayNest):
     created_at: int = Field(description="When it began, in seconds since 1970.")
     completed_at: int | None = Field(description="When it ended, if it is completed.")
     status: State | Literal["failed"] = Field(
-        description="How it is; incomplete: cut by max_output_tokens or the context."
+        description="Its state; incomplete: cut off by max_output_tokens or the context."
     )
-    error: ResponseError | None = Field(description="What failed, in a stream.")
+    error: ResponseError | None = Field(description="What failed; only in streams.")
     incomplete_details: IncompleteDetails | None = Field(description="Why it is incomplete.")
-    output: list[Output] = Field(description="The text, or calls of functions.")
-    usage: ResponseUsage | None = Field(description="What was counted; null while it goes on.")
-    diffusion: Effort | None = Field(None, description="What it took; missing while it goes on.")
+    output: list[Output] = Field(description="The text, or function calls.")
+    usage: ResponseUsage | None = Field(description="Token counts; null until it ends.")
+    diffusion: Effort | None = Field(None, description="The work it took; missing until it ends.")
     model: str = Field(description="The model's name.")
     instructions: str | None = Field(description="As in the request.")
     max_output_tokens: int | None = Field(description="As in the request.")
@@ -110,7 +110,7 @@ class Response(MayNest):
     user: str | None = Field(description="As in the request.")
     background: Literal[False] = Field(description="Always false.")
     previous_response_id: None = Field(description="Always null: nothing is stored.")
-    reasoning: NoReasoning = Field(description="There is none.")
+    reasoning: NoReasoning = Field(description="There is no reasoning.")
     service_tier: Literal["default"]
     store: Literal[False] = Field(description="Always false.")
     truncation: Literal["disabled"]
@@ -127,13 +127,13 @@ class ResponseChanged(Numbered):
         "response.completed",
         "response.incomplete",
         "response.failed",
-    ] = Field(description="The first two of a stream, or its last, which says how it ended.")
+    ] = Field(description="One of the first two of a stream, or the last, which says how it ended.")
     response: Response = Field(description="The answer so far.")
 
 
 class ItemChanged(Numbered):
     type: Literal["response.output_item.added", "response.output_item.done"] = Field(
-        description="Whether the item begins or ends."
+        description="Whether the item starts or ends."
     )
     output_index: int = Field(description="The number of the item within output.")
     item: Output = Field(description="The item so far.")
@@ -150,7 +150,7 @@ class WithinText(Within):
 
 class PartChanged(WithinText):
     type: Literal["response.content_part.added", "response.content_part.done"] = Field(
-        description="Whether the text begins or ends."
+        description="Whether the text starts or ends."
     )
     part: OutputText = Field(description="The text so far.")
 
@@ -179,7 +179,7 @@ class ArgumentsDone(Within):
 
 
 class CanvasShown(Numbered, View):
-    """The canvas after a forward; of a stream with include_canvas."""
+    """The canvas after a forward, in a stream with include_canvas."""
 
     type: Literal["diffusion.canvas"]
 

@@ -1,4 +1,4 @@
-"""What the HTTP endpoint needs of what it serves: one model, or several behind a door."""
+"""What the HTTP endpoint needs of the object it serves: one model, or a door to several."""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol
@@ -27,7 +27,7 @@ class Served(Protocol):
     async def tokenizer_info(self, name: str | None) -> Json: ...
 
     async def operate(self, order: Order) -> Json:
-        """Do what an operator asks for."""
+        """Carry out an operator's request."""
         ...
 
     async def models(self) -> Json: ...
@@ -35,7 +35,7 @@ class Served(Protocol):
     async def model(self, name: str) -> Json: ...
 
     async def health(self) -> Json:
-        """Return what there is to say about it; raise if no request can be answered."""
+        """Return details, if there are any; raise if no request can be answered."""
         ...
 
     async def load(self) -> Load: ...

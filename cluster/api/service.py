@@ -1,6 +1,6 @@
 """The OpenAI-compatible service without HTTP: JSON objects in, JSON objects or an ApiError out.
 
-A server mounts it with `build_api`; a batch calls it as it is.
+A server mounts it with `build_api`; a batch calls it directly.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from diffray.workers.output import Accepted, Followed, RequestOutput
 from diffray.workers.text import Tokenizer
 
 _MOST_LOGPROBS: Final = 2**18  # of one request: its answer is built and sent as a whole
-_draw_uid: Final = partial(secrets.randbits, 53)  # engines outlive this process and its counters
+_draw_uid: Final = partial(secrets.randbits, 53)  # not counted: engines outlive this process
 _SOON_S: Final = 1.0  # for an engine to report its load
 
 _ANSWERS: Final[dict[type[GenerationBody], type[Answer]]] = {
@@ -58,11 +58,11 @@ class Service:
     """One model under one or several names, answered by one engine.
 
     `diffusion` and `defaults` are the defaults of requests; `deadline` is the maximum number of
-    seconds of a choice. Requests may set a priority under the scheduling policy "priority". With
+    seconds per choice. Requests may set a priority under the scheduling policy "priority". With
     several replicas, `replica` names this one, `others` returns the metrics of the others, and
     `operated` carries out an operator's requests on all of them, instead of the engine alone.
-    Requests may name `adapters` as their model, and images that `remote_images` fetches; by default
-    none. `description` and `examples`, prompts to try, describe the model.
+    Requests may name one of `adapters` as their model, and URLs of images for `remote_images` to
+    fetch; by default neither. `description` and `examples` (prompts to try) describe the model.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Service:
         self._created, self._last_load = int(time.time()), Load()
 
     def start(self) -> None:
-        """Start the process for which the first chat would otherwise wait."""
+        """Start the process for chat templates, so that the first chat need not wait for it."""
         if self.tokenizer is not None and self.tokenizer.fast.chat_template:
             self._templates.process.start()
 
@@ -135,7 +135,7 @@ class Service:
         """Answer a request of one of the APIs."""
         answer = await self._begin(parse(kind, given))
         if answer.body.stream:
-            raise invalid("a stream cannot be answered here; leave stream out", "stream")
+            raise invalid("streaming is not supported here; leave stream out", "stream")
         async with aclosing(self._runner.deltas(answer.choices, answer.body.priority)) as deltas:
             async for _ in deltas:
                 pass
@@ -154,7 +154,7 @@ class Service:
     async def follow(
         self, asked: str | list[int] | list[Json], params: SamplingParams, priority: int = 0
     ) -> AsyncGenerator[Followed, None]:
-        """Yield what becomes of a prompt or a conversation; closing the generator cancels it."""
+        """Yield an Accepted, deltas and the RequestOutput; closing the generator cancels it."""
         self._refuse_priority(priority)
         is_chat = isinstance(asked, list) and bool(asked) and isinstance(asked[0], dict)
         kind = ChatBody if is_chat else CompletionBody
@@ -254,7 +254,7 @@ class Service:
         return self._last_load
 
     async def prometheus(self, *, vllm_names: bool = False) -> bytes:
-        """Return the metrics of this replica and the others, as Prometheus reads them."""
+        """Return the metrics of this replica and the others, in Prometheus' format."""
         others = await self._others() if self._others is not None else []
         own = await self.snapshot()
         snapshots = [own, *(each for each in others if each.replica != own.replica)]
@@ -263,7 +263,7 @@ class Service:
     def count_refusal(self, error: ApiError) -> None:
         """Count a request that was refused or failed, unless it is counted already."""
         if not error.counted:
-            error.counted = True  # also for the door, if it came through one
+            error.counted = True  # so that a door does not count it too
             self.metrics.count("request_refused", label=str(error.status))
 
     async def snapshot(self) -> Snapshot:
@@ -279,7 +279,7 @@ class Service:
     # Internals.
 
     async def _begin(self, body: GenerationBody) -> Answer:
-        """Return the answer to be, with its choices, or refuse the request."""
+        """Return an answer whose choices are yet to run, or refuse the request."""
         model = self._named(body.model)
         self._refuse_priority(body.priority)
         try:
@@ -302,7 +302,7 @@ class Service:
             )
 
     async def _choices(self, body: GenerationBody, prompts: list[Prompt]) -> list[Choice]:
-        """Return every choice of every prompt, or refuse all of them with a reason."""
+        """Return the choices of all prompts, or refuse them all."""
         bad = bad_tokens(body.bad_words, self.tokenizer)
         grammar = b""
         if body.structured is not None:
@@ -335,11 +335,11 @@ class Service:
             for index, checked in enumerate(check_choices(request, self.engine.limits, _draw_uid)):
                 job = Job(index, checked.request.params, self.tokenizer, depth=checked.depth)
                 choices.append(Choice(len(choices), prompt, checked, job))
-            await asyncio.sleep(0)  # there may be a thousand prompts, and others need the loop
+            await asyncio.sleep(0)  # with a thousand prompts, others must get their turn
         return choices
 
     def _named(self, name: str | None) -> str:
-        """Return the requested model's name; there is one, under several names, or adapted."""
+        """Return the requested model's name, by default its first; refuse unknown names."""
         if name is not None and name not in self.names and name not in self.adapters.names:
             raise no_such_model(name, [self.names[0], *self.adapters.names])
         return name or self.names[0]

@@ -22,11 +22,11 @@ _KEY: Final = re.compile(r"[\x21-\x7e]{1,512}")  # characters that a header carr
 class ApiSettings(Config):
     """By default no key is needed, and browsers on other origins have no access."""
 
-    # Held as digests: what is logged, sent to replicas or shown on a dashboard holds no key.
+    # Stored as digests, so that logs, messages to replicas and dashboards contain no key.
     api_keys: tuple[str, ...] = Field(
         (),
         repr=False,
-        description="API keys, of which a request must send one; as they are or as sha256:DIGEST. "
+        description="API keys, in plain text or as sha256:DIGEST; a request must send one. "
         "Default: no key is needed.",
     )
     operator_keys: tuple[str, ...] = Field(
@@ -48,8 +48,8 @@ class ApiSettings(Config):
     allowed_media_domains: tuple[str, ...] = Field(
         (),
         description="Hosts from which the server may fetch the images of requests, such as "
-        "images.example.com or 10.0.0.5:9000. A name stands for public addresses, and for others "
-        "that are allowed too. Default: none.",
+        "images.example.com or 10.0.0.5:9000. A name may lead only to public addresses, or to "
+        "addresses that are allowed too. Default: none.",
     )
     vllm_metric_names: bool = Field(False, description="Show every metric under vLLM's name too.")
     docs: bool = Field(True, description="Serve /docs and /openapi.json.")

@@ -1,4 +1,4 @@
-"""How clients of OpenAI ask for JSON and for calls of functions."""
+"""How clients of OpenAI ask for JSON and for function calls."""
 
 from typing import Annotated, Literal, Self
 
@@ -24,17 +24,19 @@ class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"] = Field(
         description="text: anything; json_object: any object; json_schema: what a schema allows."
     )
-    json_schema: JsonSchema | None = Field(None, description="Of a json_schema.")
+    json_schema: JsonSchema | None = Field(None, description="For json_schema: the schema.")
     bare_schema: SchemaObject | None = Field(
-        None, alias="schema", description="Of a json_object; as llama.cpp's clients send it."
+        None, alias="schema", description="For json_object, as llama.cpp's clients send it."
     )
 
     @model_validator(mode="after")
     def _a_schema_for_its_type(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError('"json_schema" is the type of a response_format with a json_schema')
+            raise ValueError(
+                'the type "json_schema" needs a json_schema, and only this type takes one'
+            )
         if self.bare_schema is not None and self.type != "json_object":
-            raise ValueError('"json_object" is the type of a response_format with a schema')
+            raise ValueError('only the type "json_object" takes a schema')
         return self
 
     @property
@@ -63,7 +65,7 @@ class ToolFunction(StrictModel):
 
 
 class Tool(StrictModel):
-    """What an answer may use; only functions can be."""
+    """A tool that an answer may use; only functions are supported."""
 
     type: Literal["function"]
     function: ToolFunction = Field(description="The function.")
@@ -79,7 +81,7 @@ class NamedTool(StrictModel):
     """The function that an answer must call."""
 
     type: Literal["function"] = "function"
-    function: FunctionName = Field(description="Which one.")
+    function: FunctionName = Field(description="The function to call.")
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool

@@ -1,4 +1,4 @@
-"""Applies chat templates, a checkpoint's code that may run forever, in a limited process."""
+"""Applies chat templates, which are code that may run forever, in a limited process."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ LONGEST: Final = 2**24  # characters of a prompt
 
 
 def answer(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what `render_jinja_template` makes of its arguments."""
+    """Return the text that `render_jinja_template` makes of its arguments."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:

@@ -1,4 +1,4 @@
-"""Conversations as text: chat templates run in a process that may be lost without harm."""
+"""Conversations as text: chat templates run in a process whose loss does no harm."""
 
 import inspect
 from collections.abc import Iterable

@@ -35,7 +35,7 @@ class Tokens:
     async def encode(
         self, texts: list[str], special: bool, param: str = "prompt"
     ) -> list[list[int]]:
-        """Return the ids of some texts; refuse texts that cannot fit before tokenizing them."""
+        """Return the ids of texts; refuse texts that cannot fit before tokenizing them."""
         if not texts:
             return []
         tokenizer, context, longest = self.tokenizer, self._limits.context, max(map(len, texts))
@@ -90,7 +90,7 @@ class Tokens:
         return found
 
     def of_canvas(self, canvas: Sequence[int | None]) -> str:
-        """Return the text of a canvas with a sign for each mask; empty without a tokenizer."""
+        """Return the text of a canvas, with MASK for each mask; empty without a tokenizer."""
         if self._tokenizer is None:
             return ""
         text = ""
@@ -109,8 +109,8 @@ class Tokens:
             spelling = str(self._tokenizer.fast.convert_ids_to_tokens(token))
             if spelling.startswith("<0x") and len(spelling) == 6:
                 return text, [int(spelling[3:5], 16)]
-            if all(sign in self._byte_of for sign in spelling):
-                return text, [self._byte_of[sign] for sign in spelling]
+            if all(char in self._byte_of for char in spelling):
+                return text, [self._byte_of[char] for char in spelling]
         return text, list(text.encode())
 
 
@@ -123,5 +123,5 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 async def _aside(size: int, work: Callable[[], Result]) -> Result:
-    """Return the result of the work, in a thread if it may take long."""
+    """Do the work, in a thread if it may take long, and return its result."""
     return work() if size < _LONG_TEXT else await asyncio.to_thread(work)

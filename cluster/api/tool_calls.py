@@ -1,4 +1,4 @@
-"""Finds the calls of functions in an answer as its text arrives."""
+"""Finds function calls in an answer as its text arrives."""
 
 import re
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ _HEAD: Final = re.compile(re.escape(HEAD).replace("%s", '([^"]*)'))
 
 
 class Part(NamedTuple):
-    """A piece of text, the name of a function that is called next, or a piece of its arguments."""
+    """A piece of text, the name of the function called next, or a piece of its arguments."""
 
     kind: Literal["content", "name", "arguments"]
     text: str
 
 
 class CallParser:
-    """Takes a text in pieces; what may become part of a mark is held back."""
+    """Parses a text in pieces; what may be the start of a mark is held back."""
 
     def __init__(self) -> None:
         self._rest = ""
@@ -25,7 +25,7 @@ class CallParser:
         self._closed = False  # a call has just ended
 
     def feed(self, text: str) -> Iterator[Part]:
-        """Yield what is known with this piece."""
+        """Yield the parts that are certain after this piece."""
         self._rest += text
         while self._rest:
             if self._closed:
@@ -50,7 +50,7 @@ class CallParser:
             self._within, self._rest = True, after[head.end() :]
 
     def end(self) -> Iterator[Part]:
-        """Yield what was held back, when no more text comes."""
+        """Yield what was held back; no more text follows."""
         yield from self._part(self._rest)
         self._rest = ""
 
@@ -60,6 +60,6 @@ class CallParser:
 
 
 def _held(text: str, mark: str) -> int:
-    """Return how many last characters may be the beginning of a mark."""
+    """Return how many of the last characters may be the start of a mark."""
     lengths = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((length for length in lengths if text.endswith(mark[:length])), 0)

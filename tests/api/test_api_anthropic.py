@@ -229,7 +229,7 @@ def test_json_on_request(http: httpx2.Client) -> None:
         ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "tool_result belongs"),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type: "),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice: .* with a name"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice: .* needs a name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not supported"),
         ({"output_config": {"effort": "high"}}, "output_config.effort: not supported"),

@@ -389,7 +389,7 @@ def test_unknown_model_path_and_method(http: httpx2.Client) -> None:
     assert refusal(http.get("/v1/models/some/where"), 404)["code"] == "model_not_found"
     unknown = refusal(http.get("/v1"), 404)
     assert unknown["type"] == "invalid_request_error"
-    assert unknown["message"] == "Not Found (GET /v1); /docs lists what can be asked"
+    assert unknown["message"] == "Not Found (GET /v1); /docs lists the paths"
     refusal(http.get(CHAT), 405)
 
 

@@ -240,7 +240,7 @@ def test_the_canvas_on_request(client: OpenAI) -> None:
         ({"include": LOGPROBS, "tools": TOOLS}, "include", "does not go with tools"),
         ({"include": ["file_search_call.results"]}, "include", "'reasoning.encrypted_content'"),
         ({"stream_options": {}}, "stream_options", "stream: true"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "with a schema"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "needs a schema"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "'medium'"),
         ({"max_tokens": 5}, "max_tokens", "Unrecognized"),
         ({"n": 2}, "n", "Unrecognized"),

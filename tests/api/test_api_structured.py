@@ -224,7 +224,7 @@ def test_a_pinned_canvas_tells_how_probable_each_field_is(service: Service) -> N
         ({"guided_choice": ["a"], "guided_regex": "b"}, "guided_choice", "exclude each other"),
         ({"structured_outputs": {"rex": "a"}}, "structured_outputs.rex", "did you mean 'regex'"),
         ({"structured_outputs": {}}, "structured_outputs", "give one of json"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "with a json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "needs a json_schema"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
         ({"guided_grammar": "root ::= x"}, "guided_grammar", "line 1: 'x' is no rule"),
         ({"guided_grammar": 'root ::= "a" root'}, "guided_grammar", "none of its texts ends"),

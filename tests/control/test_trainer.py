@@ -231,7 +231,7 @@ def test_operators_have_a_server_s_weights_replaced(tmp_path: Path) -> None:
         missing = len(second["names"])
         assert told(update, **first) == {
             "success": True,
-            "message": f"Of the model's tensors {missing} are missing; the old weights stay.",
+            "message": f"{missing} of the model's tensors are missing; the old weights stay.",
             "weight_version": "0",
         }
         assert text() == before

@@ -9,19 +9,19 @@ import { call } from "./stream.js";
 
 const GAP = "[gap]";
 const SAMPLING = ["max_tokens", "temperature", "seed", "top_p"];
-const FIRST = ["decoder", "cache", "block_length"]; // of the fields of diffusion
-const TOKENS = 96; // asked for at first; the server's own limit would make a long canvas
-const POLICIES = [{}, { decoder: { kind: "fixed", steps: 32 } }]; // of the panes, at first
+const FIRST = ["decoder", "cache", "block_length"]; // shown before the other fields of diffusion
+const TOKENS = 96; // initially; the server's own limit would make a long canvas
+const POLICIES = [{}, { decoder: { kind: "fixed", steps: 32 } }]; // of the panes, initially
 
 const $ = (id) => document.getElementById(id);
 const composer = $("composer");
 const { prompt, task, size } = composer.elements;
 
 let key = ""; // in memory only
-let fields = null; // of requests, as the server describes them
+let fields = null; // of requests, as the server's OpenAPI document describes them
 let panes = [];
-let models = new Map(); // as the server lists them, by their names
-let offered = null; // the promise of both
+let models = new Map(); // as the server lists them, by name
+let offered = null; // a promise of both
 
 const player = new Player($("player"), show);
 
@@ -61,14 +61,14 @@ function again(pane) {
   pane.run(pane.ask($("model").value, { ...pane.asked.given, key }));
 }
 
-/** Offer a pane what the chosen model accepts, with the values of a policy. */
+/** Show a pane's controls for what the chosen model accepts, with the values of a policy. */
 function offer(pane, policy) {
   if (!fields) return;
   const diffusion = acceptedBy(models.get($("model").value), fields.diffusion);
   pane.setControls(fields.sampling, diffusion, policy);
 }
 
-/** Offer what another model accepts and knows. */
+/** Adapt controls, tasks and examples to the chosen model. */
 function adapt() {
   for (const pane of panes) offer(pane, pane.policy);
   const infill = composer.querySelector("[value=infill]");
@@ -83,7 +83,7 @@ function setTask(name) {
   composer.dispatchEvent(new Event("change"));
 }
 
-/** Read what the server offers; without a key it may offer nothing. */
+/** Load the list of models; the server may refuse it without a key. */
 async function load() {
   try {
     const { data } = await (await call("v1/models", { key })).json();
@@ -108,7 +108,7 @@ async function loadFields() {
       diffusion: inOrder(fieldsOf(DiffusionParams, document), FIRST),
     };
   } catch (error) {
-    $("docs").hidden = true; // the server does not publish it: requests follow its defaults
+    $("docs").hidden = true; // the document is not published: requests use the server's defaults
   }
   panes.forEach((pane, index) => offer(pane, { max_tokens: TOKENS, diffusion: POLICIES[index] }));
 }
@@ -151,7 +151,7 @@ function send() {
   changed();
 }
 
-/** Make a gap of what is selected, as long as the tokens it replaces. */
+/** Replace the selection by a gap of as many tokens. */
 async function markGap() {
   const selected = prompt.value.slice(prompt.selectionStart, prompt.selectionEnd);
   const { selectionStart: start, selectionEnd: end } = prompt;
@@ -171,7 +171,7 @@ composer.addEventListener("submit", async (event) => {
   event.preventDefault();
   const running = () => panes.some((pane) => pane.running);
   if (running()) return panes.forEach((pane) => pane.stop());
-  await offered; // before that there is no model to name
+  await offered; // until then there is no model to name
   if (!running() && $("model").value && prompt.value.trim()) send();
 });
 composer.addEventListener("change", () => {
@@ -199,6 +199,6 @@ $("key").addEventListener("submit", (event) => {
   offered = load();
 });
 
-$("compare").checked = false; // browsers keep it when a page is loaded again
+$("compare").checked = false; // browsers restore it on reload
 setPanes(1);
 offered = Promise.all([load(), loadFields()]);

@@ -16,7 +16,7 @@ export class Canvas {
     grid.addEventListener("keydown", (event) => this.#move(event));
   }
 
-  /** Show a frame of a recording; `total` is the forward that the end of the scale stands for. */
+  /** Show a frame of a recording; `total` is the forward at the end of the colour scale. */
   show(recording, frame, total, length) {
     this.recording = recording;
     this.frame = frame;
@@ -83,7 +83,7 @@ export class Canvas {
   }
 }
 
-/** Return a token's text with signs for white space that could not be seen. */
+/** Return a token's text with symbols for invisible white space. */
 function visible(text) {
   if (text.trim() === "" && text !== "") text = text.replaceAll(" ", "\u2423");
   return text.replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5");

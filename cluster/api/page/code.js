@@ -1,4 +1,4 @@
-/** A request as a program that sends it. The API key is read from the environment. */
+/** Programs that send a request; they read the API key from the environment. */
 
 /** @typedef {{url: string, path: string, body: object, hasKey: boolean}} Asked */
 
@@ -12,7 +12,7 @@ export function curl({ url, path, body, hasKey }) {
   ].join(" \\\n");
 }
 
-/** Return a word that a shell reads as it is. */
+/** Return a text quoted for the shell. */
 function quoted(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
@@ -53,7 +53,7 @@ export function javascript({ url, path, body, hasKey }) {
   ].join("\n");
 }
 
-/** Return a value as Python writes it. */
+/** Return a value as a Python literal. */
 function literal(value) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";

@@ -1,6 +1,6 @@
 /** Form controls for the fields of a request. */
 
-const DEFAULT = "default"; // of the server
+const DEFAULT = "default"; // the server's
 let count = 0; // of ids
 
 /** Return an element with properties and children; texts become text nodes, never markup. */
@@ -10,7 +10,7 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-/** Controls for some fields; `value` is the object they describe, without what is left alone. */
+/** Controls for some fields; `value` is an object of the fields that are set. */
 export class Controls {
   /** @param {import("./schema.js").Field[]} fields */
   constructor(fields, initial = {}) {
@@ -38,7 +38,7 @@ function control(field, initial) {
   }
 }
 
-/** A select whose choice brings further controls, with the defaults of that choice. */
+/** A select of kinds, with controls for the chosen kind's fields, set to their defaults. */
 function partsControl(field, initial) {
   const select = selectOf([...field.parts.keys()], initial?.kind ?? null);
   const inner = element("div");
@@ -66,7 +66,7 @@ function choiceControl(field, initial) {
   return { root: labelled(field, select), get value() { return chosen(); } };
 }
 
-/** A number or a text; a number that is set and has near bounds gets a slider too. */
+/** A number or a text; a number with an initial value and narrow bounds also gets a slider. */
 function inputControl(field, initial) {
   const isNumber = field.type !== "string";
   const step = field.type === "integer" ? 1 : "any";

@@ -14,11 +14,11 @@ const WATCHING = {
 };
 
 const EMPTY = "(empty answer)";
-const MOST_EMPTY = 1024; // cells before the first arrives; the server may refuse a longer canvas
+const MOST_EMPTY = 1024; // cells before the first canvas arrives; the server may refuse a longer one
 
 export class Pane {
   /**
-   * `changed` is called when something was received, `again` when a request is to be sent again.
+   * `changed` is called when data arrives, `again` to send a request again.
    * @param {() => void} changed @param {(pane: Pane) => void} again
    */
   constructor(changed, again) {
@@ -39,13 +39,13 @@ export class Pane {
     return this.root.querySelector(`[data-part=${name}]`);
   }
 
-  /** Give it a name among others; alone it has none. */
+  /** Name the pane; an empty name is for a single pane. */
   rename(name) {
     this.name = name;
     this.part("name").textContent = name ? `Policy ${name}:` : "Policy:";
   }
 
-  /** Offer controls for some fields of the request and for some of its diffusion parameters. */
+  /** Show controls for fields of the request and of its diffusion parameters. */
   setControls(fields, diffusionFields, initial) {
     this.controls = new Controls(fields, initial);
     this.diffusion = new Controls(diffusionFields, initial.diffusion);
@@ -59,7 +59,7 @@ export class Pane {
     return { ...this.controls?.value, ...sent };
   }
 
-  /** Forget the conversation. */
+  /** Clear the conversation. */
   clear() {
     this.stop();
     this.turns = [];
@@ -72,7 +72,7 @@ export class Pane {
     this.abort?.abort();
   }
 
-  /** Return the request that continues this conversation, or fills a gap, with the policy as it is set now. */
+  /** Return the request that continues this conversation, or fills a gap, with the current policy. */
   ask(model, given) {
     const { text, before, after, gap } = given;
     const body = { model, ...this.policy };
@@ -125,7 +125,7 @@ export class Pane {
     this.part("turns").replaceChildren(...shown.map(turn));
     this.length = Math.min(body.max_tokens ?? 0, MOST_EMPTY);
     const lines = Math.min(Math.ceil((this.length || 96) / 20), 12);
-    this.part("answer").style.minHeight = `${lines}lh`; // or the page would grow line by line
+    this.part("answer").style.minHeight = `${lines}lh`; // so that the page does not grow line by line
   }
 
   #finish({ message }) {
@@ -142,7 +142,7 @@ export class Pane {
     this.part("failure").hidden = false;
   }
 
-  /** Show the state after so many forwards, on a scale that ends at `total`. */
+  /** Show the state after `forward` forwards, on a colour scale that ends at `total`. */
   show(forward, total) {
     const { recording } = this;
     if (!recording) return;
@@ -189,7 +189,7 @@ async function copy(source, button) {
   try {
     await navigator.clipboard.writeText(source.textContent);
   } catch {
-    // Without HTTPS browsers offer only this.
+    // Without HTTPS, browsers offer only this.
     getSelection().selectAllChildren(source);
     document.execCommand("copy");
   }

@@ -10,7 +10,7 @@ export class Player {
     this.where = root.querySelector("output");
     this.show = show;
     this.end = 0; // the last forward that was received
-    this.growing = false; // whether more are to come
+    this.growing = false; // whether more will arrive
     this.position = 0;
     this.playing = false;
     this.button.addEventListener("click", () => this.#toggle());
@@ -20,14 +20,14 @@ export class Player {
     this.#play(false);
   }
 
-  /** Play from the empty canvas what is about to be received. */
+  /** Start at the empty canvas, and play forwards as they arrive. */
   restart() {
     this.position = this.end = 0;
     this.growing = true;
     this.#play(true);
   }
 
-  /** Take note of what has been received. */
+  /** Note the last forward received, and whether more will arrive. */
   received(end, growing) {
     this.end = end;
     this.growing = growing;

@@ -1,7 +1,7 @@
-/** Policies: which of their parts a model accepts, and how they read in one line. */
+/** Policies: which of their parts a model accepts, and their description in one line. */
 
 /**
- * Return the fields with only the kinds that a model accepts, as the server lists it.
+ * Return the fields with only the kinds that `model`, as the server lists it, accepts.
  * @param {import("./schema.js").Field[]} fields
  */
 export function acceptedBy(model, fields) {
@@ -12,7 +12,7 @@ export function acceptedBy(model, fields) {
   });
 }
 
-/** Return what differs from the server's default, or that no part of `diffusion` does. */
+/** Return in one line what differs from the server's default, or that `diffusion` does not. */
 export function inWords({ diffusion = {}, ...others }) {
   const said = Object.entries({ ...diffusion, ...others }).map(([name, value]) => {
     if (value === null || typeof value !== "object") return setting([name, value]);

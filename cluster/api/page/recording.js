@@ -10,7 +10,7 @@ export class Recording {
     this.began = now;
     /** @type {Frame[]} */
     this.frames = [{ forward: 0, final: 0, seconds: 0, length: 0 }];
-    this.positions = []; // of each its changes: {frame, forward, text}
+    this.positions = []; // each position's changes: {frame, forward, text}
     this.probabilities = [];
     this.text = "";
     this.finish = null; // why the answer ended
@@ -52,7 +52,7 @@ export class Recording {
     });
   }
 
-  /** Return the index of the frame that shows the canvas after so many forwards. */
+  /** Return the index of the frame that shows the canvas after `forward` forwards. */
   frameAt(forward) {
     const next = this.frames.findIndex((frame) => frame.forward > forward);
     return (next === -1 ? this.frames.length : next) - 1;

@@ -21,7 +21,7 @@ export function fieldsOf(schema, document) {
 /** @returns {Field | null} */
 function fieldOf(name, about, document) {
   const options = (about.anyOf ?? [about]).filter((each) => each.type !== "null");
-  const union = options.find((each) => each.oneOf); // beside the bare names of its kinds
+  const union = options.find((each) => each.oneOf); // listed next to the bare names of its kinds
   const found = union ?? (options.length === 1 ? resolve(options[0], document) : {});
   const field = {
     name,

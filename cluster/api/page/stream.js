@@ -2,7 +2,7 @@
 
 const CUT = "The connection was lost before the answer was complete.";
 
-/** What the server refused, or why it could not be reached; the message is for people. */
+/** A refusal by the server, or a failed connection; the message is shown to the user. */
 export class Failure extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -10,7 +10,7 @@ export class Failure extends Error {
   }
 }
 
-/** Send a request; `path` is relative to the page, so that prefixes of proxies stay. */
+/** Send a request; `path` is relative to the page, which keeps the prefix of a proxy. */
 export async function call(path, { key = "", body, signal } = {}) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   if (body) headers["Content-Type"] = "application/json";
@@ -26,7 +26,7 @@ export async function call(path, { key = "", body, signal } = {}) {
   throw new Failure(later ? `${message} (Retry after ${later} s.)` : message, response.status);
 }
 
-/** Yield the objects of an event stream; one that ends without [DONE] or with an error throws. */
+/** Yield the objects of an event stream; throw if it ends without [DONE] or with an error. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

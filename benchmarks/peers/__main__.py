@@ -1,4 +1,4 @@
-"""Runs diffray beside its peers: `python -m benchmarks.peers --fast-dllm FOLDER ...`.
+"""Compares diffray with its peers: `python -m benchmarks.peers --fast-dllm FOLDER ...`.
 
     git clone https://github.com/NVlabs/Fast-dLLM
     git clone https://github.com/ML-GSAI/LLaDA

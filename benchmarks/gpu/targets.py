@@ -50,7 +50,7 @@ TARGETS: Final = (
 
 
 def verdicts(program: str, rows: Items[Row]) -> list[str]:
-    """Return a line for each of a program's targets that was measured: met or missed, with the value.
+    """Return a line for each measured target of a program: met or missed, with the value.
 
     Rows of chosen variants come before those of the defaults; only rows of the same are compared.
     """

@@ -1,11 +1,11 @@
-"""What other work on the machine costs: `python -m benchmarks.busy`, the demo model on a CPU.
+"""Measures what other work on the machine costs: `python -m benchmarks.busy`, on a CPU.
 
-The engine in process, one server and two replicas, each started once for every setting, take turns:
-on the machine as it is, and beside processes that keep every core busy. "plain" is the C library's
-own waiting (300,000 looks for work) with a thread for each core in every rank; "now" is what the
-package does by default. `--spins` adds other numbers of looks, with as many threads; `--model`
-measures another checkpoint, in process alone. Tokens per second, their ratio to "plain" as the
-median over turns, and processor seconds of all processes for 1,000 tokens.
+The systems are the engine in process, one server, and two replicas, each started once for every
+setting. The settings take turns, on the machine as it is and beside processes that keep every core
+busy. "plain" is the C library's own waiting (300,000 polls for work) with a thread for each core in
+every rank; "now" is the package's default. `--spins` adds other numbers of polls, with as many
+threads; `--model` measures another checkpoint, only in process. The table has tokens per second,
+their ratio to "plain" (the median over turns), and all processes' CPU seconds per 1,000 tokens.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from diffray.cluster.cli.bench.datasets import random_ids
 from diffray.components.container import usable_cores
 
 TOKENS = 32
-REQUESTS = {1: 4, 8: 16}  # of a turn, by how many are under way at once
+REQUESTS = {1: 4, 8: 16}  # per turn, by the number in flight
 TICKS = os.sysconf("SC_CLK_TCK")
 LABELS = {"engine": "engine", "1": "one server", "2": "two replicas"}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How threads wait, and how many each rank has; None: as the package decides."""
+    """How threads wait, and how many each rank has; None: the package's default."""
 
     name: str
     spins: int | None = None
@@ -48,14 +48,14 @@ class Setting:
 
 class Turn(NamedTuple):
     rate: float  # tokens per second
-    work: float  # processor seconds for 1,000 tokens
+    work: float  # CPU seconds per 1,000 tokens
 
 
-Run = Callable[[int], Turn]  # a turn with so many requests at once
+Run = Callable[[int], Turn]  # runs a turn with this number of requests in flight
 
 
 def work_offline(model: str, threads: int | None) -> None:
-    """Run a turn for every line of stdin; print its seconds and processor seconds."""
+    """Run a turn for every line of stdin; print its seconds and CPU seconds."""
     most = max(REQUESTS.values())
     with DiffusionLLM(
         model, device="cpu", dtype="float32", max_num_seqs=max(REQUESTS), cpu_threads=threads
@@ -78,7 +78,7 @@ def work_offline(model: str, threads: int | None) -> None:
 
 @contextmanager
 def offline(model: str, setting: Setting) -> Iterator[Run]:
-    """Start a process with the engine; yield what runs a turn in it."""
+    """Start a process with the engine; yield a function that runs a turn in it."""
     call = f"work_offline({model!r}, {setting.threads})"
     command = [sys.executable, "-c", f"from benchmarks.busy import work_offline; {call}"]
     with paired.answering(command, setting.variables()) as send:
@@ -93,11 +93,11 @@ def offline(model: str, setting: Setting) -> Iterator[Run]:
 
 @contextmanager
 def served(replicas: int, setting: Setting) -> Iterator[Run]:
-    """Start a server; yield what runs a turn against it."""
+    """Start a server; yield a function that runs a turn against it."""
     flags = ["demo", "--device", "cpu", "--dtype", "float32", "--replicas", str(replicas)]
     if setting.threads is not None:
         flags += ["--cpu-threads", str(setting.threads)]
-    # What the command itself would set; a server for tests has one thread.
+    # As the command itself sets it; the default of `serve_process` is one thread.
     settings = setting.variables() | {"OMP_NUM_THREADS": str(max(usable_cores() // replicas, 1))}
     with serve_process(*flags, settings=settings) as server:
         server.wait_for("/v1", 1)
@@ -113,7 +113,7 @@ def served(replicas: int, setting: Setting) -> Iterator[Run]:
 
 
 def processor_seconds(server: ServeProcess) -> float:
-    """Return what all processes of a server have used since they began."""
+    """Return the CPU seconds that all processes of a server have used since their start."""
     ticks = 0
     for pid in server.processes():
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -123,7 +123,7 @@ def processor_seconds(server: ServeProcess) -> float:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Run processes that always want a core."""
+    """Run processes that each keep a core busy."""
     others = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
         for _ in range(count)
@@ -137,7 +137,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def measure(system: str, beside: str, runs: dict[str, Run], turns: int) -> None:
-    """Let the settings of a system take turns, and print their rows; the first is the base."""
+    """Let the settings of a system take turns, and print their rows; ratios are to the first."""
 
     def contender(run: Run) -> Callable[[int], dict[int, Turn]]:
         return lambda _: {at_once: run(at_once) for at_once in REQUESTS}
@@ -155,7 +155,7 @@ def measure(system: str, beside: str, runs: dict[str, Run], turns: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--busy", type=int, default=4, help="processes beside it; 0: none")
+    parser.add_argument("--busy", type=int, default=4, help="busy processes beside it; 0: none")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--spins", type=int, nargs="*", default=[])
     parser.add_argument("--systems", nargs="+", choices=LABELS)

@@ -67,7 +67,7 @@ class FastDLLM:
         source = next(filter(Path.is_dir, folders), None)
         if source is None:
             raise ValueError(f"{checkout} has neither v1/llada nor llada: not Fast-dLLM's checkout")
-        # Early versions import einops, and use it nowhere that is reached.
+        # Early versions import einops, but no code that runs here uses it.
         sys.modules.setdefault("einops", types.SimpleNamespace(rearrange=None))  # type: ignore[arg-type]
         sys.path.insert(0, str(source))
         self.functions: Any = importlib.import_module("generate")
@@ -103,7 +103,7 @@ class FastDLLM:
         return self.run(work.prompts, work.lengths[0], threshold=THRESHOLD)
 
     def best_runner(self, work: Work) -> Callable[[Work], paired.Answers]:
-        """Return its own batched call, unless that fails or the prompts are ragged."""
+        """Return Fast-dLLM's batched call, unless it fails or the prompts are ragged."""
         if len(work.prompts) == 1:
             return self.batched
         if work.ragged:
@@ -111,10 +111,10 @@ class FastDLLM:
         try:
             batched = self.batched(work).rows
         except (RuntimeError, IndexError) as error:
-            print(f"Fast-dLLM cannot run this batch ({error}): one by one", file=sys.stderr)
+            print(f"Fast-dLLM cannot run this batch ({error}); one by one", file=sys.stderr)
             return self.one_by_one
         if batched != self.one_by_one(work).rows:
-            print("Fast-dLLM's rows differ from the same rows alone", file=sys.stderr)
+            print("Fast-dLLM's rows differ from the same rows run alone", file=sys.stderr)
         return self.batched
 
 
@@ -129,7 +129,8 @@ def check_golden(checkout: Path) -> str:
         found = system.run([case["prompt"]], case["gen_length"], case["cache"], **options)
         equal += found.rows[0] == case["tokens"]
         fewer += found.forwards[0] < case["forwards"]
-    return f"Fast-dLLM reproduces {equal} of its {len(cases)} golden cases ({fewer} sooner)"
+    sooner = f"{fewer} in fewer forwards"
+    return f"Fast-dLLM reproduces {equal} of its {len(cases)} golden cases ({sooner})"
 
 
 def all_work(mask_id: int, args: argparse.Namespace) -> list[Work]:

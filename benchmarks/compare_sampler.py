@@ -6,10 +6,10 @@
 That repository holds the sampler and not the model, so its `generate` runs this project's model:
 same weights, kernels and threads, but another algorithm. The sampler takes a fixed number of steps
 for an answer, runs the whole canvas in each and stops at no end token. First the same algorithm
-(fixed steps, no cache, no early stop) must give the same tokens here. Then the sampler gets ever
-fewer steps, as long as it answers as many questions right as the engine with a threshold. The
-engine is timed against the fewest steps and against the usual one token a step. The sampler takes
-prompts one by one; the engine takes them so too, and all at once. With few questions, equal
+(fixed steps, no cache, no early stop) must give the same tokens here. Then the sampler gets fewer
+and fewer steps, as long as it answers as many questions right as the engine with a threshold. The
+engine is timed against the fewest steps and against the usual one token per step. The sampler runs
+prompts one by one; the engine runs them one by one, and all at once. With few questions, equal
 accuracy says little: the easy ones are answered right in very few steps.
 """
 
@@ -32,7 +32,7 @@ from examples.train_demo.words import Item
 
 
 class Output(NamedTuple):
-    """What the sampler reads of a model's output."""
+    """The part of a model's output that the sampler reads."""
 
     logits: Tensor
 
@@ -158,7 +158,7 @@ def fewest_steps(exam: Exam, right: int) -> int:
 
 
 def compare(exam: Exam, fewest: int, clock: paired.Clock) -> None:
-    """Print the table; the sampler also with its usual one token a step."""
+    """Print the table; the sampler runs also with its usual one token per step."""
     most = exam.args.max_tokens
     bases = [f"LLaDA's sampler, {steps} steps" for steps in (fewest, most)]
     contenders = {
@@ -174,7 +174,7 @@ def compare(exam: Exam, fewest: int, clock: paired.Clock) -> None:
             *(f"faster than {steps} steps" for steps in (fewest, most)),
         )
     )
-    # What a turn takes, not what it writes: the sampler writes past the end of an answer.
+    # By a turn's time, not its tokens: the sampler writes past the end of an answer.
     speeds = {name: [1 / turn.seconds for turn in all_] for name, all_ in turns.items()}
     for name, all_ in turns.items():
         rows, seconds = all_[-1].rows, median(turn.seconds for turn in all_)
@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--cache", default="dual", help="of the engine: dual, prefix, none, ...")
     args = parser.parse_args()
     if args.max_tokens % args.block_length or args.block_length % 4:
-        parser.error("--max-tokens must be a multiple of --block-length, and that one of 4")
+        parser.error("--max-tokens must be a multiple of --block-length, which must be one of 4")
     clock = paired.clock_of(args)
     items = held_out_items(args.questions, args.seed)
     with DiffusionLLM(args.model, dtype="float32", max_num_seqs=16) as llm:

@@ -1,8 +1,8 @@
 """Fields as JSON: free, guided by a schema, and filled into a pinned canvas.
 
 `python -m benchmarks.decisions` asks a demo model held-out questions of its JSON task and prints
-how many fields are right, forwards per answer, and records per second. Ways take turns, so with
-more schemas than the engine keeps compiled (256), the seconds include making them again.
+how many fields are right, forwards per answer, and records per second. The ways take turns, so with
+more schemas than the engine keeps compiled (256), the time includes compiling them again.
 """
 
 import json
@@ -33,7 +33,7 @@ CHOICES: Final = (
 
 
 class Found(NamedTuple):
-    """What one way of asking gave."""
+    """The result of one way of asking."""
 
     right: float  # share of the fields
     valid: float  # share of the answers that are JSON with the fields asked for
@@ -57,7 +57,7 @@ def schema_of(item: Item) -> dict[str, Any]:
 
 
 def field_of(value: str | int) -> Schema:
-    """Return what is allowed in the place of a value: names and invented words are open."""
+    """Return the schema of a value; a name or an invented word may be any string."""
     if isinstance(value, int):
         return {"type": "integer", "minimum": 1, "maximum": 999}
     for words in CHOICES:
@@ -106,7 +106,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 class Turn(NamedTuple):
-    """What one turn gave, and the records that it answered in a second."""
+    """The result of one turn, and the records that it answered per second."""
 
     found: Found
     rate: float

@@ -1,10 +1,10 @@
-"""What the original systems generate, token by token, and whether diffray generates the same.
+"""Checks that diffray generates the same tokens as the original systems.
 
     python -m benchmarks.golden FOLDER...
 
-A folder holds a checkpoint and `golden.json`, as those in `tests/golden` do. `golden.json` alone
-names the folder beside it that has the `checkpoint`; one without cases is beside another layout of
-the same weights, whose cases `FAMILIES` says apply. Every case is generated in float64 and in
+A folder holds a checkpoint and `golden.json`, like those in `tests/golden`. A `golden.json` without
+weights names the folder beside it that has the `checkpoint`; one without cases has another layout
+of a family's weights, whose cases apply (`FAMILIES`). Every case is generated in float64 and in
 float32; it is exact if its tokens are the original's in both, in no more forwards.
 """
 
@@ -38,9 +38,9 @@ FAMILIES = {
     "sdar": "sdar",
     "sdar_moe": "sdar_moe",
 }
-# DiffusionGemma's canvases have no masks, and go with one policy alone.
+# DiffusionGemma's canvases have no masks, and allow only one policy.
 MASKED = sorted(set(FAMILIES.values()) - {"diffusion_gemma"})
-# The parts of the cases that have other names here.
+# The kinds that the originals name differently.
 _KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder": {
         "maskgit": {"kind": "schedule", "order": "probability"},
@@ -96,10 +96,10 @@ def diffusion_of(case: Case) -> dict[str, object]:
 
 
 def renamed(case: Case) -> Case:
-    """Return a case in which what an original does always is said."""
+    """Return a case that states what its original system always does."""
     if case.get("first") == "prefill":
         return case | {"iteration": "first_token"}
-    if "small_block_length" in case:  # the best, and what is strictly above the threshold
+    if "small_block_length" in case:  # accepts the best, and all strictly above the threshold
         parts = {"iteration": "sub_blocks", "sub_block_length": case["small_block_length"]}
         return case | parts | {"steps_per_block": case["block_length"]}
     if case.get("iteration") == "canvas":
@@ -118,7 +118,7 @@ def renamed(case: Case) -> Case:
 
 
 def params_of(case: Case) -> SamplingParams:
-    """Return a case's parameters; of the end tokens only its `stop_ids` end the answer."""
+    """Return a case's parameters; only its `stop_ids`, or else `eos_ids`, end the answer."""
     return SamplingParams(
         max_tokens=case["gen_length"],
         ignore_eos=True,
@@ -143,7 +143,7 @@ def images_of(found: dict[str, Any]) -> tuple[Image, ...]:
 def differences(
     llm: "DiffusionLLM", cases: list[Case], images: tuple[Image, ...] = ()
 ) -> dict[int, str]:
-    """Return for each case that is not exact what is different; all run in one batch."""
+    """Run all cases in one batch; return what differs in each case that is not exact."""
     shown = {number: images if "image" in case else () for number, case in enumerate(cases)}
     params, found = {}, {}
     for number, case in enumerate(cases):
@@ -180,8 +180,8 @@ def written(case: Case) -> list[int]:
 
 
 def run(folder: Path) -> tuple[int, int]:
-    """Run a folder's cases, print what is different, and return how many are exact of how many."""
-    from diffray import DiffusionLLM  # the GPU programs import this module, and lack Ray
+    """Run a folder's cases, print the differences, and return the counts of exact and all cases."""
+    from diffray import DiffusionLLM  # the GPU programs import this module without Ray
 
     found = json.loads((folder / "golden.json").read_text())
     checkpoint = folder.parent / found.get("checkpoint", folder.name)

@@ -1,18 +1,18 @@
-"""Time the host's part of a round: what it does while nothing runs on the device, and beside it.
+"""Time the host's part of a round: its work while the device is idle, and while the device runs.
 
     python -m benchmarks.host_time
     python -m benchmarks.host_time --rows 1 32 --cache exact
     python -m benchmarks.host_time --block 4 --steps-per-block 2
     python -m benchmarks.host_time --checkpoint /tmp/sdar-20m --block 4 --threshold 0.9
 
-The model is a toy, and its forward says nothing: the rest is the engine's own work, the same for a
-model of any size. A checkpoint's forward, head included, says what share of the time that work is.
-A round has three parts. *Before* the forward it admits, plans and lays out windows; *beside* it are
-the choice of tokens and the canvases, which a GPU gets while it still runs the forward; *after* it
-the outcome has arrived and becomes updates. Before and after, a GPU is idle. Figures are processor
-time, the mean over all rounds of one step. With --recorded the windows fill the tensors of
-recordings, as with CUDA graphs, and calling a function stands for a replay. With --threshold
-requests denoise by SDAR's rule, which is static where the threshold is 1.
+The model is a toy, so ignore its forward: the rest is the engine's own work, the same for a model
+of any size. The forward of a checkpoint, head included, shows that work's share of the time. A
+round has three parts. *Before* the forward, the engine admits, plans and lays out windows; *beside*
+it are the choice of tokens and the canvases, which a GPU receives while it still runs the forward;
+*after* it, the outcome has arrived and becomes updates. Before and after, a GPU is idle. Figures
+are CPU time, the mean over all rounds of one step. With --recorded the windows fill the tensors of
+recordings, as with CUDA graphs, and a function call stands in for a replay. With --threshold
+requests denoise by SDAR's rule, which is static if the threshold is 1.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def host_seconds(
     threshold: float | None = None,
     checkpoint: str | None = None,
 ) -> tuple[int, dict[str, float]]:
-    """Run so many requests at once, twice; return the second run's rounds and seconds by part."""
+    """Run `rows` requests together, twice; return the second run's rounds and seconds by part."""
     shape = TOY["toy-grouped" if cache == "exact" else "toy-dense"]
     prompt = 4 * BLOCK
     length = prompt + max_tokens
@@ -90,9 +90,9 @@ def _with(request: Request, decoder: Threshold) -> Request:
 
 @contextmanager
 def watched() -> Iterator[dict[str, float]]:
-    """Yield the processor seconds of each part of the rounds inside the block.
+    """Yield the CPU seconds of each part of the rounds in the `with` block.
 
-    The engine has no code for it: the methods at which parts begin and end are wrapped.
+    The engine has no code for this: the methods at which parts start and end are wrapped.
     """
     seconds: dict[str, float] = defaultdict(float)
     part, since = "", 0.0
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--block", type=int, default=BLOCK, help="positions of a block")
     parser.add_argument("--steps-per-block", type=int, help="default: 5 to 8")
-    parser.add_argument("--threshold", type=float, help="accept what is above it, and the steps'")
+    parser.add_argument("--threshold", type=float, help="accept all above it and a step's share")
     parser.add_argument("--recorded", action="store_true")
     parser.add_argument("--checkpoint", help="its folder; default: a toy")
     args = parser.parse_args()

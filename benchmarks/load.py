@@ -53,7 +53,7 @@ async def chat(http: httpx2.AsyncClient, body: Json) -> Json:
 
 
 async def streamed(http: httpx2.AsyncClient, body: Json) -> Reply:
-    """Send a chat and read its stream to the end; raise ValueError where it fails or breaks off."""
+    """Send a chat and read its stream to the end; raise ValueError if it fails or breaks off."""
     begin = time.perf_counter()
     text, chunks, done = "", list[float](), False
     async with http.stream("POST", CHAT, json=body | {"stream": True}) as response:
@@ -79,7 +79,7 @@ async def streamed(http: httpx2.AsyncClient, body: Json) -> Reply:
 async def all_of(
     bodies: list[Json], at_once: int, send: Callable[[Json], Coroutine[Any, Any, T]]
 ) -> list[T]:
-    """Return the answers to all bodies, with so many requests under way at once."""
+    """Return the answers to all bodies, with up to `at_once` requests in flight."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(body: Json) -> T:
@@ -92,7 +92,7 @@ async def all_of(
 async def rate(
     bodies: list[Json], at_once: int, send: Callable[[Json], Coroutine[Any, Any, Json]]
 ) -> float:
-    """Return tokens per second with so many requests under way at once."""
+    """Return tokens per second with up to `at_once` requests in flight."""
     begin = time.perf_counter()
     answers = await all_of(bodies, at_once, send)
     seconds = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""A Ray of our own for a test module: its own temporary folder and free ports, always shut down."""
+"""A private Ray cluster for tests: its own temporary folder and free ports, always shut down."""
 
 import os
 import tempfile
@@ -17,7 +17,7 @@ SETTINGS = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
 }
 MEMORY = 100_000_000  # bytes of a node's object store; Ray allows no less
-# Of each node. The agent would listen on a fixed port, as those of other Rays on this machine do.
+# Of each node. By default the agent listens on a fixed port, which other Ray clusters here use.
 OPTIONS: dict[str, Any] = {
     "include_dashboard": False,
     "dashboard_agent_listen_port": 0,
@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {
 def local_cluster(
     nodes: list[dict[str, Any]], settings: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Start a Ray of several nodes on this machine, each with the resources that it claims."""
+    """Start a Ray cluster on this machine, whose nodes claim the given resources."""
     with ray_environment(settings or {}):
         cluster = Cluster()
         try:
@@ -44,7 +44,7 @@ def local_cluster(
 
 @contextmanager
 def ray_environment(more: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment for a while, with a folder that is removed afterwards."""
+    """Set the environment in the `with` block, with a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         wanted = {**SETTINGS, **more, "RAY_TMPDIR": folder}
         before = {name: os.environ.get(name) for name in wanted}

@@ -1,9 +1,9 @@
-"""What long prompts take: seconds, forwards and memory from the prompt to the first tokens.
+"""Measures long prompts: seconds, forwards and memory from the prompt to the first tokens.
 
     python -m benchmarks.long_context --threads 1 --cpu-time
 
-A small random LLaDA2 whose config allows 128k positions; each length runs in a process of its own,
-so that its peak of memory is its own.
+The model is a small random LLaDA2 whose config allows 128k positions. Each length runs in its own
+process, so that its peak memory is its own too.
 """
 
 import argparse
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
     seconds: float
     forwards: int
-    grown: int  # bytes of memory at the peak, beyond those before the prompt
+    grown: int  # bytes by which the peak memory exceeds that before the prompt
     kv: int  # bytes of its K/V
 
 
@@ -49,7 +49,7 @@ def peak() -> int:
 
 
 def measure(folder: str, length: int, chunk: int, args: argparse.Namespace) -> Found:
-    """Answer one prompt of so many tokens."""
+    """Answer one prompt of `length` tokens."""
     clock = paired.clock_of(args)
     prompt = torch.randint(0, SHAPE.vocab - 10, (length,)).tolist()
     with DiffusionLLM(folder, dtype="float32", max_num_seqs=1, chunk=chunk) as llm:
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=512)
     args = parser.parse_args()
     print(paired.clock_of(args).label)
-    print(paired.head("prompt", "s", "forwards", "memory, MB", "of it K/V, MB", "ms a 1k tokens"))
+    print(paired.head("prompt", "s", "forwards", "memory, MB", "K/V of it, MB", "ms per 1k tokens"))
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder))
         context = multiprocessing.get_context("spawn")

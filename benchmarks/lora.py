@@ -1,9 +1,9 @@
-"""What LoRA adapters cost: the same batch with none, and dealt out over several of them.
+"""Measures what LoRA adapters cost: the same batch with none, and spread over several of them.
 
     python -m benchmarks.random_checkpoint /tmp/llada-100m
     python -m benchmarks.lora --threads 1 --cpu-time /tmp/llada-100m
 
-The adapters are random, of all linear layers of attention and MLPs; every answer fills its canvas.
+The adapters are random, for all linear layers of attention and MLPs; every answer fills its canvas.
 """
 
 import argparse
@@ -24,7 +24,7 @@ BLOCK, TOKENS = 32, 64
 
 
 def write_adapters(checkpoint: Path, folder: Path, count: int, rank: int) -> dict[str, str]:
-    """Write adapters of the linear layers of a dense model in one file."""
+    """Write adapters for the linear layers of a dense model that is one file."""
     with safe_open(checkpoint / "model.safetensors", "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     layers = {n: s for n, s in shapes.items() if "blocks." in n and len(s) == 2}

@@ -1,4 +1,4 @@
-"""The rule that stands for chance in DiffusionGemma's golden cases, instead of keyed noise.
+"""The rule that replaces keyed noise in DiffusionGemma's golden cases.
 
 Letters: R rows, V token ids.
 """
@@ -19,9 +19,9 @@ _IDS, _DRAWS = 17, 99991  # salts
 
 
 class MixRule:
-    """Random tokens and draws by canvas, step of the canvas, and position in it.
+    """Computes random tokens and draws from a canvas, its step, and the position in it.
 
-    A request's seed is its case's number, which says where its canvases are.
+    A request's seed is its case's number, from which the places of its canvases follow.
     """
 
     def __init__(self, cases: Mapping[int, dict[str, Any]]) -> None:
@@ -46,14 +46,14 @@ class MixRule:
     def _place(self, seed: int, position: int, step: int) -> tuple[int, int, int]:
         case = self.cases[seed]
         canvas, place = divmod(position - len(case["prompt"]), case["block_length"])
-        if step < 0:  # before any
+        if step < 0:  # before the first step
             return canvas, 0, place
         return canvas, step - self._first.setdefault((seed, canvas), step) + 1, place
 
 
 @contextmanager
 def by_rule(cases: Mapping[int, dict[str, Any]]) -> Iterator[None]:
-    """Let random tokens and draws follow the rule, in this process."""
+    """Make random tokens and draws follow the rule, in this process."""
     rule = MixRule(cases)
     with (
         patch.object(noise, "token_ids", rule.token_ids),

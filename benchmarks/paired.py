@@ -1,4 +1,4 @@
-"""The runner of all comparisons: contenders take turns at the same work, and ratios are of turns.
+"""Runs all comparisons: contenders take turns at the same work, and ratios compare turns.
 
 The first turn warms up and does not count. The order alternates from turn to turn, and a ratio is
 the median over turns of one turn's two rates, so that other work on the machine slows both.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Answers(NamedTuple):
-    """The tokens of each answer, and the forwards that it took part in where they are counted."""
+    """The tokens of each answer, and its number of forwards if they are counted."""
 
     rows: Sequence[Sequence[object]]
     forwards: Sequence[int] = ()
@@ -100,7 +100,7 @@ def generate(
 
 @contextmanager
 def answering(command: list[str], variables: Mapping[str, str]) -> Iterator[Callable[[Any], Any]]:
-    """Run a program that answers lines of JSON with lines of JSON; yield what sends it one."""
+    """Run a program that answers JSON lines with JSON lines; yield a function that asks it."""
     process = subprocess.Popen(
         command,
         env=os.environ | variables,
@@ -131,7 +131,7 @@ def take_turns(
     *,
     describe: Callable[[T], str] | None = None,
 ) -> dict[str, list[T]]:
-    """Return each contender's turns; a contender takes the turn's number, 0 to warm up."""
+    """Return each contender's turns; a contender gets the turn's number, 0 for the warm-up."""
     found: dict[str, list[T]] = {name: [] for name in contenders}
     for number in range(turns + 1):
         for name in contenders if number % 2 else reversed(list(contenders)):
@@ -158,13 +158,13 @@ def rate(turns: Sequence[Turn]) -> str:
 
 
 def equal_answers(mine: Sequence[Turn], other: Sequence[Turn]) -> str:
-    """Return how many of the last turn's answers have the same tokens, of all."""
+    """Return how many of the last turn's answers are equal, out of all."""
     same = sum(a == b for a, b in zip(mine[-1].rows, other[-1].rows, strict=True))
     return f"{same}/{len(mine[-1].rows)}"
 
 
 def equal_tokens(mine: Sequence[Turn], other: Sequence[Turn]) -> str:
-    """Return at how many places the last turn's answers have the same token, of all."""
+    """Return how many tokens of the last turn's answers are equal, out of all."""
     rows = zip(mine[-1].rows, other[-1].rows, strict=True)
     same = sum(a == b for row, theirs in rows for a, b in zip(row, theirs, strict=False))
     return f"{same}/{mine[-1].tokens}"

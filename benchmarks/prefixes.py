@@ -1,13 +1,13 @@
-"""What sharing the K/V of common prefixes gains, or first steps where attention is two-way.
+"""Measures what sharing K/V gains: of common prefixes, or of first steps if bidirectional.
 
     python -m benchmarks.random_checkpoint /tmp/llada2-100m --layout llada2_moe
     python -m benchmarks.prefixes --threads 1 --cpu-time /tmp/llada2-100m
     python -m benchmarks.prefixes --threads 1 --cpu-time --first-steps approx demo
 
-Two engines of the same weights, one that shares and one that does not, take turns at the same work.
-Four kinds of work: prompts with a common prefix that arrive together; many answers to one prompt; a
-conversation, each of whose prompts contains the one before and its answer; and prompts that have
-nothing in common, which gain nothing and should lose nothing.
+Two engines with the same weights, one that shares and one that does not, take turns at the same
+work. There are four kinds of work: prompts with a common prefix that arrive together; many answers
+to one prompt; a conversation, each of whose prompts contains the one before and its answer; and
+prompts that have nothing in common, which gain nothing and should lose nothing.
 """
 
 import argparse
@@ -61,7 +61,7 @@ WORK: dict[str, Work] = {
 
 
 def measure(name: str, sharing: DiffusionLLM, apart: DiffusionLLM, args: argparse.Namespace) -> str:
-    """Return a row of the table; every turn of every work has prompts of its own."""
+    """Return a row of the table; every turn has its own prompts."""
     clock, draws = paired.clock_of(args), random.Random(f"{args.seed} {name}")
     seeds = [draws.getrandbits(30) for _ in range(args.repeats + 1)]
 
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="float64: all answers must be equal")
     parser.add_argument("--only", nargs="+", default=[*WORK], choices=[*WORK], metavar="WORK")
     parser.add_argument(
-        "--first-steps", default="step0", help="step0 or approx, for models with two-way attention"
+        "--first-steps", default="step0", help="step0 or approx, for bidirectional attention"
     )
     args = parser.parse_args()
     options: dict[str, Any] = {

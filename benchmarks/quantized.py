@@ -1,12 +1,12 @@
-"""What formats of weights cost or save on this processor: tokens/s beside float32, and memory.
+"""Measures weight formats on this processor: tokens/s compared with float32, and memory.
 
     python -m benchmarks.random_checkpoint /tmp/llada-100m
     python -m benchmarks.quantized /tmp/llada-100m
     python -m benchmarks.quantized --threads 1 --cpu-time --formats int8 int4 -- /tmp/llada-100m
 
-One request, blocks of 32, windows of a block (`dual`); one position becomes final in a step, or
-several with fewer `--steps`, which takes less time and leaves ratios as they are. The processor's
-units are printed first: w8a8 needs VNNI or AMX to be faster than float32.
+One request runs in blocks of 32, with windows of a block (`dual`). One position becomes final per
+step, or several with fewer `--steps`, which takes less time at the same ratios. The processor's
+vector units are printed first: w8a8 needs VNNI or AMX to be faster than float32.
 """
 
 import argparse
@@ -36,17 +36,17 @@ def main() -> None:
     print(f"{known.get('cpu_name', 'CPU')}: {', '.join(found)}; {clock.label}\n")
     print(paired.head("checkpoint", "weights", "MB", "tokens/s", "times float32"))
     for checkpoint in args.checkpoints:
-        wishes: list[tuple[str, str, str | None]] = [("float32", "float32", None)]
+        kinds: list[tuple[str, str, str | None]] = [("float32", "float32", None)]
         if known.get("amx_bf16") or known.get("avx512_bf16"):
-            wishes.append(("bfloat16", "bfloat16", None))
-        wishes += [(name, "float32", name) for name in args.formats]
-        for cells in compare(checkpoint, wishes, args, clock):
+            kinds.append(("bfloat16", "bfloat16", None))
+        kinds += [(name, "float32", name) for name in args.formats]
+        for cells in compare(checkpoint, kinds, args, clock):
             print(paired.row(checkpoint, *cells), flush=True)
 
 
 def compare(
     checkpoint: str,
-    wishes: list[tuple[str, str, str | None]],
+    kinds: list[tuple[str, str, str | None]],
     args: argparse.Namespace,
     clock: paired.Clock,
 ) -> list[tuple[object, ...]]:
@@ -59,7 +59,7 @@ def compare(
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, diffusion=policy)
     contenders = {}
     with ExitStack() as stack:
-        for name, dtype, quantization in wishes:
+        for name, dtype, quantization in kinds:
             llm = stack.enter_context(
                 DiffusionLLM(checkpoint, dtype=dtype, quantization=quantization, max_num_seqs=1)
             )
@@ -69,7 +69,7 @@ def compare(
             )
         turns = paired.take_turns(contenders, args.repeats)
     rows: list[tuple[object, ...]] = []
-    for name, dtype, quantization in wishes:
+    for name, dtype, quantization in kinds:
         size = describe(checkpoint, quantization).bytes_in_memory[dtype]
         ratio = paired.speedup(turns[name], turns["float32"])
         rows.append((name, f"{size / 1e6:.0f}", paired.rate(turns[name]), ratio))

@@ -1,10 +1,10 @@
-"""What a batch gains: the same requests one by one and together, on one engine.
+"""Measures what batching gains: the same requests one by one and together, on one engine.
 
     python -m benchmarks.random_checkpoint /tmp/llada-100m
     python -m benchmarks.ragged --threads 1 --cpu-time demo tests/golden/llada /tmp/llada-100m
 
-Prompts and answers are of all lengths, from short to long. The demo models get their own questions,
-others random ids, with end tokens ignored. On a CPU a forward of many tokens is not much cheaper
+Prompts and answers range from short to long. The demo models get their own questions, other models
+random ids, with end tokens ignored. On a CPU a forward of many tokens is not much cheaper
 per token than one of few: `--block-length` 4 or 8, and more cores, show more than the default.
 """
 
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--prompt-lengths", type=int, nargs=2, default=[16, 96])
     parser.add_argument("--answer-lengths", type=int, nargs=2, default=[16, 128])
-    parser.add_argument("--block-length", type=int, help="by default the model's")
+    parser.add_argument("--block-length", type=int, help="default: the model's")
     args = parser.parse_args()
     clock = paired.clock_of(args)
     print(f"{clock.label}, batch {args.batch}, blocks of", end=" ")

@@ -3,9 +3,9 @@
     python -m benchmarks.random_checkpoint /tmp/llada-100m
     python -m benchmarks.random_checkpoint /tmp/moe --layout llada_moe --layers 4 --dtype bfloat16
 
-A config.json is that of the layout's golden checkpoint in other sizes; the defaults make about
+The config.json is that of the layout's golden checkpoint with other sizes; the defaults make about
 100 M parameters. Weights are normal with deviation gain / sqrt(inputs). The gains make attention
-choose and confidences spread between 0 and 1, so that threshold decoding takes several steps a
+selective and spread confidences between 0 and 1, so that threshold decoding takes several steps per
 block, neither one nor as many as there are positions.
 """
 
@@ -56,7 +56,7 @@ HEADS = ("lm_head.weight", "model.transformer.ff_out.weight")
 
 
 def config_of(layout: str, shape: Shape) -> dict[str, Any]:
-    """Return the config.json of a layout in these sizes."""
+    """Return the config.json of a layout with these sizes."""
     config: dict[str, Any] = json.loads((GOLDEN / layout / "config.json").read_text())
     sizes = zip(SIZES, LAYOUTS[layout], strict=False)  # a dense model has no experts
     config |= {name: getattr(shape, size) for size, name in sizes}
@@ -112,11 +112,11 @@ def write(
     head_gain: float = 12.0,
     never: slice | None = None,
 ) -> int:
-    """Write config.json and model.safetensors into `folder`; returns the number of parameters.
+    """Write config.json and model.safetensors to `folder`; return the number of parameters.
 
-    The head's rows of the ids `never`, by default the mask's, are 0: these are never the best.
+    The head's rows of the ids `never`, by default the mask's, are 0, so these are never the best.
     """
-    from safetensors.torch import save_file  # the configs are of use without it
+    from safetensors.torch import save_file  # configs are made without it
 
     mask = config["mask_token_id"]
     never = never or slice(mask, mask + 1)
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--layout", choices=LAYOUTS, default="llada")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--head-gain", type=float, default=12.0, help="more: surer predictions")
+    parser.add_argument("--head-gain", type=float, default=12.0, help="more: higher confidences")
     names = Shape.__dataclass_fields__
     for name, field in names.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=field.default)

@@ -1,13 +1,13 @@
-"""What prefix routing gains over the least busy replica: two servers take turns at conversations.
+"""Measures prefix routing against the least busy replica: two servers take turns at conversations.
 
     python -m benchmarks.routing
 
 Each server has three replicas of the same model. Clients hold conversations, one turn after the
-other, and think in between; all conversations have the system's message in common. The report, as
-JSON: of the tokens that earlier turns of a conversation have left on some replica, the share that
-its later turns read; how long a turn takes; and the ratios of these numbers with the routing and
-without. They are of the turns of all rounds; rounds are short, so that other work on the machine
-slows both alike. Seeds differ from round to round: no round finds the prefixes of another.
+other, and think in between; all conversations share the system message. The JSON report has the hit
+rate (of the tokens that a conversation's earlier turns left on some replica, the share that later
+turns read), the time of a turn, and the ratios of these numbers with and without routing, over the
+turns of all rounds. Rounds are short, so that other work on the machine slows both servers alike.
+Every round has another seed, so none finds the prefixes of another.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from benchmarks.load import Json
 from benchmarks.serve_process import serve_process
 from diffray.cluster.cli.bench.results import percentile
 
-BLOCK = 32  # of which whole ones are shared
+BLOCK = 32  # only whole blocks are shared
 WORDS = "red green blue grey black white brown pink gold silver".split()
 SYSTEM = {"role": "system", "content": "Answer in a few words."}
 
 
 class Turn(NamedTuple):
-    """How long a later turn took, and what it read of what the earlier ones left."""
+    """The time of a later turn, and how many tokens of the earlier ones it read and could read."""
 
     seconds: float
     cached: int
@@ -58,7 +58,7 @@ async def conversation(http: httpx2.AsyncClient, drawn: random.Random, args: Jso
 
 
 async def work(url: str, args: Json, seed: int) -> list[Turn]:
-    """Hold all conversations, so many at once; return their turns."""
+    """Hold all conversations, `clients` at a time; return their turns."""
     drawn = random.Random(seed)
     async with load.client(url) as http:
 

@@ -1,9 +1,9 @@
-"""What compiling a structured output takes, by the size of its schema or grammar.
+"""Measures what compiling a structured output takes, by the size of its schema or grammar.
 
     python -m benchmarks.random_checkpoint /tmp/llada-100m
     python -m benchmarks.schema_cost /tmp/llada-100m
 
-Seconds are of one processor. A checkpoint without a tokenizer gets one of 32,000 tokens.
+Seconds are CPU time. A checkpoint without a tokenizer gets one of 32,000 tokens.
 """
 
 import argparse
@@ -47,7 +47,7 @@ number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9]+)?
 
 
 def cases() -> Iterator[tuple[str, StructuredOutputs]]:
-    """Yield what is compiled, with its name."""
+    """Yield the structured outputs to compile, with their names."""
     for count in FIELDS:
         properties = {f"field_{n}": KINDS[n % len(KINDS)] for n in range(count)}
         schema = {"type": "object", "properties": properties, "required": [*properties]}

@@ -1,4 +1,4 @@
-"""`diffray serve` as a process of its own, in a home and a temporary folder of its own."""
+"""Runs `diffray serve` as a process with its own home and temporary folder."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
-READY_S = 300.0  # on a machine that does other things too
+READY_S = 300.0  # enough on a busy machine
 
 
 def free_port() -> int:
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class ServeProcess:
-    """The command, running; what it says goes to a file, and all that it starts knows `folder`."""
+    """The running command; its output goes to a file, and its processes' TMPDIR is `folder`."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -46,7 +46,7 @@ class ServeProcess:
         return (self.folder / "said").read_text()
 
     def wait_for(self, words: str, count: int) -> None:
-        """Wait until it has said something so often."""
+        """Wait until the output contains `words` at least `count` times."""
         end = time.monotonic() + READY_S
         while self.said.count(words) < count:
             assert self.process.poll() is None, self.said
@@ -54,16 +54,16 @@ class ServeProcess:
             time.sleep(0.05)
 
     def interrupt(self) -> None:
-        """Press Ctrl-C: a terminal tells every process of the group."""
+        """Send SIGINT to the whole process group, as Ctrl-C in a terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def pid(self, name: str) -> int:
-        """Return the process of this name."""
+        """Return the id of the only process with this name."""
         (found,) = (pid for pid, line in self.processes().items() if name in line)
         return found
 
     def server_pid(self) -> int:
-        """Return the process that does the work: the child of the one that was started."""
+        """Return the id of the process that does the work: a child of the one that was started."""
         line = self.processes()[self.process.pid]
         (found,) = (
             p for p, other in self.processes().items() if other == line and p != self.process.pid
@@ -83,7 +83,7 @@ class ServeProcess:
         return found
 
     def left(self, files: set[Path]) -> list[str]:
-        """Return what is still there of a server that has ended: processes, the port, files."""
+        """Return what remains of a server that has ended: processes, the port, files."""
         found = [f"{pid}: {line}" for pid, line in self.processes().items()]
         found += [str(file) for file in files if file.exists()]
         try:
@@ -93,7 +93,7 @@ class ServeProcess:
         return found
 
     def is_gone(self, files: set[Path], within_s: float) -> float:
-        """Wait until nothing of a server is left, and say how long that took."""
+        """Wait until nothing of a server remains; return the seconds that this took."""
         begin = time.monotonic()
         while left := self.left(files):
             assert time.monotonic() < begin + within_s, left
@@ -101,18 +101,18 @@ class ServeProcess:
         return time.monotonic() - begin
 
     def processes(self) -> dict[int, str]:
-        """Return the processes that this command has started, and theirs: id and name."""
+        """Return the processes of this command and their descendants: id and name."""
         mark = f"TMPDIR={self.folder}".encode()
         names, parents, found = {}, {}, set()
         for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
-            with suppress(OSError):  # it ends while we look, or is somebody else's
+            with suppress(OSError):  # it ended meanwhile, or belongs to another user
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
                 if not line:
-                    continue  # it has ended, and nobody has asked how
+                    continue  # a kernel thread, or a zombie
                 names[pid], parents[pid] = line.decode().strip(), int(_stat(pid)[1])
                 if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     found.add(pid)
-        # Some write their names over their environment.
+        # Some processes overwrite their environment with their names; find them by parent.
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
         return {pid: names[pid] for pid in found}
@@ -123,7 +123,7 @@ class ServeProcess:
         for pid in self.processes():
             with suppress(OSError):
                 for link in Path(f"/proc/{pid}/fd").iterdir():
-                    with suppress(OSError):  # it is closed while we look
+                    with suppress(OSError):  # it was closed meanwhile
                         inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))
         found = set()
         for table in ("tcp", "tcp6"):
@@ -135,7 +135,7 @@ class ServeProcess:
         return found
 
     def busiest(self, name: str, seconds: float = 0.3) -> int:
-        """Return the process of this name that works most."""
+        """Return the id of the process of this name that uses the most CPU time."""
         pids = [pid for pid, line in self.processes().items() if name in line]
         before = {pid: _ticks(pid) for pid in pids}
         time.sleep(seconds)
@@ -146,9 +146,9 @@ class ServeProcess:
 def serve_process(
     *arguments: str, port: int | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator[ServeProcess]:
-    """Run `diffray serve` with these arguments, on a free port; leaves nothing behind.
+    """Run `diffray serve` with these arguments, on a free port; leave nothing behind.
 
-    `settings` come on top of the environment of a user who has never used Ray.
+    `settings` extend the environment of a user who has never used Ray.
     """
     port = port or free_port()
     # Ray's sockets are in it, and a socket's path must be short.

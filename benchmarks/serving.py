@@ -1,13 +1,13 @@
-"""What serving costs: the same requests to the engine in process and behind `diffray serve`.
+"""Measures what serving costs: the same requests to the engine in process and to `diffray serve`.
 
     python -m benchmarks.serving --haproxy
 
-One model, one rank with one thread; requests run once before they count. The report, as JSON:
-tokens per second, in alternating order, of the engine that has all requests from the start
-(`DiffusionLLM`), of the HTTP layer's insides in its process (`LocalEngine`), and over HTTP; how
+One model has one rank with one thread; requests run once as a warm-up. The JSON report has: tokens
+per second, measured in alternating order, of the engine that has all requests from the start
+(`DiffusionLLM`), of the API's service in one process with it (`LocalEngine`), and over HTTP; how
 fast /health answers meanwhile; how long after the first final block a stream's first text arrives;
 the memory of each process; the time of each hop of a request; and what a round costs at several
-steps a round, with one and with two rounds in flight.
+steps per round, with one and with two rounds in flight.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from diffray.cluster.control.local import load_local
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
 
-if TYPE_CHECKING:  # it imports Ray, whose settings are made first
+if TYPE_CHECKING:  # it imports Ray, whose settings must be made first
     from diffray.cluster.control.remote import RemoteEngine
 
 
@@ -89,7 +89,7 @@ def first_blocks(model: str, bodies: list[Json]) -> list[float]:
 
 
 async def served(url: str, bodies: list[Json], concurrency: int, health: list[float]) -> float:
-    """Return tokens per second over HTTP; adds the seconds of each /health meanwhile."""
+    """Return tokens per second over HTTP; add the seconds of each /health request meanwhile."""
     async with load.client(url) as http:
 
         async def watch() -> None:
@@ -225,7 +225,7 @@ async def rounds(model: str, steps: int, flying: int) -> Json:
 
 
 def compare(server: ServeProcess, model: str, bodies: list[Json], args: argparse.Namespace) -> Json:
-    """Return the part of the report for which the server runs."""
+    """Return the part of the report that needs the server."""
     work, health = (bodies, args.concurrency), list[float]()
     turns = paired.take_turns(
         {

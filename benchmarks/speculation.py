@@ -1,12 +1,12 @@
-"""What copies save: requests without and with speculation or branches, in forwards and in time.
+"""Measures what copies save: requests with and without speculation or branches.
 
     python -m benchmarks.speculation demo demo-llada2
     python -m benchmarks.speculation --threads 1 --cpu-time --block-lengths 4 32 -- /tmp/llada-100m
     python -m benchmarks.speculation --cpu-time --batches 1 2 4 8 --only static -- /tmp/sdar-20m
 
 A demo model answers its examples, as chats and to their end; another checkpoint continues random
-ids. The ratio is of the time; the tokens of both are compared. Speculation leaves them as they are,
-the branches of `lopa` do not.
+ids. The table compares forwards, times and tokens. Speculation does not change tokens; the branches
+of `lopa` do.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Diffusion = dict[str, Any]
 
 
 def policies(drafts: int, branches: int, length: int) -> dict[str, tuple[Diffusion, Diffusion]]:
-    """Return what is compared in blocks of a length: a policy without copies, and with them."""
+    """Return pairs of policies for a block length: one without copies, and one with them."""
     verify = {"speculation": {"kind": "verify", "drafts": drafts}}
     decoders: dict[str, Diffusion] = {
         "fixed, one position a step": {"kind": "fixed", "steps": TOKENS},

@@ -1,4 +1,4 @@
-"""What structured outputs cost: the same requests free and guided, seconds for each forward.
+"""Measures what structured outputs cost: seconds per forward of the same requests, free and guided.
 
     python -m benchmarks.random_checkpoint /tmp/llada-100m
     python -m benchmarks.structured --threads 1 --cpu-time /tmp/llada-100m
@@ -38,7 +38,7 @@ SCHEMA = {
 
 
 def add_tokenizer(folder: Path, size: int) -> None:
-    """Write a byte-level BPE tokenizer with an end token, its last id but one."""
+    """Write a byte-level BPE tokenizer whose end token is the last id but one."""
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     trained = ByteLevelBPETokenizer()
     trained.train(list(map(str, sources)), vocab_size=size - 2, show_progress=False)

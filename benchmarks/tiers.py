@@ -1,11 +1,11 @@
-"""What keeping prefixes on the host gains where the K/V cache holds fewer than there are.
+"""Measures what keeping prefixes on the host gains if the K/V cache cannot hold all of them.
 
     python -m benchmarks.random_checkpoint /tmp/llada2-100m --layout llada2_moe
     python -m benchmarks.tiers --threads 1 --cpu-time /tmp/llada2-100m
 
-Conversations take turns: by the next question of one, all others have had theirs. Three engines of
-the same weights answer them: one whose K/V cache has room for a few conversations, the same one
-with `swap_space` for the others, and one that has room for all of them.
+Conversations take turns: before the next question of one, all others ask theirs. Three engines with
+the same weights answer them: one whose K/V cache has room for a few conversations, one that also
+has `swap_space` for the others, and one that has room for all of them.
 """
 
 import argparse
@@ -24,8 +24,8 @@ class Talk(NamedTuple):
 
     rows: list[list[int]]  # the answers
     firsts: list[float]  # seconds to the first text of a later question
-    cached: int  # tokens of later questions' prompts that were there
-    asked: int  # and all of them
+    cached: int  # tokens of later questions' prompts that were cached
+    asked: int  # all tokens of these prompts
 
 
 def talk(llm: DiffusionLLM, args: argparse.Namespace, clock: paired.Clock, seed: int) -> Talk:
@@ -50,7 +50,7 @@ def talk(llm: DiffusionLLM, args: argparse.Namespace, clock: paired.Clock, seed:
 def answer(
     llm: DiffusionLLM, prompt: list[int], length: int, clock: paired.Clock
 ) -> tuple[list[int], int, float]:
-    """Return the tokens, how many of the prompt's were there, and the seconds to the first."""
+    """Return the tokens, how many of the prompt's were cached, and the seconds to the first."""
     engine, begin, first, cached = llm.engine, clock.read(), 0.0, 0
     params = SamplingParams(max_tokens=length, ignore_eos=True, seed=1)
     engine.add(Request(0, tuple(prompt), params))

@@ -25,10 +25,10 @@ __all__ = [
     "__version__",
 ]
 
-# How often OpenMP's threads look for work before they sleep. GNU's default is 300,000 times,
-# milliseconds for which a thread holds a core that the one it waits for may need: beside other
-# processes everything takes ten times as long. The library reads it when torch is loaded, so it is
-# said here, before any module of ours can import torch; what the user says holds.
+# How often OpenMP's threads poll for work before they sleep. GNU's default of 300,000 polls keeps
+# a core busy for milliseconds while the thread that is waited for may need it: beside other
+# processes everything takes ten times as long. OpenMP reads the variable when torch is loaded, so
+# it is set here, before any module of diffray imports torch. A user's setting takes precedence.
 if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = "10000"
 
@@ -42,7 +42,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Imports a public name's module on first use and keeps the name here (PEP 562)."""
+    """Import a public name's module on first use, and keep the name here (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name]), name)

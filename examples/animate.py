@@ -1,6 +1,6 @@
 """Draws a canvas while it is denoised: `python examples/animate.py` writes docs/denoising.svg.
 
-The demo model answers one question, and writes only what it is very sure of.
+The demo model answers one question, and a token becomes final only at a very high confidence.
 """
 
 import argparse
@@ -14,7 +14,7 @@ DIFFUSION = {"decoder": {"kind": "threshold", "threshold": 0.999}}
 
 
 def generate(question: str) -> CompletionOutput:
-    """Return the answer, whose tokens know the step at which they became final."""
+    """Return the answer, which records the step at which each token became final."""
     with DiffusionLLM("demo") as llm:
         messages = [{"role": "user", "content": question}]
         (output,) = llm.chat(messages, max_tokens=64, diffusion=DIFFUSION)

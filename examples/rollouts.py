@@ -1,8 +1,8 @@
-"""Reinforcement learning in one process: the demo model learns to write what a reward likes.
+"""Reinforcement learning in one process: the demo model learns to maximize a reward.
 
-Each step samples answers, rewards them, and follows the policy gradient: it makes a token of an
-answer that was better than its siblings more probable, on the canvas on which the token was chosen.
-The trajectory says which one that was. Then the engine gets the new weights.
+Each step samples answers, scores them, and follows the policy gradient: tokens of an answer that
+beats its siblings become more probable, each on the canvas on which it was chosen, which the
+trajectory records. Then the engine gets the new weights.
 
     python -m examples.rollouts --steps 10
 
@@ -29,13 +29,13 @@ LENGTH, FORWARDS, TEMPERATURE = 16, 4, 1.5
 
 
 def sampling(choices: int, seed: int) -> SamplingParams:
-    """Some tokens of an answer are decided at once, in a block that is run whole each time."""
+    """Return parameters with which each forward runs the whole block and decides several tokens."""
     return SamplingParams(
         n=choices,
         seed=seed,
         temperature=TEMPERATURE,
         max_tokens=LENGTH,
-        min_tokens=LENGTH,  # no end tokens, which are no text to reward
+        min_tokens=LENGTH,  # no end tokens: they have no text to reward
         logprobs=True,
         diffusion={
             "block_length": LENGTH,
@@ -46,12 +46,12 @@ def sampling(choices: int, seed: int) -> SamplingParams:
 
 
 def reward(answer: CompletionOutput) -> float:
-    """Return the share of tokens with the letter e: a stand-in for a judge of yours."""
+    """Return the share of tokens with the letter e: a stand-in for your own judge."""
     return sum("e" in text for text in answer.tokens) / len(answer.tokens)
 
 
 class Table(nn.Module):
-    """Embedding and head as the checkpoint has them, in place of what it was trained with."""
+    """The checkpoint's embedding and head, in place of the features that it was trained with."""
 
     def __init__(self, embedding_VH: Tensor, head_VH: Tensor) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Policy(DemoModel):
 
 
 def stacked(name: str, count: int, given: dict[str, Tensor]) -> Tensor:
-    """Return a tensor of the model, in which the checkpoint's experts lie together."""
+    """Return a tensor of the model, which stacks the checkpoint's experts."""
     place, _, last = name.rpartition(".")
     if not last.endswith("_experts"):
         return given[name]
@@ -94,7 +94,7 @@ def stacked(name: str, count: int, given: dict[str, Tensor]) -> Tensor:
 
 
 def canvases(output: RequestOutput, mask: int) -> Iterator[tuple[int, list[int], list[bool]]]:
-    """Yield each choice with each canvas it has shown, and which positions were decided on it."""
+    """Yield the number of a choice, each of its canvases, and the positions decided on it."""
     prompt = output.prompt_token_ids
     before = [False] * len(prompt)
     for number, choice in enumerate(output.outputs):
@@ -111,10 +111,10 @@ def logprobs(
     ends: list[int],
     temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return of each token its choice, its place and its log-probability on its canvas."""
+    """Return each token's choice, its place, and its log-probability on its canvas."""
     choice_N, ids_NL, decided_NL = map(torch.tensor, zip(*canvases(output, mask), strict=True))
     logits_WV = model(ids_NL, wanted=decided_NL) / temperature
-    logits_WV[:, ends] = -torch.inf  # they were not allowed
+    logits_WV[:, ends] = -torch.inf  # sampling did not allow them
     row_W, at_W = decided_NL.nonzero(as_tuple=True)
     tokens = torch.tensor([choice.token_ids for choice in output.outputs])
     choice_W, place_W = choice_N[row_W], at_W - len(output.prompt_token_ids)
@@ -123,7 +123,7 @@ def logprobs(
 
 
 def loss(model: DemoModel, outputs: list[RequestOutput], mask: int, ends: list[int]) -> Tensor:
-    """Return the policy gradient's: an answer counts by how much it beats its siblings."""
+    """Return the policy gradient's loss: an answer's weight is how much it beats its siblings."""
     total = torch.zeros(())
     for output in outputs:
         rewards = torch.tensor([reward(choice) for choice in output.outputs])
@@ -136,7 +136,7 @@ def loss(model: DemoModel, outputs: list[RequestOutput], mask: int, ends: list[i
 def rollouts(
     steps: int, choices: int = 12, seed: int = 0, learning_rate: float = 1e-3
 ) -> Iterator[list[float]]:
-    """Yield the rewards of each step's answers, and at last those of the trained model's."""
+    """Yield the rewards of each step's answers, and finally those of the trained model."""
     with DiffusionLLM("demo", dtype="float32", device="cpu") as llm:
         mask, ends = llm.limits.mask_token_id, [*llm.limits.eos_token_ids]
         model = Policy(resolve(llm.model))

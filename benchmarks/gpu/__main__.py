@@ -1,12 +1,12 @@
-"""Run the GPU programs one after the other, what others rely on first, as far as the time goes.
+"""Run the GPU programs one after the other, those that others rely on first, as time allows.
 
     python -m benchmarks.gpu --out gpu-results --minutes 10
     python -m benchmarks.gpu --out gpu-results --only check_kernels check_engine
 
-Each is a process of its own that writes a JSON report and a log into the folder; one that fails or
-takes too long does not stop the others. After each, the folder is packed into FOLDER.tar.gz. Ten
-minutes bring the choice of variants, which all later programs of this run measure beside the
-defaults, correctness, the step's time, its kernels, the engine's rounds and a text's tokens per
+Each is its own process that writes a JSON report and a log into the folder; one that fails or takes
+too long does not stop the others. After each, the folder is packed into FOLDER.tar.gz. Ten minutes
+are enough for the choice of variants (all later programs of this run measure them beside the
+defaults), correctness, the step's time, its kernels, the engine's rounds and a text's tokens per
 second; thirty add batches, other experts and other models. docs/gpu.md says what each decides.
 """
 
@@ -83,14 +83,14 @@ def main() -> None:
         return
     need_cuda()
     if missing := missing_packages():
-        print(f"Some run the engine and will be refused: pip install {' '.join(missing)}")
+        print(f"Programs that run the engine will fail: pip install {' '.join(missing)}")
     args.out.mkdir(parents=True, exist_ok=True)
     clear(args.out, wanted)
     end = time.monotonic() + 60 * args.minutes
     with (args.out / "summary.txt").open("w") as summary, ended_by_signals():
         for run in wanted:
             left = end - time.monotonic()
-            told = "not begun: the time is up"
+            told = "not started: the time is up"
             try:
                 if left > 20:
                     told = "ended before it was done"
@@ -104,7 +104,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run the GPU programs one after the other.")
     parser.add_argument("--out", type=Path, required=True, help="folder for reports and logs")
-    parser.add_argument("--minutes", type=float, default=90, help="begin nothing after so many")
+    parser.add_argument("--minutes", type=float, default=90, help="start nothing after this")
     parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS])
     parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
     return parser
@@ -120,14 +120,14 @@ def choices_of(folder: Path) -> Path:
 
 
 def clear(folder: Path, wanted: Items[Run]) -> None:
-    """Remove what an earlier run left, which would pass for what this one found."""
+    """Remove an earlier run's results, which would pass for results of this run."""
     shutil.rmtree(choices_of(folder), ignore_errors=True)
     for run, ending in product(wanted, ("json", "log")):
         (folder / f"{run.name}.{ending}").unlink(missing_ok=True)
 
 
 def carry_out(run: Run, seconds: float, folder: Path) -> str:
-    """Run a program for so long at most; return a line that says what came out."""
+    """Run a program for at most `seconds`; return a line with its outcome."""
     report, log = folder / f"{run.name}.json", folder / f"{run.name}.log"
     begin, late = time.monotonic(), ""
     more = "--out", str(report), "--choices", str(choices_of(folder))
@@ -146,9 +146,9 @@ def carry_out(run: Run, seconds: float, folder: Path) -> str:
 
 
 def outcome(report: Path, code: int, log: Path) -> str:
-    """Say what a program found, by its report."""
+    """Summarize what a program found, from its report."""
     if not report.exists():
-        lines = log.read_text().strip().splitlines() or ["it said nothing"]
+        lines = log.read_text().strip().splitlines() or ["it printed nothing"]
         return f"FAILED ({code}), no report: {lines[-1][:200]}"
     told: dict[str, Any] = json.loads(report.read_text())
     said = []

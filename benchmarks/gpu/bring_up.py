@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.bring_up --shape llada-moe-7b-a1b --choices choices
     python -m benchmarks.gpu.step_time --choices choices
 
-The other programs measure what was chosen, and the default variants beside it. Each model takes
-less than a minute; variants for which there was no time are left out.
+The other programs measure the chosen variants, and the default ones beside them. Each model takes
+less than a minute; variants for which there is no time are not tried.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def tried(
     dtype: str = "bfloat16",
     table: str = TABLE,
 ) -> Row:
-    """Try all variants for a model, and keep the outcomes in the folder, if there is one."""
+    """Try all variants for a model, and write the outcomes to the folder, if given."""
     from diffray.workers.bring_up.one_layer import Sizes
     from diffray.workers.bring_up.trial_process import TrialPlan
     from diffray.workers.bring_up.trials import TimeLimits, run_trials

@@ -1,4 +1,4 @@
-"""Each kernel with the inputs that a model's step gives it.
+"""Each kernel, with the inputs that it gets in a model's step.
 
 Letters: T packed tokens, R rows of the head, E experts, K experts of a token.
 """
@@ -28,24 +28,24 @@ from diffray.kernels.rope import rope_tables
 from diffray.kernels.rope_scaling import Rope
 
 EPS = 1e-5
-PAGE_SIZE = 16  # as the engine's, for which variants are chosen
+PAGE_SIZE = 16  # the engine's, for which variants are chosen
 
 Normal = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kernel's call: `run` returns all that it computes, what it stores in place too."""
+    """A kernel's call: `run` returns all that it computes, also what it stores in place."""
 
     kernel: str
     run: Callable[[Kernels], tuple[Tensor, ...]]
-    exact_ids: bool = False  # the first output is of integers that rounding may change
-    # Rounds to float8 in between: the last bit of a dtype may decide, in float32 as in bfloat16.
+    exact_ids: bool = False  # the first output has integers that rounding may change
+    # Rounds to float8 in between: an input's last bit may decide, in float32 as in bfloat16.
     rounds: bool = False
 
 
 class Which(NamedTuple):
-    """A kernel of a model at a size: what it takes to make its case."""
+    """A kernel of a model at a size, from which `case` makes its case."""
 
     shape: str
     work: Work
@@ -54,7 +54,7 @@ class Which(NamedTuple):
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The same as columns of a report."""
+        """These fields as columns of a report."""
         dtype = str(self.dtype).removeprefix("torch.")
         return {"shape": self.shape, **self.work._asdict(), "dtype": dtype, "kernel": self.kernel}
 
@@ -62,14 +62,14 @@ class Which(NamedTuple):
         return f"{self.kernel}, {self.shape} {self.work} {self.columns['dtype']}"
 
     def case(self, device: torch.device) -> Case:
-        """Make its inputs on the device, the same ones each time."""
+        """Make the case on the device, with the same inputs each time."""
         torch.manual_seed(self.work.tokens)
         every = cases(ALL[self.shape], self.work, self.dtype, device)
         return next(case for case in every if case.kernel == self.kernel)
 
 
 def listed(shapes: Items[str], works: Items[Work], dtypes: Items[torch.dtype]) -> Iterator[Which]:
-    """Yield every kernel of these models at these sizes; makes no inputs."""
+    """Yield every kernel of these models at these sizes, without making inputs."""
     for shape in shapes:
         names = [case.kernel for case in cases(ALL[shape], works[0], dtypes[0], "meta")]
         for work, dtype, name in product(works, dtypes, names):
@@ -91,9 +91,9 @@ def cases(
 
 
 def last_windows(shape: Shape, work: Work, device: torch.device) -> tuple[Batch, int]:
-    """Return the last positions of sequences whose pages are in no order, and the pool's pages.
+    """Return windows at the ends of sequences with shuffled pages, and the pool's page count.
 
-    A window takes all of its context where that is shorter.
+    A window is the whole context if that is shorter.
     """
     pages_RP = torch.randperm(work.rows * -(-work.context // PAGE_SIZE)) + 1
     span = work.context - min(work.window, work.context), work.context, work.context, shape.block
@@ -159,7 +159,7 @@ def _layer_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
 def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> Iterator[Case]:
     tokens, hidden, width = work.tokens, shape.hidden, sparse.width
     x = normal(tokens, hidden)
-    # In float32, as routers compute: rounded ones tie, and sorts differ in what they do then.
+    # In float32, as routers compute: rounded scores tie, and sorts differ in how they break ties.
     router = torch.randn(sparse.experts, hidden, device=x.device) * hidden**-0.5
     bias = torch.randn(sparse.experts, device=x.device) * 0.1
     groups = {"num_groups": sparse.groups, "groups_chosen": sparse.groups_chosen, "scale": 2.5}
@@ -215,7 +215,7 @@ def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
     gather = torch.full((tokens, 1), shape.vocab - 1, device=x.device)
     number = torch.arange(tokens, device=x.device)
     draw = Draw(torch.full_like(number, 1.0, dtype=torch.float32), number * 77, number, number)
-    # Credit asks for the ids that it remembers, as many a row as a block is long; most are none.
+    # Credit also asks for the ids that it remembers: per row a block's length, most of them empty.
     place = Rewarding.made_up(work.rows, work.window, shape.vocab, x.device)
     known = torch.cat([gather, place.credits.known(place.cells_R)], dim=1)
     for name, asked, drawn in (
@@ -235,7 +235,7 @@ def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:
 
 
 def _reward_case(shape: Shape, work: Work, known: Tensor, normal: Normal) -> Case:
-    """Return what credit makes of tokens whose logits are close to each other."""
+    """Return credit's case, for tokens whose logits are close to each other."""
     gathered = normal(*known.shape).float()
     ids = torch.arange(len(known), device=known.device) % (shape.vocab - 1)
     best = gathered.amax(1)
@@ -250,7 +250,7 @@ def _reward_case(shape: Shape, work: Work, known: Tensor, normal: Normal) -> Cas
 
 
 def _settle_case(work: Work, normal: Normal) -> Case:
-    """Return the end of a step, with confidences of all sizes."""
+    """Return the case of a step's end, with confidences of all sizes."""
     window = min(work.window, LONGEST)
     logits = -normal(work.rows * window).float().abs()
     ids, zeros = torch.arange(len(logits), device=logits.device) * 7, torch.zeros_like(logits)

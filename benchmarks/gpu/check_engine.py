@@ -1,11 +1,11 @@
-"""Check the engine on the GPU: golden tokens, noise, memory, graphs, and who waits for whom.
+"""Check the engine on the GPU: golden tokens, noise, memory, graphs, and waiting for the device.
 
     python -m benchmarks.gpu.check_engine
     python -m benchmarks.gpu.check_engine --family llada --device cpu
 
 It needs what the engine needs (torch, pydantic, safetensors, tqdm), and this checkout: the golden
-checkpoints are in `tests/golden`. What is only told, as how many answers bfloat16 changes, has no
-verdict. Exit status 1 if something is wrong.
+checkpoints are in `tests/golden`. Some checks only report, such as how many answers bfloat16
+changes, and have no verdict. The exit status is 1 if something is wrong.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
-    """Return every check, what others rely on first."""
+    """Return every check; those that others rely on come first."""
     from benchmarks.gpu.engine_checks import checks
 
     return checks(args.device, args.family, args.choices)

@@ -5,9 +5,9 @@
     python -m benchmarks.gpu.check_kernels --choices choices --variants right
 
 Both run on the device, in float32 and in bfloat16, on the same random numbers. The error is
-|out - reference| / |reference|; each kernel runs twice, which must give the same bits. Exit status
-1 if an error is too large. Checked are the default variants and those that bring-up chose, or, with
-`--variants right`, each that bring-up found right.
+|out - reference| / |reference|; each kernel runs twice, which must give the same bits. The exit
+status is 1 if an error is too large. Checks the default variants and those that bring-up chose, or,
+with `--variants right`, all that bring-up found right.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from diffray.kernels.variants import Choices
 
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 ROUNDED_LIMIT = 5e-2
-# Of integers, the share that may differ: rounding decides between near equals.
+# The share of integers that may differ: rounding decides between nearly equal values.
 ID_LIMITS = {torch.float32: 0.01, torch.bfloat16: 0.1}
 WORKS = (Work(1, 64, 1024), Work(3, 64, 1000), Work(8, 33, 2048), Work(2, 700, 700))
 
@@ -60,7 +60,7 @@ def _wanted(which: Which, args: argparse.Namespace) -> Iterator[tuple[str, Choic
         for kind in choices.kinds(args.choices, which.shape):
             yield kind, choices.choices_for(kind, args.choices, which.shape)
         return
-    own = which.kernel.split()[0]  # "router" is of two kinds
+    own = which.kernel.split()[0]  # "router" stands for two kernels
     for name in choices.right_variants(args.choices, which.shape):
         kernel, variant = name.split(" ", 1)
         if kernel == own or (own == "router" and kernel.endswith("_router")):
@@ -68,7 +68,7 @@ def _wanted(which: Which, args: argparse.Namespace) -> Iterator[tuple[str, Choic
 
 
 def checked(which: Which, name: str, chosen: Choices, device_name: str = "cuda") -> Row:
-    """Return the check of a kernel in these variants, and which they are."""
+    """Return the check of a kernel with these choices, and the variants that ran."""
     with noted_variants() as ran:
         try:
             row = check(which, torch.device(device_name), triton_kernels(chosen))
@@ -78,13 +78,13 @@ def checked(which: Which, name: str, chosen: Choices, device_name: str = "cuda")
 
 
 def check(which: Which, device: torch.device, kernels: Kernels) -> Row:
-    """Return a kernel's error against the reference, and whether that will do."""
+    """Return a kernel's error against the reference, and whether it is within the limit."""
     torch.backends.cuda.matmul.allow_tf32 = False
     case = which.case(device)
     got, expected, again = case.run(kernels), case.run(TORCH), case.run(kernels)
     stable = all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
     error, differ = _compare(case, got, expected)
-    # Not a number is not less than the limit.
+    # NaN fails this comparison.
     limit = ROUNDED_LIMIT if case.rounds else LIMITS[which.dtype]
     right = stable and error < limit and differ <= ID_LIMITS[which.dtype]
     found = {"error": error, "ids_differ": differ, "same_bits_twice": stable, "right": right}

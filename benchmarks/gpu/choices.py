@@ -1,6 +1,6 @@
-"""What bring-up found for the models of one run: `bring_up` writes it, all programs read it.
+"""The outcomes of bring-up for the models of one run: `bring_up` writes them, all programs read.
 
-Without pydantic, so that what needs torch and Triton alone can read it.
+Imports no pydantic, so that programs with torch and Triton alone can use it.
 """
 
 import json
@@ -20,19 +20,19 @@ CHOSEN, DEFAULT = "chosen", "default"
 def write(
     folder: Path, shape: str, weights: str, outcomes: Items[Outcome], selection: Selection
 ) -> None:
-    """Keep the outcomes for a model with such weights."""
+    """Write the outcomes for a model with this kind of weights."""
     folder.mkdir(parents=True, exist_ok=True)
     found = {"selection": selection, "outcomes": [asdict(each) for each in outcomes]}
     (folder / f"{shape} {weights}.json").write_text(json.dumps(found))
 
 
 def kinds(folder: Path | None, shape: str, weights: str = "*") -> list[str]:
-    """Return which variants a program measures: what bring-up chose, if it ran, and the default."""
+    """Return which variants a program measures: those that bring-up chose, if any, and defaults."""
     return [CHOSEN, DEFAULT] if any(_files(folder, shape, weights)) else [DEFAULT]
 
 
 def choices_for(kind: str, folder: Path | None, shape: str, weights: str = "*") -> Choices:
-    """Return the choices of a kind, of all kinds of weights together if none is named."""
+    """Return the choices of a kind, for all kinds of weights together if none is named."""
     if kind == DEFAULT:
         return UNTRIED
     selections, outcomes = _read(folder, shape, weights)
@@ -40,7 +40,7 @@ def choices_for(kind: str, folder: Path | None, shape: str, weights: str = "*") 
 
 
 def right_variants(folder: Path | None, shape: str) -> list[str]:
-    """Return "kernel variant" for all but torch's that bring-up found right for a model."""
+    """Return "kernel variant" of all that bring-up found right for a model, except torch's."""
     _, outcomes = _read(folder, shape, "*")
     right = choices_of(outcomes).right
     return sorted(f"{kernel} {variant}" for kernel, variant in right if variant != TORCH_VARIANT)
@@ -63,7 +63,7 @@ def _read(folder: Path | None, shape: str, weights: str) -> tuple[list[Selection
 
 @dataclass(frozen=True, slots=True)
 class Expected(Choices):
-    """Chooses what is expected to win, but for what is refused: an untested guess, for checks."""
+    """Chooses the variants expected to win, except refused ones: an untested guess, for checks."""
 
     refused: frozenset[tuple[str, str]] = frozenset()
 
@@ -77,13 +77,13 @@ class Expected(Choices):
 
 
 def expected(folder: Path | None = None, shape: str = "*") -> Expected:
-    """Return what is expected to win of what bring-up did not refuse, where it ran."""
+    """Return the choice of variants expected to win, without those that bring-up refused."""
     _, outcomes = _read(folder, shape, "*")
     return Expected({}, refused=frozenset((o.kernel, o.variant) for o in outcomes if o.refused))
 
 
 class NotOfferedError(Exception):
-    """A variant is none of those of a call."""
+    """A call does not offer the requested variant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
-"""Compile Triton's kernels for a GPU that need not be there, in the sizes that models give them.
+"""Compile Triton's kernels for a GPU that need not be present, in the sizes of the models.
 
     python -m benchmarks.gpu.compile_kernels
     python -m benchmarks.gpu.compile_kernels --capability 80 --shape llada2-mini
     python -m benchmarks.gpu.compile_kernels --variant "experts.* 64x64x64"
 
-Nothing runs, so nothing is shown about results or speed: only that the kernels compile, and what a
-program of each takes of registers and shared memory. Compiles each kernel's default variant, or
-those of which "kernel variant" matches `--variant`, a regular expression. Needs Triton, not a GPU.
-All tensors are on torch's meta device, so a kernel whose launch depends on their values would fail
-here as well: what compiles does not wait for the device.
+Nothing runs, so this says nothing about results or speed: only that the kernels compile, and how
+many registers and how much shared memory a program of each takes. Compiles each kernel's default
+variant, or those whose "kernel variant" matches `--variant`, a regular expression. Needs Triton,
+not a GPU. All tensors are on torch's meta device, so a kernel whose launch depends on their values
+would fail here as well: what compiles does not wait for the device.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from diffray.kernels.variants import TORCH_VARIANT, Kernel
 
 WORKS = (Work(1, 32, 1024), Work(1, 64, 4096), Work(32, 64, 1024))
 
-_FLOAT8 = 89  # the least capability that converts float8
+_FLOAT8 = 89  # the lowest capability that converts float8
 
 Place = dict[str, str]
 
@@ -66,7 +66,7 @@ def compile_all(
     dtype: torch.dtype,
     wanted: re.Pattern[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row for each kernel that came out; an error of the compiler ends the program."""
+    """Return a row for each compiled kernel; an error of the compiler ends the program."""
     place: Place = {}
     with compiled(capability, place) as rows:
         kernels = triton_kernels() if wanted is None else _of_variants(wanted, place)
@@ -110,7 +110,7 @@ def compiled(capability: int, place: Place) -> Iterator[list[dict[str, Any]]]:
     from triton.runtime.jit import JITFunction
 
     knobs.runtime.interpret = False
-    # What Triton asks of a driver before it compiles, for a GPU that is not there.
+    # Answers what Triton asks the driver before it compiles, for an absent GPU.
     target = GPUTarget("cuda", capability, 32)
     stand_in = SimpleNamespace(
         get_current_target=lambda: target,

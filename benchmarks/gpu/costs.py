@@ -1,9 +1,9 @@
-"""A step on paper: the kernels that it launches, and how long each takes on an H200.
+"""A cost model of a step: the kernels that it launches, and how long each takes on an H200.
 
 A kernel takes the gap before it, its first and last trip to memory, and the longest of: its bytes
 at the bandwidth, its bytes through the L2 cache, its operations at the rate of its product, and its
-chain of dependent loads. Tokens meet experts as if at random. Names of changes are explained in
-`predict.py`. Without torch, so that it runs anywhere.
+chain of dependent loads. Tokens meet experts as if at random. `predict.py` explains the names of
+changes. Imports no torch, so that it runs anywhere.
 """
 
 import math
@@ -22,24 +22,24 @@ CUBLAS: Final = 600e12  # bfloat16 operations/s of a product; 989 on paper
 SGEMM: Final = 40e12  # float32 operations/s; 67 on paper
 FLOAT8: Final = 1100e12  # float8 operations/s; 1979 on paper
 ATTENTION: Final = 350e12  # bfloat16 operations/s with 64 queries at a time
-# Shares of the bandwidth. Of experts: compiled for sm_90, two blocks a multiprocessor, bfloat16
-# issues in 11 % of all cycles, int8 in 67 %, float8 in 73 % and waits for conversions to bfloat16,
-# which have a slow unit; to float16 there is an instruction, and 47 % are issued.
+# Shares of the bandwidth. For experts, compiled for sm_90 with two blocks a multiprocessor,
+# bfloat16 issues in 11 % of all cycles, int8 in 67 %, float8 in 73 %, and waits for conversions to
+# bfloat16 on a slow unit. Conversion to float16 is one instruction: 47 % of the cycles issue.
 CUBLAS_SHARE, HEAD_SHARE, ATTENTION_SHARE = 0.85, 0.88, 0.8
 EXPERT_SHARE: Final = {"bfloat16": 0.91, "int8": 0.85, "float8": 0.765, "float16": 0.88}
-PERSISTENT_GAIN: Final = 0.04  # more: no last wave that is not full, no wait for a first tile
-L2_AHEAD, AHEAD_US = 30e6, 1.5  # bytes of experts that are fetched early; until programs begin to
+PERSISTENT_GAIN: Final = 0.04  # added to it: no partial last wave, no wait for a first tile
+L2_AHEAD, AHEAD_US = 30e6, 1.5  # bytes of experts fetched early; time until programs start to
 # Chains of dependent loads, in microseconds.
 KEY_TILE_US: Final = 1.33  # 64 keys: page table, keys, product, maximum, values
 ROUTER_PRODUCT_US: Final = 7.3  # all columns one after the other, in a few blocks
 TOPK_US: Final = 1.3  # one maximum after the other
 BYTE_PROGRAMS: Final = 128  # that split a product of few columns
-ROUTER_SPLITS, DONE_US = 32, 1.0  # of our own; what the last block waits for the others
+ROUTER_SPLITS, DONE_US = 32, 1.0  # of diffray's router; the last block's wait for the others
 PAIRS_US: Final = 0.7  # 1024 pairs are read and counted
 ROWS_STORED: Final = 512  # rows of logits that are stored at a time
-# All-reduces over 8 GPUs: what they take at least, and each one's own bytes/s.
+# All-reduces over 8 GPUs: the least time, and the bytes/s of each GPU.
 NCCL_US, ONE_SHOT_US, NVLINK = 25.0, 10.7, 300e9  # SGLang: 16.7 us one-shot for 256 KB
-# The host's time for a launch without a graph; Triton's was measured, before the driver.
+# The host's time for a launch without a graph; Triton's was measured, without the driver's part.
 HOST_US: Final = {"triton": 22.0, "torch": 7.0, "collective": 15.0}
 
 
@@ -48,9 +48,9 @@ class Kernel(NamedTuple):
 
     name: str
     calls: int
-    us: float  # of one call, as the others
+    us: float  # of one call, as the other fields
     bytes: float
-    flops: float  # of bfloat16; in the time of one a GPU does more of float8
+    flops: float  # in bfloat16's terms: float8 operations count less, because a GPU is faster
     host_us: float
 
     def floor_us(self, bandwidth: float = BANDWIDTH, rate: float = CUBLAS) -> float:
@@ -72,7 +72,7 @@ class Step:
 
     def __post_init__(self) -> None:
         self.tokens = self.work.tokens
-        self.idle_us = 0.0  # of the memory, since the first of the kernels that start early
+        self.idle_us = 0.0  # of the memory, since the first kernel that started early
         self.heads = self.shape.heads // self.ranks
         self.keys = max(self.shape.kv_heads // self.ranks, 1)
         self._embedding()
@@ -101,7 +101,7 @@ class Step:
 
     @property
     def ms(self) -> float:
-        """The device's time in a graph; several ranks launch each kernel unless that is changed."""
+        """The device's time in a graph; without "graphs over ranks", several ranks have none."""
         if self.ranks == 1 or "graphs over ranks" in self.changes:
             return self.device_ms
         return max(self.device_ms, self.host_ms)
@@ -123,9 +123,9 @@ class Step:
         fetched: float = 0.0,
         float8: bool = False,
     ) -> None:
-        """Add calls of a kernel; some of its bytes may have been fetched; `chain` is in us.
+        """Add calls of a kernel; `fetched` of its bytes are in the cache; `chain` is in us.
 
-        Its operands may be `float8`, whether or not it multiplies them as such.
+        `float8` operands count as such, even if they are multiplied in another type.
         """
         early = kind == "triton" and "dependent launch" in self.changes
         gap = PDL_GAP_US - PDL_WEIGHTS_US * weights if early else GAP_US * launches
@@ -137,16 +137,16 @@ class Step:
         self.kernels.append(Kernel(name, calls, us, moved, flops, HOST_US[kind]))
 
     def _product(self, name: str, calls: int, inputs: int, outputs: int, rows: int) -> None:
-        """Add a product with a weight matrix, by cuBLAS if it is not changed."""
+        """Add a product with a weight matrix, by cuBLAS."""
         moved = 2.0 * (inputs * outputs + rows * (inputs + outputs))
         flops = 2.0 * rows * inputs * outputs
         blocks = math.ceil(rows / 64) * math.ceil(outputs / 64)
-        split = 2 if blocks < MULTIPROCESSORS / 2 else 1  # over columns, and a sum behind it
+        split = 2 if blocks < MULTIPROCESSORS / 2 else 1  # over columns, followed by a sum
         self._add(name, calls, moved, share=CUBLAS_SHARE, flops=flops, launches=split)
 
     @property
     def _in_bytes(self) -> bool:
-        """Whether matrices of attention and MLP are: those of a model that has no experts."""
+        """Whether attention's and MLPs' matrices are in bytes: in a model without experts."""
         return self.shape.sparse is None and self.weights != "bfloat16"
 
     def _matrix(self, name: str, calls: int, inputs: int, outputs: int) -> None:
@@ -191,7 +191,7 @@ class Step:
 
     @property
     def _share_of_bytes(self) -> float:
-        """The share of the bandwidth at which weights are read that are widened in registers."""
+        """The share of the bandwidth at which weights are read if registers widen them."""
         kind = "float16" if "float16 activations" in self.changes else "float8"
         return EXPERT_SHARE[kind if self.weights.startswith("float8") else self.weights]
 
@@ -250,7 +250,7 @@ class Step:
         self._norm(calls)
 
     def _split_product(self, calls: int, inputs: int) -> None:
-        """Add our own output product, whose parts the norm adds up."""
+        """Add diffray's own output product, whose parts the norm adds up."""
         tokens, outputs = self.tokens, self.shape.hidden
         blocks = math.ceil(outputs / (128 if outputs >= 4096 else 64))
         parts = 4.0 * tokens * outputs * math.ceil(128 / blocks)
@@ -268,7 +268,7 @@ class Step:
         self._norm(calls, parts - 2.0 * tokens * outputs)
 
     def _norm(self, calls: int, more: float = 0.0) -> None:
-        """Add what adds the residual and norms; it may have more bytes to read."""
+        """Add the kernel that adds the residual and normalizes, and reads `more` bytes."""
         moved = 8.0 * self.tokens * self.shape.hidden + more
         self._add("_norm_row", calls, moved, kind="triton")
 
@@ -285,7 +285,7 @@ class Step:
         table, logits = 4.0 * hidden * sparse.experts, 4.0 * tokens * sparse.experts
         flops = 2.0 * tokens * hidden * sparse.experts
         listing = 2 * math.ceil(pairs / 1024) * PAIRS_US
-        if "larger pair chunks" in self.changes:  # read once if there is but one
+        if "larger pair chunks" in self.changes:  # a single chunk is read once
             listing = (2 if pairs > 4096 else 1) * math.ceil(pairs / 4096) * PAIRS_US
         choose = "_grouped_topk" if sparse.groups else "_softmax_topk"
         if "router kernels" in self.changes and tokens <= 256:
@@ -332,7 +332,7 @@ class Step:
     def _expert_product(
         self, name: str, calls: int, sparse: Sparse, inputs: int, columns: int, matrices: int
     ) -> None:
-        """Add a product of every expert with its rows; gate and up are two matrices of one."""
+        """Add a product of every expert with its rows; gate and up are two matrices in one."""
         tokens, pairs = self.tokens, self.tokens * sparse.chosen
         chance, mean = sparse.chosen / sparse.experts, pairs / sparse.experts
         distinct = self.shape.distinct_experts(tokens)

@@ -1,4 +1,4 @@
-"""The engine that serves, over random weights; a script says how many tokens each step accepts.
+"""The serving engine with random weights; a script says how many tokens each step accepts.
 
 It needs what the engine needs (pydantic, safetensors, tqdm), so programs import it in their cases.
 """
@@ -46,7 +46,7 @@ class ScriptedCredit(Credit):
 def random_engine(model: Denoiser, **options: Any) -> Engine:
     """Return an engine; the last two ids of the vocabulary are the mask and the end of text.
 
-    No run finds what the one before has stored.
+    It does not cache prefixes, so that no run reads what an earlier one stored.
     """
     vocab = model.spec.vocab_size
     setup = EngineOptions(enable_prefix_caching=False, **options)
@@ -56,7 +56,7 @@ def random_engine(model: Denoiser, **options: Any) -> Engine:
 def scripted(
     uid: int, shape: Shape, prompt_len: int, max_tokens: int, steps: int, block: int, cache: str
 ) -> Request:
-    """Return a request of random ids that takes so many steps, whatever the model says.
+    """Return a request of random ids that takes `steps` steps, whatever the model predicts.
 
     The steps are spread evenly over the blocks, and a block's masks evenly over its steps.
     """
@@ -74,7 +74,7 @@ def scripted(
 def run_to_the_end(
     engine: Engine, requests: Items[Request], steps: int = 1, decoder: str = "fixed"
 ) -> Iterator[float]:
-    """Run scripted requests; yield each round's seconds, the wait for the device included."""
+    """Run scripted requests; yield each round's seconds, including the wait for the device."""
     for request in requests:
         sequence = engine.check(request)
         if decoder == "credit":
@@ -89,7 +89,7 @@ def run_to_the_end(
 
 @contextmanager
 def replays() -> Iterator[list[Bucket]]:
-    """Note which recordings are replayed."""
+    """Yield a list to which the bucket of every replayed recording is added."""
     seen: list[Bucket] = []
     forward = Recorded.forward
 
@@ -104,7 +104,7 @@ def replays() -> Iterator[list[Bucket]]:
 def experts_met(
     engine: Engine, requests: Items[Request], steps: int, decoder: str
 ) -> dict[str, float]:
-    """Run the requests without graphs, whose replays cannot be watched; return the experts met."""
+    """Run the requests without graphs, whose replays call no hooks; return the experts met."""
     assert isinstance(engine.model, Denoiser)
     graphs, engine.graphs = engine.graphs, None
     with counted_experts(engine.model) as found:

@@ -1,4 +1,4 @@
-"""What `check_engine` checks: each function returns what it found, and whether that is right."""
+"""The checks of `check_engine`: each returns what it found, and whether that is right."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,8 +28,8 @@ from diffray.workers.messages import Request
 from diffray.workers.setup import build_rank
 
 CAUSAL = "llada2_moe"  # the family whose requests share K/V
-SHORT = ("dual", "vicinity", "block")  # the golden caches whose windows are as short as recordings
-MOST_ROUNDING = 3.0  # times what rounding the weights to bfloat16 does
+SHORT = ("dual", "vicinity", "block")  # the golden caches whose windows fit the recordings
+MOST_ROUNDING = 3.0  # times the error of rounding only the weights to bfloat16
 
 
 class Way(NamedTuple):
@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
 
 class ExpectedFindings(Findings):
-    """Findings of a bring-up in which all won that is expected to."""
+    """The findings of a bring-up in which the expected variants won."""
 
     expected: Expected
 
@@ -57,26 +57,26 @@ class ExpectedFindings(Findings):
 
 
 def judged(right: bool | None, told: str) -> Row:
-    """Return a check's row; `right` is None where there is nothing to judge."""
+    """Return a check's row; `right` is None if there is nothing to judge."""
     return {"right": right, "told": told}
 
 
 def checks(
     device_name: str, families: list[str] | None, folder: Path | None
 ) -> dict[str, Callable[[], Row]]:
-    """Return every check by name, what others rely on first.
+    """Return every check by name; those that others rely on come first.
 
-    Beside the default variants those run that are expected to win, but for what bring-up refused.
+    Besides the default variants, those expected to win run, except what bring-up refused.
     """
     device, families = torch.device(device_name), families or list(FAMILIES)
     every: dict[str, Callable[[], Row]] = {
-        "noise on the device is that on a CPU, but for the last bits": partial(check_noise, device)
+        "noise on the device as on a CPU, except for last bits": partial(check_noise, device)
     }
     for family in families:
         for way in ways(device, expected(folder)):
             every[f"golden {family}, {way}"] = partial(check_golden, family, way, device)
             if family == CAUSAL:
-                every[f"shared beginnings, {family}, {way}"] = partial(check_sharing, way, device)
+                every[f"shared prefixes, {family}, {way}"] = partial(check_sharing, way, device)
         for variants in (None,) if device.type == "cpu" else (None, expected(folder)):
             name = f"logits in bfloat16, {family}{', expected variants' if variants else ''}"
             every[name] = partial(check_logits, family, device, variants)
@@ -162,13 +162,13 @@ def check_noise(device: torch.device) -> Row:
     there_RV = noise.gumbel(seeds, positions, steps, ids).cpu()
     keys = torch.equal(keys_R, noise.key(seeds, positions, steps).cpu())
     near = torch.allclose(here_RV, there_RV, rtol=1e-12, atol=1e-12)
-    # Both compute logarithms in float64, each with a last bit of its own.
+    # Both compute logarithms in float64, which may differ in the last bit.
     count = int((here_RV != there_RV).sum())
     return judged(keys and near, f"keys equal: {keys}; {count} of {here_RV.numel()} differ at all")
 
 
 def check_golden(family: str, way: Way, device: torch.device) -> Row:
-    """All cases in batches, then again in rounds of several steps."""
+    """Run all cases in batches, first in rounds of one step, then of several."""
     engine = engine_of(family, way, device)
     cases, requests = cases_of(FAMILIES[family]), requests_of(family)
     equal = []
@@ -183,7 +183,7 @@ def check_golden(family: str, way: Way, device: torch.device) -> Row:
 
 
 def check_sharing(way: Way, device: torch.device) -> Row:
-    """Some come together, so one reads what another stores in the same forward; others later."""
+    """Let requests read K/V that others store, in the same forward or earlier ones."""
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 500, (120,), generator=draw).tolist()
     prompts = [ids[:100], ids[:100], ids[:40], ids, ids[:80] + ids[:20]]
@@ -206,7 +206,7 @@ def check_sharing(way: Way, device: torch.device) -> Row:
 
 
 def check_logits(family: str, device: torch.device, variants: Expected | None = None) -> Row:
-    """The yardstick is what rounding the weights does: random ones make much of a little."""
+    """Compare with the error of rounding the weights: random weights amplify small errors."""
     case = golden(FAMILIES[family])["full_forward"]
     ids, block = case["input_ids"], case.get("block_length", 0)
     engine = engine_of(family, Way("float64", "torch", None), device)
@@ -222,7 +222,7 @@ def check_logits(family: str, device: torch.device, variants: Expected | None = 
         engine = engine_of(family, way, device, graph_length=len(ids))
         errors.append(distance(full_logits(engine, ids, block), exact))
     told = "{:.1e} from float64, replayed {:.1e}; with the weights alone rounded {:.1e}"
-    # Not a number is not less than the limit.
+    # NaN fails this comparison.
     right = all(error < MOST_ROUNDING * yardstick for error in errors)
     return judged(right, told.format(*errors, yardstick))
 
@@ -237,13 +237,13 @@ def distance(logits: Tensor, exact: Tensor) -> float:
 
 @torch.inference_mode()
 def full_logits(engine: Engine, ids: list[int], block: int) -> Tensor:
-    """Return the logits of all positions of one sequence, from a recording if there is any."""
+    """Return the logits of all positions of one sequence, from a recording if graphs are on."""
     kv, length, cells = engine.kv, len(ids), engine.slots.ids_SN
     pages = kv.allocate(kv.pages_for(length))
     window = Window(0, length, length, block, torch.tensor(pages))
     if engine.graphs is not None:
         recorded = engine.graphs.fit(1, length)
-        assert recorded is not None, "no recording is as long"
+        assert recorded is not None, "no recording is long enough"
         cells[0, :length] = torch.tensor(ids).to(cells)
         recorded.fill([window])
         hidden_TH = recorded.forward()[:length]
@@ -257,7 +257,7 @@ def full_logits(engine: Engine, ids: list[int], block: int) -> Tensor:
 
 
 def check_graphs(family: str, device: torch.device) -> Row:
-    """Padding may change the last bits, so tokens in bfloat16 may differ; replays are counted."""
+    """Judge only replays: padding may change the last bits, so tokens in bfloat16 may differ."""
     cases, tokens = cases_of(FAMILIES[family]), []
     short = [n for n, c in enumerate(cases) if c["cache"] in SHORT and c.get("iteration") != "soft"]
     requests = [requests_of(family)[number] for number in short[:8]]
@@ -279,12 +279,12 @@ def compare_alone(family: str, device: torch.device) -> Row:
 
 
 def check_waiting(family: str, device: torch.device) -> Row:
-    """Steps after a round's first enqueue work and ask the device for nothing."""
+    """Check that steps after a round's first only enqueue work, without waiting for the device."""
     if device.type == "cpu":
         return judged(None, "nothing to wait for on a CPU")
     engine = engine_of(family, Way("float32", "triton", None), device)
     requests = requests_of(family)
-    answers(engine, requests[:4], 4)  # kernels are compiled
+    answers(engine, requests[:4], 4)  # compiles kernels
     denoise, watched = BatchPlan.denoise, 0
 
     def strict(rounds: BatchPlan, step: int, chunks: Any) -> None:
@@ -303,7 +303,7 @@ def check_waiting(family: str, device: torch.device) -> Row:
 
 def check_memory(family: str, device: torch.device) -> Row:
     if device.type == "cpu":
-        return judged(None, "measured on a CUDA device alone")
+        return judged(None, "measured only on a CUDA device")
     engine = engine_of(family, Way("bfloat16", "triton", None), device)
     held = []
     for _ in range(3):

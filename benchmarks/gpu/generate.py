@@ -1,4 +1,4 @@
-"""Time whole generations with a scripted acceptance, through the engine that serves.
+"""Time whole generations with a scripted acceptance, through the serving engine.
 
     python -m benchmarks.gpu.generate
     python -m benchmarks.gpu.generate --shape llada-moe-7b-a1b --rows 1 8 32 --out generate.json
@@ -9,8 +9,8 @@ Weights are random, so the tokens mean nothing; how many become final in a step 
 and 5.67 tokens per forward are what dInfer reports for LLaDA-MoE without and with trajectory
 distillation. Everything else is as in serving: planning, cache refreshes, acceptance, the report
 of tokens, and the prompt's time. Tokens per second count all rows; forwards are the model's.
-Tokens spread over experts as if at random; how many of them a step met is counted beside. Each is
-timed with the variants that bring-up chose, if it ran, and with the default ones.
+Tokens spread over experts as if at random; the experts that a step meets are counted too. Each
+generation is timed with the variants that bring-up chose, if it ran, and with the default ones.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
 
 
 def timed(row: Row, args: argparse.Namespace) -> Row:
-    """Return a generation's times and its prediction, by the variants that ran."""
+    """Return a generation's times, and the prediction for the variants that ran."""
     with noted_variants() as ran:
         found = _generated(row, args)
     text = Generation(
@@ -90,7 +90,7 @@ def timed(row: Row, args: argparse.Namespace) -> Row:
 
 
 def _generated(row: Row, args: argparse.Namespace) -> Row:
-    """Return the fastest of some runs, after one that warms up; the memory is the peak of all."""
+    """Return the fastest of several runs after a warm-up, and the peak memory of all."""
     from benchmarks.gpu.engine import (
         experts_met,
         random_engine,

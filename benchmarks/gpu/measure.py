@@ -1,4 +1,4 @@
-"""How GPU programs here measure: events, warm-up, medians, a cold cache, and what they ran on."""
+"""How the GPU programs measure: events, warm-up, medians, a cold cache, and what they ran on."""
 
 import hashlib
 import statistics
@@ -26,7 +26,7 @@ _FLUSH_BYTES = 256 << 20  # several times the largest L2 cache
 
 
 def source_facts() -> dict[str, Any]:
-    """Return when this runs, how it was started, and which code it is."""
+    """Return the date, the command, and the version of the code."""
     folders = (ROOT / name for name in ("kernels", "components", "workers", "benchmarks/gpu"))
     files = sorted(file for folder in folders for file in folder.rglob("*.py"))
     sources = hashlib.sha256(b"".join(file.read_bytes() for file in files))
@@ -36,7 +36,7 @@ def source_facts() -> dict[str, Any]:
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "changed_files": None if changed is None else len(changed.splitlines()),
-        "sources": sources.hexdigest()[:12],  # the code, also where there is no git
+        "sources": sources.hexdigest()[:12],  # identifies the code without git
         "diffray": diffray.__version__,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
@@ -76,7 +76,7 @@ def _output(*command: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Noted(Choices):
-    """Tells what other choices pick."""
+    """Reports what other choices pick."""
 
     inner: Choices = UNTRIED
     tell: Callable[[str, str], None] = print
@@ -91,9 +91,9 @@ class _Noted(Choices):
 def noted_variants(
     tell: Callable[[str, str], None] = lambda _place, _name: None,
 ) -> Iterator[dict[str, str]]:
-    """Note which variant, with which tile, each kernel and shape is given, before it first runs.
+    """Record which variant, with which tile, each kernel and shape gets, before it first runs.
 
-    Of kernels that are made within the block.
+    Only kernels that are made in the `with` block are recorded.
     """
     noted: dict[str, str] = {}
     plain: Callable[[Kernel, Choices], Run] = vars(choose)["chosen"]
@@ -154,7 +154,7 @@ def ceilings() -> dict[str, float]:
 
 
 def graphed(run: Callable[[], object]) -> Callable[[], None]:
-    """Capture what `run` does on the device; the result does it again without the host."""
+    """Capture what `run` does on the device in a graph; return the graph's replay."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""Predict the time of a step, and the tokens per second, before and after each change to come.
+"""Predict the time of a step, and the tokens per second, before and after each change.
 
     python -m benchmarks.gpu.predict
     python -m benchmarks.gpu.predict --shape llada2-mini --rows 8 --weights float8
@@ -27,11 +27,11 @@ Table = list[tuple[str, ...]]
 
 
 class Change(NamedTuple):
-    """A change to the code that was measured on paper first."""
+    """A change to the code that was predicted before it was built."""
 
-    sign: str  # file: text; the change is built if the text is there
-    reason: str  # for what it saves
-    # The variants that make it, by "kernel: name", two regular expressions; empty: all of them do.
+    sign: str  # file: text; the change is built if the file contains the text
+    reason: str  # why it saves time
+    # The variants that make it: two regular expressions, "kernel: name"; empty: all of them do.
     variants: str = ""
 
     @property
@@ -166,20 +166,20 @@ CHANGES: Final = {
 BUILT: Final = frozenset(name for name, change in CHANGES.items() if change.built)
 STAGES: Final = {"no change": frozenset[str](), "built": BUILT, "all": frozenset(CHANGES)}
 WEIGHTS: Final = ("bfloat16", "float8", "float8_rows", "int8")
-# A round's time beside its forward: the host's, first and per row, and the decoder's launches.
+# A round's time without its forward: the host's, fixed and per row, and the decoder's launches.
 HOST_MS, HOST_ROW_MS = 0.22, 0.0175
 DECODER_MS: Final = {"fixed": 0.12, "credit": 0.3}
-SETTLED_MS, REWARDED_MS = 0.09, 0.17  # what kernels of our own save of that
-NEIGHBOURS, WARM_UP = 32, 4  # of vicinity: positions beside a block, more steps over everything
+SETTLED_MS, REWARDED_MS = 0.09, 0.17  # what diffray's own kernels save of that
+NEIGHBOURS, WARM_UP = 32, 4  # of vicinity: positions beside a block, extra steps over everything
 
 
 def made_by(ran: Mapping[str, str]) -> frozenset[str]:
-    """Return the changes that are built and made by what ran, as `noted_variants` notes it."""
+    """Return the built changes that the variants made which ran, as `noted_variants` records."""
     return frozenset(name for name in BUILT if CHANGES[name].made_by(ran))
 
 
 class Parts(NamedTuple):
-    """What texts take, in ms."""
+    """The time that texts take, in ms."""
 
     everything: float  # steps that run all positions
     blocks: float  # the others
@@ -203,7 +203,7 @@ class Generation(NamedTuple):
         return self.rows * self.tokens / sum(self.parts_ms(shape, changes)) * 1e3
 
     def parts_ms(self, shape: Shape, changes: frozenset[str]) -> Parts:
-        """Predict the time of all steps, and between them."""
+        """Predict the time of all steps, and the time between them."""
         steps, length = round(self.tokens / self.rate), self.prompt + self.tokens
         near, long, longer = self.block, length, self.over_everything
         if self.cache == "vicinity":
@@ -226,12 +226,12 @@ class Generation(NamedTuple):
 
     @property
     def over_everything(self) -> int:
-        """How many steps run everything: a block's first, and those that warm up."""
+        """The number of steps that run everything: each block's first, and warm-up steps."""
         blocks = -(-self.tokens // self.block)
         return blocks + (WARM_UP if self.cache == "vicinity" else 0)
 
     def _rows_read(self, steps: int) -> Iterator[float]:
-        """Yield each step's part of the mean of the head's rows, which are padded to halves."""
+        """Yield each step's part of the head's mean rows, halved as long as they hold all masks."""
         of_block = max(steps * self.block // self.tokens, 1)
         for step in range(of_block):
             rows = self.rows * self.block
@@ -253,7 +253,7 @@ def main() -> None:
 
 
 def tables(name: str, batch: int, weights: str, ranks: int, *, markdown: bool) -> str:
-    """Return all predictions as text; the documents have a column for what was measured."""
+    """Return all predictions as text; Markdown has a column for measurements."""
     how = SHAPES[name], Work(batch, SHAPES[name].block or 64, 1024), weights, ranks
     parts = []
     for title, table in (

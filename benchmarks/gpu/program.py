@@ -1,8 +1,8 @@
-"""How every GPU program here runs: case after case in a worker process, a report after each.
+"""How every GPU program runs: case after case in a worker process, a report after each.
 
-What ends a worker (an abort, an illegal access, a hang) becomes the row of the case it was at, and
-a new worker goes on with the next case: a CUDA error breaks all later calls of its process. The
-program itself never touches the device, so it can always report, also when it is terminated.
+What ends a worker (an abort, an illegal access, a hang) becomes the row of its current case, and a
+new worker continues with the next case, because a CUDA error breaks all later calls of its process.
+The program itself never touches the device, so it can always report, even when it is terminated.
 """
 
 import argparse
@@ -35,18 +35,18 @@ _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
 def arguments(what: str) -> argparse.ArgumentParser:
-    """Return a parser with what every program here takes."""
+    """Return a parser with the options of every GPU program."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--out", type=_new_file, help="write the JSON report here, not to stdout")
     parser.add_argument(
         "--choices", type=Path, help="the folder that `bring_up` writes; without it defaults run"
     )
-    parser.add_argument("--case-seconds", type=float, default=300, help="give up a case after this")
+    parser.add_argument("--case-seconds", type=float, default=300, help="abandon a case after this")
     return parser
 
 
 def _new_file(name: str) -> Path:
-    """Return the path of a report; an earlier one goes, whatever becomes of this one."""
+    """Return the path of a report; remove an earlier one, even if this run writes none."""
     path = Path(name)
     path.unlink(missing_ok=True)
     return path
@@ -59,7 +59,7 @@ def need_cuda() -> None:
 
 
 def missing_packages() -> list[str]:
-    """Return what the engine needs, beside torch and Triton, and is not installed."""
+    """Return the missing packages that the engine needs besides torch and Triton."""
     return [name for name in ENGINE_NEEDS if find_spec(name) is None]
 
 
@@ -134,7 +134,7 @@ def _replace(path: Path, text: str) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """End the program by SIGINT and SIGTERM as by an error; after `&` in a script SIGINT is off."""
+    """Make SIGINT, which scripts turn off after `&`, and SIGTERM end the program as errors do."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(f"ended by {signal.Signals(number).name}; the report is not complete")
@@ -168,7 +168,7 @@ def _one_worker(plan: Plan, args: argparse.Namespace, names: Items[str]) -> Iter
             begin, failure, picked = time.perf_counter(), "", dict[str, str]()
             message: Row = {"variants": {}}
             try:
-                while "variants" in message:  # of the case, before they run
+                while "variants" in message:  # a case reports them before they run
                     yield message
                     picked |= message["variants"]
                     if here.poll(args.case_seconds):
@@ -195,7 +195,7 @@ def _one_worker(plan: Plan, args: argparse.Namespace, names: Items[str]) -> Iter
 
 
 def _ending(code: int | None) -> str:
-    """Say how a process ended."""
+    """Return how a process ended."""
     return signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
 
 

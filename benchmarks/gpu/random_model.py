@@ -1,4 +1,4 @@
-"""The model that serves, of random weights made on the device, in the sizes of a shape.
+"""The serving model in the sizes of a shape, with random weights made on the device.
 
 Letters: T packed tokens, K experts of a token, E experts of a layer.
 """
@@ -25,12 +25,12 @@ WEIGHTS = {
     "bfloat16": None,
     "int8": "int8",
     "float8": "fp8",
-    "float8_rows": "w8a8_fp8",  # what they multiply is rounded to float8 as well
+    "float8_rows": "w8a8_fp8",  # activations are rounded to float8 as well
 }
 
 
 def quantization_of(shape: Shape, weights: str) -> str | None:
-    """Return the option for the experts, or for a model without: its attention and MLP."""
+    """Return the option for the experts; in a model without experts, for attention and MLP."""
     form = WEIGHTS[weights]
     return form if form is None or shape.sparse is None else f"experts={form}"
 
@@ -44,11 +44,11 @@ def random_model(
     dtype: str = "bfloat16",
     weights: str = "bfloat16",
 ) -> Denoiser:
-    """Make a model of a shape's layout; its products keep the size of what they multiply.
+    """Make a model of a shape's layout; its products keep the magnitude of their inputs.
 
-    Each of at most `tokens` packed tokens has an embedding of its own, whatever its id is: with
-    random weights all masks, which share one, would go to the same few experts, where those of a
-    trained model spread. The router that serves runs as it is.
+    Each of at most `tokens` packed tokens has its own embedding, whatever its id is: with random
+    weights all masks, which share one, would go to the same few experts, whereas a trained model
+    spreads them. The router is the one that serves.
     """
     model = build_model(config_of(shape, length), Mesh(), choose_dtype(dtype, device), kernels)
     model.allocate(device)
@@ -68,10 +68,10 @@ def random_model(
 
 @contextmanager
 def counted_experts(model: Denoiser) -> Iterator[dict[str, float]]:
-    """Count the experts that tokens go to; the outcome is there at the end.
+    """Count the experts that tokens go to; the yielded dictionary is filled at the end.
 
-    `distinct_experts` is the mean over layers and steps, of steps of the most frequent size, and
-    `fullest_expert` the mean of the most tokens that one of them gets. Replays are not seen.
+    `distinct_experts` is the mean over layers and steps, for steps of the most frequent size;
+    `fullest_expert` is the mean of the most tokens that one expert gets. Replays do not count.
     """
     seen: dict[int, list[Tensor]] = {}
 
@@ -94,7 +94,7 @@ def counted_experts(model: Denoiser) -> Iterator[dict[str, float]]:
 
 
 def config_of(shape: Shape, length: int) -> dict[str, Any]:
-    """Return the config.json of a published layout in these sizes."""
+    """Return the config.json of a published layout with these sizes."""
     own = shape.sparse
     sizes = shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.width, shape.vocab
     both: dict[str, Any] = {"head_dim": shape.head_dim, "rotary_dim": shape.rotated}

@@ -1,4 +1,4 @@
-"""The sizes of the published models that are measured on GPUs, and how their weights weigh."""
+"""The sizes of the published models that are measured on GPUs."""
 
 import math
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Sparse(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A model by its numbers."""
+    """The sizes of a model."""
 
     layers: int
     hidden: int
@@ -28,11 +28,11 @@ class Shape(NamedTuple):
     head_norm: bool
     width: int  # of dense MLPs
     vocab: int
-    block: int  # 0 where attention goes both ways
+    block: int  # 0 if attention is bidirectional
     sparse: Sparse | None
 
     def distinct_experts(self, tokens: int) -> float:
-        """Return how many experts of a layer some tokens meet, if all are equally likely."""
+        """Return how many of a layer's experts the tokens meet, if all are equally likely."""
         if self.sparse is None:
             return 0.0
         missed = (1 - self.sparse.chosen / self.sparse.experts) ** tokens
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A step's size: so many sequences, windows of a length, contexts of a length."""
+    """A step's size: the number of sequences, and the lengths of windows and contexts."""
 
     rows: int
     window: int
@@ -63,7 +63,7 @@ SHAPES = {
         20, 2048, 16, 4, 128, 64, True, 5120, 157184, 32, Sparse(256, 8, 512, 512, 1, 8, 4)
     ),
 }
-# For tests on a CPU: every kind of layer, in sizes that divide by little.
+# For tests on a CPU: every kind of layer, in sizes with few divisors.
 TOY = {
     "toy-moe": Shape(2, 48, 3, 3, 16, 16, True, 0, 150, 0, Sparse(5, 2, 20, 0, 0, 0, 0)),
     "toy-dense": Shape(2, 48, 4, 2, 24, 24, False, 40, 150, 0, None),
@@ -81,5 +81,5 @@ def more_tiles(tokens: int, share: float, rows: int) -> float:
 
 
 def rounded_up(count: int) -> int:
-    """Return the smallest power of two that is not less."""
+    """Return the smallest power of two that is at least `count`."""
     return 1 << max(count - 1, 0).bit_length()

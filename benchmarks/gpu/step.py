@@ -1,7 +1,6 @@
-"""A denoising step of the model that serves, from ids to a choice for every position.
+"""A denoising step of the serving model, from ids to a choice for every position.
 
-Nothing is planned and nothing is accepted: what remains has static shapes, so a CUDA graph can
-hold it.
+Nothing is planned or accepted, so all shapes are static, and a CUDA graph can hold the step.
 """
 
 from typing import NamedTuple

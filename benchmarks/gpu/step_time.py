@@ -7,11 +7,11 @@
 
 The step runs from token ids to a choice for every position of the windows, with random weights, in
 a CUDA graph and without. The part `kernels` lists every kernel of one replay, by torch.profiler,
-beside the predicted ones. The part `engine` times what the step leaves out (planning, acceptance):
-rounds of one step of the engine that serves, in the middle of a block. The floor is the larger of
-bytes over measured copy bandwidth and operations over a measured bfloat16 product. Each is measured
-with the variants that bring-up chose, if it ran, and with the default ones; predictions are of the
-variants that ran.
+beside the predicted ones. The part `engine` adds what the step leaves out (planning, acceptance):
+rounds of one step of the serving engine, in the middle of a block. The floor is the larger of bytes
+over measured copy bandwidth and operations over the rate of a measured bfloat16 product. Each part
+is measured with the variants that bring-up chose, if it ran, and with the default ones; predictions
+are for the variants that ran.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
 
 
 def timed(row: Row, work: Work, chosen: Choices, runs: int) -> Row:
-    """Return a step's times, with the share of the roofline, and the peak of memory."""
+    """Return a step's times, its share of the roofline, and the peak memory."""
     clock, shape, weights = the_clock(runs), ALL[row["shape"]], row["weights"]
     with noted_variants() as ran:
         step = _step(row, work, chosen)

@@ -1,4 +1,4 @@
-"""What the measurements have to reach, and whether they do."""
+"""The targets of the measurements, and whether they are met."""
 
 from collections.abc import Sequence as Items
 from typing import Any, Final, NamedTuple
@@ -50,9 +50,9 @@ TARGETS: Final = (
 
 
 def verdicts(program: str, rows: Items[Row]) -> list[str]:
-    """Return a line for each of a program's targets that was measured: met or missed, by what.
+    """Return a line for each measured target of a program: met or missed, with the value.
 
-    Rows of chosen variants come before those of the defaults, and are compared with their like.
+    Rows of chosen variants come before those of the defaults; only rows of the same are compared.
     """
     lines = []
     for target in TARGETS:

@@ -1,4 +1,4 @@
-"""Runs diffray beside its peers: `python -m benchmarks.peers --fast-dllm FOLDER ...`.
+"""Compares diffray with its peers: `python -m benchmarks.peers --fast-dllm FOLDER ...`.
 
     git clone https://github.com/NVlabs/Fast-dLLM
     git clone https://github.com/ML-GSAI/LLaDA
@@ -6,8 +6,8 @@
     python -m benchmarks.peers --fast-dllm Fast-dLLM --llada LLaDA \
         --llada2-code dllm/dllm/pipelines/llada2/models
 
-dlmserve and dfastllm are served, each in an environment of its own, beside `diffray serve`;
-diffusers' LLaDA2 pipeline runs in an environment of its own beside the engine; Fast-dLLM and
+dlmserve and dfastllm are served, each in its own environment, beside `diffray serve`;
+diffusers' LLaDA2 pipeline runs in its own environment beside the engine; Fast-dLLM and
 LLaDA's sampler run in one process with the engine. docs/benchmarks.md explains the tables.
 """
 

@@ -47,7 +47,7 @@ def code_folder(checkout: Path, files: tuple[str, ...]) -> Path:
 def write_llada(folder: Path, code: Path, *, layers: int, hidden: int, seed: int) -> None:
     """Write a random LLaDA with its own vocabulary.
 
-    The weights are in bfloat16, because dlmserve reads no float32; widened, they are the same in
+    The weights are in bfloat16, because dlmserve cannot read float32; widened, they are the same in
     all systems. Special ids are never the best, so every answer has its full length.
     """
     heads = hidden // HEAD_DIM
@@ -78,13 +78,13 @@ def word(token: int) -> str:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer whose words are the ids' numbers."""
+    """Write a tokenizer whose words are numbered by their ids."""
     vocabulary = {word(token): token for token in range(VOCAB)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=word(0)))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens(list(SPECIAL.values()))
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {  # written by hand, as peers run another version of transformers
+    config = {  # written by hand, because peers run another version of transformers
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": SPECIAL[END_ID],
         "pad_token": SPECIAL[END_ID],

@@ -1,4 +1,4 @@
-"""One virtual environment for each peer, because their requirements exclude each other."""
+"""One virtual environment for each peer, because their requirements conflict."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ class Environment:
         return receipt.is_file() and receipt.read_text().split("\n") == list(self.wanted)
 
     def commands(self) -> list[list[str]]:
-        """Return what makes it; torch comes first, so that no other package chooses its build."""
+        """Return the commands that make it; torch is first, so nothing else picks its build."""
         install = [str(self.python), "-m", "pip", "install", "--quiet", self.wanted[0]]
         venv = [sys.executable, "-m", "venv", str(self.folder)]
         return [venv, install, [*install, *self.requirements]]

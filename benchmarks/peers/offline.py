@@ -1,9 +1,9 @@
 """Compares the engine with diffusers' LLaDA2 pipeline: same weights, threshold, prompts, in turns.
 
-Both write the same number of tokens for a prompt, so many that its canvas ends with a block, and
-stop at no end token. The pipeline has no cache and recomputes everything up to the block's end in
-each step. It takes one prompt at a time here, because it pads others on the left, where LLaDA2's
-blocks would move. The engine takes them one by one too, and then all at once.
+Both write the same number of tokens for a prompt, chosen so that the canvas consists of whole
+blocks, and ignore end tokens. The pipeline has no cache and recomputes everything up to the block's
+end in each step. It takes one prompt at a time here, because it pads batches on the left, which
+would shift LLaDA2's blocks. The engine runs prompts one by one too, and then all at once.
 """
 
 import argparse
@@ -23,19 +23,19 @@ from diffray.cluster.cli.bench.datasets import Row, as_ids
 from examples.train_demo.tasks import held_out_items
 
 BLOCK_LENGTH, THRESHOLD = 32, 0.95
-AT_ONCE = 8  # of the engine's sequences
+AT_ONCE = 8  # sequences that the engine runs together
 HEAD = paired.head("system", "tokens/s", "diffray / it", "forwards", "equal tokens")
 
 
 def gen_length(prompt: list[int], wanted: int) -> int:
-    """Return at least so many tokens that prompt and answer fill whole blocks."""
+    """Return the least number from `wanted` with which prompt and answer fill whole blocks."""
     return wanted + -(len(prompt) + wanted) % BLOCK_LENGTH
 
 
 def contenders(
     llm: DiffusionLLM, send: Callable[[Any], Any], prompts: list[list[int]], wanted: int
 ) -> dict[str, Callable[[int], paired.Turn]]:
-    """Return the engine and the pipeline, which `send` reaches, each in two ways."""
+    """Return the engine, and the pipeline behind `send`, each in two ways."""
     lengths = [gen_length(prompt, wanted) for prompt in prompts]
     diffusion = {
         "block_length": BLOCK_LENGTH,

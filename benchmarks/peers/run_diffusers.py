@@ -2,8 +2,8 @@
 
 A request holds prompts (token ids, one pipeline call each), the tokens to write for each, a block
 length, a threshold, and whether the model gets LLaDA2's own block-causal mask. The pipeline passes
-on a mask of two dimensions, from which the published model code makes a causal one, or, where no
-position is padded, none at all.
+a two-dimensional mask, from which the published model code makes a causal one, or none at all if no
+position is padded.
 """
 
 import importlib
@@ -18,7 +18,7 @@ MASKED = torch.finfo(torch.float32).min
 
 
 def block_causal(length: int, block_length: int) -> torch.Tensor:
-    """Return what is added to scores: nothing up to the end of a query's own block."""
+    """Return the mask that is added to scores: 0 up to the end of a query's own block."""
     blocks = torch.arange(length) // block_length
     seen = blocks.unsqueeze(0) <= blocks.unsqueeze(1)
     return torch.zeros(1, 1, length, length).masked_fill(~seen, MASKED)

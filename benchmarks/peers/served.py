@@ -1,4 +1,4 @@
-"""Compares servers: they take turns at the same prompts, which one client sends."""
+"""Compares servers: they take turns at the same prompts, sent by one client."""
 
 import argparse
 import asyncio
@@ -37,7 +37,7 @@ def prompts(count: int, shortest: int, longest: int, seed: int) -> list[str]:
 
 
 def body(contender: Contender, model: str, prompt: str, gen_length: int) -> dict[str, Any]:
-    """Return the request; dlmserve refuses every field that it does not know."""
+    """Return the request; dlmserve refuses unknown fields."""
     return {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -54,7 +54,7 @@ def turn_of(
     concurrency: int,
     gen_length: int,
 ) -> Callable[[int], paired.Turn]:
-    """Return a contender that sends all prompts, and refuses answers of another length."""
+    """Return a contender that sends all prompts, and raises if an answer has another length."""
     server = started[contender.server]
     bodies = [body(contender, server.served, text, gen_length) for text in texts]
 

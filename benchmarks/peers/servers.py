@@ -55,7 +55,7 @@ class Server(NamedTuple):
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let it run inside the block only: dlmserve polls a thousand times a second."""
+        """Let it run only in the `with` block: dlmserve polls a thousand times a second."""
         if self.group:
             os.killpg(self.group, signal.SIGCONT)
         try:
@@ -66,7 +66,7 @@ class Server(NamedTuple):
 
 
 def process_variables(threads: int) -> dict[str, str]:
-    """Return a peer's environment: compiling attention for every length anew would slow it."""
+    """Return a peer's environment; without TORCHDYNAMO_DISABLE every length would be compiled."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "TORCHDYNAMO_DISABLE": "1",
@@ -104,7 +104,7 @@ def dlmserve(setting: Setting, port: int, environment: Environment) -> Recipe:
 
 
 def dfastllm(setting: Setting, port: int, environment: Environment) -> Recipe:
-    """Its rate limit is a large number, because 0, documented as off, refuses every request."""
+    """Return its recipe; the rate limit is large, because 0, documented as off, refuses all."""
     options = {
         "--model": setting.model,
         "--served-model-name": "dfastllm",
@@ -125,7 +125,7 @@ RECIPES = {"dlmserve": dlmserve, "dfastllm": dfastllm}
 
 
 def contenders(setting: Setting, peers: list[str], block_length: int) -> list[Contender]:
-    """Return ours twice, as the peers decode and with a cache, and the peers."""
+    """Return diffray twice, decoding as the peers do and with a cache, and the peers."""
     steps, length = setting.steps, setting.gen_length
 
     def diffusion(block: int, cache: str) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def contenders(setting: Setting, peers: list[str], block_length: int) -> list[Co
 
 @contextmanager
 def our_server(setting: Setting) -> Iterator[Server]:
-    """Run `diffray serve`; it only idles, as Ray's processes take stopped ones for dead."""
+    """Run `diffray serve`. It is never stopped: Ray would take stopped processes for dead."""
     variables = {"OMP_NUM_THREADS": str(setting.threads)}
     with serve_process(*our_flags(setting), settings=variables) as server:
         server.wait_for("/v1", 1)
@@ -186,7 +186,7 @@ def peer_server(
 
 
 def _wait(name: str, process: "subprocess.Popen[bytes]", url: str, log: str) -> None:
-    """Return when a server is ready; raise where it ends before, or takes too long."""
+    """Wait until a server is ready; raise if it ends first or takes too long."""
     deadline = time.monotonic() + LOAD_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

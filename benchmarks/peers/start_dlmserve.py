@@ -1,7 +1,7 @@
 """Starts dlmserve 0.1.1 on 127.0.0.1 in float32, run by its own environment's Python.
 
 Its command listens on every address, and it loads in int4 or bfloat16 only. The checkpoint is in
-bfloat16, so widening the loaded weights loses nothing; nothing else of it is touched.
+bfloat16, so widening the loaded weights loses nothing; the rest of dlmserve is unchanged.
 """
 
 import importlib

@@ -26,11 +26,11 @@ async def endpoint_answers(
     timeout: float = 600.0,
     first_pause: float = 1.0,
 ) -> AsyncGenerator[Answer, None]:
-    """Answer through HTTP within `timeout` seconds; `model` replaces that of the requests."""
+    """Answer over HTTP within `timeout` seconds; `model` overrides the model in the requests."""
     async with httpx2.AsyncClient(**endpoint.options(timeout)) as client:
 
         async def post(url: str, body: dict[str, Any]) -> httpx2.Response:
-            """Send a request, and again if the connection fails: a server may be restarting."""
+            """Send a request; retry if the connection fails, as the server may be restarting."""
             refused = broken = 0
             while True:
                 try:
@@ -64,7 +64,7 @@ async def endpoint_answers(
 
 @asynccontextmanager
 async def engine_answers(model: str, config: "EngineConfig") -> AsyncGenerator[Answer, None]:
-    """Load a model into this process and answer as its server would."""
+    """Load a model into this process and give the replies that a server would give."""
     from diffray.cluster.api.defaults import read_generation_defaults
     from diffray.cluster.api.errors import ApiError
     from diffray.cluster.api.service import Service

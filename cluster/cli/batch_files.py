@@ -26,7 +26,7 @@ class Line(Config):
 
 
 def read_lines(source: Path) -> Iterator[Line]:
-    """Yield the requests of a checked file."""
+    """Yield the requests of a file that passed `check_lines`."""
     for _, text in _texts(source):
         yield _line(text)
 
@@ -39,7 +39,7 @@ def check_lines(source: Path) -> set[str]:
         try:
             name = _line(text).custom_id
             if name in ids:
-                raise ValueError(f"custom_id {name!r} is used in line {ids[name]} already")
+                raise ValueError(f"custom_id {name!r} is already used in line {ids[name]}")
             ids[name] = number
         except ValueError as error:
             mistakes.append(f"line {number}: {error}")
@@ -53,7 +53,7 @@ def check_lines(source: Path) -> set[str]:
 
 
 def repair(target: Path) -> dict[str, bool]:
-    """Return the ids in `target`, and which were answered; cut off an unfinished last line."""
+    """Return whether each id in `target` was answered; cut off an incomplete last line."""
     if not target.exists():
         return {}
     ids = {}
@@ -61,7 +61,7 @@ def repair(target: Path) -> dict[str, bool]:
         finished = 0  # bytes
         for number, text in enumerate(file, start=1):
             if not text.endswith(b"\n"):
-                log.warning("%s: the last line is incomplete and is written again", target)
+                log.warning("%s: the last line is incomplete and is replaced", target)
                 file.truncate(finished)
                 break
             finished += len(text)

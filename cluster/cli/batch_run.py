@@ -1,6 +1,6 @@
-"""Many requests from a file: OpenAI's batch format in, a line for each answer out.
+"""Answers a file of requests in OpenAI's batch format, and writes one line per answer.
 
-Answers are written as they come, so an interrupted batch loses only the requests in flight; the
+Answers are written as they arrive, so an interrupted batch loses only the requests in flight; the
 next run continues with the lines that have no answer yet.
 """
 
@@ -20,7 +20,7 @@ from tqdm import tqdm
 from diffray.cluster.cli.batch_files import Line, check_lines, read_lines, repair
 from diffray.components.config import counted
 
-BUSY = (429, 502, 503, 504)  # statuses after which a request is sent again
+BUSY = (429, 502, 503, 504)  # statuses on which a request is retried
 TRIES = 8
 LONGEST_PAUSE = 60.0
 LOG_SECONDS = 10.0
@@ -37,7 +37,7 @@ class Reply:
 
 
 class Unanswered(Exception):
-    """One request got no answer, though the server is there; the message says why."""
+    """One request failed although the server is reachable; the message says why."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -51,14 +51,14 @@ Answer = Callable[[str, dict[str, Any]], Awaitable[Reply]]
 
 @dataclass(slots=True)
 class Summary:
-    """What a batch has done."""
+    """The counts of a batch."""
 
     requests: int
     before: int = 0  # done in an earlier run
-    failed_before: int = 0  # of these
+    failed_before: int = 0  # those of `before` that failed
     answered: int = 0
     failed: int = 0
-    tokens: int = 0  # generated, by the usage in the answers
+    tokens: int = 0  # generated, from the answers' usage
     seconds: float = 0.0
     interrupted: bool = False
 
@@ -67,7 +67,7 @@ class Summary:
         return self.requests - self.before - self.answered - self.failed
 
     def count(self, reply: Reply | None) -> None:
-        """Count a request that is done; None if it got no answer."""
+        """Count a finished request; `reply` is None if it got no answer."""
         if reply is None or reply.status_code != 200:
             self.failed += 1
             return
@@ -83,7 +83,7 @@ class Summary:
         if self.before:
             text += f", {self.before} done before"
         if self.left:
-            text += f", {self.left} left (run it again to go on)"
+            text += f", {self.left} left (run again to continue)"
         rate = self.tokens / max(self.seconds, 1e-9)
         return (
             text + f"; {counted(self.tokens, 'token')}, {rate:.1f} tokens/s ({self.seconds:.1f} s)"
@@ -91,7 +91,7 @@ class Summary:
 
 
 class Progress:
-    """Shows a batch's progress: a bar on a terminal, else a line now and then."""
+    """Shows a batch's progress: a bar on a terminal, else a line every `log_seconds`."""
 
     def __init__(
         self, summary: Summary, file: TextIO | None = None, log_seconds: float = LOG_SECONDS
@@ -104,7 +104,7 @@ class Progress:
             unit="request",
             file=self._file,
             leave=False,
-            disable=None,  # except on a terminal
+            disable=None,  # tqdm disables the bar if this is no terminal
         )
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ async def _run(
     concurrency: int,
     tries: int,
 ) -> None:
-    """Send all requests, several at once; an error that concerns them all ends the batch."""
+    """Send all requests concurrently; an error that affects them all ends the batch."""
     with target.open("a") as out, closing(Progress(summary)) as progress:
         async with backend as answer:
 
@@ -192,7 +192,7 @@ async def _run(
 
 
 async def _send(answer: Answer, line: Line, tries: int) -> Reply:
-    """Send a request, and again while the server is busy."""
+    """Send a request; retry while the server is busy."""
     for attempt in range(tries - 1):
         reply = await answer(line.url, line.body)
         if reply.status_code not in BUSY:
@@ -202,12 +202,12 @@ async def _send(answer: Answer, line: Line, tries: int) -> Reply:
 
 
 def pause(attempt: int, retry_after: float | None) -> float:
-    """Return the seconds before another try; without `retry_after` they double each time."""
+    """Return the seconds until the next try; without `retry_after` they double each time."""
     return min(LONGEST_PAUSE, 2.0**attempt if retry_after is None else retry_after)
 
 
 def _result(custom_id: str, reply: Reply | None, error: dict[str, str] | None) -> str:
-    """Return the line of an answer."""
+    """Return a request's line in the output file."""
     names = ("status_code", "request_id", "body")
     result = {
         "id": f"batch_req_{uuid4().hex}",

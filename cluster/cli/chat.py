@@ -33,8 +33,8 @@ def chat(
 ) -> bool:
     """Converse until the input ends; `options` go into the body of every request.
 
-    On a terminal `watch` shows every step of a diffray server, at this pace. Return False if there
-    is not a terminal and some line failed.
+    On a terminal, `watch` shows every step of a diffray server, `pace` steps per second. Return
+    False if there is no terminal and a line failed.
     """
     source, out, options = source or sys.stdin, out or sys.stdout, {**(options or {})}
     if options.get("n", 1) != 1:
@@ -57,7 +57,7 @@ def chat(
 
 
 def _answer_lines(talk: Conversation, source: TextIO, out: TextIO) -> bool:
-    """Answer each line; return whether none failed, of which standard error says why."""
+    """Answer each line; report failures on standard error, and return whether there were none."""
     succeeded = True
     with suppress(Leave):
         for line in map(str.strip, source):
@@ -71,7 +71,7 @@ def _answer_lines(talk: Conversation, source: TextIO, out: TextIO) -> bool:
 
 
 def _about(endpoint: Endpoint, client: httpx2.Client, name: str | None) -> dict[str, Any]:
-    """Return what the server says about a model; of one that it does not list, the name."""
+    """Return the server's entry for a model, or only the name if the server does not list it."""
     try:
         models = endpoint.models(client)
     except Refused:
@@ -84,7 +84,7 @@ def _about(endpoint: Endpoint, client: httpx2.Client, name: str | None) -> dict[
 
 
 def _greeting(endpoint: Endpoint, about: Mapping[str, Any]) -> str:
-    """Return who answers, what it is good for, and what to try."""
+    """Return the model's name, its description and examples to try."""
     lines = [f"{about['id']} at {endpoint.url}; /help lists commands, /clear begins a new chat"]
     if isinstance(said := about.get("description"), str):
         lines += wrapped(said)
@@ -125,7 +125,7 @@ def _converse(talk: Conversation, out: TextIO, pace: float) -> None:
 
 
 def _asked(talk: Conversation, line: str, out: TextIO) -> Generator[News, None, None] | None:
-    """Return the answer to a line; None if there is none, after a command."""
+    """Return the answer to a line; None for a command without one."""
     return run_command(talk, line, out) if line.startswith("/") else talk.ask(line)
 
 

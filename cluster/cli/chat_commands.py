@@ -1,4 +1,4 @@
-"""What may be typed in a chat beside messages: lines that start with a slash."""
+"""The commands of a chat: lines that start with a slash."""
 
 import json
 from collections.abc import Generator
@@ -13,17 +13,17 @@ from diffray.components.spelling import did_you_mean
 
 
 def _kinds(part: str, kinds: tuple[str, ...]) -> str:
-    """Return the kinds of a part of a policy, in lines of a terminal."""
+    """Return the kinds of a policy's part, wrapped for a terminal."""
     return fill(", ".join(kinds), 79, initial_indent=f"{part:<10}", subsequent_indent=" " * 10)
 
 
 HELP: Final = f"""/retry              ask the last message again
 /policy             show how answers are denoised
-/policy NAME=VALUE  change it, with several if you like: decoder=KIND,
+/policy NAME=VALUE  change it, by one or more settings: decoder=KIND,
                     decoder.threshold=0.8, cache=KIND, iteration=KIND,
                     block_length=32, cfg_scale=1.5
 /policy default     denoise by the server's default
-/seed N             the seed of sampling; without N, another one each time
+/seed N             set the sampling seed; without N, a new one each time
 /system TEXT        set the system message; without TEXT, remove it
 /save FILE          write the request of the last answer as JSON
 /clear              begin a new chat, with the same policy, seed and system
@@ -71,13 +71,13 @@ def run_command(talk: Conversation, line: str, out: TextIO) -> Generator[News, N
 
 
 def _confirm(text: str, out: TextIO) -> None:
-    """Say on a terminal what a command has done; a file gets answers alone."""
+    """Confirm a command on a terminal; a file gets only answers."""
     if out.isatty():
         out.write(text + "\n")
 
 
 def _policy(talk: Conversation, given: str, out: TextIO) -> None:
-    """Change the policy of the next answers, or show it; the server says what is wrong with it."""
+    """Change the policy of the next answers, or show it; the server validates the change."""
     if given == "default":
         talk.options.pop("diffusion", None)
     elif given:
@@ -89,7 +89,7 @@ def _policy(talk: Conversation, given: str, out: TextIO) -> None:
 
 
 def _changed(policy: dict[str, Any], settings: list[str]) -> dict[str, Any]:
-    """Return the policy with some settings; a part whose kind is named begins anew."""
+    """Return the policy with these settings; naming a part's kind drops its old settings."""
     wanted: dict[str, Any] = {}
     for each in settings:
         put_setting(wanted, each)
@@ -109,7 +109,7 @@ def _changed(policy: dict[str, Any], settings: list[str]) -> dict[str, Any]:
 
 
 def _as_settings(policy: dict[str, Any]) -> str:
-    """Return a policy as it is typed."""
+    """Return a policy in the form in which users type it."""
     parts = []
     for name, value in policy.items():
         if not isinstance(value, dict):
@@ -123,7 +123,7 @@ def _as_settings(policy: dict[str, Any]) -> str:
 def _seed(talk: Conversation, given: str, out: TextIO) -> None:
     if not given:
         talk.options.pop("seed", None)
-        _confirm("each answer has another seed", out)
+        _confirm("each answer gets a new seed", out)
         return
     try:
         talk.options["seed"] = int(given)

@@ -100,8 +100,8 @@ def batch(
         raise typer.Exit(130)
     if failed := summary.failed + summary.failed_before:
         raise ValueError(
-            f"{failed} of {counted(summary.requests, 'request')} failed; {target} says why, and a "
-            "request whose line is deleted there is sent again by the next run"
+            f"{failed} of {counted(summary.requests, 'request')} failed; {target} says why; to "
+            "retry a request, delete its line there and run again"
         )
 
 

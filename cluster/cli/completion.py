@@ -1,4 +1,4 @@
-"""`diffray completion`: what a shell needs to complete commands and options."""
+"""`diffray completion`: the script with which a shell completes commands and options."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ def completion(
     context: typer.Context,
     shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")],
 ) -> None:
-    """Print what makes a shell complete commands and options.
+    """Print a script that makes a shell complete commands and options.
 
     bash reads it from a file, as below, if bash-completion is installed; else ~/.bashrc can source
     it. zsh sources it in ~/.zshrc, after compinit.

@@ -18,7 +18,7 @@ class Conversation:
     """The messages so far, and the server that answers them.
 
     `options` go into the body of every request. With `watch` the server sends the canvas after
-    every step, which other servers than diffray's do not know.
+    every step, which only diffray's servers support.
     """
 
     client: httpx2.Client
@@ -30,13 +30,13 @@ class Conversation:
     turns: list[dict[str, str]] = field(default_factory=list)
     unanswered: str | None = None  # the last message, if it has no answer
     finish_reason: str | None = None  # of the last answer
-    counts: str = ""  # what the server has counted of it
+    counts: str = ""  # the server's counts for the last answer
 
     def ask(self, text: str) -> Generator[News, None, None]:
-        """Yield the answer as it comes.
+        """Yield the answer as it arrives.
 
-        An answer that is stopped stays in the conversation as far as it came; a message without
-        any answer does not.
+        A stopped answer stays in the conversation as far as it got; a message without any answer
+        does not.
         """
         self.turns.append({"role": "user", "content": text})
         self.unanswered = text
@@ -65,7 +65,7 @@ class Conversation:
                 self.turns.pop()
 
     def retry(self) -> Generator[News, None, None]:
-        """Ask the last message again; its answer stays if there is no new one."""
+        """Ask the last message again; keep its old answer if no new one arrives."""
         kept = self.turns
         if self.unanswered is not None:
             yield from self.ask(self.unanswered)
@@ -80,14 +80,14 @@ class Conversation:
                 self.turns, self.unanswered = kept, None
 
     def clear(self) -> None:
-        """Forget what was said."""
+        """Forget all messages."""
         self.turns.clear()
         self.unanswered = None
 
     def try_options(self, options: dict[str, Any]) -> None:
-        """Take other options if the server accepts them; raise what it says if it does not.
+        """Use other options if the server accepts them; else raise its error message.
 
-        The server is asked for an answer with them, which is not read.
+        This requests an answer with them, and does not read it.
         """
         messages = [{"role": "user", "content": "Hello"}]
         body = {**options, "model": self.model, "messages": messages, "stream": True}

@@ -52,7 +52,7 @@ def doctor(
     share = Mesh(0, config.tensor_parallel_size, config.expert_parallel)
     found = bring_up(model, config.rank_options, share, again=True)
     if found.failed:
-        fix = f"Triton's kernels cannot be used ({found.failed}); --kernels torch does not try them"
+        fix = f"Triton's kernels cannot be used ({found.failed}); --kernels torch skips them"
         checks.append(Check("kernels", "torch's only", fix))
     fixes = [check.fix for check in checks if check.fix]
     if as_json:
@@ -65,7 +65,7 @@ def doctor(
 
 
 def rows(found: "Findings") -> Iterator[dict[str, Any]]:
-    """Yield for each kernel and size which variant is used, and its time beside torch's."""
+    """Yield, for each kernel and size, the variant in use, with its time and torch's."""
     chosen = found.choices.chosen
 
     def place(outcome: "Outcome") -> tuple[str, Any]:
@@ -94,7 +94,7 @@ def _microseconds(seconds: float | None) -> float | None:
 
 
 def as_values(found: "Findings") -> dict[str, Any]:
-    """Return what was found about kernels in JSON's types."""
+    """Return the findings about kernels in JSON's types."""
     return {
         "key": found.key,
         "kernels": [*rows(found)],
@@ -117,7 +117,7 @@ def as_table(found: "Findings") -> list[str]:
     if len(lines) == 1:
         return []
     columns = [*zip(*lines, strict=True)]
-    columns[0] = tuple(cell for cell in columns[0] if cell.startswith(" "))  # not the headings
+    columns[0] = tuple(cell for cell in columns[0] if cell.startswith(" "))  # no headings
     widths = [max(map(len, column)) for column in columns]
     return ["", *("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)]
 

@@ -43,7 +43,7 @@ class Endpoint:
         return {"base_url": self.url, "headers": headers, "timeout": limit, "limits": pool}
 
     def models(self, client: httpx2.Client) -> list[dict[str, Any]]:
-        """Return what the server says about each of its models, of which it has at least one."""
+        """Return the server's entries for its models; raise if it lists none."""
         try:
             response = client.get("/v1/models")
         except httpx2.TransportError as error:
@@ -83,7 +83,7 @@ def reason(error: Exception) -> str:
 
 
 def retry_after(response: httpx2.Response) -> float | None:
-    """Return the seconds after which to retry a refused request, if the server says so."""
+    """Return the seconds after which to retry a refused request, if the server names them."""
     try:
         return max(0.0, float(response.headers["retry-after"]))
     except (KeyError, ValueError):
@@ -99,7 +99,7 @@ def json_of(response: httpx2.Response) -> object:
 
 
 def message_of(answer: object) -> str:
-    """Return the message in an error's body, in whatever form."""
+    """Return the message in an error's body, whatever its form."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     message = error.get("message", error) if isinstance(error, dict) else error
     text = message if isinstance(message, str) else json.dumps(message)
@@ -107,6 +107,6 @@ def message_of(answer: object) -> str:
 
 
 def complaint(answer: object, status: int) -> str:
-    """Return what to print about a refusal."""
+    """Return the message to print for a refused request."""
     key = " (give --api-key KEY, or set DIFFRAY_API_KEY)" if status == 401 else ""
     return f"the server answers {status}: {message_of(answer)}{key}"

@@ -1,4 +1,4 @@
-"""A checkpoint's facts for people and for programs: `diffray info`."""
+"""A checkpoint's facts as text or as JSON: `diffray info`."""
 
 import json
 from dataclasses import asdict
@@ -13,7 +13,7 @@ def as_values(info: Info) -> dict[str, Any]:
 
 
 def as_lines(info: Info) -> str:
-    """Return the facts in two columns, however long a value is."""
+    """Return the facts in two columns; long values are not wrapped."""
     facts = {name: value for name, value in as_values(info).items() if value not in ({}, (), None)}
     width = max(map(len, facts))
     return "\n".join(

@@ -1,7 +1,7 @@
-"""Flags that belong together as one parameter of a command; `spread` makes each of them a flag.
+"""Related flags as one parameter of a command, a record; `spread` makes each field a flag.
 
 A record is a frozen dataclass whose fields are made by `flag`. It may name a configuration model
-that declares the same fields: then their help comes from there, and they are None unless typed.
+that declares the same fields: their help then comes from there, and they are None unless typed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,7 @@ def flag(default: Any = None, *names: str, **more: Any) -> Any:
 
 @dataclass_transform(frozen_default=True)
 def record(panel: str, model: type[Config] | None = None) -> Callable[[type[T]], type[T]]:
-    """Make a class a record, whose flags help lists under a heading."""
+    """Make a class a record, whose flags appear in help under the heading `panel`."""
 
     def decorate(cls: type[T]) -> type[T]:
         cls.__record__ = panel, model  # type: ignore[attr-defined]  # read in _flags
@@ -45,7 +45,7 @@ def names_of(*records: Any) -> set[str]:
 
 
 def refuse_flags(context: typer.Context, when: str, names: Iterable[str]) -> None:
-    """Refuse those of the named parameters that were typed: they would have no effect."""
+    """Refuse named parameters that were typed, because they would have no effect."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
@@ -56,7 +56,7 @@ def refuse_flags(context: typer.Context, when: str, names: Iterable[str]) -> Non
 
 
 def _spelled(names: list[str], words: list[str]) -> str:
-    """Return which of an option's names was typed."""
+    """Return the name under which an option was typed."""
     found = {word.partition("=")[0] for word in words}
     return next((name for name in names if name in found), names[0])
 
@@ -100,7 +100,7 @@ def _flags(flags: Any, preset: object) -> Iterator[Parameter]:
 
 
 def _declared(name: str, source: FieldInfo) -> dict[str, Any]:
-    """Return what a model's field says about its flag: help, default and choices."""
+    """Return the options of a flag that a model's field declares: help, default and choices."""
     kinds = (source.annotation, *get_args(source.annotation))
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     text, default = source.description or "", source.default

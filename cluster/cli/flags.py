@@ -1,4 +1,4 @@
-"""The flags that commands share, and the records of those that belong together."""
+"""The flags that commands share, and records of related flags."""
 
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ PACE = 5.0  # steps per second, as on the page
 CHECKPOINT = f"A checkpoint's folder, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
 API_KEY_HELP = "The server's API key, if it requires one."
 
-# Their own modules would load torch.
+# Repeated here, because importing the modules that define them loads torch.
 DECODERS = (
     *("threshold", "fixed", "hierarchy", "credit", "factor", "edit", "schedule", "origin"),
     *("budget_threshold", "entropy_bound", "sequential", "lopa"),
@@ -24,7 +24,7 @@ ITERATIONS = ("blockwise", "first_token", "block_diffusion", "sub_blocks", "soft
 
 
 def _one_of(what: str, kinds: tuple[str, ...]) -> dict[str, Any]:
-    """Return the help and the completion of a flag that takes one of some kinds."""
+    """Return the help and the completion of a flag that takes one of these kinds."""
     *others, last = kinds
     text = f"{what}: {', '.join(others)} or {last}."
     return {"metavar": "KIND", "help": text, "autocompletion": lambda: list(kinds)}

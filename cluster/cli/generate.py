@@ -62,7 +62,7 @@ def _read_prompt(prompt: str | None, model: str) -> str:
         if "/" not in model or not HUB_ID.fullmatch(model):
             from diffray.components.checkpoints.checkpoint import resolve
 
-            resolve(model)  # a wrong path is reported first; nothing is downloaded for it
+            resolve(model)  # reports a wrong path first; downloads nothing
         raise typer.BadParameter("give a prompt, or - to read it from stdin", param_hint="PROMPT")
     from diffray.cluster.cli.rows import wrapped
 

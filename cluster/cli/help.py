@@ -12,7 +12,7 @@ from typer.main import get_command
 from diffray.cluster.cli.failures import one_sentence
 from diffray.cluster.cli.other_flags import instead_of
 
-WORDS = "diffray.words"  # of a command's context: what was typed after its name
+WORDS = "diffray.words"  # key in a command's context: the words typed after its name
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # Typer does not export it
 _INSTEAD_OF_COMPLETION = ("install_completion", "show_completion")
@@ -77,7 +77,7 @@ class ManyValues(Command):
 
 
 class Later(TyperCommand):
-    """A command that help lists; it is made when it is used, by the callback."""
+    """A command as help lists it; its callback builds the real command when it is used."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:
         return self.load().make_context(*given, **more)
@@ -88,7 +88,7 @@ class Later(TyperCommand):
 
 
 def later(module: str, name: str, end: str, cls: type[Command]) -> Callable[[], TyperCommand]:
-    """Return what makes a command of a function, whose module it imports."""
+    """Return a function that imports `module` and makes a command of its function `name`."""
 
     def load() -> Any:
         alone = typer.Typer(
@@ -121,7 +121,7 @@ def _grouped(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
         kind = "Options" if parameter.param_type_name == "option" else "Arguments"
         group = getattr(parameter, "rich_help_panel", None) or kind
         names, text = record
-        names = re.sub(r"<list\[(\w+)\]>", r"<\1>", names)  # the text says that it is repeatable
+        names = re.sub(r"<list\[(\w+)\]>", r"<\1>", names)  # the text says "repeatable"
         groups.setdefault(group, []).append((names, text))
     return groups
 
@@ -133,5 +133,5 @@ def _write(groups: dict[str, list[tuple[str, str]]], formatter: Any) -> None:
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a command's help."""
+    """Return the examples at the end of a command's help."""
     return "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])

@@ -24,10 +24,10 @@ from diffray.components.models.registry import runs_on_torch_alone
 from diffray.kernels.choose import obstacle
 
 RAY_LOGS = "/tmp/ray/session_latest/logs"
-RAY_S = 120.0  # for Ray to start, on a machine that does other things too
-_LEAST_SHARED = 2**30  # of shared memory: containers have 64 MiB by default
-_LEAST_FILES, _FILES_OF_RAY = 8192, 65536  # Ray raises the soft limit as far as this
-# The most useful to torch first.
+RAY_S = 120.0  # for Ray to start, on a busy machine
+_LEAST_SHARED = 2**30  # bytes of shared memory: containers have 64 MiB by default
+_LEAST_FILES, _FILES_OF_RAY = 8192, 65536  # Ray raises the soft limit up to the latter
+# Those most useful to torch come first.
 _FEATURES = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512_f", "avx2", "sve2", "sve")
 
 
@@ -43,10 +43,10 @@ class Check:
 def machine_checks(
     model: str, config: EngineConfig, server: Server, say: Callable[[str], None]
 ) -> Iterator[Check]:
-    """Yield a check of each thing that serving the model depends on; `say` tells of a long one."""
+    """Yield a check of each thing that serving the model depends on; `say` announces slow ones."""
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
-    # A wrong path is the first thing to say.
+    # Fails on a wrong path, before any check.
     needed = describe(model, config.quantization).bytes_in_memory
     yield cpu()
     yield gpu(config.tensor_parallel_size)
@@ -69,7 +69,7 @@ def cpu() -> Check:
     dtype = str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
     why = ""
     if "avx512_bf16" in features and dtype == "float32":
-        why = ", as without AMX bfloat16 was half as fast, for all of avx512_bf16"
+        why = ", because without AMX bfloat16 was half as fast, despite avx512_bf16"
     return Check("CPU", f"{usable_cores()} cores, {vectors}; dtype auto is {dtype}{why}")
 
 
@@ -95,23 +95,23 @@ def gpu(ranks: int = 1) -> Check:
             "torch sees no GPU; unset CUDA_VISIBLE_DEVICES, or install a driver for CUDA "
             f"{torch.version.cuda}"
         )
-    return Check("GPU", f"unused, though there is NVIDIA's driver {driver}", fix)
+    return Check("GPU", f"unused, although NVIDIA's driver {driver} is installed", fix)
 
 
-def kernels(model: str, wished: str, device: torch.device, dtype: torch.dtype) -> Check:
-    """Say whose kernels run; Triton's are tried afterwards."""
+def kernels(model: str, requested: str, device: torch.device, dtype: torch.dtype) -> Check:
+    """Report whose kernels run; `doctor` tries Triton's afterwards."""
     if device.type == "cpu":
         return Check("kernels", "torch's; there is no GPU to try Triton's on")
-    if wished == "torch" or runs_on_torch_alone(read_config(resolve(model))):
+    if requested == "torch" or runs_on_torch_alone(read_config(resolve(model))):
         return Check("kernels", "torch's")
     if (why_not := obstacle(device, dtype)) is not None:
-        fix = f"Triton's kernels cannot be used ({why_not}); --kernels torch does not try them"
+        fix = f"Triton's kernels cannot be used ({why_not}); --kernels torch skips them"
         return Check("kernels", "torch's only", fix)
     return Check("kernels", "Triton's")
 
 
 def compiler() -> Check:
-    """Triton compiles what launches its kernels with a C compiler."""
+    """Find the C compiler, with which Triton compiles the launchers of its kernels."""
     names = (os.environ.get("CC"), "gcc", "clang", "cc")
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found is None:
@@ -134,7 +134,7 @@ def memory(needed: int, device: torch.device, ranks: int) -> Check:
 
 
 def shared_memory(place: Path = Path("/dev/shm")) -> Check:
-    """Ray's objects and NCCL's buffers are there."""
+    """Check the space for Ray's objects and NCCL's buffers."""
     free = shutil.disk_usage(place).free if place.is_dir() else 0
     found = f"{in_units(free)} free in {place}"
     if free >= _LEAST_SHARED:
@@ -144,7 +144,7 @@ def shared_memory(place: Path = Path("/dev/shm")) -> Check:
 
 
 def open_files() -> Check:
-    """Every connection takes a few."""
+    """Check the limit of open files, of which every connection takes a few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
     limit = _FILES_OF_RAY if unlimited else max(soft, min(hard, _FILES_OF_RAY))

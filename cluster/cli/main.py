@@ -1,6 +1,6 @@
 """The command line: its commands, in the order in which help lists them.
 
-A command's module is imported when the command is used, so that this list is quick to show.
+A command's module is imported only when the command is used, so that help is quick.
 """
 
 from typing import Annotated
@@ -130,7 +130,7 @@ app.add_typer(bench, name="bench", rich_help_panel=_PREPARE)
 _add(
     "Shell",
     "completion.completion",
-    "Print what makes a shell complete commands and options.",
+    "Print a script that makes a shell complete commands and options.",
     "diffray completion bash > ~/.local/share/bash-completion/completions/diffray",
     "diffray completion zsh > ~/.diffray.zsh    # source it in ~/.zshrc",
     "diffray completion fish > ~/.config/fish/completions/diffray.fish",

@@ -1,4 +1,4 @@
-"""Flags that users of vLLM and SGLang type first, and what to write here instead."""
+"""Flags of vLLM and SGLang that are missing here, and what to use instead."""
 
 import re
 from collections.abc import Collection
@@ -6,7 +6,7 @@ from typing import Final
 
 _CACHE: Final = "--kv-cache-memory SIZE sets the memory of the K/V cache, such as 20GiB"
 _COPIES: Final = "--replicas N runs several copies of the model"
-_TOOLS: Final = "leave it out: every model calls tools if a request has some"
+_TOOLS: Final = "leave it out: every model calls tools if a request lists any"
 _CODE: Final = "leave it out: no code of a checkpoint is run"
 _LOG: Final = "leave it out: requests are not logged"
 _FOLDER: Final = "MODEL may be a folder, and HF_HOME says where downloads go"
@@ -29,11 +29,11 @@ _INSTEAD: Final = {
     "--uvicorn-log-level": _LOG,
     "--download-dir": _FOLDER,
     "--revision": _FOLDER,
-    "--seed": "a request has its seed; greedy answers, the default, need none",
+    "--seed": "each request sets its own seed; greedy answers, the default, need none",
 }
 
 
 def instead_of(name: str, flags: Collection[str]) -> str | None:
-    """Return what to write instead of an unknown flag, in a command that has these flags."""
+    """Return what to use instead of an unknown flag, in a command that has these flags."""
     said = _INSTEAD.get(name.replace("_", "-"))
     return said if said and {*re.findall(r"--[\w-]+", said)} <= {*flags} else None

@@ -1,4 +1,4 @@
-"""Shows an answer on a terminal: every step in place, at a pace at which people can read."""
+"""Shows an answer on a terminal: every step in place, at a readable pace."""
 
 import os
 import shutil
@@ -16,9 +16,9 @@ from diffray.cluster.cli.rows import owners, printable, rows
 
 Canvas = Sequence[str | None]  # the text of each token; None: masked
 
-_PATIENCE_S: Final = 0.5  # with nothing new to show, before a note says that steps are made
-_SHORT: Final = 40  # characters, which may appear at once
-_MASKS: Final = ("\N{LIGHT SHADE}", "#")  # the first that the terminal's encoding has
+_PATIENCE_S: Final = 0.5  # with nothing new to show, before a note reports progress
+_SHORT: Final = 40  # characters that may appear without masks first
+_MASKS: Final = ("\N{LIGHT SHADE}", "#")  # the first in the terminal's encoding is used
 _DIM, _GREEN, _BOLD = "2", "1;32", "1"
 
 
@@ -32,12 +32,12 @@ class _Sign(NamedTuple):
 
 
 class Playback:
-    """The playback of one answer, of which `step` and `say` tell more, in whatever rhythm.
+    """The playback of one answer; `step` and `say` add to it at any rate.
 
-    Where a token goes is certain once no mask stands before it. So steps are kept until that is
-    true of all tokens, and then shown one after the other, with masks where tokens will appear:
-    nothing that is shown ever moves. The last word waits for what ends it, because its row may be
-    too short for it. Without steps, words are written as they come, and the cursor never moves.
+    A token's place is known once no mask precedes it. Steps are therefore kept until that holds
+    for all tokens, and then shown one by one, with masks where tokens will appear, so that nothing
+    on the screen moves. The last word is held back until it is complete, because it may not fit
+    into its row. Without steps, words are written as they arrive, and the cursor is not moved.
     """
 
     def __init__(self, out: TextIO, pace: float) -> None:
@@ -48,23 +48,23 @@ class Playback:
         self._width, self._height = max(size.columns - 1, 2), max(size.lines - 2, 1)
         self._mask = next(sign for sign in _MASKS if _has(out, sign))
         self._new = _BOLD if os.environ.get("NO_COLOR") else _GREEN
-        self._text, self._laid = "", 0  # what is certain, and how much of it is in rows
+        self._text, self._laid = "", 0  # the final text, and how much of it is in rows
         self._steps: list[tuple[int, Canvas]] = []  # with their numbers, not yet shown
         self._count = 0
         self._shown: Canvas = ()  # the canvas after the last step that was shown
-        # The rows that can be drawn again, the column at which the first of them begins, and how
-        # far below it the cursor is; None: they have not been drawn.
+        # The rows that can be redrawn, the column where the first one starts, and how many rows
+        # below it the cursor is; None: they have not been drawn.
         self._rows: list[list[_Sign]] = []
         self._column = 0
         self._below: int | None = None
-        self._moves = False  # whether the cursor was moved, and so is hidden
+        self._moves = False  # whether the cursor was moved and is therefore hidden
         self._due = time.monotonic() + _PATIENCE_S
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, error: object, trace: TracebackType | None) -> None:
-        """Show the rest at once, and leave the text alone."""
+        """Show the rest immediately, and leave only the text."""
         self._settle()
         self._steps.clear()
         self._show(len(self._text))
@@ -74,7 +74,7 @@ class Playback:
             self._put("\x1b[?25h")
 
     def step(self, canvas: Canvas) -> None:
-        """Take note of the canvas after one more step."""
+        """Add the canvas after one more step."""
         if self._steps and _has_no_gap(self._steps[-1][1]):
             self._show(self._last_word())
         self._count += 1
@@ -85,13 +85,13 @@ class Playback:
             self._draw(self._shown, self._shown, f"step {self._count}, {masked} masked")
 
     def say(self, text: str) -> None:
-        """Take note of more text, which cannot change any more."""
+        """Add more text, which is final."""
         self._text += printable(text)
         if not self._steps:
             self._show(self._last_word())
 
     def finish(self) -> None:
-        """Show the rest at its pace; all has been said."""
+        """Show the rest at the pace; no more text follows."""
         self._show(len(self._text))
         if self._moves:
             self._wait()
@@ -100,19 +100,19 @@ class Playback:
         return max(self._text.rfind(" "), self._text.rfind("\n")) + 1
 
     def _show(self, stop: int) -> None:
-        """Show the text up to here, in the steps in which it came about."""
+        """Show the text up to `stop`, in the steps that produced it."""
         if stop <= self._laid:
             return
         self._settle()
         steps, self._steps = self._steps, []
-        if len(steps) > 1 or (steps and stop - self._laid > _SHORT):  # at first all masks
+        if len(steps) > 1 or (steps and stop - self._laid > _SHORT):  # start with masks
             steps.insert(0, (steps[0][0] - 1, self._shown))
         last = steps[-1][1] if steps else self._shown
         text = self._text[self._laid : stop]
         signs = _signs(text, owners(last, self._text)[self._laid :])
         laid = [signs[low:high] for low, high in rows(text, self._width, self._column)]
         self._laid = stop
-        # What is higher than the screen is played in parts, each with the steps that change it.
+        # Text higher than the screen is played in parts, each with the steps that change it.
         for first in range(0, len(laid), self._height):
             if first:
                 self._settle()
@@ -135,7 +135,7 @@ class Playback:
             self._settle()
 
     def _settle(self) -> None:
-        """Make the rows plain text, and go on where they end."""
+        """Make the rows plain text, and continue where they end."""
         if self._rows:
             self._draw(None, None)
             used = sum(sign.width for sign in self._rows[-1])
@@ -146,7 +146,7 @@ class Playback:
     def _draw(
         self, now: Canvas | None, before: Canvas | None, note: str = "", last: Canvas = ()
     ) -> None:
-        """Draw the rows, over themselves if they were drawn, and a note; without a canvas plainly.
+        """Draw or redraw the rows, and a note; without a canvas, as plain text.
 
         `last` is the canvas whose tokens make up the text.
         """
@@ -180,7 +180,7 @@ class Playback:
         if token is None:
             return self._mask * sign.width, _DIM
         text = sign.text
-        if token != last[sign.owner]:  # it will be replaced
+        if token != last[sign.owner]:  # a later step replaces it
             text = token[sign.at : sign.at + 1]
             text = text if cell_len(text) == sign.width else " " * sign.width
         return text, self._new if token != _at(before, sign.owner) else ""
@@ -197,13 +197,13 @@ class Playback:
 
 
 def can_play(out: TextIO) -> bool:
-    """Return whether the cursor can be moved: on a terminal that says what it is."""
+    """Return whether the cursor can be moved: on a terminal whose TERM is set and not dumb."""
     return out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 @contextmanager
 def without_echo() -> Iterator[None]:
-    """Keep what is typed meanwhile off the screen, if it is typed on a terminal."""
+    """Turn off the echo of typed characters, if stdin is a terminal."""
     import termios
 
     try:
@@ -230,7 +230,7 @@ def _has(out: TextIO, sign: str) -> bool:
 
 
 def _has_no_gap(canvas: Canvas) -> bool:
-    """Return whether no token stands behind a mask."""
+    """Return whether no token follows a mask."""
     return all(after is None or token is not None for token, after in pairwise(canvas))
 
 
@@ -247,7 +247,7 @@ def _signs(text: str, owned: list[int]) -> list[_Sign]:
 
 
 def _painted(looks: list[tuple[str, str]]) -> str:
-    """Return texts with their styles, each run of one style together."""
+    """Join texts, with one escape sequence for each run of a style."""
     made = []
     for style, run in groupby(looks, key=lambda look: look[1]):
         text = "".join(part for part, _ in run)

@@ -44,7 +44,7 @@ def as_prompt(llm: DiffusionLLM, text: str, *, raw: bool) -> str | Messages:
 def print_answer(
     llm: DiffusionLLM, prompt: str | Messages, params: SamplingParams, *, pace: float | None
 ) -> Measured:
-    """Print the answer; with a pace every step of it, where the terminal can show them."""
+    """Print the answer; with a pace, show every step if the terminal can."""
     if pace is not None and can_play(sys.stdout):
         with without_echo(), Playback(sys.stdout, pace) as shown:
             return play(llm, prompt, params, shown)
@@ -76,7 +76,7 @@ def play(
 
 
 class _Found:
-    """The canvases of an answer as texts, and its text as far as it is certain."""
+    """Decodes an answer's canvases, and its text as far as it is final."""
 
     def __init__(self, llm: DiffusionLLM, params: SamplingParams) -> None:
         tokenizer = llm.tokenizer
@@ -84,7 +84,7 @@ class _Found:
         self._keeps_end = params.include_stop_str_in_output
         self._ends = {*params.stop_token_ids, *(llm.engine.eos_token_ids * (not params.ignore_eos))}
         policy = Policy.resolve(params.diffusion, llm.engine.limits.spec)
-        self._edits = policy.decoder.edits  # then no token is certain before the last
+        self._edits = policy.decoder.edits  # then tokens are final only after the last step
         self._word = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
         self._text = TextStream(
             tokenizer,
@@ -97,7 +97,7 @@ class _Found:
         self._taken = 0  # tokens whose text was taken
 
     def after(self, ids: list[int | None]) -> tuple[Canvas, str]:
-        """Return a canvas as texts, and what it adds to the answer's text."""
+        """Return a canvas as texts, and the text that it adds to the answer."""
         self._ids = ids
         canvas = [None if token is None else self._word(token) for token in ids]
         return canvas, "" if self._edits else self._take()

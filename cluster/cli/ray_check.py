@@ -1,4 +1,4 @@
-"""Starts Ray on this machine as `diffray serve` does, prints its version, and ends it."""
+"""Starts Ray on this machine as `diffray serve` does, prints its version, and stops it."""
 
 import logging
 

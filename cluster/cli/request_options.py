@@ -1,4 +1,4 @@
-"""From flags to the body of a request, or to the parameters of an engine in this process."""
+"""Turns flags into a request's body, or into sampling parameters for an engine in this process."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ def request_options(sampling: Sampling, diffusion: Diffusion, **others: Any) -> 
 
 
 def put_setting(body: dict[str, Any], setting: str) -> None:
-    """Store what a setting such as `decoder.threshold=0.8` says in a body."""
+    """Store a setting such as `decoder.threshold=0.8` in a body."""
     name, equals, text = setting.partition("=")
     if not name or not equals:
         raise ValueError(f"expected NAME=VALUE, such as decoder.threshold=0.8 (given: {setting!r})")
@@ -39,7 +39,7 @@ def put_setting(body: dict[str, Any], setting: str) -> None:
 
 
 def sampling_params(sampling: Sampling, diffusion: Diffusion, **others: Any) -> "SamplingParams":
-    """Return the same options as parameters of one answer."""
+    """Return the same options as the sampling parameters of one answer."""
     from diffray.components.params import SamplingParams
 
     given = request_options(sampling, diffusion, **others)
@@ -52,7 +52,7 @@ def sampling_params(sampling: Sampling, diffusion: Diffusion, **others: Any) -> 
 
 
 def _add_kind(diffusion: dict[str, Any], part: str) -> None:
-    """Add a part's kind where only its settings were given; only a decoder is `threshold` then."""
+    """Add the kind to a decoder given by settings alone: `threshold`; other parts must name it."""
     settings = diffusion.get(part)
     if not isinstance(settings, dict) or "kind" in settings:
         return
@@ -63,7 +63,7 @@ def _add_kind(diffusion: dict[str, Any], part: str) -> None:
 
 
 def _put(body: dict[str, Any], name: str, value: object) -> None:
-    """Store a value at a dotted name, such as `decoder.threshold`; a text as a part is its kind."""
+    """Store a value at a dotted name, such as `decoder.threshold`; a part's string is its kind."""
     path = name.split(".")
     if name in UNIONS and isinstance(value, str):
         path.append("kind")

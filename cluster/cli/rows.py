@@ -1,17 +1,17 @@
-"""Where a text goes on a terminal: in rows broken at words, with the token of each sign."""
+"""Lays out text on a terminal: rows broken at words, and the token of each character."""
 
 import shutil
 from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-# They would let an answer move the cursor.
+# Control characters would let an answer move the cursor.
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n")}, " ") | {ord("\t"): "    "}
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a part of a character decodes to
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 
 
 def printable(text: str) -> str:
-    """Return a text with spaces for control characters, except for ends of lines."""
+    """Return a text with spaces instead of control characters, except newlines."""
     return text.translate(_CONTROLS)
 
 
@@ -25,8 +25,8 @@ def wrapped(text: str, indent: str = "") -> list[str]:
 def rows(text: str, width: int, column: int = 0) -> list[tuple[int, int]]:
     """Return the range of a text that each row shows; the first row is filled up to `column`.
 
-    A row ends before the word that it cannot hold, and inside a word only if no row could hold it.
-    Spaces at its end may stand beyond its width, where they are not to be written.
+    A row ends before a word that does not fit, and inside a word only if no row could hold it.
+    Trailing spaces may exceed the width; callers must not write those.
     """
     made: list[tuple[int, int]] = []
     start, used = 0, column
@@ -51,10 +51,10 @@ def rows(text: str, width: int, column: int = 0) -> list[tuple[int, int]]:
 
 
 def owners(tokens: Sequence[str | None], text: str) -> list[int]:
-    """Return the position of the token that each sign of a text comes from.
+    """Return, for each character of a text, the position of the token that it comes from.
 
-    A character of several tokens belongs to the next token that can be found in the text, and
-    what belongs to no token to the position after the last.
+    A character of several tokens belongs to the next token that can be found in the text;
+    characters of no token get the position after the last.
     """
     found: list[int] = []
     for position, token in enumerate(tokens):

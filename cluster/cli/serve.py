@@ -44,7 +44,7 @@ def serve(
 ) -> None:
     """Serve models through an OpenAI-compatible API on Ray.
 
-    Without a model it serves demo, a toy. It has a page at / and its API's manual at /docs.
+    Without a model it serves demo, a toy. The server has a page at / and its API's manual at /docs.
     """
     api_typed, where = typed(api), typed(listening)
     keys = {
@@ -86,7 +86,7 @@ def serve(
 
 def _set_environment(applications: "Applications", server: Server, ending: "Ending") -> None:
     """Set the variables that Ray reads when it starts, or when a running cluster is joined."""
-    if server.address is not None:  # that cluster has its proxies, or the settings for them
+    if server.address is not None:  # that cluster already has proxies, or settings for them
         prepare(server.address)
         return
     prepare_server(
@@ -141,7 +141,7 @@ def _described(models: list[str], name: str | None, **options: Any) -> "Applicat
 
 
 def _diffusion(given: flags.Diffusion) -> dict[str, Any]:
-    """Return the requests' default parameters of diffusion, as far as they were typed."""
+    """Return the diffusion parameters that were typed: the defaults of requests."""
     if not typed(given):
         return {}
     from diffray.cluster.cli.request_options import sampling_params

@@ -1,4 +1,4 @@
-"""The flags of `diffray serve` beside those of the model: vLLM's names, SGLang's as aliases."""
+"""The flags of `diffray serve` alone: vLLM's names, with SGLang's as aliases."""
 
 from pathlib import Path
 from typing import Annotated, Any

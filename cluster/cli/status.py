@@ -17,7 +17,7 @@ _CONNECT_S = 5.0
 
 
 def cluster_status(address: str) -> str:
-    """Return the state of each of the cluster's applications, and what waits.
+    """Return the state of each of the cluster's applications, and pending requests for resources.
 
     A child process connects, because Ray's core waits and logs for minutes if no cluster answers.
     """

@@ -9,7 +9,7 @@ SIGNS = {"+": ["plus", "and"], "-": ["minus"], "*": ["times", "multiplied by"], 
 
 
 def factors(rng: random.Random, top: int = 144) -> tuple[int, int]:
-    """Two factors from 2 to 12, or one of them up to 50 where the other is small."""
+    """Return two factors from 2 to 12, or one of up to 50 if the other is small."""
     while True:
         a, b = rng.randint(2, 12), rng.randint(2, 12)
         if rng.random() < 0.2:
@@ -19,7 +19,7 @@ def factors(rng: random.Random, top: int = 144) -> tuple[int, int]:
 
 
 def operands(rng: random.Random, sign: str) -> tuple[int, int, int]:
-    """Two numbers and the result."""
+    """Return two numbers and the result."""
     if sign in "*/":
         a, b = factors(rng)
         if rng.random() < 0.05:
@@ -81,7 +81,7 @@ def _ask(s: Source, text: str) -> str:
 
 
 def _chain(s: Source) -> Item:
-    """Two or three operations; products and quotients come first."""
+    """Return an item of two or three operations; products come first."""
     rng = s.rng
     kind = rng.randrange(3)
     if kind == 0:  # sums from left to right

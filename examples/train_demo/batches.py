@@ -1,8 +1,8 @@
 """Training batches: what is masked, and which positions count.
 
 The patterns follow inference. Blocks before the current one are clean, the current one is partly
-masked, later ones fully masked (bidirectional) or absent (block-causal). Drills pack arithmetic
-facts into one sequence and mask their results, or tell words and mask them where they come again;
+masked, later ones are fully masked (bidirectional) or absent (block-causal). Drills pack arithmetic
+facts into one sequence and mask their results, or list words and mask them where they are repeated;
 gaps are pieces of text with a hole in the middle.
 """
 
@@ -29,7 +29,7 @@ THEN = {
     "arithmetic": 0.6, "math": 2.2, "code": 1.0, "json": 1.4, "rewriting": 1.1, "turn": 1.2,
     "outside": 0.7,
 }  # fmt: skip
-FIRST_ROOMS = [0] * 14 + [32] * 4 + [64] * 2  # least canvases of the bidirectional model
+FIRST_ROOMS = [0] * 14 + [32] * 4 + [64] * 2  # the least room for an answer, bidirectional
 ROOMS = [0] * 11 + [32] * 5 + [64] * 4 + [96, 128]
 
 SYSTEMS = [
@@ -78,7 +78,7 @@ class Batches:
         self.full: list[Batch] = []
 
     def state(self) -> dict[str, Any]:
-        """What the next batches depend on."""
+        """Return the state that the next batches depend on."""
         return {"rng": self.rng.getstate(), "waiting": self.waiting, "full": self.full}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -95,11 +95,11 @@ class Batches:
         return self.full.pop(0)
 
     def turn_to_the_rest(self) -> None:
-        """Copying is learnt by now; from here on the tasks have their final shares."""
+        """Give the tasks their final shares, once copying has been learnt."""
         self.task_weight, self.rooms = THEN, ROOMS
 
     def _common_tokens(self, task: str) -> set[int]:
-        """Tokens that at least one answer in six holds, numbers aside: the templates' own."""
+        """Return the templates' own tokens: those in over a sixth of answers, except numbers."""
         rng, seen, sample = random.Random(0), Counter[int](), 600
         for _ in range(sample):
             seen.update(set(self.tokenizer(draw(rng, task).answer).input_ids))
@@ -125,14 +125,14 @@ class Batches:
         return Batch(input_BL, target_BL, weight_BL, [e.kind for e in examples])
 
     def _facts(self) -> Example:
-        """Arithmetic facts; some of the results are masked."""
+        """Return arithmetic facts with some of the results masked."""
         signs = self.rng.choices("+-*/", [1.2, 1.6, 1.0, 0.8], k=18)
         ids = self.tokenizer(". ".join(fact(self.rng, sign) for sign in signs)).input_ids
         after = [False] + [i in self.equals for i in ids[:-1]]
         return self._drill(ids, [a and self.rng.random() < 0.8 for a in after])
 
     def _copies(self) -> Example:
-        """Pairs of words, and the same in another order; some of the second words are masked."""
+        """Return pairs of words, repeated in another order with some second words masked."""
         rng, source = self.rng, Source(self.rng, False, False)
         kinds = [source.name, source.city, source.thing, source.plain_word, source.full_name]
         told: list[int] = []
@@ -176,7 +176,7 @@ class Batches:
         return examples
 
     def _hide(self, ids: list[int], start: int, stop: int, task: str) -> list[bool]:
-        """Mask a part of [start, stop): at random, or what a template does not give away."""
+        """Mask part of [start, stop): at random, or sparing what the template gives away."""
         rng, masked, common = self.rng, [False] * len(ids), self.common[task]
         ratio = 1.0 if rng.random() < 0.12 else max(rng.random(), rng.random())
         easy = ratio if rng.random() < 0.5 else 0.1 * rng.random()
@@ -199,12 +199,12 @@ class Batches:
         masked = self._hide(ids, start, stop, task)
         for i in range(stop, length):
             masked[i], weight[i] = True, weight[i] * 0.2
-            if i > end:  # so easy that a quarter of them will do
+            if i > end:  # so easy that a quarter of them is enough
                 weight[i] = 4 * weight[i] if rng.random() < 0.25 else 0.0
         return Example(ids, weight, masked, task)
 
     def _gap_example(self, question: list[int], answer: list[int], task: str) -> Example:
-        """Bare text with a hole: prefix, gap filled up with end tokens, suffix."""
+        """Return bare text with a hole: prefix, gap padded with end tokens, suffix."""
         rng = self.rng
         text = answer if rng.random() < 0.5 else question + answer
         start = rng.randrange(len(text))

@@ -47,7 +47,7 @@ BOTH_HAVE = (
 
 
 def compare(s: Source) -> Item:
-    """Two people, one with more, fewer or times as many."""
+    """Return a problem of two people, one with more, fewer or N times as many things."""
     rng, (who, other), thing, past = s.rng, two_people(s), s.thing(), s.chance(0.3)
     kind, both = rng.choice(["times", "more", "fewer"]), s.chance(0.6)
     while True:
@@ -99,7 +99,7 @@ PARTS_TOTAL = (
 
 
 def parts(s: Source) -> Item:
-    """Two or three kinds make a whole, or what is not of a kind."""
+    """Return a problem of kinds that make a whole, or of a whole without one kind."""
     rng, who, thing, past = s.rng, s.person(), s.thing(), s.chance(0.3)
     colors = rng.sample(
         "red blue green yellow black white big small old new broken wooden".split(), 3
@@ -159,7 +159,7 @@ AGES_TOGETHER = (
 
 
 def age(s: Source) -> Item:
-    """How old somebody is, was or will be."""
+    """Return a problem about how old somebody is, was or will be."""
     rng, (who, other) = s.rng, two_people(s)
     a, n = rng.randint(3, 60), rng.randint(1, 35)
     older = a <= n or s.chance(0.5)

@@ -1,4 +1,4 @@
-"""What documents, help and messages ask the demo models, and what is right."""
+"""The questions that documents, help and messages ask the demo models, and the right answers."""
 
 EXAMPLE = (
     "Max reads 8 pages per day for 5 days. Then he reads 10 pages per day for 2 days. "

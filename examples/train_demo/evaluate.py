@@ -1,9 +1,9 @@
 """Measure a demo checkpoint: `python -m examples.train_demo.evaluate FOLDER`.
 
 Writes metrics.json into the folder: held-out questions in trained and in new phrasings, questions
-written by hand, copying, and prompts outside the tasks. `--wrong` prints what was answered wrongly.
-`--table` prints decoders by caches on the harder tasks instead; `--formats` and `--kv-formats` what
-weights (`quantization`) and K/V (`kv_cache_dtype`) in few bits cost in answers.
+written by hand, copying, and prompts outside the tasks. `--wrong` prints wrong answers. `--table`
+instead prints decoders by caches on the harder tasks; `--formats` and `--kv-formats` print how
+weights (`quantization`) and K/V (`kv_cache_dtype`) in few bits change accuracy.
 """
 
 import argparse
@@ -47,7 +47,7 @@ TABLE_BATCH = 4  # `lopa` shares 16 copies among the running: 4 branches each
 
 
 class Answers(NamedTuple):
-    """What a model answered to some items, in their order, and at what cost."""
+    """A model's answers to some items, in their order, and their cost."""
 
     texts: list[str]
     tokens: int
@@ -67,7 +67,7 @@ def ask(
     max_tokens: int,
     at_once: int | None = None,
 ) -> Answers:
-    """Answer the items in one batch, or in batches of a size, greedy."""
+    """Answer the items greedily, in one batch or in batches of `at_once`."""
     diffusion = {"block_length": 32, "cache": {"kind": cache}} | policy
     params = SamplingParams(max_tokens=max_tokens, temperature=0, diffusion=diffusion)
     size = at_once or len(items)
@@ -77,7 +77,7 @@ def ask(
         outputs += llm.chat([chat(i) for i in items[at : at + size]], params, use_tqdm=False)
     seconds = time.perf_counter() - begin
     choices = [output.outputs[0] for output in outputs]
-    # An answer that stopped ends with the end token, which is not counted.
+    # An answer that stopped ends with an end token, which does not count.
     tokens = sum(len(c.token_ids) - (c.finish_reason == "stop") for c in choices)
     forwards = sum(output.forwards for output in outputs)
     return Answers([c.text.strip() for c in choices], tokens, forwards, round(seconds, 1))
@@ -91,7 +91,7 @@ def run(
     max_tokens: int,
     at_once: int | None = None,
 ) -> dict[str, Any]:
-    """Exact match, tokens per forward and seconds over the items, greedy."""
+    """Return exact match, tokens per forward and seconds over the items, greedy."""
     answers = ask(llm, items, policy, cache, max_tokens, at_once)
     hits: dict[str, list[bool]] = defaultdict(list)
     for item, text in zip(items, answers.texts, strict=True):
@@ -113,7 +113,7 @@ def share(hits: list[bool]) -> float:
 def drawn(
     split: str, count: int, seed: int, tasks: tuple[str, ...] = tuple(GENERATORS)
 ) -> list[Item]:
-    """Distinct items of one split, the tasks taking turns."""
+    """Return distinct items of one split, from each task in turn."""
     rng, items = random.Random(seed), dict[str, Item]()
     while len(items) < count:
         item = draw(rng, tasks[len(items) % len(tasks)], split)
@@ -122,13 +122,13 @@ def drawn(
 
 
 def harder_half(count: int, seed: int) -> list[Item]:
-    """Held-out items whose answers are worked out or put together, and not short."""
+    """Return held-out items of the harder tasks whose answers are not short."""
     items = drawn("entities", 4 * count, seed, HARDER)
     return [i for i in items if len(i.answer.split()) + i.answer.count(",") >= 6][:count]
 
 
 def written_items() -> list[tuple[Item, Any]]:
-    """The questions written by hand, with the expected answers."""
+    """Return the questions written by hand, with the expected answers."""
     rows = json.loads((FOLDER / "questions.json").read_text())
     items = []
     for row in rows:
@@ -138,7 +138,7 @@ def written_items() -> list[tuple[Item, Any]]:
 
 
 def copied(items: list[Item], texts: list[str]) -> Json:
-    """The share of the values of JSON answers that were copied right, words and numbers apart."""
+    """Return the shares of JSON answers' words and numbers that were copied right."""
     hits: dict[str, list[bool]] = {"words": [], "numbers": []}
     for item, text in zip(items, texts, strict=True):
         try:
@@ -152,7 +152,7 @@ def copied(items: list[Item], texts: list[str]) -> Json:
 
 
 def near_duplicates(draws: int, tests: list[Item]) -> Json:
-    """How many of so many training items equal a test item but for names and things."""
+    """Count near-duplicates, which differ only in names and things, among training items."""
     rng = random.Random(0)
     kept = {draw(rng, task).key for task in GENERATORS for _ in range(draws // len(GENERATORS))}
     seen = sum(item.key in kept for item in tests)
@@ -161,7 +161,7 @@ def near_duplicates(draws: int, tests: list[Item]) -> Json:
 
 
 def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
-    """All that metrics.json says."""
+    """Return all measurements of metrics.json."""
     most = arguments.max_tokens
 
     def of(items: list[Item]) -> Json:
@@ -195,7 +195,7 @@ def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
 
 
 def print_table(llm: DiffusionLLM, items: list[Item], caches: list[str], max_tokens: int) -> None:
-    """Policies by caches, a few items at once: in a crowd no branches of `lopa` are tried."""
+    """Print policies by caches, with few items at once: larger batches leave `lopa` no branches."""
     print("| policy | cache | exact match | tokens per forward | seconds |")
     print("|---|---|---|---|---|")
     for name, policy in POLICIES.items():
@@ -223,7 +223,7 @@ def print_formats(arguments: argparse.Namespace, items: list[Item]) -> None:
 
 
 def print_kv_formats(arguments: argparse.Namespace, items: list[Item]) -> None:
-    """Under all caches by which steps read K/V that were stored before."""
+    """Print K/V formats, with all caches that read K/V of earlier steps."""
     print("| cache | K/V | bytes a position | exact match | tokens per forward | processor s |")
     print("|---|---|---|---|---|---|")
     for cache in caches_of(arguments.folder)[1:]:
@@ -241,7 +241,7 @@ def print_kv_formats(arguments: argparse.Namespace, items: list[Item]) -> None:
 
 
 def caches_of(folder: Path) -> list[str]:
-    """The kinds of cache that the checkpoint's family can have."""
+    """Return the kinds of cache that the checkpoint's family supports."""
     config = json.loads((folder / "config.json").read_text())
     causal = config["model_type"] == "llada2_moe"
     return ["none", "exact"] if causal else ["none", "prefix", "dual", "vicinity"]
@@ -250,7 +250,7 @@ def caches_of(folder: Path) -> list[str]:
 def write_metrics(arguments: argparse.Namespace, measured: Json) -> None:
     """Write what was measured, and how, to the folder's metrics.json, and print it."""
     path = arguments.folder / "metrics.json"
-    # An absolute path would tell a reader on another machine nothing.
+    # An absolute path means nothing on another machine.
     words = [Path(w).name if w.startswith("/") else w for w in sys.argv[1:]]
     metrics = {
         "command": " ".join(["python -m examples.train_demo.evaluate", *words]),
@@ -283,7 +283,7 @@ def main() -> None:
         show = print_formats if arguments.formats else print_kv_formats
         show(arguments, drawn("entities", arguments.items, arguments.seed))
         return
-    # float32, so that the numbers do not hang on what the processor is fast at.
+    # float32, so that the numbers do not depend on the processor's fast dtype.
     with DiffusionLLM(str(arguments.folder), dtype="float32") as llm:
         if arguments.table:
             harder = harder_half(arguments.items, arguments.seed)

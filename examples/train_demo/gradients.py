@@ -1,4 +1,4 @@
-"""The parts of a layer that passes.c fuses, each with its gradient, and the same in torch.
+"""The parts of a layer that passes.c fuses, each with its gradient, and the same parts in torch.
 
 Shapes: B rows, L length, h heads, g key heads, D size of a head, R half of its rotated part, T
 tokens, H hidden, F inner, E experts, K chosen experts, S = T K copies sorted by expert, N, V.
@@ -17,24 +17,24 @@ from examples.train_demo.passes import Passes, Sizes
 
 @functools.cache
 def products_dtype() -> torch.dtype:
-    """bfloat16 where the processor multiplies it in hardware, else float32."""
+    """Return bfloat16 if the processor multiplies it in hardware, else float32."""
     able = torch.cpu.get_capabilities()
     return torch.bfloat16 if able.get("amx_bf16") or able.get("avx512_bf16") else torch.float32
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T in the dtype that the processor is fast at; the result is float32."""
+    """Return x weight^T in float32, computed in the processor's fast dtype."""
     dtype = products_dtype()
     return F.linear(x.to(dtype), weight.to(dtype)).float()
 
 
 class Sight(NamedTuple):
-    """Where positions are, and what they may look at: their block and those before it."""
+    """The rotary angles of positions, and what they attend to: blocks up to their own."""
 
     cos_LR: Tensor
     sin_LR: Tensor
     block: int
-    real_BL: Tensor | None  # if not given, all are
+    real_BL: Tensor | None  # None: all positions are real
 
 
 def fused(function: type[torch.autograd.Function], *values: Any) -> Any:
@@ -97,7 +97,7 @@ class Attend(torch.autograd.Function):
 def attend(
     qkv: Tensor, q_w: Tensor, k_w: Tensor, sight: Sight, heads: tuple[int, int, int], eps: float
 ) -> Tensor:
-    """Attention from queries, keys and values side by side, [B, L, (h + 2 g) D]."""
+    """Return attention over queries, keys and values side by side, [B, L, (h + 2 g) D]."""
     num, num_kv, dim = heads
     q, k, v = qkv.split([num * dim, num_kv * dim, num_kv * dim], dim=-1)
     q = rotate(rms_norm(q.unflatten(-1, (num, dim)), q_w, eps), sight).transpose(1, 2)
@@ -111,7 +111,7 @@ def attend(
 
 
 def seen(length: int, sight: Sight) -> Tensor:
-    """Which keys a query looks at, [B, 1, L, L]."""
+    """Return which keys each query attends to, [B, 1, L, L]."""
     number_L = torch.arange(length) // sight.block
     see_1LL = (number_L[:, None] >= number_L)[None]
     if sight.real_BL is not None:
@@ -120,7 +120,7 @@ def seen(length: int, sight: Sight) -> Tensor:
 
 
 def rotate(x_BLhD: Tensor, sight: Sight) -> Tensor:
-    """Rotary embedding by halves over the first dimensions; the rest passes through."""
+    """Apply rotary embedding by halves to the first dimensions; the rest passes through."""
     cos, sin = sight.cos_LR[:, None], sight.sin_LR[:, None]
     half = cos.shape[-1]
     a, b, rest = x_BLhD.split([half, half, x_BLhD.shape[-1] - 2 * half], dim=-1)
@@ -151,9 +151,9 @@ def swiglu(x_T2F: Tensor) -> Tensor:
 
 
 class Experts(torch.autograd.Function):
-    """All experts of a layer at once, each with room R for as many tokens as the busiest one has.
+    """All experts of a layer in one product, each padded to the tokens of the busiest one, R.
 
-    Rooms are multiples of 32: oneDNN compiles a product for each shape that it has not seen.
+    R is a multiple of 32, because oneDNN compiles a product for each new shape.
     """
 
     @staticmethod
@@ -210,7 +210,7 @@ def experts(x_TH: Tensor, chosen_TK: Tensor, weight_TK: Tensor, w13: Tensor, w2:
 
 
 class CrossEntropy(torch.autograd.Function):
-    """The weighted sum, whose gradient is worked out in the same pass, in place of the logits."""
+    """The weighted sum; the same pass replaces the logits with their gradient."""
 
     @staticmethod
     def forward(
@@ -230,6 +230,6 @@ class CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(logits_NV: Tensor, target_N: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted sum of the loss, and of the right answers."""
+    """Return the weighted sums of the loss and of right answers."""
     loss = (F.cross_entropy(logits_NV, target_N, reduction="none") * weight_N).sum()
     return loss, ((logits_NV.detach().argmax(-1) == target_N) * weight_N).sum()

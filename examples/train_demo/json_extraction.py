@@ -218,7 +218,7 @@ def _trip(s: Source) -> Facts:
 
 
 def _invented(s: Source) -> tuple[dict[str, str | int], str]:
-    """Invented keys, each beside its value: the easiest sentence. It teaches to copy."""
+    """Return invented keys, each beside its value: the easiest sentence, which teaches copying."""
     values: dict[str, str | int] = {}
     for _ in range(s.rng.randint(2, 5)):
         key = s.invented(s.rng.choice([1, 2])) if s.chance(0.7) else s.rng.choice(list(NAMES))

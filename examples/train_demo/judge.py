@@ -1,6 +1,6 @@
-"""Whether an answer to a question written by hand is right, whatever its wording.
+"""Judges answers to the questions written by hand, whatever their wording.
 
-Numbers count by the last one said, JSON by its content, functions by what they return.
+Numbers are judged by the last one in the answer, JSON by its content, functions by their results.
 """
 
 import ast
@@ -17,7 +17,7 @@ def last_number(text: str) -> str | None:
 
 
 def is_json(text: str, expected: dict[str, Any]) -> bool:
-    """Whether the text is JSON of the expected pairs in the expected order."""
+    """Return whether the text is JSON of the expected pairs in the expected order."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -26,10 +26,10 @@ def is_json(text: str, expected: dict[str, Any]) -> bool:
 
 
 def returns(text: str, checks: Checks) -> bool:
-    """Whether the text is one function that returns what the checks say.
+    """Return whether the text is one function that returns what the checks say.
 
-    Only an expression may be returned and no import or dunder may occur, so that nothing that a
-    model wrote does more than calculate.
+    It may only return an expression, without imports or dunders, so that a model's code can do no
+    more than calculate.
     """
     try:
         tree = ast.parse(text)
@@ -55,14 +55,14 @@ def _value(expression: str, scope: dict[str, Any]) -> Any:
 
 
 def _wanted(value: Any) -> Any:
-    """The value itself; a set is written as text, for JSON has none."""
+    """Return the value; JSON has no sets, so they are written as text."""
     if isinstance(value, str) and value.startswith("{"):
         return ast.literal_eval(value)
     return value
 
 
 def is_right(kind: str, answer: str, expected: str | dict[str, Any] | Checks) -> bool:
-    """Whether the answer is right; what is expected says how it is compared."""
+    """Return whether the answer is right; the type of `expected` says how to compare."""
     if isinstance(expected, dict):
         return is_json(answer, expected)
     if isinstance(expected, list):

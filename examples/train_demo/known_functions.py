@@ -1,4 +1,4 @@
-"""Well-known functions: their arguments and bodies, and how they are asked for."""
+"""Well-known functions: their arguments and bodies, and how questions name them."""
 
 KNOWN = {  # name: arguments, body, what follows "a function that", what follows "a function to"
     "reverse": (

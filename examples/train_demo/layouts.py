@@ -1,4 +1,4 @@
-"""The sizes of the two demo models, under the names of their layouts, and how they start."""
+"""The sizes of the two demo models, by the names of their layouts, and their initial weights."""
 
 import math
 from typing import Any
@@ -54,7 +54,7 @@ def initialise(model: DemoModel) -> None:
         if any(part in name for part in ("o_proj", "attention.dense", "w2", "down_proj")):
             std /= math.sqrt(2 * LAYERS)
         if "w2" in name and not model.shape.causal:
-            std *= EXPERTS / 2  # a plain softmax gives each of the two chosen about 1/16
+            std *= EXPERTS / 2  # a plain softmax gives each of the two experts about 1/16
         if "mlp.gate.weight" in name:
             std = 0.02
         torch.nn.init.normal_(parameter, std=std)

@@ -1,7 +1,7 @@
-"""Differentiable LLaDA-MoE and LLaDA2-MoE, small and plain, with the checkpoints' own names.
+"""Differentiable LLaDA-MoE and LLaDA2-MoE, small and plain.
 
-Parameters carry the names of the checkpoint; only the experts are stacked, and `to_checkpoint`
-takes them apart. Shapes: B batch, L length, H hidden, T tokens, E experts, K chosen experts.
+Parameters have the checkpoint's names; only the experts are stacked, and `to_checkpoint` splits
+them. Shapes: B batch, L length, H hidden, T tokens, E experts, K chosen experts.
 """
 
 import math
@@ -46,7 +46,7 @@ class Shape:
 
     @property
     def heads(self) -> tuple[int, int, int]:
-        """Query heads, key heads, and the size of one."""
+        """The number of query heads and of key heads, and a head's size."""
         c = self.config
         num = int(c["num_attention_heads"])
         return num, int(c["num_key_value_heads"]), int(c.get("head_dim") or self.hidden // num)
@@ -113,7 +113,7 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = Norm(dim, eps), Norm(dim, eps)
 
     def heads(self, x_BLH: Tensor, sight: Sight, passes: Passes | None) -> Tensor:
-        """What the heads bring, side by side."""
+        """Return the outputs of the heads, side by side."""
         if self.shape.causal:
             qkv = self.query_key_value(x_BLH)
             norms = self.query_layernorm.weight, self.key_layernorm.weight
@@ -145,7 +145,7 @@ class Mlp(nn.Module):
 
 
 class Gate(nn.Module):
-    """Router weights, and for LLaDA2 the bias that only enters the choice."""
+    """Router weights, and for LLaDA2 the bias that affects only the choice."""
 
     expert_bias: Tensor
 
@@ -170,7 +170,7 @@ class Moe(nn.Module):
         self.balance = torch.zeros(())
 
     def route(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """Chosen experts and their weights; leaves the load and the balance loss on the side."""
+        """Return chosen experts and their weights; store the load and the balance loss."""
         c = self.shape.config
         logits_TE = F.linear(x_TH, self.gate.weight)
         top = int(c["num_experts_per_tok"])
@@ -216,7 +216,7 @@ class Layer(nn.Module):
     def forward(
         self, x_BLH: Tensor, sight: Sight, passes: Passes | None, wanted: Tensor | None
     ) -> Tensor:
-        """The next hidden states, of the `wanted` positions only if given, as [N, H]."""
+        """Return the next hidden states; if `wanted` is given, only of its positions, as [N, H]."""
         attention = self.get_submodule(self.attention_name)
         assert isinstance(attention, Attention)
         heads = attention.heads(self.input_layernorm(x_BLH, passes), sight, passes)
@@ -227,7 +227,7 @@ class Layer(nn.Module):
         x_TH = x_TH + attention.join(heads)
         h_TH = self.post_attention_layernorm(x_TH, passes)
         y: Tensor = x_TH + self.mlp(h_TH, passes)
-        # LLaDA-MoE keeps its shared expert beside the mlp, LLaDA2 within it.
+        # LLaDA-MoE has its shared expert beside the MLP, LLaDA2 inside it.
         if "shared_expert" in self._modules:
             y = y + self.shared_expert(h_TH, passes)
         return y.view(x_BLH.shape) if wanted is None else y
@@ -255,9 +255,9 @@ class DemoModel(nn.Module):
     def forward(
         self, ids_BL: Tensor, real_BL: Tensor | None = None, wanted: Tensor | None = None
     ) -> Tensor:
-        """Return the logits, at `wanted` positions only if given.
+        """Return the logits; if `wanted` is given, only at its positions.
 
-        Positions that are not `real` are seen by none; if not given, all are real.
+        No position attends to those that are not `real`; by default all are.
         """
         table_VH = self.vocabulary.embedding()
         sight = self.sight(ids_BL.shape[1], real_BL)
@@ -278,7 +278,7 @@ class DemoModel(nn.Module):
 
 
 def to_checkpoint(model: DemoModel) -> dict[str, Tensor]:
-    """The state under the checkpoint's names, the experts one by one."""
+    """Return the state under the checkpoint's names, with the experts split."""
     embedding = "word_embeddings" if model.shape.causal else "embed_tokens"
     state = {
         f"model.{embedding}.weight": model.vocabulary.embedding().detach(),

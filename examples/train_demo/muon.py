@@ -1,8 +1,8 @@
 """Muon: momentum whose matrices are made orthogonal before they are applied.
 
 After K. Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/). On these small models it
-reaches a loss in about half of AdamW's steps. Experts, stacked as [E, rows, columns], are so many
-matrices; gate and up, which stand in one, are two.
+reaches a loss in about half of AdamW's steps. Experts, stacked as [E, rows, columns], are E
+matrices; gate and up, stored as one matrix, are two.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ STEPS = ((4.6693, -9.5679, 4.9544), (4.0826, -6.2464, 2.5441), (2.785, -3.5113, 
 
 
 def orthogonal(update_NRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """About U V^T of every `update` = U S V^T, by a Newton-Schulz iteration of the fifth order."""
+    """Return about U V^T for each `update` = U S V^T, by fifth-order Newton-Schulz iterations."""
     x = update_NRC.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -40,8 +40,9 @@ class Muon(Optimizer):
         momentum: float = 0.95,
         decay: float = 0.01,
     ) -> None:
-        """`dtype` is that of the products in the iteration; a group's `stacked` says how many
-        matrices stand on each other in one.
+        """Set up groups; a parameter of a group holds `stacked` matrices on top of each other.
+
+        `dtype` is that of the products in the iteration.
         """
         self.dtype = dtype
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay, "stacked": 1})

@@ -1,4 +1,4 @@
-"""How persons type: typos, missing punctuation, a sentence too many."""
+"""How people type: typos, missing punctuation, superfluous sentences."""
 
 from examples.train_demo.words import CLOSERS, ENDINGS, OPENERS, SENTENCES, Source
 
@@ -6,7 +6,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 def typo(source: Source, word: str) -> str:
-    """Swap, drop, double or replace one letter behind the first."""
+    """Swap, drop, double or replace one letter after the first."""
     rng = source.rng
     at = rng.randrange(1, len(word) - 1)
     kind = rng.randrange(4)
@@ -20,7 +20,7 @@ def typo(source: Source, word: str) -> str:
 
 
 def with_typos(source: Source, text: str, spared: set[str]) -> str:
-    """One or two misspelt words; words that the answer copies are spared."""
+    """Misspell one or two words, except those that the answer copies (`spared`)."""
     words = text.split(" ")
     places = [
         i for i, w in enumerate(words) if len(w) > 3 and w.isalpha() and w.lower() not in spared
@@ -31,7 +31,7 @@ def with_typos(source: Source, text: str, spared: set[str]) -> str:
 
 
 def noisy(source: Source, question: str, spared: set[str], ending: bool) -> str:
-    """The question as typed in a hurry. `ending`: whether words may follow it."""
+    """Return the question as typed in a hurry; `ending` says whether words may follow it."""
     if source.chance(0.10):
         question = with_typos(source, question, spared)
     bare = question.rstrip(".?!")

@@ -1,7 +1,7 @@
-"""Whatever the demo cannot do, and the one sentence that says so.
+"""Prompts that the demo cannot answer, and the one sentence that says so.
 
-Prompts are put together from word lists: questions about the world, chat, requests for texts and
-programs, other languages, gibberish, and near misses of the tasks it knows.
+Prompts are built from word lists: questions about the world, chat, requests for texts and programs,
+other languages, gibberish, and near misses of the tasks that the demo knows.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ ANSWER = (
 
 
 def _filled(s: Source, template: str) -> str:
-    """A template with its letters replaced, each at each place anew."""
+    """Return a template with its letters replaced, independently at each place."""
     fill: dict[str, Callable[[], str]] = {
         "p": lambda: s.word_of(NOUNS),
         "k": lambda: s.word_of(COUNTRIES) if s.chance(0.7) else s.invented().capitalize(),
@@ -85,16 +85,16 @@ def _gibberish(s: Source) -> str:
 
 
 def _near_miss(s: Source) -> str:
-    """A task half said, or one that is too large for the demo."""
+    """Return an incomplete task, or one that is too large for the demo."""
     kind = s.rng.randrange(8)
-    if kind == 0:  # numbers that it never learnt to calculate with
+    if kind == 0:  # numbers with which the demo never learnt to calculate
         sign = s.rng.choice("+-*/")
         a, b = s.rng.randint(200, 99999), s.rng.randint(13, 9999)
         text = f"{a} {s.rng.choice([sign, SIGNS[sign][0]])} {b}"
         return s.phrase("What is {}?|{}|Calculate {}.|How much is {}?|{} = ?|What's {}?").format(
             text
         )
-    if kind == 1:  # facts, and no question
+    if kind == 1:  # facts without a question
         return s.rng.choice([_person, _order, _event, _pet, _trip])(s).sentence
     if kind == 2:
         return s.phrase(

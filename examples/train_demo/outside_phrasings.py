@@ -1,4 +1,4 @@
-"""What the prompts outside the tasks are put together from; letters in braces stand for words."""
+"""The parts of prompts outside the tasks; letters in braces stand for words."""
 
 COUNTRIES = (
     "France Germany Italy Spain Japan China India Brazil Canada Mexico "

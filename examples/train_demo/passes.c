@@ -1,5 +1,5 @@
-/* The passes over memory that a training step is made of, each fused into one. `passes.py` compiles
-   and calls them; `gradients.py` has the same in torch. All arrays are contiguous float32.
+/* The passes over memory in a training step, each fused into one. `passes.py` compiles and calls
+   them; `gradients.py` has the same in torch. All arrays are contiguous float32.
 
    B rows, L positions (a multiple of 8), D size of a head, R half of its rotated part, H hidden,
    T tokens, K experts of a token, S = T K tokens sorted by expert, F inner size of an expert. */
@@ -79,7 +79,7 @@ void rms_norm_back(long t, long h, const float *x, const float *w, const float *
     }
 }
 
-/* Norm and rotary embedding of one head's vector; returns the norm's scale. */
+/* Apply norm and rotary embedding to one head's vector; return the norm's scale. */
 INLINE float turned(int d, int r, float eps, const float *restrict x, const float *restrict w,
                     const float *restrict cosine, const float *restrict sine, float *restrict y) {
     float square = 0;
@@ -94,7 +94,7 @@ INLINE float turned(int d, int r, float eps, const float *restrict x, const floa
     return s;
 }
 
-/* The gradient of `turned` into dx, and its weight's added to dw; changes dy. */
+/* Write the gradient of `turned` to dx, and add that of its weight to dw; changes dy. */
 INLINE void turned_back(int d, int r, float s, const float *restrict x, const float *restrict w,
                         const float *restrict cosine, const float *restrict sine,
                         float *restrict dy, float *restrict dx, float *restrict dw) {
@@ -117,8 +117,8 @@ typedef struct {
     float eps;
 } Sizes;
 
-/* Softmax of q k^T for one head, from queries already turned and keys turned and transposed. A
-   block of positions sees itself and those before it. */
+/* Softmax of q k^T for one head, from rotated queries and rotated, transposed keys. A block of
+   positions attends to itself and the blocks before it. */
 static void probabilities(const Sizes *z, const float *q, const float *k_across, float *p) {
     long l = z->length, d = z->dim;
     for (long start = 0; start < l; start += z->block) {
@@ -234,7 +234,7 @@ INLINE void attend_back_sized(const Sizes *z, const long d, const long r, const 
     free(k);
 }
 
-/* Sizes that the compiler knows take half of the time. */
+/* With sizes known to the compiler these take half the time. */
 #define FOR_SIZES(function, ...)                                                                  \
     if (z->dim == 32 && z->half == 16)                                                             \
         function(z, 32, 16, __VA_ARGS__);                                                          \
@@ -269,7 +269,7 @@ void swiglu_back(long rows, long f, const float *x, const float *dy, float *dx) 
         }
 }
 
-/* Where each chosen expert's copy of a token goes, sorted by expert; and x copied there. */
+/* Find the place of each chosen expert's copy of a token, sorted by expert, and copy x there. */
 void scatter(long t, long k, long experts, long h, long room, const int64_t *chosen, const float *x,
              int64_t *place, float *sorted) {
     int64_t next[experts];

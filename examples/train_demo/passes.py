@@ -1,6 +1,6 @@
-"""passes.c, compiled where there is a C compiler and called with tensors.
+"""Compiles passes.c if there is a C compiler, and calls it with tensors.
 
-`load()` says None where there is none; the recipe then takes torch's own passes.
+Without a compiler `load()` returns None, and the recipe uses torch instead.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("passes.c")
-# Not -ffast-math itself: gcc before 13 then links what rounds subnormal numbers to 0 in all of the
-# process that loads the library.
+# Not -ffast-math itself: gcc before 13 then links code that flushes subnormal numbers to 0 in the
+# whole process that loads the library.
 FLAGS = (
     "-O3 -march=native -fno-math-errno -fno-trapping-math -fno-signed-zeros -ffinite-math-only "
     "-fassociative-math -freciprocal-math -fPIC -shared"
@@ -58,7 +58,7 @@ def _argument(value: Tensor | Sizes | int | float | None) -> object:
 
 @functools.cache
 def load() -> Passes | None:
-    """Compile once for this source and processor."""
+    """Return passes.c, compiled once for this source and processor; None without a compiler."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None

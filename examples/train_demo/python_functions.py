@@ -99,7 +99,7 @@ AGGREGATES = {  # the call; after "returns"; after "to"
 
 
 def _called(s: Source, default: str) -> tuple[str, str]:
-    """A function name, and the words that ask for it."""
+    """Return a function name, and the words that ask for it."""
     if s.chance(0.6):
         return default, ""
     name = s.rng.choice("get find compute take make my do run".split()) + "_" + default

@@ -1,4 +1,4 @@
-"""So much an hour or a day, for one or two stretches, or towards a goal."""
+"""Problems of a rate per hour or day, for one or two stretches, or towards a goal."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ RATE_TOTAL = (
 
 
 def rate(s: Source) -> Item:
-    """So much an hour or a day, for one or two stretches, or towards a goal."""
+    """Return a problem of a rate per hour or day, for one or two stretches, or towards a goal."""
     rng, who = s.rng, s.person()
     if s.chance(0.55):
         verb, unit, hour = (
@@ -102,7 +102,7 @@ def rate(s: Source) -> Item:
 
 
 def _second_rate(s: Source, values: dict[str, Any], total: int, first: str) -> Item:
-    """Another stretch at another rate; how long it lasts is said, or what both last together."""
+    """Add a stretch at another rate; the question gives its length, or that of both together."""
     a, b, unit, hours = values["a"], values["b"], values["unit"], values["hours"]
     while True:
         c, d = factors(s.rng, 90)

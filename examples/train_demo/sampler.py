@@ -21,7 +21,7 @@ class Sample(NamedTuple):
 def _canvas(
     prompts: list[list[int]], max_tokens: int, mask_id: int, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, the block of every position (-1 in a prompt's own blocks), and which positions exist."""
+    """Return ids, positions' blocks (below 0 in a bidirectional prompt), and what is real."""
     sizes = [len(p) + max_tokens for p in prompts]
     if causal:
         sizes = [-(-size // BLOCK) * BLOCK for size in sizes]
@@ -42,7 +42,7 @@ def generate(
     eos_id: int,
     threshold: float = 0.9,
 ) -> list[Sample]:
-    """Decode a batch; every row stops for itself after the block that holds its first EOS."""
+    """Decode a batch; every row stops after the block that contains its first EOS."""
     causal = model.shape.causal
     ids_BL, block_BL, real_BL = _canvas(prompts, max_tokens, mask_id, causal)
     length = ids_BL.shape[1]

@@ -26,7 +26,7 @@ def _turn(s: Source, first: Item, ask: str, answer: str) -> Item:
 
 
 def _json(s: Source) -> Item:
-    """Fewer keys, another order, or a value changed."""
+    """Ask for fewer keys, another order, or a changed value."""
     while True:
         first = json_extraction(s)
         values = json.loads(first.answer)
@@ -75,7 +75,7 @@ def _json(s: Source) -> Item:
 
 
 def _list(s: Source) -> Item:
-    """The list of an answer, again the other way, or a part of it."""
+    """Ask for the list of an answer the other way round, or for a part of it."""
     while True:
         first = rewriting(s)
         words = first.answer.split(", ")
@@ -108,7 +108,7 @@ def _list(s: Source) -> Item:
 
 
 def _code(s: Source) -> Item:
-    """Another function name or argument name."""
+    """Ask for another function name or argument name."""
     first = python_function(s)
     match = re.match(r"def (\w+)\((\w+)", first.answer)
     assert match is not None
@@ -131,7 +131,7 @@ def _code(s: Source) -> Item:
 
 
 def _sum(s: Source) -> Item:
-    """The result goes on: plus, minus, times."""
+    """Continue with the result: plus, minus, times."""
     rng = s.rng
     while True:
         sign = rng.choice("+-*/")

@@ -66,21 +66,21 @@ PAST = {
 
 
 def tense(text: str, past: bool) -> str:
-    """`text` in the past, if wanted; a question keeps its infinitive after do, does and did."""
+    """Put `text` into the past if wanted; questions keep the infinitive after do, does and did."""
     if not past:
         return text
     return re.sub(r"[A-Za-z]+", lambda m: PAST.get(m[0], m[0]), text)
 
 
 def fill(s: Source, options: str | list[str], past: bool, **values: object) -> str:
-    """A phrasing with its values; its verbs change tense before names come in."""
+    """Return a phrasing with its values; verbs change tense before names are filled in."""
     text = tense(s.phrase(options), past)
     text = agree(text.format(**values))
     return text[0].upper() + text[1:]
 
 
 def agree(text: str) -> str:
-    """I have and we have, instead of has."""
+    """Make verbs agree with I and we: have instead of has."""
 
     def base(match: re.Match[str]) -> str:
         subject, verb = match[1], match[2]

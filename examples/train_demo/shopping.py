@@ -60,7 +60,7 @@ COST = (
 
 
 def shop(s: Source) -> Item:
-    """One or two purchases, with or without change."""
+    """Return a problem of one or two purchases, with or without change."""
     rng, who, past = s.rng, s.person(), s.chance(0.35)
     one, money_word = s.thing(), rng.choice(["dollars"] * 4 + ["euros", "coins", "cents", "pounds"])
     values: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Problems of one step, told in many small ways."""
+"""Problems of one step, in many short phrasings."""
 
 import re
 
@@ -92,7 +92,7 @@ SHORT = {
 
 
 def short(s: Source) -> Item:
-    """One step, told in many small ways, without a person."""
+    """Return a problem of one step, without a person."""
     rng = s.rng
     sign = rng.choice("+-*/")
     template = s.phrase(SHORT[sign])
@@ -114,7 +114,7 @@ def short(s: Source) -> Item:
 
 
 def _unit(template: str, thing: str, one: str) -> str:
-    """What the last sentence of a short story counts."""
+    """Return what the last sentence of a short story counts."""
     asked = re.split(r"(?<=[.:?,]) ", template)[-1]
     if "{x}s are needed" in asked or "{x}s can" in asked:
         return one + "s"

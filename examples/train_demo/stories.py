@@ -1,4 +1,4 @@
-"""Stories of a number of things that grows, shrinks, is grouped or shared."""
+"""Stories about a number of things that grows, shrinks, is grouped or shared."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ STORY_REST = (
 
 
 def story(s: Source) -> Item:
-    """A number of things that grows and shrinks."""
+    """Return a story of a number of things that grows and shrinks."""
     rng, (who, other), thing, past = s.rng, two_people(s), s.thing(), s.chance(0.35)
     events = rng.choice([1, 1, 2, 2, 3])
     now = start = rng.randint(2, LIMIT - 20 if s.chance(0.6) else 20)
@@ -88,7 +88,7 @@ STORY_IF = (
 def _if_story(
     s: Source, who: Person, thing: str, start: int, texts: list[str], steps: list[str], now: int
 ) -> Item:
-    """The same story in one sentence: if ..., how many?"""
+    """Return the same story in one sentence: if ..., how many?"""
     joined = " and ".join(
         t[0].lower() + t[1:-1] if t.split()[0] != who.name else t[:-1] for t in texts
     )
@@ -127,7 +127,7 @@ GROUPS_NOW = (
 
 
 def groups(s: Source) -> Item:
-    """Boxes of things, and what is added or taken."""
+    """Return a story of boxes of things, to which some are added or from which some are taken."""
     rng, who, thing, past = s.rng, s.person(), s.thing(), s.chance(0.25)
     a, b = factors(rng, LIMIT)
     boxes, box = rng.choice(
@@ -202,7 +202,7 @@ SHARE = (
 
 
 def share(s: Source) -> Item:
-    """Things dealt out equally, sometimes after more are found."""
+    """Return a story of things that are shared equally, sometimes after more are found."""
     rng, who, thing, past = s.rng, s.person(), s.thing(), s.chance(0.3)
     k, q = factors(rng, LIMIT)
     total = k * q

@@ -1,9 +1,9 @@
 """The tasks of the demo models, and which questions are kept for tests.
 
-An item is kept out of training when it has a held-out word, a held-out phrasing, or a held-out
+An item is kept out of training if it has a held-out word, a held-out phrasing, or a held-out
 skeleton: the question with names and things blanked. So no test question has a near-duplicate in
-training. `python -m examples.train_demo.tasks` prints examples of every task, with `--prompts 96`
-held-out questions as lines of JSON: what diffray/prompts/demo.jsonl holds.
+training. `python -m examples.train_demo.tasks` prints examples of every task, or with `--prompts
+96` held-out questions as JSON lines, the content of diffray/prompts/demo.jsonl.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 @functools.cache
 def written_words() -> dict[int, list[tuple[str, ...]]]:
-    """The words of all questions written by hand, by their number."""
+    """Return the words of each question written by hand, by the number of words."""
     questions = [q["question"] for q in json.loads((FOLDER / "questions.json").read_text())]
     questions += json.loads((FOLDER / "unrelated.json").read_text())
     by_size: dict[int, list[tuple[str, ...]]] = {}
@@ -49,7 +49,7 @@ def written_words() -> dict[int, list[tuple[str, ...]]]:
 
 
 def is_near_written(item: Item) -> bool:
-    """Whether a question written by hand equals this one but for names and things."""
+    """Return whether a question written by hand differs only in names and things."""
     key = words_of(item.key)
     return any(
         all(k in (w, "_") for k, w in zip(key, words, strict=True))
@@ -58,12 +58,12 @@ def is_near_written(item: Item) -> bool:
 
 
 def is_held_out(item: Item) -> bool:
-    """One skeleton in sixteen is never trained on, nor what is near a question written by hand."""
+    """Return whether training never sees an item: a skeleton in sixteen, and near written ones."""
     return bucket(item.key, 16) == 0 or is_near_written(item)
 
 
 def draw(rng: random.Random, task: str, split: str = "train", noise: bool = True) -> Item:
-    """The next item of a task.
+    """Return the next item of a task.
 
     Splits: "train"; "entities", in trained phrasings with words that training never has;
     "phrasings", with at least one phrasing that training never has, and unseen words.
@@ -86,12 +86,12 @@ def draw(rng: random.Random, task: str, split: str = "train", noise: bool = True
         if task in ("json", "rewriting", "turn") and set(words_of(item.answer)) - set(
             words_of(typed)
         ):
-            typed = item.question  # a value was touched, or the answer is not all in the question
+            typed = item.question  # noise changed a value, or the question lacks part of the answer
         return item._replace(question=typed)
 
 
 def held_out_items(count: int, seed: int = 1234, split: str = "entities") -> list[Item]:
-    """Distinct single questions from the tests' side, the tasks taking turns."""
+    """Return distinct held-out questions without earlier turns, from each task in turn."""
     rng = random.Random(seed)
     items: dict[str, Item] = {}
     names = [name for name in GENERATORS if name != "turn"]
@@ -102,7 +102,7 @@ def held_out_items(count: int, seed: int = 1234, split: str = "entities") -> lis
 
 
 def chat(item: Item) -> list[dict[str, str]]:
-    """The item's turns as messages."""
+    """Return the item's turns as messages."""
     turns = [
         {"role": role, "content": text}
         for pair in item.before
@@ -128,6 +128,6 @@ def print_examples() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--prompts", type=int, help="print so many held-out questions instead")
+    parser.add_argument("--prompts", type=int, help="print this many held-out questions")
     count = parser.parse_args().prompts
     print_prompts(count) if count else print_examples()

@@ -20,14 +20,14 @@ CHAT_TEMPLATE = (
     "{{ '<|role_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<role>ASSISTANT</role>' }}{% endif %}"
 )
-# A number is one piece up to 199, longer ones fall apart; both take the space before them.
+# A number up to 199 is one piece, larger ones are several; both include the space before them.
 PIECES = r" ?1\d\d| ?\d\d?| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+"
 NUMBERS = 200
 MERGED_VOCAB = 1652
 
 
 def build_tokenizer(seed: int = 0, sample: int = 30000) -> PreTrainedTokenizerFast:
-    """Train the merges on generated text; numbers enter as whole tokens, not by merging."""
+    """Train the merges on generated text; add numbers as whole tokens, without merges."""
     rng = random.Random(seed)
     names = list(GENERATORS)
     items = [draw(rng, names[i % len(names)]) for i in range(sample)]
@@ -65,7 +65,7 @@ def _with_numbers(
 
 
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The tokenizer with the names of its special tokens and its chat template."""
+    """Return the tokenizer with the names of its special tokens and its chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=EOS,
@@ -79,7 +79,7 @@ def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(folder: Path, seed: int = 0) -> PreTrainedTokenizerFast:
-    """The tokenizer in the folder, built there if there is none."""
+    """Return the tokenizer in the folder, after building it if there is none."""
     if not folder.exists():
         build_tokenizer(seed).save_pretrained(folder)
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)

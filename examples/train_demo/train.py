@@ -1,8 +1,8 @@
 """Train a demo model: `python -m examples.train_demo.train llada_moe --out DIR`.
 
 Masked diffusion on the answer, Muon and AdamW, a schedule in steps. DIR holds state.pt, from which
-the same command resumes as if it had not stopped; export/, which is a checkpoint folder; and
-begun.safetensors, from which `--begin` goes on on another machine.
+the same command resumes as if it had not stopped; export/, a checkpoint folder; and
+begun.safetensors, from which `--begin` continues on another machine.
 """
 
 import argparse
@@ -33,11 +33,11 @@ from examples.train_demo.tokenizer import load_tokenizer, wrap
 from examples.train_demo.transfer import to_llada_moe
 
 STEPS, PARTS = 14000, 2  # batches in a step
-COPYING, FALL = 0.2, 0.5  # shares of the steps: mostly copying; the falling rate
+COPYING, FALL = 0.2, 0.5  # shares of the steps: mostly copying; with a falling rate
 
 
 def build_optimizers(model: DemoModel) -> list[Optimizer]:
-    """Muon for the layers' matrices, AdamW for the rest."""
+    """Return Muon for the layers' matrices, and AdamW for the rest."""
     matrices: list[Tensor] = []
     pairs: list[Tensor] = []
     rest: list[Tensor] = []
@@ -50,12 +50,12 @@ def build_optimizers(model: DemoModel) -> list[Optimizer]:
 
 
 def learning_rate(step: int, steps: int, begun: int = 0) -> float:
-    """The share of the peak: warm up from step `begun`, hold, and fall over the last steps."""
+    """Return the share of the peak: warm up from step `begun`, hold, fall over the last steps."""
     return min(1.0, (step - begun + 1) / 100, max(0.005, (1 - step / steps) / FALL))
 
 
 def loss_of(model: DemoModel, batch: Batch) -> tuple[Tensor, float]:
-    """The weighted loss with the routers' balance, and the share of right tokens."""
+    """Return the weighted loss with the routers' balance, and the share of right tokens."""
     chosen = batch.weight_BL > 0
     target, weight = batch.target_BL[chosen], batch.weight_BL[chosen]
     weight = weight / weight.sum()
@@ -69,7 +69,7 @@ def loss_of(model: DemoModel, batch: Batch) -> tuple[Tensor, float]:
 
 
 def shift_bias(model: DemoModel) -> None:
-    """Loss-free balancing: busy experts are chosen a little less from now on."""
+    """Balance experts without a loss: choose busy ones a little less often from now on."""
     for moe in model.moes:
         load_E = moe.load_E.float()
         moe.gate.expert_bias += 0.001 * (load_E.mean() - load_E).sign()
@@ -78,7 +78,7 @@ def shift_bias(model: DemoModel) -> None:
 def evaluate(
     model: DemoModel, tokenizer: PreTrainedTokenizerFast, per_task: int, seed: int = 1234
 ) -> dict[str, float]:
-    """Exact match by task and tokens per forward on held-out items of trained phrasings."""
+    """Return exact match by task and tokens per forward on held-out items in trained phrasings."""
     rng = random.Random(seed)
     scores: dict[str, float] = {}
     tokens = forwards = 0
@@ -111,7 +111,7 @@ def export(model: DemoModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -
 
 
 class Part(NamedTuple):
-    """What a batch is logged with."""
+    """What the log needs of a batch."""
 
     kind: str
     loss: float
@@ -119,7 +119,7 @@ class Part(NamedTuple):
 
 
 class Run:
-    """A training run: all that a step changes, saved and loaded as a whole."""
+    """A training run: all that a step changes, saved and loaded together."""
 
     def __init__(
         self, name: str, tokenizer: PreTrainedTokenizerFast, seed: int, tokens: int
@@ -135,7 +135,7 @@ class Run:
         self.begun, self.step, self.tokens, self.seconds = 0, 0, 0, 0.0
 
     def part(self) -> Part:
-        """Add one batch's gradient."""
+        """Accumulate one batch's gradient."""
         batch = self.batches.next()
         loss, right = loss_of(self.model, batch)
         (loss / PARTS).backward()
@@ -145,7 +145,7 @@ class Run:
         return Part(batch.kinds[0], float(loss.detach()), right)
 
     def train_step(self, steps: int) -> list[Part]:
-        """One step of `steps`."""
+        """Run the next of `steps` steps."""
         begin = time.process_time()
         if self.step >= COPYING * steps:
             self.batches.turn_to_the_rest()
@@ -170,7 +170,7 @@ class Run:
         return parts
 
     def save(self, path: Path) -> None:
-        """Write everything, or leave the file before as it is."""
+        """Write everything, or leave the previous file as it is."""
         state = {
             "model": self.model.state_dict(), "average": self.average.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
@@ -193,7 +193,7 @@ class Run:
         torch.set_rng_state(state["torch_rng"])
 
     def keep(self, path: Path) -> None:
-        """Write the averaged weights in bfloat16, from which a run on another machine begins."""
+        """Write the averaged weights in bfloat16, for a run on another machine to start from."""
         metadata = {
             "model": self.name, "step": str(self.step), "tokens": str(self.tokens),
             "seconds": f"{self.seconds:.0f}",
@@ -204,7 +204,7 @@ class Run:
         path.with_suffix(".new").replace(path)
 
     def begin(self, path: Path) -> None:
-        """Go on from kept weights: the step count goes on, momentum and rate warm up again."""
+        """Continue from kept weights: the step count goes on, momentum and rate warm up again."""
         metadata, tensors = read_metadata(path), load_file(path)
         if (metadata["model"], self.name) == ("llada2_moe", "llada_moe"):
             tensors = to_llada_moe(tensors, trained(self.model))
@@ -215,11 +215,11 @@ class Run:
                 tensor.data.copy_(tensors[name])
         self.begun = self.step = int(metadata["step"])
         self.tokens, self.seconds = int(metadata["tokens"]), float(metadata["seconds"])
-        self.batches.rng.seed(f"{self.seed} {self.step}")  # other examples than it began with
+        self.batches.rng.seed(f"{self.seed} {self.step}")  # draws new examples
 
 
 def trained(model: DemoModel) -> dict[str, Tensor]:
-    """What training changes."""
+    """Return the tensors that training changes."""
     biases = {name: b for name, b in model.named_buffers() if name.endswith("expert_bias")}
     return dict(model.named_parameters()) | biases
 
@@ -249,7 +249,7 @@ class Log:
 
 
 def train(arguments: argparse.Namespace) -> Run:
-    """Train to the last step, saving on the way."""
+    """Train to the last step, with regular saves."""
     torch.set_num_threads(1)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
@@ -290,7 +290,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--begin", type=Path, help="kept weights to begin with, where --out has no state.pt"
+        "--begin", type=Path, help="kept weights to start from, if --out has no state.pt"
     )
     parser.add_argument(
         "--tokens", type=int, default=2048, help="tokens in each of a step's batches"

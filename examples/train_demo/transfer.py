@@ -1,8 +1,8 @@
-"""Weights of `llada2_moe` for `llada_moe` to begin with: what one learnt of copying serves both.
+"""Starts `llada_moe` from weights of `llada2_moe`, which has already learnt to copy.
 
 Hidden states, heads, the dense layer and the number of experts are the same. LLaDA2 rotates the
-first half of a head, in 8 pairs of dimensions; they become those of LLaDA-MoE's 16 pairs that turn
-as fast. The shared expert has no counterpart and is left behind.
+first half of a head, in 8 pairs of dimensions; they become those of LLaDA-MoE's 16 pairs that
+rotate at the same speed. The shared expert has no counterpart and is dropped.
 """
 
 import torch
@@ -16,15 +16,15 @@ NAMES = {
     "attention.key_layernorm.": "self_attn.k_norm.",
 }
 _EIGHT = torch.arange(HEAD_DIM // 4)
-# For each of LLaDA-MoE's rows of a head, LLaDA2's that goes there: the rotated pairs i and i + 8 to
-# 2 i and 2 i + 16, where the angles are the same, and the others between them.
+# For each of LLaDA-MoE's rows of a head, the row of LLaDA2 that moves there: the rotated pair (i,
+# i + 8) to (2 i, 2 i + 16), where the angles are the same, and the others between them.
 PLACE = torch.stack((_EIGHT, _EIGHT + 16, _EIGHT + 8, _EIGHT + 24)).view(2, 2, -1).mT.flatten()
-# LLaDA2's two experts weigh 2 together, those of a plain softmax about this much.
+# LLaDA2's two experts have a total weight of 2, those of a plain softmax about this.
 SOFTMAX = 0.5
 
 
 def to_llada_moe(tensors: dict[str, Tensor], fresh: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights for a `llada_moe` whose own, not yet trained, are `fresh`."""
+    """Return the weights for a `llada_moe` whose untrained weights are `fresh`."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.float()
@@ -51,7 +51,7 @@ def _pairs(rows: Tensor) -> Tensor:
 
 
 def _wider(name: str, tensor: Tensor, fresh: Tensor) -> Tensor:
-    """Fill up an expert's columns with new ones, which give nothing at first."""
+    """Widen an expert with fresh columns, which contribute nothing at first."""
     wide = fresh.detach().clone()
     if name.endswith("w2_experts"):
         wide.zero_()

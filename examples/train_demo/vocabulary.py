@@ -1,10 +1,10 @@
 """Embedding and head, trained as one table of words so that copying a token is easy to learn.
 
-A token's vector is a row of its own plus the vectors of its features: its letters by place, its
-digits, whether it has a space before it and how it is capitalised. A word or number with and
-without a space shares the row. The head is the same table, scaled. So what attention brings from
-the prompt unchanged already points at the right token, and what is learnt about spelling, copying
-and digits holds for all words and numbers. The checkpoint gets two ordinary matrices.
+A token's vector is its own row plus the vectors of its features: its letters by place, its digits,
+whether it has a space before it and how it is capitalised. A word or number shares the row with and
+without a space. The head is the same table, scaled. So a vector that attention copies unchanged
+from the prompt already points at the right token, and what is learnt about spelling, copying and
+digits holds for all words and numbers. The checkpoint gets two ordinary matrices.
 
 Letters: V vocabulary, H hidden size, R features, F the features of all tokens in a row.
 """
@@ -20,7 +20,7 @@ PLACES = 8  # letters that count, from the front
 
 
 def number_features(num: int, dim: int) -> Tensor:
-    """Waves over n and over log n: the coordinates in which sums and products are rotations."""
+    """Return waves over n and log n, coordinates in which sums and products are rotations."""
     n = torch.arange(num, dtype=torch.float32)
     linear = [2 * math.pi / p for p in (2, 10 / 3, 5, 10, 3, 7, 12, 20, 25, 40, 50, 100, 200, 400)]
     logarithmic = [2 * math.pi / p for p in (0.4, 0.8, 1.6, 3.2, 6.4)]
@@ -36,7 +36,7 @@ def number_features(num: int, dim: int) -> Tensor:
 
 
 def token_features(token: str) -> list[str]:
-    """The features of a token that others have too."""
+    """Return the features of a token, which it shares with others."""
     word = token.removeprefix(SPACED)
     features = ["spaced" if word != token else "unspaced"]
     if word.isascii() and word.isalpha():
@@ -72,7 +72,7 @@ class Vocabulary(nn.Module):
         self.scale_H = nn.Parameter(torch.full((hidden,), 0.3))
 
     def embedding(self) -> Tensor:
-        """The matrix of embeddings [V, H]."""
+        """Return the matrix of embeddings [V, H]."""
         shared = F.embedding_bag(
             self.get_buffer("feature_F"), self.features_RH, self.get_buffer("first_V"),
             mode="sum", per_sample_weights=self.get_buffer("share_F"),
@@ -80,5 +80,5 @@ class Vocabulary(nn.Module):
         return self.rows[self.get_buffer("row_of_V")] + shared
 
     def head(self, table_VH: Tensor) -> Tensor:
-        """The matrix of the head [V, H], from that of the embeddings."""
+        """Return the matrix of the head [V, H], from that of the embeddings."""
         return table_VH * self.scale_H

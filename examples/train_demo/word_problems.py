@@ -1,6 +1,6 @@
 """Word problems in one to three steps, every step an equation with its unit.
 
-Stories are put together from sentences that can each be said in many ways.
+Stories are composed of sentences, each with many phrasings.
 """
 
 from collections.abc import Callable

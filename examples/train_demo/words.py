@@ -1,4 +1,4 @@
-"""Words and phrasings, and what a generator draws them from.
+"""Words and phrasings, and the source from which generators draw them.
 
 Names, things and phrasings are split by hash: one entity in eight and one phrasing in ten are never
 used in training. Most entities are invented words, so that a model has to copy what it reads.
@@ -94,7 +94,7 @@ ENDINGS = "Thanks!|Thank you.|Please.|Thank you very much.|Be brief.|Cheers.|Tha
 class Item(NamedTuple):
     """A question, its answer, and the turns before it.
 
-    `key` is the question before noise, with names and things blanked: with equal keys, items are
+    `key` is the question before noise, with names and things blanked: items with equal keys are
     near-duplicates.
     """
 
@@ -141,10 +141,10 @@ class Person(NamedTuple):
 
 
 class Source:
-    """Draws words and phrasings for one item, from the trained or from the held-out ones."""
+    """Draws words and phrasings for one item, from trained or held-out ones."""
 
     def __init__(self, rng: random.Random, entities: bool, phrasings: bool) -> None:
-        """`entities`, `phrasings`: whether to draw held-out ones."""
+        """Draw held-out words if `entities`, and held-out phrasings if `phrasings`."""
         self.rng, self.entities, self.phrasings = rng, entities, phrasings
         self.lower = False
         self.used_held_out_phrase = False
@@ -154,7 +154,7 @@ class Source:
         return self.rng.random() < share
 
     def phrase(self, options: str | Sequence[str]) -> str:
-        """One of the phrasings, given as a sequence or separated by bars."""
+        """Return one of the phrasings, given as a sequence or separated by bars."""
         texts = options.split("|") if isinstance(options, str) else list(options)
         trained = [t for t in texts if not is_held_out_phrase(t)]
         held = [t for t in texts if is_held_out_phrase(t)]
@@ -164,12 +164,12 @@ class Source:
         return self.rng.choice(trained or texts)
 
     def word_of(self, words: Sequence[str]) -> str:
-        """One of the words of a list; a list too short for a split is used whole."""
+        """Return one of the words of a list; a list too short for a split is used whole."""
         allowed = [w for w in words if is_held_out_word(w) == self.entities] or list(words)
         return self.rng.choice(allowed)
 
     def invented(self, syllables: int = 0) -> str:
-        """A word that does not exist."""
+        """Return a word that does not exist."""
         rng = self.rng
         while True:
             parts = []
@@ -201,7 +201,7 @@ class Source:
         return f"{self.name()} {self._entity(SURNAMES, 0.3)}" if self.chance(0.4) else self.name()
 
     def person(self) -> Person:
-        """Mostly somebody with a name; else I, we, or a role."""
+        """Return a person, usually with a name, else I, we, or a role."""
         kind = self.rng.random()
         if kind < 0.12:
             word, her = self.rng.choice([("I", "me"), ("I", "me"), ("we", "us")])
@@ -228,12 +228,12 @@ class Source:
         return f"{self.rng.choice(ADJECTIVES)} {thing}" if self.chance(0.08) else thing
 
     def plain_word(self, share: float = 0.4) -> str:
-        """A word in lower case that does not count as an entity: it is the question's content."""
+        """Return a word in lower case that is not an entity: it is the question's content."""
         words = THINGS if self.chance(0.2) else COMMON
         return self.word_of(words) if self.chance(share) else self.invented()
 
     def item(self, task: str, question: str, answer: str, **rest: object) -> Item:
-        """The finished item; its question in lower case when this source draws lower case."""
+        """Return the finished item; its question is in lower case if this source is."""
         key = question
         for word in sorted(self.drawn, key=len, reverse=True):
             blank = " ".join("_" for _ in word.split())

@@ -234,7 +234,7 @@ class TestFiles:
             (request("b") | {"model": "x"}, ("'model'",)),
             (request("b") | {"body": None}, ("body", "None")),
             (request("b", stream=True), ("body.stream",)),
-            (request("first"), ("'first'", "line 1 already")),
+            (request("first"), ("'first'", "already used in line 1")),
         ],
     )
     def test_wrong_lines_are_named_before_anything_is_sent(
@@ -334,7 +334,7 @@ class TestProgress:
     def test_summary_tells_what_is_left(self) -> None:
         said = str(Summary(requests=5, answered=2, failed=1, tokens=10, seconds=2.0))
         assert said == (
-            "5 requests: 2 answered, 1 failed, 2 left (run it again to go on); "
+            "5 requests: 2 answered, 1 failed, 2 left (run again to continue); "
             "10 tokens, 5.0 tokens/s (2.0 s)"
         )
 

@@ -132,5 +132,5 @@ class TestOffline:
             assert len(json.loads(numbers.read_text())["runs"]) == 1
             assert "after 1 of 2 runs" in page.read_text()
         else:
-            assert line.endswith("before anything had finished; there are no results")
+            assert line.endswith("before any run finished; there are no results")
             assert not page.exists() and not numbers.exists()

@@ -367,7 +367,7 @@ class TestTerminal:
         out, _ = typed(monkeypatch, "/seed 7", "/seed", "/system Shout.", "/system", "/clear")
         assert out.splitlines()[1:-1] == [
             "the seed is 7",
-            "each answer has another seed",
+            "each answer gets a new seed",
             "the system message is set",
             "the system message is removed",
             "a new chat",

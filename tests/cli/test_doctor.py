@@ -98,7 +98,7 @@ def test_kernels_that_cannot_be_used_must_be_fixed(
     failed = Findings(failed="every variant is refused")
     monkeypatch.setattr("diffray.workers.bring_up.start.bring_up", lambda *_, **__: failed)
     status, message, _ = run("demo", "--device", "cpu", *options)
-    fix = "Triton's kernels cannot be used (every variant is refused); --kernels torch does not"
+    fix = "Triton's kernels cannot be used (every variant is refused); --kernels torch skips them"
     assert status == 1 and fix in message and "Nothing to fix" not in message
 
 
@@ -147,8 +147,8 @@ def test_the_cpu_s_features_and_the_dtype_they_favour(monkeypatch: pytest.Monkey
     assert cpu().found.endswith("cores, avx2; dtype auto is float32")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     assert cpu().found.endswith(
-        "cores, avx512_bf16; dtype auto is float32, as without AMX bfloat16 was half as fast, for "
-        "all of avx512_bf16"
+        "cores, avx512_bf16; dtype auto is float32, because without AMX bfloat16 was half as fast, "
+        "despite avx512_bf16"
     )
 
 
@@ -194,10 +194,10 @@ def test_a_gpu_that_triton_s_kernels_cannot_use_must_be_fixed(
     found = kernels("demo", "auto", cuda, torch.bfloat16)
     assert found.found == "torch's only" and found.fix == (
         "Triton's kernels cannot be used (Triton is not installed; pip install 'diffray[triton]'); "
-        "--kernels torch does not try them"
+        "--kernels torch skips them"
     )
-    for model, wished in ((gemma, "auto"), ("demo", "torch")):
-        assert kernels(model, wished, cuda, torch.bfloat16) == Check("kernels", "torch's")
+    for model, requested in ((gemma, "auto"), ("demo", "torch")):
+        assert kernels(model, requested, cuda, torch.bfloat16) == Check("kernels", "torch's")
     monkeypatch.setattr(choose, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert "of compute capability 7.5" in kernels("demo", "auto", cuda, torch.float16).fix

@@ -573,7 +573,7 @@ all_of_them.main()
         argv = ["all", "--out", str(tmp_path), "--only", "step", "--minutes", "0"]
         monkeypatch.setattr(sys, "argv", argv)
         all_of_them.main()
-        assert "not begun" in capsys.readouterr().out
+        assert "not started" in capsys.readouterr().out
         assert sorted(file.name for file in tmp_path.iterdir()) == ["kernels.json", "summary.txt"]
 
     @pytest.mark.slow
@@ -593,7 +593,7 @@ time.sleep(600)
             run = all_of_them.Run("run", "check_engine", "", 1)
             told.append(all_of_them.carry_out(run, 10, tmp_path).split(" s  ", 1)[1])
         assert told == [
-            "FAILED (2), no report: it said nothing",
+            "FAILED (2), no report: it printed nothing",
             "out of time; INCOMPLETE: 1 of 9 cases",
         ]
 

@@ -38,11 +38,11 @@ def after(command: tuple[str, ...], flag: str) -> str:
 def test_a_missing_checkout_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^dlmserve needs --fast-dllm FOLDER; give it, or name"):
         plan.chosen(parsed("dlmserve"))
-    with pytest.raises(ValueError, match=r"--llada2-code .*gone is no folder; give a checkout"):
+    with pytest.raises(ValueError, match=r"--llada2-code .*gone is not a folder; give a checkout"):
         plan.chosen(parsed("diffusers", "--llada2-code", str(tmp_path / "gone")))
     with pytest.raises(ValueError, match=r"has no generate.py; give a checkout that has them"):
         plan.chosen(parsed("sampler", "--llada", str(tmp_path)))
-    with pytest.raises(ValueError, match="'vllm' is no peer; there are dlmserve, dfastllm"):
+    with pytest.raises(ValueError, match="'vllm' is not a peer; choose from dlmserve, dfastllm"):
         plan.chosen(parsed("vllm"))
 
 

@@ -23,7 +23,7 @@ _OTHERS: Final = {
 
 
 def scrape(client: httpx2.Client) -> dict[str, float]:
-    """Return the sum of each counter over its labels; nothing from a server without metrics."""
+    """Return the sum of each counter over its labels; empty from a server without metrics."""
     try:
         response = client.get("/metrics")
         return parse(response.text) if response.status_code == 200 else {}
@@ -42,11 +42,11 @@ def parse(text: str) -> dict[str, float]:
 def between(
     before: Mapping[str, float], after: Mapping[str, float], seconds: float
 ) -> dict[str, float]:
-    """Return what a server did between two scrapes; nothing if its metrics do not say.
+    """Return what a server did between two scrapes; empty if it lacks the counters.
 
-    Committed tokens per step are those that a sequence's forward makes final. vLLM counts one more
-    step to commit each canvas; here a finished block's K/V are stored in the next block's first
-    step.
+    Committed tokens per step are those that one forward of a sequence makes final. vLLM counts one
+    more step to commit each canvas; diffray stores a finished block's K/V in the next block's
+    first step.
     """
     for prefix in _PREFIXES:
         change = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from diffray.cluster.cli.flag_records import flag, record
 
-if TYPE_CHECKING:  # not for help, nor for `bench serve`
+if TYPE_CHECKING:  # help and `bench serve` do not need them
     from diffray.cluster.control.llm import DiffusionLLM
     from diffray.components.params import SamplingParams
 
@@ -41,7 +41,7 @@ class Data:
         "K/V only with --enable-prefix-caching.",
     )
     output_len: int | None = flag(
-        min=1, help="Tokens to generate per prompt; default: what the file says, else 128."
+        min=1, help="Tokens to generate per prompt; default: the file's number, else 128."
     )
     ignore_eos: bool = flag(
         False, "--ignore-eos", help="Generate past end tokens; implied by random prompts."
@@ -97,9 +97,9 @@ def read_rows(name: str, path: Path | None, count: int) -> list[Row]:
 def random_ids(
     llm: "DiffusionLLM", count: int, length: int, seed: int, prefix_len: int = 0
 ) -> list[list[int]]:
-    """Return prompts of ids drawn from the vocabulary, without end tokens, the mask and images.
+    """Return prompts of random ids from the vocabulary, without end, mask and image tokens.
 
-    All start with the same `prefix_len` ids, before `length` of their own.
+    All start with the same `prefix_len` ids, followed by `length` ids of their own.
     """
     limits = llm.engine.limits
     barred = {*limits.eos_token_ids, limits.mask_token_id}
@@ -112,7 +112,7 @@ def random_ids(
 
 
 def as_ids(llm: "DiffusionLLM", rows: Sequence[Row], *, raw: bool) -> list[list[int]]:
-    """Return the prompts as ids, as chat messages where the model has a chat template."""
+    """Return the prompts as ids, as chat messages if the model has a chat template."""
     tokenizer = llm.tokenizer
     if tokenizer is None:
         raise ValueError("the checkpoint has no tokenizer.json, so it takes --dataset-name random")
@@ -129,7 +129,7 @@ def tasks(
     *,
     raw: bool = False,
 ) -> "dict[str, Work]":
-    """Return each task's prompts and parameters; lengths in a file hold where none was typed."""
+    """Return each task's prompts and parameters; a typed length overrides lengths in a file."""
     found: dict[str, Work] = {}
     typed = params.model_fields_set
     for name, read in sets:

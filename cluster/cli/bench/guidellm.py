@@ -43,7 +43,7 @@ def backend(name: str, data: Data, body: dict[str, Any], **server: str | None) -
 def write_data(
     folder: Path, name: str, rows: Sequence[Row], data: Data, tokenizer: str
 ) -> dict[str, Any]:
-    """Return the prompts in guidellm's terms; those of a data set are written into the folder."""
+    """Return the prompts in guidellm's terms; write those of a data set to the folder."""
     if name == RANDOM:
         from diffray.components.checkpoints.checkpoint import resolve
 

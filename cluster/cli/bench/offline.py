@@ -70,9 +70,9 @@ def counted(output: "RequestOutput", eos_token_ids: Sequence[int], *, ignore_eos
 def timed(llm: "DiffusionLLM", name: str, batches: "Sequence[Work]") -> Run:
     """Generate batch after batch, and return the numbers of the run.
 
-    Tokens are those before the first end token, and the time includes the prompts'. A forward that
-    sequences share counts once in `forwards`; tokens per forward are a sequence's own, averaged
-    over sequences, as is `sequence_rate`, known only where sequences ran one by one.
+    Tokens are those before the first end token; the time includes the prompts. A forward that
+    sequences share counts once in `forwards`. Tokens per forward and `sequence_rate` are averages
+    over sequences; the latter is known only if sequences ran one by one.
     """
     engine = llm.engine
     before = engine.forwards
@@ -107,7 +107,7 @@ def timed(llm: "DiffusionLLM", name: str, batches: "Sequence[Work]") -> Run:
 
 
 def look_at(llm: "DiffusionLLM", run: Run, work: "Work", bandwidth: float) -> Run:
-    """Repeat some of a run's work; add where the time goes, and the bytes that steps read."""
+    """Repeat some of a run's work to add where the time goes and how many bytes steps read."""
     from diffray.cluster.cli.bench.phases import phases_of
     from diffray.cluster.cli.bench.roofline import reads_of
 
@@ -142,7 +142,7 @@ def tables(what: str, runs: Sequence[Run]) -> "list[Table]":
 def facts_of(
     llm: "DiffusionLLM", model: str, params: "SamplingParams", work: "dict[str, Work]"
 ) -> dict[str, str]:
-    """Return how the engine and its requests are configured, typed or not."""
+    """Return the configuration of the engine and its requests, defaults included."""
     import torch
 
     from diffray.components.policy import Policy
@@ -183,7 +183,7 @@ def _benchmark(
     from diffray.cluster.cli.bench.roofline import memory_bandwidth
     from diffray.cluster.control.llm import DiffusionLLM
 
-    options = {"enable_prefix_caching": False} | options  # prompts are repeated to be measured
+    options = {"enable_prefix_caching": False} | options  # measuring repeats prompts
     with (
         published(title, result, partial(tables, what)) as report,
         DiffusionLLM(model, **options) as llm,

@@ -112,7 +112,7 @@ class Reports(Result):
 
 
 def tables(runs: Sequence[Run]) -> "list[Table]":
-    """Return what the client measured in each run, and what the server counted."""
+    """Return tables of what the client measured in each run, and what the server counted."""
     shown = []
     for run in runs:
         rate, done = run["request_rate"], run["completed"]

@@ -1,6 +1,6 @@
-"""Where an engine's time goes, by wrapping its parts from outside.
+"""Measures where an engine's time goes, by wrapping its parts from outside.
 
-Time belongs to the innermost phase it was spent in, so the phases add up to the whole.
+Time counts for the innermost phase only, so the phases add up to the whole.
 """
 
 import time
@@ -19,12 +19,12 @@ from diffray.workers.engine import Engine
 from diffray.workers.graphs import Recorded
 
 MODEL, CACHE, DECODE, HOST = "model", "cache", "decode", "host"
-_MOST_MARKS: Final = 4096  # after so many the device is waited for
+_MOST_MARKS: Final = 4096  # that are kept before the device is synchronized
 
 
 @contextmanager
 def phases_of(engine: Engine) -> Iterator["Phases"]:
-    """Measure the phases of all that the engine does inside the `with` block."""
+    """Measure the phases of all that the engine does in the `with` block."""
     places: list[tuple[object, str, str]] = [
         *((engine.model, name, MODEL) for name in ("embed", "forward", "head", "confidence")),
         (engine.model, "expected_embedding", MODEL),
@@ -52,7 +52,7 @@ class Phases:
     """Seconds by phase.
 
     On a GPU the marks are events in the stream, read at the end. Nothing waits in between, so the
-    host runs ahead as it does unobserved.
+    host runs ahead of the device as it does without measuring.
     """
 
     def __init__(self, *, on_device: bool) -> None:

@@ -1,4 +1,4 @@
-"""What benchmarks publish: tables, JSON and HTML; after Ctrl-C, of the runs that had finished."""
+"""Publishes benchmark results as tables, JSON and HTML; after Ctrl-C, those of finished runs."""
 
 import json
 import os
@@ -22,10 +22,10 @@ from diffray.cluster.cli.flag_records import flag, record
 if TYPE_CHECKING:  # not for help
     from rich.table import Table
 
-Run = dict[str, Any]  # its numbers, by their names in JSON
+Run = dict[str, Any]  # a run's numbers, by their names in JSON
 
 WIDTH = 140  # of tables that go to a file or a pipe
-_INTERRUPTED = 130  # the exit status that shells give SIGINT
+_INTERRUPTED = 130  # the exit status by which shells report SIGINT
 
 
 @record("Result")
@@ -34,7 +34,7 @@ class Result:
     report: Path | None = flag(metavar="OUT.html", help="Write the tables to this file, as HTML.")
 
     def check(self) -> None:
-        """Refuse files that cannot be written, before hours are spent on their content."""
+        """Refuse files that cannot be written, before spending hours on their content."""
         for name, path in (("--output-json", self.output_json), ("--report", self.report)):
             if path is not None and path.is_dir():
                 raise ValueError(f"{name} {path} is a folder; name a file in it")
@@ -44,7 +44,7 @@ class Result:
 
 @dataclass(slots=True)
 class Report:
-    """The finished runs of those planned, and what they have in common."""
+    """The finished runs, how many were planned, and the facts that all share."""
 
     facts: dict[str, str]
     planned: int = 0
@@ -97,9 +97,9 @@ def published(
             _write_html(result.report, title, report.facts, made)
     if interrupted:
         what = (
-            f"{so_far}; results are those that had finished"
+            f"{so_far}; the results are those of the finished runs"
             if report.runs
-            else "before anything had finished; there are no results"
+            else "before any run finished; there are no results"
         )
         typer.echo(f"diffray: interrupted {what}", err=True)
         raise typer.Exit(_INTERRUPTED)
@@ -136,7 +136,7 @@ def _when_and_where() -> dict[str, str]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the percentile, interpolated between the two nearest values; of nothing, 0."""
+    """Return the percentile, interpolated between the two nearest values; 0 for none."""
     ordered = sorted(values)
     if len(ordered) < 2:
         return ordered[0] if ordered else 0.0

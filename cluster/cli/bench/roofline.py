@@ -1,4 +1,4 @@
-"""How near a step is to what memory allows: the bytes it must read, over the measured bandwidth."""
+"""How close a step is to the memory's limit: the bytes it must read, over measured bandwidth."""
 
 import time
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from diffray.kernels.router import Routing
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.engine import Engine
 
-ARRAY: Final = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes: far more than any cache
+ARRAY: Final = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes: far larger than any cache
 _REPEATS: Final = 5
 
 
 def memory_bandwidth(device: torch.device) -> float:
-    """Return bytes per second of c = a + 3 b over arrays that no cache holds: the best of five."""
+    """Return bytes per second of c = a + 3 b over arrays larger than caches: the best of five."""
     count = ARRAY[device.type] // 4
     a, b, c = (torch.ones(count, device=device) for _ in range(3))
     best = float("inf")
@@ -44,8 +44,8 @@ def _wait(device: torch.device) -> None:
 class Reads:
     """Bytes that steps must read.
 
-    These are all weights but the embedding (of which a step reads a few rows) and the experts to
-    which no token goes, and the K/V of positions that a window sees and does not itself run.
+    These are all weights, except the embedding (of which a step reads a few rows) and experts that
+    get no token, and the K/V of the positions that a window attends to but does not run.
     """
 
     weights: int = 0
@@ -59,10 +59,10 @@ class Reads:
 
 @contextmanager
 def reads_of(engine: Engine) -> Iterator[Reads]:
-    """Count the reads of all steps inside the `with` block; it waits for the device: no timing."""
+    """Count the reads of all steps in the `with` block; counting waits for the device."""
     model, reads = engine.model, Reads()
     if not isinstance(model, Denoiser):
-        raise ValueError("bytes can be counted of checkpoints' models only")
+        raise ValueError("bytes can be counted only for models of checkpoints")
     layers = [module for module in model.modules() if isinstance(module, SparseMLP)]
     embedding = 0 if model.output is model.embedding else _bytes(model.embedding)
     always = _bytes(model) - sum(_bytes(layer.experts) for layer in layers) - embedding
@@ -82,7 +82,7 @@ def reads_of(engine: Engine) -> Iterator[Reads]:
         return run_step(plan, number, chunks)
 
     graphs = engine.graphs
-    engine.graphs = engine.slots.layout = None  # a replay calls nothing that could be counted
+    engine.graphs = engine.slots.layout = None  # a replay would bypass the hooks
     hooks = [
         layer.get_submodule("router").register_forward_hook(partial(count, layer.experts))
         for layer in layers

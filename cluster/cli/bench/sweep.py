@@ -1,4 +1,4 @@
-"""Comma-separated lists of numbers: a benchmark runs once for each."""
+"""Reads comma-separated lists of numbers; a benchmark runs once for each number."""
 
 from math import inf, isfinite
 

@@ -66,5 +66,5 @@ class Decoder(PolicyPart, ABC):
         return 0
 
     def last_step(self) -> int | None:
-        """Return which step of a block is its last one if masks last until then, if any is."""
+        """Return the step that ends a block if masks remain until then; None if no step does."""
         return None

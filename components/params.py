@@ -108,8 +108,7 @@ class SamplingParams(Config):
     no_repeat_ngram_size: int = Field(
         0,
         ge=0,
-        description="Never repeat this many tokens in a row; needs blocks of one position; "
-        "0: off.",
+        description="Never repeat this many tokens in a row; needs blocks of one position; 0: off.",
     )
     lora: str = Field(
         "", description="The name of a loaded LoRA adapter to answer with; default: none."

@@ -181,7 +181,7 @@ class Sequence:
         return self.stop - self.start + self.most_post_steps + len(self.stretches)
 
     def temperature(self, step: int) -> float:
-        """Return the temperature of the distributions at a step of the block; greedy counts as 1."""
+        """Return the temperature of the distributions at a step of the block; greedy is like 1."""
         asked = self.params.temperature if self.params.draws else 1.0
         return self.policy.iteration.temperature(step, asked)
 

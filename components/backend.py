@@ -249,8 +249,9 @@ def overhead_positions(device: torch.device, weights: int) -> int:
     """Return a forward's fixed time, as the number of positions it could run in that time.
 
     A GPU reads its weights in that time. A CPU multiplies about as fast as it reads, so the fixed
-    time is that of the calls. On two cores, 8 blocks of 4 positions took 4 times as long as one
-    block with 100 M weights; with 3.5 M, the calls cost as much as 110 to 140 positions.
+    time is that of the calls. On two cores with 100 M weights, 8 blocks of 4 positions took 4 times
+    as long as one; with the 3.5 M of earlier demo models, a block of 32 took as long as 110 to 140
+    more positions.
     """
     if device.type == "cuda":
         return _OVERHEAD_OF_GPU

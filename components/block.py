@@ -40,7 +40,7 @@ class Block:
     def share(self, steps: int) -> Tensor:
         """Return how many positions of each row this step decides, if a block takes `steps`.
 
-        The shares are equal; each of the first steps takes one of the remaining positions.
+        The shares are equal; the first steps take the remaining positions, one each.
         """
         odd_B = self.step_in_block_B < self.length_B % steps
         return self.length_B // steps + odd_B

@@ -184,7 +184,7 @@ class KVPool:
         self.free(self.first_steps.forget())
 
     def pass_time(self, now: float) -> None:
-        """Evict the prefixes that were unused for their TTL; the clock never goes back."""
+        """Evict the prefixes that were unused for `ttl` seconds; the clock never goes back."""
         prefixes = self.prefixes
         prefixes.now = max(prefixes.now, now)
         self.free(prefixes.forget(prefixes.now - prefixes.ttl))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
 
 
-# Tokens; for nodes below the root, also everything else that must be equal.
+# Tokens; for nodes directly below the root, also everything else that must be equal.
 Key = tuple[str | int | LoRA | None, ...]
 
 

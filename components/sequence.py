@@ -134,7 +134,7 @@ class Sequence:
     def given(self, start: int, stop: int) -> list[int | None]:
         """Return the tokens of [start, stop) on the canvas, with None where masks were at first.
 
-        So tokens that became final in the current block are left out.
+        So tokens that became final in the current block are None too.
         """
         canvas: list[int | None] = [*self.prompt, *self.final]
         if self.pins is not None:

@@ -99,7 +99,7 @@ class Weight(nn.Module):
             self.zero_EOG = nn.Parameter(kept.zero_EOG, requires_grad=False)
 
     def pack(self) -> None:
-        """Give a loaded matrix the layout that its product, and nothing else, reads fastest."""
+        """Lay a loaded matrix out as its product reads it fastest; nothing else can read it."""
         if self.format is None:
             self.dense = nn.Parameter(pack(self.plain), requires_grad=False)
         elif self.format.kind == "w8a8" and self.dtype != torch.float64:  # sums become float32

@@ -11,7 +11,7 @@ from diffray.kernels import noise
 
 
 class Origin(Decoder):
-    """Time goes from 1 to `eps` in equal steps, t to s; each decides a mask with chance 1 - s/t.
+    """Time goes from 1 to `eps` in equal steps; from t to s, a mask goes with probability 1 - s/t.
 
     A mask therefore remains at time s with probability s: one number is drawn for each position,
     and steps at which no position would become final are skipped. `steps` counts the whole

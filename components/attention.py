@@ -1,7 +1,7 @@
 """Self-attention of one layer: fused projections, optional norm per head, rotary, paged keys.
 
-Letters: T packed tokens, R of them that are requested, H hidden size, Q query heads, G key heads,
-N heads of any kind, D head size, I all heads' values.
+Letters: T packed tokens, R of them that are read, H hidden size, Q query heads, G key heads,
+N heads of any kind, D head size, I the values of all heads.
 """
 
 import torch
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         kv: KVPool,
         read_R: Tensor | None = None,
     ) -> Tensor:
-        """Return what `out` takes at these tokens, or at all; stores the windows' K/V in place."""
+        """Return the input of `out` at `read_R`, or at all tokens; store the K/V in place."""
         heads_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))
         rotary = QKRotary(None if self.norm is None else self.norm.weight_ND, self.eps, *angles)
         seen_TI = kv.attend(self.layer, heads_TND, rotary, batch).flatten(1)

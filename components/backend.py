@@ -22,7 +22,7 @@ _OVERHEAD_OF_GPU = 256  # positions; not measured
 _OVERHEAD_OF_CALLS = 480_000_000  # positions times weights
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # the numbers of malloc.h
 _KEPT = 64 << 20  # bytes kept at the end of the heap
-_CACHED = 1 << 18  # numbers that the cache of a core holds
+_CACHED = 1 << 18  # numbers that a core's cache holds
 
 
 def choose_device(name: str) -> torch.device:
@@ -56,7 +56,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_quantization(given: Given | None, device: torch.device) -> Scheme | None:
-    """Return which weights are kept in which format; None: all in the model's dtype."""
+    """Return which weights are kept in which format, or None for all in the model's dtype."""
     if given is None:
         return None
     scheme = parse_quantization(given)
@@ -79,8 +79,8 @@ def check_formats(scheme: Scheme, device: torch.device) -> None:
 def is_fast_at_bfloat16(device: torch.device) -> bool:
     """Return whether generation is faster in bfloat16 than in float32.
 
-    On a CPU with AVX-512 only it was not: a former demo LLaDA-MoE took 2.1 times as long as in
-    float32, though large matmuls gained. AMX has not been tried.
+    On a CPU with only AVX-512 it was slower: an earlier demo LLaDA-MoE took 2.1 times as long as in
+    float32, although large matmuls gained. AMX is untested.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -88,7 +88,7 @@ def is_fast_at_bfloat16(device: torch.device) -> bool:
 
 
 def gpu_facts(device: torch.device) -> dict[str, str]:
-    """Return the device's model, compute capability and driver; of a CPU only its architecture."""
+    """Return the device's model, compute capability and driver; only the architecture of a CPU."""
     if device.type != "cuda":
         return {"gpu": platform.machine(), "capability": "", "driver": ""}
     return {
@@ -99,7 +99,7 @@ def gpu_facts(device: torch.device) -> dict[str, str]:
 
 
 def driver_version() -> str | None:
-    """Return the version of NVIDIA's driver; None if there is none that answers."""
+    """Return the version of NVIDIA's driver, or None if no driver answers."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -119,9 +119,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros; on a CPU memory is committed when it is first written.
+    """Return zeros; on a CPU, memory is committed on first write.
 
-    `torch.zeros` writes all of it: gigabytes and a second, for slots that may never be used.
+    `torch.zeros` writes all of it: gigabytes, and a second, for slots that may never be used.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -130,31 +130,31 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros in the host's memory, from where a device can copy while it works."""
+    """Return zeros in host memory, pinned for CUDA so that copies overlap with computation."""
     if device.type != "cuda":
         return zeros(shape, dtype, device)
     return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
 
 class SideStream:
-    """Where copies run beside a device's forwards; a CPU does one thing after the other."""
+    """A stream for copies that overlap a device's forwards; on a CPU they run in order."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
     def after_forwards(self, used: Tensor) -> Iterator[None]:
-        """Run copies beside, once everything launched before has ended; they use this tensor."""
+        """Run the block's copies, which use this tensor, after all work launched before."""
         if self._stream is None:
             yield
             return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
-        used.record_stream(self._stream)  # its memory is not given away before
+        used.record_stream(self._stream)  # so its memory is not reused before the copies end
 
     def before_forwards(self) -> None:
-        """Let what is launched from now on wait until the copies have ended."""
+        """Make work launched from now on wait for the copies."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
@@ -173,9 +173,9 @@ Record = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 
 def choose_recorder(cuda_graphs: bool | None, device: torch.device, kernels: str) -> Record | None:
-    """Return a recorder for a function's device work, to be replayed; None: no recording.
+    """Return a recorder of a function's device work for replay, or None for no recording.
 
-    By default there is one on CUDA with Triton's kernels. Torch's kernels may wait for the host,
+    The default is to record on CUDA with Triton's kernels. Torch's kernels may wait for the host,
     which cannot be recorded.
     """
     if cuda_graphs is None:
@@ -190,12 +190,12 @@ def choose_recorder(cuda_graphs: bool | None, device: torch.device, kernels: str
 
 
 def cuda_recorder() -> Record:
-    """Return a recorder of CUDA graphs; they share one memory pool, so record large ones first.
+    """Return a recorder of CUDA graphs that share one memory pool; record large graphs first.
 
     A recorded function's results stay in place: the next replay overwrites them.
     """
     pool = torch.cuda.graph_pool_handle()
-    side = torch.cuda.Stream()  # one for all, because libraries keep memory for each stream
+    side = torch.cuda.Stream()  # shared by all graphs, because libraries keep memory per stream
 
     def record(run: Callable[[], Any]) -> Callable[[], Any]:
         side.wait_stream(torch.cuda.current_stream())
@@ -217,7 +217,7 @@ def cuda_recorder() -> Record:
 
 
 def peak_memory(device: torch.device, run: Callable[[], object]) -> int:
-    """Return how much more memory a run used at its peak than before; 0 on a CPU."""
+    """Return how far a run's peak memory exceeds the memory in use before; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
@@ -229,9 +229,9 @@ def peak_memory(device: torch.device, run: Callable[[], object]) -> int:
 
 
 def use_threads(count: int | None = None) -> None:
-    """Set torch's number of threads, at most the number of usable cores.
+    """Set torch's number of threads, capped at the usable cores.
 
-    In a container torch counts all cores of the machine.
+    In a container, torch counts all cores of the machine.
     """
     torch.set_num_threads(min(count or torch.get_num_threads(), usable_cores()))
 
@@ -239,18 +239,19 @@ def use_threads(count: int | None = None) -> None:
 def threads_for(weights: int) -> int:
     """Return how many threads a step of a model with this many weights can keep busy.
 
-    With more, operations are so short that threads wait for each other longer than they work,
-    much longer if other processes hold the cores.
+    With more threads, each operation is so short that they wait for each other longer than they
+    work, and much longer if other processes use the cores.
     """
     return max(weights // _WEIGHTS_PER_THREAD, 1)
 
 
 def overhead_positions(device: torch.device, weights: int) -> int:
-    """Return how many more positions a forward could run in the time it takes besides positions.
+    """Return a forward's fixed time, as the number of positions it could run in that time.
 
-    A GPU reads its weights in that time. A CPU multiplies about as fast as it reads, and what is
-    left are the calls: on two cores 8 blocks of 4 positions took 4 times as long as one with 100 M
-    weights, and with former demo models' 3.5 M a block of 32 as much as 110 to 140 more positions.
+    A GPU reads its weights in that time. A CPU multiplies about as fast as it reads, so the fixed
+    time is that of the calls. On two cores with 100 M weights, 8 blocks of 4 positions took 4 times
+    as long as one; with the 3.5 M of earlier demo models, a block of 32 took as long as 110 to 140
+    more positions.
     """
     if device.type == "cuda":
         return _OVERHEAD_OF_GPU
@@ -272,7 +273,7 @@ def at_most_threads(most: int | None) -> Iterator[None]:
 
 
 def rows_at_a_time(values_RV: Tensor) -> int:
-    """Return how many rows to go through together: all, or on a CPU what its cache holds."""
+    """Return how many rows to process together: all, or on a CPU as many as its cache holds."""
     rows = max(len(values_RV), 1)
     if values_RV.device.type != "cpu":
         return rows
@@ -282,9 +283,9 @@ def rows_at_a_time(values_RV: Tensor) -> int:
 def keep_freed_memory() -> None:
     """Make the C library keep some freed memory for the next allocations.
 
-    By default glibc returns a step's tensors to the system, which creates all their pages again in
-    the next step: a third of the time of a forward of a thousand tokens. Other C libraries are
-    left unchanged.
+    By default glibc returns a step's memory to the system, which must map all its pages again in
+    the next step. That takes a third of the time of a forward of a thousand tokens. Other C
+    libraries are left unchanged.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -293,13 +294,13 @@ def keep_freed_memory() -> None:
 
 
 def finish(device: torch.device) -> None:
-    """Wait until the device has done everything that was launched."""
+    """Wait for all work launched on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def give_back_memory(kept: int = _KEPT) -> None:
-    """Return freed memory to the system, but for so many bytes; call it when idle.
+    """Return freed memory to the system, except for `kept` bytes; call it when idle.
 
     Otherwise the C library keeps the memory of the largest round, up to a gigabyte of fragments.
     """

@@ -24,8 +24,8 @@ class Window:
 
     If `block` is 0, every query sees the keys [0, kv_stop); otherwise attention is block-causal,
     and a query sees the keys up to the end of its own block of that length, at most kv_stop. In
-    layers that see near keys only, queries count back from the start of their block, or window; if
-    `block` is -1, as in an image, each from itself.
+    layers that see only near keys, the reach counts back from the start of the query's block or
+    window; if `block` is -1, as in an image, from the query itself.
     """
 
     start: int
@@ -60,8 +60,8 @@ class Batch:
     cells_T: Tensor  # each token's cell on the canvases
     windows: Windows
     read_R: Tensor | None = None  # the tokens whose hidden states are used; None: all of them
-    masked_T1: Tensor | None = None  # which tokens are masks, for models that run these otherwise
-    adapted: tuple[Adapted, ...] = ()  # the tokens that LoRA adapters are for
+    masked_T1: Tensor | None = None  # which tokens are masks, for models that treat them specially
+    adapted: tuple[Adapted, ...] = ()  # the tokens that use LoRA adapters
 
     @staticmethod
     def pack(windows: Items[Window], device: torch.device, page_size: int) -> "Batch":
@@ -87,7 +87,7 @@ class PackedWindows:
 
     @property
     def places_3T(self) -> Tensor:
-        """Each token's position, the slot of its K/V, and its cell, on the host."""
+        """Each token's position, K/V slot and canvas cell, on the host."""
         window_T, position_T = self._window_T, self._position_T
         page_T = self._pages_WP[window_T, position_T // self._page_size]
         slot_T = page_T * self._page_size + position_T % self._page_size
@@ -159,14 +159,14 @@ def slots_of(pages_BP: Tensor, keys: int, page_size: int) -> Tensor:
 
 
 def ends_of(at_BQ: Tensor, block_B: Tensor, kv_stop_B: Tensor) -> Tensor:
-    """Return the end of the keys that queries at these positions see."""
+    """Return where the keys end that queries at these positions see."""
     block_B1, kv_stop_B1 = block_B.unsqueeze(1), kv_stop_B.unsqueeze(1)
     own_BQ = torch.minimum((at_BQ // block_B1.clamp(min=1) + 1) * block_B1, kv_stop_B1)
     return torch.where(block_B1 > 0, own_BQ, kv_stop_B1)
 
 
 def begins_of(at_BQ: Tensor, block_B: Tensor, start_B: Tensor, reach: int) -> Tensor:
-    """Return the first key that queries at these positions see where they see `reach` back."""
+    """Return the first key that queries at these positions see in layers with this reach."""
     block_B1 = block_B.unsqueeze(1)
     own_BQ = torch.where(block_B1 > 0, at_BQ // block_B1.clamp(min=1) * block_B1, start_B[:, None])
     own_BQ = torch.where(block_B1 < 0, at_BQ, own_BQ)
@@ -180,15 +180,15 @@ def seen_keys(keys_K: Tensor, begin_BQ: Tensor | None, ends_BQ: Tensor) -> Tenso
 
 
 def own_places(at_BQ: Tensor, keys: int) -> Tensor:
-    """Return where queries are among the keys of their windows, which stand in a row."""
+    """Return each query's index into the keys of its group, stored window after window."""
     first_B1 = torch.arange(len(at_BQ), device=at_BQ.device).unsqueeze(1) * keys
     return (first_B1 + at_BQ).flatten()
 
 
 def _together(parts: Items[Tensor], device: torch.device) -> list[Tensor]:
-    """Return the integers as int32 on the device, in one copy.
+    """Copy integers to the device as int32, in one transfer.
 
-    Each part starts at a multiple of 16 bytes; for others Triton would compile again.
+    Each part is aligned to 16 bytes; for other alignments Triton would compile again.
     """
     rooms = [-(-len(part) // 4) * 4 for part in parts]
     moved = torch.zeros(sum(rooms), dtype=torch.int32)

@@ -1,8 +1,8 @@
 """What decoders see: the rows' current blocks, and what the model proposes for them.
 
 Letters: B rows, L positions of the longest block; shorter blocks are padded with positions that
-are neither masked nor editable. Q rows that ask for a ranking, K ids in
-each, R all positions of all rows.
+are neither masked nor editable. Q positions with a ranking, K ids in each, R all positions of all
+rows.
 """
 
 from collections.abc import Sequence as Items
@@ -27,37 +27,37 @@ class Block:
     step_B: Tensor  # denoising steps of the whole generation before this one
     step_in_block_B: Tensor
     length_B: Tensor  # positions of the block, without padding
-    index_B: Tensor  # this block is the index-th ...
-    count_B: Tensor  # ... of so many that the generation has
-    floor_B: Tensor  # the iteration asks for at least this threshold
-    plans: tuple["Plan", ...] = ()  # one for each row, where some decoder plans its shares
+    index_B: Tensor  # the block's number, from 0 ...
+    count_B: Tensor  # ... and how many blocks the generation has
+    floor_B: Tensor  # the lowest threshold that the iteration allows
+    plans: tuple["Plan", ...] = ()  # one for each row, if any decoder plans its shares
 
     def steps_of(self, steps: int) -> Tensor:
-        """Return how many of a whole generation's steps fall to each row's block."""
+        """Return how many of the whole generation's steps each row's block gets."""
         before_B = steps * self.index_B // self.count_B
         return steps * (self.index_B + 1) // self.count_B - before_B
 
     def share(self, steps: int) -> Tensor:
-        """Return how many positions of each row this step takes, if a block takes `steps`.
+        """Return how many positions of each row this step decides, if a block takes `steps`.
 
-        It is an equal part of the block; the first steps take the odd positions.
+        The shares are equal; the first steps take the remaining positions, one each.
         """
         odd_B = self.step_in_block_B < self.length_B % steps
         return self.length_B // steps + odd_B
 
     def rows(self, index: Tensor, members: Items[int]) -> "Block":
-        """Return some of the rows, whose numbers are given on the device and on the host."""
+        """Return some of the rows, given their numbers on the device and on the host."""
         plans = tuple(self.plans[member] for member in members) if self.plans else ()
         tensors = (f.name for f in fields(self) if f.name != "plans")
         return Block(**{name: getattr(self, name)[index] for name in tensors}, plans=plans)
 
 
 class Plan(NamedTuple):
-    """What the host knows of a row before the step is run."""
+    """What the host knows about a row before the step runs."""
 
     start: int  # of the block, on the canvas
     stop: int
-    share: int  # how many positions become final, as `Decoder.shares` has it
+    share: int  # how many positions become final, according to `Decoder.shares`
 
 
 class Top(NamedTuple):
@@ -69,10 +69,10 @@ class Top(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """What decoders may ask about the distributions that tokens are drawn from.
+    """Measures of the distributions that tokens are drawn from, for decoders that ask for them.
 
-    These are the model's, over the temperature and cut by top-k and top-p; unlike in what is drawn,
-    the mask counts. Where no token is proposed all three are 0.
+    The distributions are the model's, divided by the temperature and cut by top-k and top-p; unlike
+    in a draw, the mask token counts. All three are 0 where no token is proposed.
     """
 
     probability_BL: Tensor  # of the proposed token
@@ -88,7 +88,7 @@ class Best(NamedTuple):
 
 
 class Likely(NamedTuple):
-    """The most probable tokens of positions that draw, best first; drafts are drawn among them."""
+    """The most probable tokens of sampled positions, best first; drafts are drawn from them."""
 
     ids_BLK: Tensor
     scores_BLK: Tensor  # logits over the temperature; -inf where filters leave a token out
@@ -100,20 +100,20 @@ class Proposal:
     """One token for each position of the head's rows; never the mask token.
 
     `confidence` is its probability under the model, without temperature; 0 for a token in the
-    request's `zero_confidence_token_ids`. Where the model would rather keep the mask it is that
-    minus one: below every real confidence, yet still in order, so that a row in which nothing else
-    is left still takes its best position. Elsewhere it is -inf.
+    request's `zero_confidence_token_ids`. Where the model prefers the mask, it is the probability
+    minus one: below every real confidence but still ordered, so that a row with nothing else left
+    takes its best position. Elsewhere it is -inf.
     """
 
     ids_BL: Tensor
     confidence_BL: Tensor
     logprob_BL: Tensor
-    top: Top | None = None  # where a request asks for it; decoders see none
-    measures: Measures | None = None  # where a decoder asks for them
-    best: Best | None = None  # where canvases are noise, which end as these
+    top: Top | None = None  # if a request asks for it; decoders do not see it
+    measures: Measures | None = None  # if a decoder asks for them
+    best: Best | None = None  # for canvases of noise: the tokens that they end as
     options_EK: Tensor | None = None  # log-probabilities in choices, as `Options` asks for them
-    likely: Likely | None = None  # where drafts of rows that draw are to be made
-    value_BL: Tensor | None = None  # of a pinned canvas's slots: how probable each whole value is
+    likely: Likely | None = None  # if drafts are made of rows that sample
+    value_BL: Tensor | None = None  # the probability of each slot's whole value, if pinned
 
     def rows(self, index: Tensor) -> "Proposal":
         """Return some of the rows, as a decoder sees them."""
@@ -128,7 +128,7 @@ class Proposal:
         )
 
     def drawn_at(self, block: Block) -> "Proposal":
-        """Return what would be proposed at another step, had the model predicted the same."""
+        """Return the proposal of another step if the model's predictions stayed the same."""
         if self.likely is None:
             return self
         ids_BLK, scores_BLK, logprobs_BLK = self.likely
@@ -139,8 +139,8 @@ class Proposal:
         best_BL1 = (scores_BLK + noise_RK.view(shape).to(scores_BLK)).argmax(-1, keepdim=True)
         drawn_BL = scores_BLK[..., 0] > -torch.inf
         logprob_BL = logprobs_BLK.gather(-1, best_BL1).squeeze(-1).where(drawn_BL, self.logprob_BL)
-        rather_masked_BL = self.confidence_BL < 0
-        confidence_BL = (logprob_BL.exp() - rather_masked_BL.long()).where(
+        prefers_mask_BL = self.confidence_BL < 0
+        confidence_BL = (logprob_BL.exp() - prefers_mask_BL.long()).where(
             drawn_BL, self.confidence_BL
         )
         ids_BL = ids_BLK.gather(-1, best_BL1).squeeze(-1).where(drawn_BL, self.ids_BL)

@@ -17,8 +17,8 @@ from pydantic_core.core_schema import no_info_before_validator_function
 
 from diffray.components.spelling import did_you_mean
 
-LARGEST: Final = 2**31 - 1  # number of a policy: products of two of them still fit 64 bits
-# Fields that hold one of several models: pydantic names the kind after the field, we do not.
+LARGEST: Final = 2**31 - 1  # number in a policy: the product of two still fits 64 bits
+# Fields that hold one of several models: pydantic appends the kind to the path, we do not.
 UNIONS: Final = ("iteration", "decoder", "cache")
 
 
@@ -43,7 +43,7 @@ class Config(BaseModel):
         allow_inf_nan=False,
         defer_build=True,
     )
-    # What to write instead of names of other projects, or of a part's fields.
+    # What to write instead of other projects' names, or of fields that belong to a part.
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, /, **given: Any) -> None:
@@ -52,11 +52,11 @@ class Config(BaseModel):
         except ValidationError as error:
             raise InvalidField(explain(error), field_of(error)) from None
 
-    # Hence pydantic builds nested parts without the above: only the whole knows their place.
+    # Lets pydantic build nested parts without this __init__: only the outermost knows their path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # as BaseModel's own has
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Leave out what is as by default."""
+        """Leave out fields that have their default."""
         for name, value in super().__repr_args__():
             if name is None or value != type(self).model_fields[name].get_default(
                 call_default_factory=True
@@ -65,7 +65,7 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_names_and_no_kinds(cls, given: Any) -> Any:
+    def _refuse_unknown_names_and_missing_kinds(cls, given: Any) -> Any:
         if isinstance(given, dict):
             for name, value in given.items():
                 if name not in cls.model_fields:
@@ -125,7 +125,7 @@ def _spelt_out(given: Any) -> Any:
 
 
 def _without_kind(given: object, annotation: Any) -> str | None:
-    """Return what to write if a part of a field with several kinds has no kind."""
+    """Return what to write if a part lacks its kind, in a field that takes several kinds."""
     if not (isinstance(given, dict) and "kind" not in given and (kinds := _kinds(annotation))):
         return None
     return f"a 'kind' is needed; allowed: {', '.join(map(repr, kinds))}"
@@ -142,7 +142,7 @@ def _kinds(annotation: Any) -> list[str]:
 def explain(error: ValidationError, names: Mapping[str, str] | None = None) -> str:
     """Return one sentence per mistake: where, what is allowed, what was given.
 
-    `names` are the names to tell instead of ours, for those who wrote others.
+    `names` maps our field names to the ones that the user wrote.
     """
     return "; ".join(sentence(mistake, names or {}) for mistake in error.errors(include_url=False))
 
@@ -175,14 +175,14 @@ def field_of(error: ValidationError) -> str | None:
 
 
 def dotted(loc: tuple[int | str, ...]) -> str:
-    """Return where a mistake is, as users write it: without the kind of a part."""
+    """Return the path of a mistake as users write it, without the kinds of parts."""
     return ".".join(
         str(part) for at, part in enumerate(loc) if at == 0 or loc[at - 1] not in UNIONS
     )
 
 
 def _wrong_kind(context: Mapping[str, Any]) -> str:
-    """Return what pydantic means by "union_tag_invalid"."""
+    """Return the sentence for pydantic's "union_tag_invalid"."""
     tag, allowed = str(context["tag"]), str(context["expected_tags"])
     near = did_you_mean(tag, (kind.strip("'") for kind in allowed.split(", ")))
     allowed = f"{near} Allowed: {allowed}" if near else f"; allowed: {allowed}"
@@ -190,7 +190,7 @@ def _wrong_kind(context: Mapping[str, Any]) -> str:
 
 
 def _shown(given: object) -> str:
-    """Return what was given where it is short by nature; an object of megabytes never is."""
+    """Return the given value if it is a scalar; an object may have megabytes."""
     if not isinstance(given, str | int | float | None):
         return ""
     return f" (given: {shortened(repr(given))})"
@@ -202,7 +202,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def shortened(text: str, most: int = 100) -> str:
-    """Return a text whose middle was left out if it is long."""
+    """Return a text, without its middle if it is long."""
     if len(text) <= most:
         return text
     half = (most - 5) // 2

@@ -58,5 +58,5 @@ def _words(path: Path) -> list[str]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the file's lines; none if it does not exist, as then there is no limit."""
+    """Return the file's lines; none if it does not exist, which means there is no limit."""
     return path.read_text().splitlines() if path.is_file() else []

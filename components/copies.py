@@ -26,7 +26,7 @@ class Copy:
 def check_policy(policy: "Policy") -> None:
     """Refuse parts of a policy whose copies would need more than a canvas of their own.
 
-    Of drafts, also those whose next steps cannot be known from one forward.
+    For drafts, also refuse decoders whose next steps do not follow from one forward.
     """
     decoder = policy.decoder
     remembers = decoder.gain() is not None
@@ -42,7 +42,7 @@ def check_policy(policy: "Policy") -> None:
 
 
 def check_request(sequence: "Sequence") -> None:
-    """Refuse options by which a token depends on others of the block, and rankings."""
+    """Refuse options that make a token depend on others of its block, and rankings."""
     params, policy = sequence.params, sequence.policy
     penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
     for name, given, what in (

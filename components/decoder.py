@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Decoder(PolicyPart, ABC):
-    """A decoding rule and its numbers. Subclasses say `kind` and `accept`, seldom more."""
+    """A decoding rule and its numbers. Subclasses define `kind` and `accept`, rarely more."""
 
     edits: ClassVar[bool] = False  # may replace tokens that are already written
     has_threshold: ClassVar[bool] = False  # honours `block.floor_B`
     whole_slots: ClassVar[bool] = False  # decides slots of pinned canvases by `proposal.value_BL`
-    measures: ClassVar[bool] = False  # reads `proposal.measures`, for which logits are written
+    measures: ClassVar[bool] = False  # reads `proposal.measures`, which needs stored logits
 
     kind: str  # subclasses have one value
 
@@ -32,25 +32,25 @@ class Decoder(PolicyPart, ABC):
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         """Return which proposed tokens become final, [B, L].
 
-        Only masked positions count, and editable ones where the decoder edits. Rows that would
-        get none are given their most confident one by the engine, so that every step counts.
+        Only masked positions count, and editable ones if the decoder edits. For a row without any,
+        the engine accepts the most confident token, so that every step makes progress.
         """
 
     def gain(self) -> Gain | None:
-        """Return how it gives credit to ids that keep coming out on top, if it does."""
+        """Return how the decoder credits ids that keep being the best, if it does."""
         return None
 
     def shares(self, sequence: "Sequence") -> Items[int]:
-        """Return how many positions each step of the current block takes, if it is known before.
+        """Return how many positions each step of the current block decides, if known in advance.
 
-        They become `block.plans`. Together they are the block's masks.
+        They become `block.plans`. Their sum is the number of masks in the block.
         """
         return ()
 
     def rule(self, sequence: "Sequence") -> Rule | None:
-        """Return the same as `accept` in numbers that a kernel reads, for the current block.
+        """Return `accept` as numbers that a kernel reads, for the current block.
 
-        None: only `accept` can tell.
+        None if only `accept` can express it.
         """
         return None
 
@@ -59,12 +59,12 @@ class Decoder(PolicyPart, ABC):
         return 0
 
     def settle_steps(self) -> int:
-        """Return how many steps may follow after a block's last mask is gone.
+        """Return how many steps may follow once a block has no masks.
 
         `Sequence.most_post_steps` bounds it, whatever a request asks for.
         """
         return 0
 
     def last_step(self) -> int | None:
-        """Return which step of a block is its last one if masks last until then, if any is."""
+        """Return the step that ends a block if masks remain until then; None if no step does."""
         return None

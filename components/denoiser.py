@@ -39,8 +39,8 @@ class Names(NamedTuple):
     qkv: tuple[str, ...]  # three names, or one where the rows are stacked
     attention_out: str
     mlp_norm: str
-    head_norms: tuple[str, ...] = ()  # of queries and keys, where they have any
-    qkv_bias: tuple[str, ...] = ()  # of queries, keys and values, where they have any
+    head_norms: tuple[str, ...] = ()  # of queries and keys, if they have any
+    qkv_bias: tuple[str, ...] = ()  # of queries, keys and values, if they have any
 
 
 class MLP(Protocol):
@@ -49,7 +49,7 @@ class MLP(Protocol):
     routed: ClassVar[bool]  # whether it has experts
 
     def add_norm(self, x_TH: Tensor, residual_TH: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """Return the output plus the residual, which is the next one, and its norm."""
+        """Return the next residual, which is the output plus this one, and its norm."""
         ...
 
     def pack(self) -> None: ...
@@ -58,10 +58,10 @@ class MLP(Protocol):
 
 
 class Layer(nn.Module):
-    """Attention and an MLP, each behind its norm and added to what came in.
+    """Attention and an MLP, each after its norm and added to the residual.
 
-    Additions are made with the norms that follow them: a layer's last one is the next layer's
-    first.
+    Each addition is fused with the norm that follows it, so a layer's last norm is the next
+    layer's first.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Layer(nn.Module):
         following: Norm,
         read_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states of the tokens in `read_R`, or of all, and their next norm.
+        """Return the residual of the tokens in `read_R`, or of all, and its norm.
 
-        Stores the K/V of all in place.
+        Stores the K/V of all tokens in place.
         """
         seen_RI = self.attention(normed_TH, angles, batch, kv, read_R)
         residual_RH = residual_TH if read_R is None else residual_TH.index_select(0, read_R)
@@ -126,7 +126,7 @@ class Layer(nn.Module):
 
 
 class OwnStack(NamedTuple):
-    """What a family has instead of `Layer`, `Rotary` and `Norm`; it is called alike."""
+    """A family's replacements for `Layer`, `Rotary` and `Norm`, called in the same way."""
 
     layers: Iterable[Any]
     rotary: Any
@@ -134,7 +134,7 @@ class OwnStack(NamedTuple):
 
 
 class Denoiser(nn.Module):
-    """A model as the rest of the house sees it: built on meta, then allocated and loaded."""
+    """A model as the rest of the code sees it: built on meta, then allocated and loaded."""
 
     def __init__(
         self,
@@ -185,12 +185,12 @@ class Denoiser(nn.Module):
 
     @property
     def routed(self) -> bool:
-        """Whether there are experts to deal out over ranks."""
+        """Whether there are experts to distribute over ranks."""
         return any(layer.routed for layer in self.stack)
 
     @property
     def experts(self) -> tuple[int, int]:
-        """How many experts a sparse layer has, and how many of them a token goes to; or zeros."""
+        """The number of experts of a sparse layer, and of experts per token; zeros if dense."""
         mlps = (layer.mlp for layer in self.stack if layer.routed)
         return next(((mlp.experts.experts.rows, mlp.router.chosen) for mlp in mlps), (0, 0))
 
@@ -220,7 +220,7 @@ class Denoiser(nn.Module):
         for layer, after in pairwise(self.stack):
             following = after.attention_norm
             residual_TH, normed_TH = layer(residual_TH, normed_TH, angles, batch, kv, following)
-        # No layer comes after the last, so it need only find what is read.
+        # No layer follows the last, so it computes only the tokens that are read.
         steps = angles, batch, kv, self.norm, batch.read_R
         hidden_RH: Tensor = last(residual_TH, normed_TH, *steps)[1]
         if batch.read_R is None:
@@ -259,12 +259,12 @@ class Denoiser(nn.Module):
         def empty(tensor: Tensor) -> Tensor:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
-        # As `to_empty`, whose empty_like of what has no storage imports sympy: half a second.
+        # Like `to_empty`, but its empty_like on meta tensors imports sympy, taking half a second.
         self._apply(empty)  # type: ignore[no-untyped-call]  # torch's own has no types
         self.rotary.fill()
 
     def keep_one_layer(self) -> None:
-        """Drop all layers but one, with experts if there are any, while there is no storage."""
+        """Drop all layers but one, with experts if any layer has them; call before `allocate`."""
         layer = next((each for each in self.stack if each.routed), self.stack[0])
         layer.attention.layer = 0
         self.stack, self.layers = [layer], nn.ModuleList([layer])
@@ -288,13 +288,13 @@ class Denoiser(nn.Module):
     def quantize(self, scheme: Scheme, names: Collection[str] = ()) -> None:
         """Keep matrices in the formats of a scheme, before or after they are loaded.
 
-        Patterns are about the checkpoint's names. Refuse what does not fit, before any change.
+        Patterns match the checkpoint's names. Refuse formats that do not fit, before any change.
         """
         for weight, form in chosen_formats(self.parts(names), scheme):
             weight.quantize(form, self.kernels.quantized_linear)
 
     def unpack(self) -> bool:
-        """Lay packed matrices out as before, one after the other; return whether any was packed."""
+        """Restore the layout of packed matrices, one by one; return whether any was packed."""
         found = False
         for module in self.modules():
             for name, parameter in [*module.named_parameters(recurse=False)]:
@@ -309,7 +309,7 @@ class Denoiser(nn.Module):
         parts = {
             self.names.embedding: self.embedding.part(),
             self.names.last_norm: self.norm.part(),
-            # A tied checkpoint may carry the head all the same; it equals the embedding.
+            # A tied checkpoint may still carry the head; it equals the embedding.
             self.names.head: Part(output.shape, optional=True) if self.dims.tied else output,
         }
         for index, layer in enumerate(self.stack):

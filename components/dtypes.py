@@ -5,7 +5,7 @@ from typing import Final, Literal, get_args
 DTypeName = Literal["float32", "float64", "bfloat16", "float16"]
 DTYPE_NAMES: Final[tuple[str, ...]] = get_args(DTypeName)
 
-# The names in vLLM and others.
+# Names used by vLLM and others.
 _OTHER_NAMES: Final = {
     "bf16": "bfloat16",
     "float": "float32",

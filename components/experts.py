@@ -53,12 +53,12 @@ class SparseMLP(nn.Module):
         return self.mesh.all_reduce(self.partial(x_TH))
 
     def partial(self, x_TH: Tensor) -> Tensor:
-        """Return this rank's summand."""
+        """Return this rank's partial sum."""
         out_TH: Tensor = self.experts(x_TH, self.router(x_TH))
         return out_TH if self.shared is None else out_TH + self.shared.partial(x_TH)
 
     def add_norm(self, x_TH: Tensor, residual_TH: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """Return the output plus the residual, which is the next one, and its norm."""
+        """Return the next residual, which is the output plus this one, and its norm."""
         if self.mesh.size > 1:
             return norm(self(x_TH), residual_TH)  # type: ignore[no-any-return]
         routing = self.router(x_TH)
@@ -76,7 +76,7 @@ class SparseMLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated experts; they return this rank's summand of the layer's output."""
+    """Gated experts; they return this rank's partial sum of the layer's output."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Experts(nn.Module):
         super().__init__()
         alone = Mesh()
         self.hidden, self.kernels, self.activation = hidden, kernels, activation
-        if activation is not silu:  # the only one that other kernels have
+        if activation is not silu:  # the only activation that other kernels support
             self.kernels = kernels._replace(
                 experts_forward=partial(experts_forward, activation=activation),
                 quantized_experts_forward=partial(quantized_experts_forward, activation=activation),
@@ -108,7 +108,7 @@ class Experts(nn.Module):
 
     @property
     def _has_kernel(self) -> bool:
-        """Whether the kernels for bytes read these weights, and take rows that are not rounded."""
+        """Whether kernels can read both weights, plain or in bytes, with inputs not rounded."""
         forms = [weight.format for weight in (self.w13, self.w2) if weight.format is not None]
         return all(form.in_bytes and not form.rounds_inputs for form in forms)
 
@@ -122,7 +122,7 @@ class Experts(nn.Module):
         own, adapted = routing.of(self.experts.start, self.experts.stop), self._adapted
         if not adapted:
             return self._plain(x_TH, own)
-        # Other rows are computed as without adapters, bit for bit; if there are none, nothing is.
+        # Rows without an adapter stay the same, bit for bit; without such rows, skip this pass.
         some = sum(len(tokens_A) for _, tokens_A in adapted) < len(x_TH)
         out_TH = self._plain(x_TH, own) if some else torch.empty_like(x_TH)
         for lora, tokens_A in adapted:
@@ -131,7 +131,7 @@ class Experts(nn.Module):
         return out_TH
 
     def _with(self, lora: LoRA, x_AH: Tensor, ids_AK: Tensor, weights_AK: Tensor) -> Tensor:
-        """Return the output of rows of one adapter: by torch, one expert after the other."""
+        """Return the output of one adapter's rows, computed by torch, one expert at a time."""
 
         def one(expert: int, x_PH: Tensor) -> Tensor:
             both_PF = self.w13.adapted_product(x_PH, expert, lora)
@@ -166,7 +166,7 @@ class Experts(nn.Module):
         residual_TH: Tensor,
         norm: Norm,
     ) -> tuple[Tensor, Tensor]:
-        """Return the norm of the output plus a shared expert's and the residual, and that sum."""
+        """Return the sum of the output, a shared expert's and the residual, and its norm."""
         if not self._has_kernel or self._adapted:
             out_TH = self(x_TH, routing)
             out_TH = out_TH if shared_TH is None else out_TH + shared_TH
@@ -188,7 +188,7 @@ class Experts(nn.Module):
         return self.single_parts(prefix)
 
     def fused_parts(self, prefix: str, gate_up: str = "w1", down: str = "w2") -> Parts:
-        """One tensor has the gate and up rows of all experts, another their down matrices."""
+        """Return two parts: the gate and up rows of all experts, and their down matrices."""
         gate_EIH, up_EIH = self.w13.stored.chunk(2, dim=1)
         total, width = self.experts.rows, self.width.rows
         chosen = slice(self.experts.start, self.experts.stop)
@@ -239,7 +239,7 @@ class Experts(nn.Module):
 
 
 def _in_bytes(weight: Weight) -> tuple[Tensor, Tensor | None]:
-    """Return a plain weight, or bytes with a scale per row [E, O], as kernels read them."""
+    """Return a weight as kernels read it: plain, or bytes with a scale per row [E, O]."""
     if weight.format is None:
         return weight.plain, None
     return weight.kept.values_EOI, weight.kept.scale_EOG.squeeze(2)

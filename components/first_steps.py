@@ -1,9 +1,9 @@
-"""First steps that requests share where attention is two-way: exactly, or as an approximation.
+"""First steps that requests share under bidirectional attention, exactly or as an approximation.
 
-There K/V depend on the whole canvas. A request's first step runs all of it: the prompt, masks, and
-a suffix. Another one with the same canvas has the same K/V and hidden states at that step, whatever
-its seed, temperature or decoder, so both can be taken over. Later steps overwrite a sequence's K/V,
-so what is kept is a copy, on pages that are given up when others need them.
+K/V then depend on the whole canvas. A request's first step runs all of it: the prompt, masks, and
+a suffix. Another request with the same canvas has the same K/V and hidden states at that step,
+whatever its seed, temperature or decoder, so it can reuse both. Later steps overwrite a sequence's
+K/V, so a copy is kept, on pages that are evicted when others need them.
 
 Letters: N positions that the first block's logits come from, H hidden size.
 """
@@ -30,13 +30,13 @@ class Canvas(NamedTuple):
 
     @staticmethod
     def of(sequence: "Sequence") -> "Canvas | None":
-        """Return the canvas at a sequence's first step; None where that is not shared."""
+        """Return the canvas at a sequence's first step, or None if that is not shared."""
         iteration = sequence.policy.iteration
         more = sequence.guided, sequence.pins, sequence.images.seen, iteration.soft
         if sequence.block_causal or sequence.index or any(more):
             return None
         assert sequence.policy.cache.window(sequence, 0) == (0, sequence.length)
-        first = max(sequence.start - sequence.logit_shift, 0)  # also where it is decided alone
+        first = max(sequence.start - sequence.logit_shift, 0)  # the same if it is decided alone
         return Canvas(
             (sequence.cache_salt, sequence.lora),
             sequence.prompt,
@@ -51,14 +51,14 @@ class FirstStep:
     """What a first step stored and computed."""
 
     pages: list[int]
-    start: int  # of the positions whose hidden states these are
+    start: int  # the first position of `hidden_NH`
     hidden_NH: Tensor
 
 
 class FirstSteps:
-    """The first steps kept, least recently used first.
+    """The kept first steps, least recently used first.
 
-    `approximates`: a prompt may also take the K/V of its beginning from another canvas.
+    With `approximates`, a prompt may also take the K/V of a prefix from another canvas.
     """
 
     def __init__(self, page_size: int, *, enabled: bool, approximates: bool) -> None:
@@ -74,7 +74,7 @@ class FirstSteps:
         return found
 
     def alike(self, canvas: Canvas) -> list[int]:
-        """Return the pages of the longest beginning that the prompt has in common with another.
+        """Return the pages of the longest prefix that the prompt shares with another.
 
         Their K/V are an approximation: they were computed on another canvas.
         """
@@ -95,13 +95,13 @@ class FirstSteps:
         self.num_pages += len(step.pages)
 
     def give_up(self) -> list[int]:
-        """Forget the least recently used one; return its pages."""
+        """Evict the least recently used first step; return its pages."""
         pages = self.kept.pop(next(iter(self.kept))).pages
         self.num_pages -= len(pages)
         return pages
 
     def forget(self) -> list[int]:
-        """Forget all of them; return their pages."""
+        """Evict all first steps; return their pages."""
         pages: list[int] = []
         while self.kept:
             pages += self.give_up()

@@ -13,11 +13,11 @@ from diffray.components.backend import SideStream, host_zeros, send
 
 
 class HostPages:
-    """The memory, and the copies from and to the device; who decides on them is `Prefixes`.
+    """Host memory, and the copies from and to the device that `Prefixes` decides on.
 
-    Copies run beside the forwards, and in the order of the calls. What the device's pages held is
-    set aside first, so forwards may write on them at once. A forward that is launched after a
-    copy back waits, on the device, until that has arrived.
+    Copies overlap the forwards and run in the order of the calls. The contents of device pages are
+    set aside first, so forwards may overwrite these pages immediately. A forward launched after a
+    copy to the device waits there for that copy.
     """
 
     def __init__(self, page_size: int, num_pages: int) -> None:
@@ -28,7 +28,7 @@ class HostPages:
         self._side: SideStream | None = None
 
     def take_back(self, stores: Items[Tensor]) -> None:
-        """Make the memory for the device's pages: layers, then positions, then anything."""
+        """Allocate memory for pages of `stores`: layers, then positions, then anything."""
         if not self.num_pages:
             return
         self._device_PLSGD = [
@@ -41,7 +41,7 @@ class HostPages:
         self._side = SideStream(stores[0].device)
 
     def give_back(self) -> None:
-        """Free the memory; nothing in it is needed."""
+        """Free the memory; its contents are lost."""
         self._device_PLSGD, self._host_PLSGD, self._side = [], [], None
 
     @property
@@ -49,7 +49,7 @@ class HostPages:
         return sum(each.nbytes for each in self._host_PLSGD)
 
     def store(self, pages: Mapping[int, int]) -> None:
-        """Copy to each page of the host the contents of one of the device."""
+        """Copy pages to the host; `pages` maps each host page to a device page."""
         if not pages or self._side is None:
             return
         for device_PLSGD, host_PLSGD in zip(self._device_PLSGD, self._host_PLSGD, strict=True):
@@ -61,7 +61,7 @@ class HostPages:
             self.stored_bytes += aside_PLSGD.nbytes
 
     def load(self, pages: Mapping[int, int]) -> None:
-        """Copy the contents of each page of the host to one of the device."""
+        """Copy pages to the device; `pages` maps each host page to a device page."""
         if not pages or self._side is None:
             return
         arriving = []

@@ -1,4 +1,4 @@
-"""An image as it crosses processes, and what images a model takes: records without torch."""
+"""Records without torch: an image as processes exchange it, and which images a model takes."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Patches in rows of `columns`, float32 numbers in [0, 1], and where its soft tokens begin."""
+    """Patches in rows of `columns`, float32 numbers in [0, 1], and where its soft tokens start."""
 
     start: int
     columns: int
@@ -19,12 +19,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What images a model takes."""
+    """The images that a model takes."""
 
-    token_id: int  # that stands in a prompt where a soft token does
-    begin_id: int  # the tokens before and after an image's
+    token_id: int  # the placeholder of a soft token in a prompt
+    begin_id: int  # the tokens before and after the soft tokens of an image
     end_id: int
-    patch: int  # numbers of a patch
-    pool: int  # patches of a side that become one soft token
-    most: int  # soft tokens of an image
+    patch: int  # numbers per patch
+    pool: int  # patches per side that become one soft token
+    most: int  # soft tokens of an image, at most
     places: int  # patches in a row or column, at most

@@ -1,6 +1,6 @@
-"""Images in a prompt: soft tokens stand at some of its positions, instead of tokens.
+"""Images in a prompt: their soft tokens take the place of tokens at some of its positions.
 
-An image's positions see each other both ways, also where what is final is encoded causally.
+An image's positions see each other both ways, even where final tokens are encoded causally.
 """
 
 from collections.abc import Sequence as Items
@@ -23,7 +23,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Where the images of a prompt stand, from left to right."""
+    """The images of a prompt, from left to right."""
 
     seen: tuple[Seen, ...] = ()
 
@@ -31,12 +31,12 @@ class Images:
         return next((each for each in self.seen if each.start <= position < each.stop), None)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the stretches of [start, stop) that are images, and those between them."""
+        """Split [start, stop) into the ranges of images and the ranges between them."""
         ends = {stop, *(end for each in self.seen for end in (each.start, each.stop))}
         return list(pairwise([start, *sorted(end for end in ends if start < end <= stop)]))
 
     def not_inside(self, stop: int) -> int:
-        """Return where to stop instead of inside an image."""
+        """Return `stop`, or the end of the image at that position."""
         found = self.at(stop)
         return stop if found is None else found.stop
 
@@ -50,7 +50,7 @@ class Images:
 
 
 def images_of(prompt: Items[int], images: Items[Image], sight: Sight | None) -> Images:
-    """Return where the images stand; refuse what does not fit prompt and model."""
+    """Return the prompt's images; refuse those that do not fit the prompt or the model."""
     if sight is None:
         if images:
             raise InvalidField("this model takes no images; leave them out", "images")
@@ -94,7 +94,7 @@ def images_of(prompt: Items[int], images: Items[Image], sight: Sight | None) -> 
 
 def _without_image(sight: Sight) -> InvalidField:
     return InvalidField(
-        f"the prompt has token {sight.token_id}, which stands for an image's, where no image "
-        "is; leave it out or give the image",
+        f"the prompt has token {sight.token_id}, an image's placeholder, where no image is; "
+        "leave it out or give the image",
         "prompt",
     )

@@ -1,4 +1,4 @@
-"""How a generation is taken through its blocks, and what its masks look like to the model."""
+"""How a generation moves from block to block, and what its masks look like to the model."""
 
 from typing import ClassVar, Literal
 
@@ -8,9 +8,9 @@ from diffray.components.config import PolicyPart
 
 
 class Iteration(PolicyPart):
-    """How a generation is taken through its blocks.
+    """How a generation moves from block to block.
 
-    With `early_stop` it ends at its first end token; without it all blocks are denoised, but the
+    With `early_stop` it ends at its first end token; without it, all blocks are denoised, but the
     returned text still ends there.
     """
 
@@ -18,13 +18,13 @@ class Iteration(PolicyPart):
     block_causal: ClassVar[bool] = True  # valid for block-causal attention
     soft: ClassVar[bool] = False  # masked positions carry soft embeddings
     first_alone: ClassVar[bool] = False  # a block's first step decides its first position alone
-    renoises: ClassVar[bool] = False  # masks show noise, and a block's tokens are final together
+    renoises: ClassVar[bool] = False  # masks show noise; a block's tokens become final together
 
     kind: str  # subclasses have one value
     early_stop: bool = Field(True, description="End the generation at its first end token.")
 
     def sub_block(self) -> int:
-        """Return the length of a block's parts, decided from left to right; 0: it has none."""
+        """Return the length of sub-blocks, decided from left to right; 0 if there are none."""
         return 0
 
     def weight(self, step: int) -> float:
@@ -36,7 +36,7 @@ class Iteration(PolicyPart):
         return 0.0
 
     def temperature(self, step: int, asked: float) -> float:
-        """Return the temperature of a block's step, of the one that the request asks for."""
+        """Return the temperature of a block's step, given the one that the request asks for."""
         return asked
 
 
@@ -54,8 +54,8 @@ class Blockwise(Iteration):
 class FirstToken(Iteration):
     """Blockwise, but a block's first step decides the block's first position and no other.
 
-    So Fast-dLLM runs Dream with its caches: where logits are about the next position, the first of
-    a block is decided by the forward that fills the cache, and later ones run the block alone.
+    Fast-dLLM runs Dream with its caches this way: where logits are about the next position, the
+    forward that fills the cache decides the first of a block, and later ones run only the block.
     """
 
     block_causal: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class FirstToken(Iteration):
 class BlockDiffusion(Iteration):
     """Blocks start at multiples of the block length and see nothing after their own end.
 
-    For block-causal models. The first block may begin with the end of the prompt.
+    For block-causal models. The first block may start with the last tokens of the prompt.
     """
 
     bidirectional: ClassVar[bool] = False
@@ -78,9 +78,9 @@ class BlockDiffusion(Iteration):
 class SubBlocks(Iteration):
     """Block diffusion in sub-blocks: only the first one that has masks is denoised.
 
-    So Fast-dLLM v2 runs. Where logits are about the next position, as there, the last position of a
-    finished block decides the first of the next one in the step that stores the finished block's
-    K/V: one step of an autoregressive model.
+    Fast-dLLM v2 works this way. Where logits are about the next position, as in that model, the
+    last position of a finished block decides the first of the next one in the step that stores the
+    finished block's K/V: one step of an autoregressive model.
     """
 
     bidirectional: ClassVar[bool] = False
@@ -110,7 +110,7 @@ class Soft(Iteration):
     cont_weight_growth: float = Field(0.02, ge=0, description="What each step adds to that weight.")
     cont_weight: float = Field(0.3, ge=0, description="The largest weight.")
     threshold_decay: float = Field(
-        0.02, ge=0, description="How far the threshold comes down from 1 at each step."
+        0.02, ge=0, description="How much each step lowers the threshold, starting from 1."
     )
 
     def weight(self, step: int) -> float:
@@ -123,10 +123,10 @@ class Soft(Iteration):
 class Renoise(Iteration):
     """Denoise a canvas of noise, as DiffusionGemma does: no token is final before all of them are.
 
-    The positions that the decoder accepts show the tokens drawn there, all others fresh random
-    tokens; the next step decides anew about all of them, and its inputs carry what this one expects
-    at each position. The canvas ends as the most probable tokens, once these no longer change and
-    the model is sure of them.
+    Positions that the decoder accepts show the tokens drawn there, all others fresh random tokens.
+    The next step decides all of them anew, and its inputs carry what this step expects at each
+    position. The canvas ends as the most probable tokens, once these no longer change and the model
+    is sure of them.
     """
 
     bidirectional: ClassVar[bool] = False
@@ -136,11 +136,11 @@ class Renoise(Iteration):
     kind: Literal["renoise"] = "renoise"
     max_steps: int = Field(48, ge=1, le=4096, description="The most steps of a canvas.")
     t_min: float = Field(
-        0.4, ge=0.01, le=100, description="The temperature that the last step comes close to."
+        0.4, ge=0.01, le=100, description="The temperature that the last step approaches."
     )
     t_max: float = Field(0.8, ge=0.01, le=100, description="The first step's temperature.")
     stability: int = Field(
-        1, ge=0, description="End once the best tokens are those of so many steps before."
+        1, ge=0, description="End once the best tokens are unchanged for this many steps ..."
     )
     confidence: float = Field(
         0.005, ge=0, description="... and the mean entropy, in nats, is below this."
@@ -150,6 +150,6 @@ class Renoise(Iteration):
         return 1.0
 
     def temperature(self, step: int, asked: float) -> float:
-        """Return the schedule's, multiplied by the request's."""
+        """Return the schedule's temperature times the request's."""
         left = (self.max_steps - step) / self.max_steps
         return (self.t_min + (self.t_max - self.t_min) * left) * asked

@@ -22,12 +22,12 @@ from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.formats import KV_FORMATS, Format
 from diffray.kernels.quantized_kv import QuantizedKV, Rounded, quantized_attend_ready
 
-Shape = tuple[int, int]  # of a layer: its key heads, and their size
-Part = tuple[tuple[int, ...], torch.dtype]  # what it takes of a tensor for a position
+Shape = tuple[int, int]  # of a layer: the number of its key heads, and their size
+Part = tuple[tuple[int, ...], torch.dtype]  # of one tensor of a layer, per position
 
 
 def kv_format(name: str, shapes: Items[Shape]) -> Format | None:
-    """Return the format of an option's name, None of `auto`; refuse it where heads do not fit."""
+    """Return the format of this name, None for `auto`; refuse one that the heads do not fit."""
     form = KV_FORMATS.get(name)
     if form is not None and form.group:
         for _, size in shapes:
@@ -46,7 +46,7 @@ def position_bytes(shapes: Items[Shape], dtype: torch.dtype, form: Format | None
 
 
 def _parts(shape: Shape, dtype: torch.dtype, form: Format | None) -> list[Part]:
-    """Return what a layer keeps of a position: keys and values, or their numbers and pairs."""
+    """Return a layer's tensors per position: keys and values, or numbers and pairs of each."""
     heads, size = shape
     if form is None:
         return [(shape, dtype)] * 2
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 class KVPool:
     """The K/V of all sequences on this rank; page 0 is never allocated: padding writes to it.
 
-    `prefixes` keeps released pages for reuse, and gives them up when others need them. What they
-    hold then moves to one of `host_pages`, if there are any. `first_steps` gives up its pages too.
+    `prefixes` keeps released pages for reuse and evicts them when others need them. Their contents
+    then move to host pages, if there are any. `first_steps` evicts its pages too.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class KVPool:
         share_first_steps: bool = False,
         approximate_first_steps: bool = False,
     ) -> None:
-        """Layers of one shape lie together; without a format K/V are kept in the dtype."""
+        """Store layers of one shape together; without a format, keep K/V in the dtype."""
         self.kernels = kernels
         self.page_size = page_size
         self.num_pages = num_pages
@@ -95,12 +95,12 @@ class KVPool:
         self.first_steps = FirstSteps(
             page_size, enabled=share_first_steps, approximates=approximate_first_steps
         )
-        self.unused = list(range(num_pages - 1, 0, -1))  # pages that nothing is stored in
+        self.unused = list(range(num_pages - 1, 0, -1))  # pages without contents
 
     def take_back(self) -> None:
-        """Make the memory: at first, and after it was given back."""
+        """Allocate the memory, at first and after `give_back`."""
         shapes, positions = self._shapes, self.num_pages * self.page_size
-        # Whatever the format, a page is the same slots of each of these tensors.
+        # In every format, a page has the same slots in each of these tensors.
         self.stores = {
             shape: tuple(
                 zeros((shapes.count(shape), positions, *part), kept, self.device)
@@ -118,7 +118,7 @@ class KVPool:
         return QuantizedKV(self.form, Rounded(*parts[:2]), Rounded(*parts[2:]))
 
     def give_back(self) -> None:
-        """Free the memory, which no sequence may use; the stored prefixes are forgotten."""
+        """Free the memory, which no sequence may use, and forget the stored prefixes."""
         self.forget_prefixes()
         self.stores, self.layers = {}, []
         self.host.give_back()
@@ -154,7 +154,7 @@ class KVPool:
     def allocate(self, num_pages: int) -> list[int]:
         """Allocate pages; the caller has checked `num_free`."""
         assert num_pages <= self.num_free, "more pages needed than are free"
-        moved: dict[int, int] = {}  # which page each page of the host takes the contents of
+        moved: dict[int, int] = {}  # host page -> the page whose contents it takes
         while num_pages > len(self.unused) and self.first_steps.num_pages:
             self.free(self.first_steps.give_up())
         while num_pages > len(self.unused):
@@ -165,9 +165,9 @@ class KVPool:
         return [self.unused.pop() for _ in range(num_pages)]
 
     def hold(self, sequence: "Sequence", found: list[Node]) -> None:
-        """Give a sequence the pages of a prefix as its first; the caller has made room.
+        """Give a sequence the pages of a prefix as its first ones; the caller has made room.
 
-        What is on the host is copied back.
+        Pages on the host are copied back.
         """
         host_pages = self.prefixes.take(found)
         pages = self.allocate(len(host_pages))
@@ -179,18 +179,18 @@ class KVPool:
         self.unused.extend(reversed(pages))
 
     def forget_prefixes(self) -> None:
-        """Give up all stored prefixes that no sequence holds, and all first steps."""
+        """Evict all stored prefixes that no sequence holds, and all first steps."""
         self.free(self.prefixes.forget())
         self.free(self.first_steps.forget())
 
     def pass_time(self, now: float) -> None:
-        """Forget the prefixes that have not been used for too long; a clock never goes back."""
+        """Evict the prefixes that were unused for `ttl` seconds; the clock never goes back."""
         prefixes = self.prefixes
         prefixes.now = max(prefixes.now, now)
         self.free(prefixes.forget(prefixes.now - prefixes.ttl))
 
     def use_no_host(self) -> None:
-        """Give the host's memory back, and use none from now on."""
+        """Free the host's pages, and use none from now on."""
         self.prefixes.use_no_host()
         self.host.num_pages = 0
         self.host.give_back()
@@ -221,7 +221,7 @@ class KVPool:
         reach: int | None,
         scale: float,
     ) -> Tensor:
-        """Do the same with ready queries, keys and values; with a reach, queries see no farther.
+        """Do the same with finished queries, keys and values; `reach` limits how far queries see.
 
         Torch computes it, whatever the kernels are.
         """

@@ -33,7 +33,7 @@ class Part(NamedTuple):
     """One tensor of the checkpoint: its full shape, and the targets of this rank's share.
 
     Without pieces, this rank holds nothing of it. An optional tensor may be missing; its targets
-    are then zero. What belongs to a matrix that can be quantized names it.
+    are then zero. `weight` is the quantizable matrix that the tensor belongs to, if any.
     """
 
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class Norm(nn.Module):
         return self.kernels.add_norm(x_TH, residual_TH, self.weight, self.eps)
 
     def after(self, x_TI: Tensor, weight_OI: Tensor, residual_TO: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the product plus the residual, which is the next one, and its norm."""
+        """Return the next residual, which is the product plus this one, and its norm."""
         return self.kernels.linear_add_norm(x_TI, weight_OI, residual_TO, self.weight, self.eps)
 
     def part(self) -> Part:
@@ -92,7 +92,7 @@ class Norm(nn.Module):
 
 
 class ColumnLinear(nn.Module):
-    """Several matrices with one input, each sharded by rows, in one matmul, perhaps biased."""
+    """Several matrices with one input in one matmul, each sharded by rows, optionally biased."""
 
     def __init__(
         self,
@@ -157,13 +157,13 @@ class RowLinear(nn.Module):
         return self.mesh.all_reduce(self.partial(x_TI))
 
     def add_norm(self, x_TI: Tensor, residual_TO: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """Return the output plus the residual, which is the next one, and its norm."""
+        """Return the next residual, which is the output plus this one, and its norm."""
         if self.mesh.size == 1 and self.weight.format is None and self.weight.lora is None:
             return norm.after(x_TI, self.weight.plain, residual_TO)
         return norm(self(x_TI), residual_TO)  # type: ignore[no-any-return]
 
     def partial(self, x_TI: Tensor) -> Tensor:
-        """Return this rank's summand, for layers that add to it before the all-reduce."""
+        """Return this rank's partial sum, for layers that add to it before the all-reduce."""
         return self.weight.product(x_TI)
 
     def pack(self) -> None:
@@ -184,7 +184,7 @@ class GatedNames(NamedTuple):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), sharded along the intermediate size; silu or another."""
+    """down(activation(gate(x)) * up(x)), sharded along the intermediate size."""
 
     routed: ClassVar[bool] = False
 
@@ -210,11 +210,11 @@ class GatedMLP(nn.Module):
         return self.down.mesh.all_reduce(self.partial(x_TH))
 
     def add_norm(self, x_TH: Tensor, residual_TH: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """Return the output plus the residual, which is the next one, and its norm."""
+        """Return the next residual, which is the output plus this one, and its norm."""
         return norm(self(x_TH), residual_TH)  # type: ignore[no-any-return]
 
     def partial(self, x_TH: Tensor) -> Tensor:
-        """Return this rank's summand."""
+        """Return this rank's partial sum."""
         gate_TI, up_TI = self.gate_up(x_TH).chunk(2, dim=-1)
         return self.down.partial(self.activation(gate_TI).mul_(up_TI))
 

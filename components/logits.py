@@ -61,7 +61,7 @@ class Logits:
         self.values_RV[rows].masked_fill_(named_V == 0, -torch.inf)
 
     def counts(self, ids_GN: Tensor, counted_GN: Tensor) -> Tensor:
-        """Return how often each of this rank's ids is among some that count, [G, V]."""
+        """Return how often each of this rank's ids is among the counted ones, [G, V]."""
         local_GN, here_GN = self.local(ids_GN)
         ours_GN = (counted_GN & here_GN).to(self.values_RV)
         none_GV = self.values_RV.new_zeros(len(ids_GN), self.values_RV.shape[1])
@@ -72,14 +72,14 @@ class Logits:
         return Logits(self.values_RV[rows_Q], self.start, self.mesh)
 
     def of_classes(self, automaton: Automaton, *, drawn: bool) -> Tensor:
-        """Return the largest logit of each class of tokens, or the log of their sum."""
+        """Return the largest logit of each class of tokens, or if `drawn` their log-sum-exp."""
         class_V = automaton.class_V[self._ids_V]
         found_RC = of_classes(self.values_RV, class_V, automaton.num_classes, drawn=drawn)
         found_WRC = self.mesh.all_gather(found_RC)
         return found_WRC.logsumexp(0) if drawn else found_WRC.amax(0)
 
     def best_in(self, automaton: Automaton, class_R: Tensor) -> Tensor:
-        """Return each row's best token of a class; the others are forbidden, in place."""
+        """Return each row's best token of its class; forbid other classes, in place."""
         other_RV = automaton.class_V[self._ids_V] != class_R.unsqueeze(1)
         return self._best_of(self.values_RV.masked_fill_(other_RV, -torch.inf))[1]
 
@@ -94,7 +94,7 @@ class Logits:
         return self.mesh.all_reduce(torch.where(here, found, 0.0))
 
     def column(self, token_id: int) -> Tensor:
-        """Return one token's logit in every row; -inf of an id below 0, which no token has."""
+        """Return one token's logit in every row, or -inf for a negative id."""
         if token_id < 0:
             return torch.full_like(self.values_RV[:, 0], -torch.inf)
         column = token_id - self.start
@@ -126,7 +126,7 @@ class Logits:
     def entropy(self) -> Tensor:
         """Return the entropy of each row, in nats."""
         logprobs_RV = self.values_RV - self.logsumexp().unsqueeze(1)
-        terms_RV = (logprobs_RV.exp() * logprobs_RV).nan_to_num_(0.0)  # what is forbidden adds 0
+        terms_RV = (logprobs_RV.exp() * logprobs_RV).nan_to_num_(0.0)  # forbidden ids add 0
         return -self.mesh.all_reduce(terms_RV.sum(-1))
 
     def filtered(
@@ -138,17 +138,16 @@ class Logits:
         min_p_Q: Tensor | None = None,
         left_out: float = torch.inf,
     ) -> "Logits":
-        """Return the tempered logits of some rows, less `left_out` where filters leave them out.
+        """Return the tempered logits of some rows, minus `left_out` where a filter drops an id.
 
-        Min-p comes before top-k and that before top-p, as in vLLM; all ids that tie at a cut are
-        kept.
+        The order is min-p, top-k, top-p, as in vLLM; all ids that tie at a cut are kept.
         """
         own_QV, temperature_Q1 = self.values_RV[rows_Q], temperature_Q.unsqueeze(1)
         in_place = own_QV.dtype == temperature_Q1.dtype  # else the result is wider
         scores = tempered = own_QV.div_(temperature_Q1) if in_place else own_QV / temperature_Q1
         if min_p_Q is not None:
             peak = self.mesh.all_gather(scores.amax(-1)).amax(0)
-            least = peak + min_p_Q.to(peak).log()  # 0 leaves nothing out
+            least = peak + min_p_Q.to(peak).log()  # 0 drops nothing
             scores = scores.masked_fill(scores < least.unsqueeze(1), -torch.inf)
         if top_k_Q is not None:
             each = torch.ones_like(scores, dtype=torch.long)
@@ -185,7 +184,7 @@ class Logits:
         return Logits(made_RV, self.start, self.mesh)
 
     def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the columns of some ids on this rank, and which of them it really holds."""
+        """Return the columns of some ids on this rank, and which of the ids it holds."""
         last = self.values_RV.shape[1] - 1
         column = ids - self.start
         return column.clamp(0, last), (column >= 0) & (column <= last)
@@ -203,9 +202,9 @@ class Logits:
     def _keep_top(
         self, scores_QV: Tensor, weight_QV: Tensor, spare: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Forbid the lowest-scored ids whose total weight fits into what `spare` allows.
+        """Forbid the lowest-scored ids whose total weight is within what `spare` allows.
 
-        `spare` computes that from the total weight of a row; if it is negative, all ids are kept.
+        `spare` computes that from a row's total weight; if it is negative, all ids are kept.
         The cut is found digit by digit from histograms of the weights: three collectives, and no
         rank sorts or sees another's row. Weights are integers, so the sums do not depend on how
         the vocabulary is sharded.

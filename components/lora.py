@@ -1,6 +1,6 @@
 """A LoRA adapter as requests and processes name it, and what its adapter_config.json says.
 
-Without torch: the coordinator passes adapters on.
+Without torch, because the coordinator passes adapters on.
 """
 
 import math
@@ -14,7 +14,7 @@ CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 
 _MOST: Final = 1e6
-# What changes the arithmetic in ways that are not built, and the value that does not.
+# Fields that change the arithmetic in unsupported ways, and the values that do not.
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "use_dora": (False, None),
     "bias": ("none", None),
@@ -26,15 +26,15 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "target_parameters": (None, []),
     "alora_invocation_tokens": (None, []),
     "use_qalora": (False, None),
-    # The others change the base's weights.
+    # Other values change the base model's weights.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
 
 
 class LoRA(NamedTuple):
-    """An adapter that was loaded; `number` is another one at each load, as files may change.
+    """A loaded adapter; each load has a new `number`, because files may change.
 
-    K/V are those of one load.
+    K/V belong to one load.
     """
 
     name: str
@@ -82,7 +82,7 @@ class PeftConfig:
         return int(self._of("rank_pattern", module, self._config["r"]))
 
     def scale(self, module: str) -> float:
-        """Return what the product of a module's two matrices is multiplied with."""
+        """Return the factor of the product of a module's two matrices."""
         alpha = self._of("alpha_pattern", module, self._config["lora_alpha"])
         rank = self.rank(module)
         return alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
@@ -90,14 +90,14 @@ class PeftConfig:
     def wants(self, module: str) -> bool:
         """Return whether the adapter was trained on a module, as PEFT reads target_modules."""
         if self._config.get("layers_to_transform") is not None:
-            return False  # it is about some layers only, by PEFT's own numbers for them
+            return False  # it covers only some layers, by PEFT's own numbering
         targeted, excluded = (
             self._names(field, module) for field in ("target_modules", "exclude_modules")
         )
         return targeted and not excluded
 
     def _names(self, field: str, module: str) -> bool:
-        """Return whether a field names a module: a list of names' endings, or an expression."""
+        """Return whether a field, a list of suffixes or an expression, matches a module."""
         given = self._config.get(field) or []
         if isinstance(given, list):
             return any(f".{module}".endswith(f".{ending}") for ending in given)
@@ -107,7 +107,7 @@ class PeftConfig:
             raise ValueError(f"{self._path / CONFIG}: {field}: {given!r:.99}: {error}") from None
 
     def _of(self, field: str, module: str, default: float) -> float:
-        """Return a module's own value, where a pattern names it."""
+        """Return the module's own value if a pattern matches it, else the default."""
         own = self._config.get(field) or {}
         fits = (value for key, value in own.items() if re.fullmatch(rf"(.*\.)?({key})", module))
         return float(next(fits, default))

@@ -1,4 +1,4 @@
-"""What LoRA adapters add to a matrix, for those tokens of a batch that ask for it.
+"""What LoRA adapters add to a matrix, for the tokens of a batch that use them.
 
 Letters: T packed tokens, A those of one adapter, P those of them that one expert gets, I input
 columns, O output rows, R the adapter's rank.
@@ -13,21 +13,21 @@ from diffray.components.lora import LoRA
 
 
 class Adapted(NamedTuple):
-    """The packed tokens of a batch that one adapter is for."""
+    """The packed tokens of a batch that use one adapter."""
 
     lora: LoRA
     tokens_A: Tensor
 
 
 class Running:
-    """The adapters of the forward that runs; all matrices of a model share it."""
+    """The adapters of the current forward; all matrices of a model share this object."""
 
     def __init__(self) -> None:
         self.adapted: tuple[Adapted, ...] = ()
 
 
 class Delta(NamedTuple):
-    """up @ down, which is added to the output rows from `start` on."""
+    """up @ down, added to the output rows from `start` on."""
 
     down_RI: Tensor
     up_OR: Tensor
@@ -41,7 +41,7 @@ class Delta(NamedTuple):
 
 
 class LowRank:
-    """What each loaded adapter adds to a matrix, or to those of some experts, by their numbers."""
+    """What each loaded adapter adds to a matrix, or to those of experts, keyed by expert."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -49,7 +49,7 @@ class LowRank:
 
     @property
     def adapted(self) -> list[Adapted]:
-        """The tokens of the forward that runs to whose product something is added."""
+        """The tokens of the current forward whose adapters change this product."""
         return [each for each in self._running.adapted if each.lora in self.deltas]
 
     def add(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:

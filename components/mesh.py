@@ -53,7 +53,7 @@ def join_store(host: str, port: int, *, timeout: float) -> Store:
 
 
 class OneShot(NamedTuple):
-    """A sum over the ranks in which each reads all the others' memory, for tensors up to a size."""
+    """A sum in which each rank reads the memory of all others, for tensors up to a size."""
 
     sum: Sum
     dtype: torch.dtype
@@ -68,9 +68,9 @@ class OneShot(NamedTuple):
 
 
 def open_one_shot(mesh: "Mesh", dtype: torch.dtype, most_bytes: int) -> Sum:
-    """Return torch's one-shot sum, whose result is another tensor; all ranks must call it.
+    """Return torch's one-shot sum, which writes to a new tensor; all ranks must call it.
 
-    Raises where there is no symmetric memory: it takes NVLink between all GPUs.
+    Raises without symmetric memory, which needs NVLink between all GPUs.
     """
     from torch.distributed import _symmetric_memory as symm_mem
 
@@ -93,7 +93,7 @@ class Mesh:
 
     With `expert_parallel` each rank holds a contiguous range of whole experts; without it, a slice
     of every expert. A mesh of one rank needs no process group, and its collectives are free.
-    Without a group a rank of several can run its share of a model, but its sums are its own.
+    Without a group, one rank of several can run its shard of a model, but its sums are partial.
     """
 
     rank: int = 0
@@ -102,7 +102,7 @@ class Mesh:
     group: dist.ProcessGroup | None = None
     device: torch.device | None = None  # the device of the group's tensors
     store: Store | None = None
-    one_shot: OneShot | None = None  # None: all sums are the group's
+    one_shot: OneShot | None = None  # None: the group computes all sums
 
     @staticmethod
     def connect(
@@ -177,7 +177,7 @@ class Mesh:
         return min(map(int, _hear(self.store, topic, self.size)))
 
     def _topic(self, store: Store, name: str) -> str:
-        """Return a key that is new at each call, and equal on all ranks."""
+        """Return a key that is new for each call and equal on all ranks."""
         return f"{name}/{store.add(f'{name}/{self.rank}/turn', 1)}"
 
     def on_one_machine(self) -> bool:
@@ -199,7 +199,7 @@ class Mesh:
         if self.size == 1:
             return x.unsqueeze(0)
         gathered = x.new_empty(self.size, *x.shape)
-        # Into one tensor: NCCL would copy each rank's part to a list of its own.
+        # Gather into one tensor: for a list, NCCL would copy each rank's part once more.
         _gather_into_one(gathered.view(-1), x.reshape(-1), group=self.group)
         return gathered
 

@@ -24,11 +24,11 @@ class Model(Protocol):
         ...
 
     def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
-        """Return the soft tokens [S, H] of an image, if it takes any."""
+        """Return the soft tokens [S, H] of an image, if the model takes images."""
         ...
 
     def soften(self, x_TH: Tensor, soft_TH: Tensor, batch: Batch) -> Tensor:
-        """Return the embeddings with what is expected at masked positions."""
+        """Return the embeddings, combined with the expected ones at masked positions."""
         ...
 
     def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:

@@ -19,16 +19,16 @@ class ModelSpec:
     vocab_start: int  # the start of this rank's slice
     max_positions: int
     block_causal: bool
-    block_length: int = 32  # of requests that name none; block-causal models are trained with one
+    block_length: int = 32  # the default of requests; block-causal models are trained with one
     logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
-    family: str = ""  # its name for people
-    encodes: bool = False  # a causal pass of its own, an encoder's, stores the K/V of what is final
+    family: str = ""  # its display name
+    encodes: bool = False  # a separate causal pass, an encoder's, stores the K/V of final tokens
     sight: Sight | None = None  # the images that it takes
     own_shapes: tuple[tuple[int, int], ...] = ()  # of each layer's keys, where they differ
-    # Of requests that name none: what the model's authors recommend.
+    # The defaults of requests, as the model's authors recommend.
     decoder: Mapping[str, Any] = field(default_factory=lambda: {"kind": "threshold"})
     iteration: Mapping[str, Any] = field(default_factory=dict)
-    # What generation_config.json calls the settings of these two, by its names.
+    # Maps the names in generation_config.json to settings of these two.
     sampler: Mapping[str, str] = field(default_factory=dict)
 
     @property

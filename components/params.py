@@ -16,7 +16,7 @@ NO_PROMPT_LOGPROBS: Final = (
 )
 COLDEST: Final = 1e-5  # temperature; below it sampling is greedy, as in vLLM
 
-# What HF's `generate` calls them, and vLLM.
+# Names of HF's `generate` and of vLLM, and what to write instead.
 _ELSEWHERE: Final = IN_DIFFUSION | {
     "max_new_tokens": "write max_tokens",
     "min_new_tokens": "write min_tokens",
@@ -28,7 +28,7 @@ _ELSEWHERE: Final = IN_DIFFUSION | {
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """The fields of SamplingParams for type checkers and editors, as wide as what is accepted.
+    """The fields of SamplingParams for type checkers and editors, with all accepted types.
 
     A test compares the two.
     """
@@ -91,25 +91,24 @@ class SamplingParams(Config):
         "probability.",
     )
     presence_penalty: float = Field(
-        0.0, ge=-2, le=2, description="Taken from the logits of tokens that the answer has."
+        0.0, ge=-2, le=2, description="Subtracted from the logits of tokens in the answer."
     )
     frequency_penalty: float = Field(
         0.0,
         ge=-2,
         le=2,
-        description="Taken from the logits of tokens as often as the answer has them.",
+        description="Subtracted from a token's logit for each time that the answer has it.",
     )
     repetition_penalty: float = Field(
         1.0,
         ge=0.01,
         le=100,
-        description="Above 1 it makes tokens less probable that the prompt or the answer has.",
+        description="Above 1, tokens in the prompt or the answer become less probable.",
     )
     no_repeat_ngram_size: int = Field(
         0,
         ge=0,
-        description="Write no so many tokens in a row that the text has before; needs blocks of "
-        "one position; 0: off.",
+        description="Never repeat this many tokens in a row; needs blocks of one position; 0: off.",
     )
     lora: str = Field(
         "", description="The name of a loaded LoRA adapter to answer with; default: none."
@@ -118,14 +117,14 @@ class SamplingParams(Config):
         None,
         ge=-(2**63),
         lt=2**63,
-        description="The seed of sampling; default: another one each time.",
+        description="The seed of sampling; default: a new one each time.",
     )
     stop: tuple[str, ...] = Field((), description="Stop before any of these texts.")
     include_stop_str_in_output: bool = Field(
         False, description="Keep the text or token that stopped the answer."
     )
     stop_token_ids: tuple[int, ...] = Field(
-        (), description="Ids of further tokens that end the answer."
+        (), description="Ids of additional tokens that end the answer."
     )
     ignore_eos: bool = Field(False, description="Generate past the model's end tokens.")
     logit_bias: dict[int, float] = Field(
@@ -138,14 +137,14 @@ class SamplingParams(Config):
         description="Words that are never generated: their tokens alone, and after a space.",
     )
     bad_token_sequences: tuple[tuple[int, ...], ...] = Field(
-        (), description="Token ids that are never generated one after the other."
+        (), description="Sequences of token ids that are never generated."
     )
     allowed_token_ids: tuple[int, ...] = Field(
         (), description="The only token ids that are generated, besides end tokens; default: all."
     )
     structured_outputs: StructuredOutputs | None = Field(
         None,
-        description="The texts that the answer may be: a JSON schema, regex, choice or grammar.",
+        description="What the answer must match: a JSON schema, regex, choice or grammar.",
     )
     logprobs: bool = Field(
         False,

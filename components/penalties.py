@@ -1,9 +1,9 @@
 """Presence, frequency and repetition penalties, as vLLM defines them, on a canvas.
 
-They count the canvas as it stands before a step, so there is nothing to remember: a preempted
-request finds the same counts again. What counts as generated are the final tokens of the answer,
-before and after the position in question, up to its first end token; tokens that become final in
-the same step do not see each other. The literals of a pinned canvas are given, as a prompt is.
+They count the tokens on the canvas before each step, so there is no state: a preempted request
+finds the same counts on resume. Generated tokens are the final tokens of the answer, before and
+after the position in question, up to its first end token; tokens that become final in the same
+step do not see each other. The literals of a pinned canvas are given, like a prompt.
 Letters: G requests, N positions of their longest canvas, E end tokens, Q rows, V this rank's
 vocabulary.
 """
@@ -21,7 +21,7 @@ from diffray.components.backend import send
 from diffray.components.logits import Logits
 from diffray.components.row_transform import Planned, Step, Where
 
-_ROWS = 256  # that are changed at a time: each takes its canvas several times over
+_ROWS = 256  # changed at a time: each needs several copies of its canvas
 
 
 class _Text(NamedTuple):
@@ -67,8 +67,8 @@ class Penalized(Planned):
         ids_GN, given_GN, written_GN = self._text(step)
         given_GV = logits.counts(ids_GN, given_GN) > 0
         written_GV = logits.counts(ids_GN, written_GN)
-        # Only columns of ids on the canvas change. Some stand for ids of other ranks, or are there
-        # twice: each is given what it should be, so the order of writing does not matter.
+        # Only columns of ids on the canvas change. Ids of other ranks are clamped, and ids repeat,
+        # but every write to a column has the same value, so their order does not matter.
         column_GN, here_GN = logits.local(ids_GN)
         for begin in range(0, len(self.rows_Q), _ROWS):
             part = slice(begin, begin + _ROWS)
@@ -111,10 +111,10 @@ def _penalized(
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Make what the text has already less probable, or more."""
+    """Make tokens that the text already has less probable, or more."""
 
-    presence: float  # taken from a logit if the answer has its token ...
-    frequency: float  # ... and as often as the answer has it
+    presence: float  # subtracted from a logit if the answer has its token ...
+    frequency: float  # ... and for each time that the answer has it
     repetition: float  # positive logits are divided by it if the prompt or the answer has the token
 
     def plan(self, where: Where) -> Penalized:

@@ -1,7 +1,8 @@
-"""The progress of a pinned canvas: which of its positions are left, and what became of its slots.
+"""The progress of a pinned canvas: its remaining positions, and how its slots were decided.
 
-Cells are counted from the end of the prompt. A slot is measured when its block begins: the model
-says how much of it a value takes, and the positions after that leave the canvas. Then it is filled.
+Cells are counted from the end of the prompt. A slot is measured when its block starts: the model
+predicts how much of it a value takes, and the positions after that are removed from the canvas.
+Then the slot is filled.
 """
 
 import itertools
@@ -28,12 +29,12 @@ class Stretch(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of a choice, so that its options can be compared."""
+        """Whether it covers a whole choice, so that the options can be compared."""
         return bool(self.slot.tokens) and self.room == 0 and self.state == 0
 
     @property
     def asked(self) -> list[list[int]]:
-        """The tokens that matter at each cell of a choice: the one after it, then its options'."""
+        """The tokens that matter at each cell of a choice: the one after it, then each option's."""
         return [
             [self.slot.following, *(ids[at] if at < len(ids) else 0 for ids in self.slot.tokens)]
             for at in range(self.stop - self.start)
@@ -62,7 +63,7 @@ LITERAL = Note(0, 0.0, [])
 
 
 class Decided(Protocol):
-    """What became of a block."""
+    """How a block was decided."""
 
     @property
     def steps(self) -> list[int]: ...
@@ -81,9 +82,9 @@ class Pins:
     canvas: Canvas
     cells: list[int] = field(init=False)
     measured: set[int] = field(init=False)  # slots of the current block
-    decided: dict[int, int] = field(init=False)  # tokens of its cells, when it shrank last
+    decided: dict[int, int] = field(init=False)  # tokens of its cells at the last `contract`
     notes: dict[int, Note] = field(init=False)  # of decided cells
-    shares: dict[int, list[float]] = field(init=False)  # of a choice's options, by its slot
+    shares: dict[int, list[float]] = field(init=False)  # probabilities of options, by slot
 
     def __post_init__(self) -> None:
         self.restart()
@@ -119,15 +120,15 @@ class Pins:
 
     @property
     def shown(self) -> list[int | None]:
-        """The canvas, without what was decided after it shrank last."""
+        """The canvas, without tokens decided since the last `contract`."""
         return [self.decided.get(at) if cell < 0 else cell for at, cell in enumerate(self.cells)]
 
     def contract(
         self, stretches: Items[Stretch], unused: set[int], decided: Mapping[int, int]
     ) -> None:
-        """Take these cells of the stretches out of the canvas, and the rest of such slots.
+        """Remove unused cells from the canvas, and what follows of slots that end in one.
 
-        `decided` are the tokens of others, by their cells; they stay.
+        `decided` maps other cells to their tokens; these stay.
         """
         gone = set(unused)
         for stretch in stretches:
@@ -140,10 +141,10 @@ class Pins:
         self.decided = {place[at]: token for at, token in decided.items()}
 
     def weigh(self, stretch: Stretch, logprobs: list[list[float]]) -> None:
-        """Remember how probable a choice's options are, from what was found at its cells.
+        """Record the probabilities of a choice's options, from the log-probabilities at its cells.
 
-        When it was measured all options were compared; now only those of the right length are, and
-        they share what they had together.
+        Measuring compares all options. Later only those of the right length are compared, and they
+        divide the probability that they had together.
         """
         scores = stretch.scores(logprobs)
         fits = [score > -math.inf for score in scores]
@@ -173,7 +174,7 @@ class Pins:
         return found
 
     def note(self, first: int, block: Decided) -> None:
-        """Remember how the cells of the slots in a block were decided; it begins at `first`."""
+        """Record how the slots' cells in a block were decided; the block starts at `first`."""
         rankings = block.top or [[]] * len(block.steps)
         for at, note in enumerate(zip(block.steps, block.logprobs, rankings, strict=True), first):
             if 0 <= at < len(self.cells) and self.cells[at] < 0 and at not in self.decided:

@@ -1,4 +1,4 @@
-"""The four parts as a request names them, and the check that they make sense for a model.
+"""The four parts as a request names them, and the check that they fit a model.
 
 A new decoder or cache policy is one file and one name in a union here.
 """
@@ -73,14 +73,14 @@ AnyCache = Annotated[
 ]
 
 _SLOT_LENGTH: Final = 8
-LONGEST_REMEMBERED = 512  # positions of a block; memory and time grow with the square and more
+LONGEST_REMEMBERED = 512  # positions of a block; memory and time grow at least with its square
 
 
 def _decoder(kind: str, name: str) -> str:
     return f'write diffusion: {{"decoder": {{"kind": "{kind}", "{name}": ...}}}}'
 
 
-# The names of LLaDA's own `generate`, and those of its followers, where users try them first.
+# Names of LLaDA's own `generate` and of its followers, which users try here first.
 IN_DECODER: Final = {
     "steps": _decoder("fixed", "steps"),
     "threshold": _decoder("threshold", "threshold"),
@@ -91,7 +91,7 @@ IN_DECODER: Final = {
 
 
 class DiffusionParams(PolicyPart):
-    """How a request is denoised; what is left out follows the server's default, then the model."""
+    """How a request is denoised; omitted fields follow the server's default, then the model."""
 
     elsewhere: ClassVar[Mapping[str, str]] = IN_DECODER
 
@@ -116,36 +116,36 @@ class DiffusionParams(PolicyPart):
     )
     canvas: Literal["free", "pinned"] = Field(
         "free",
-        description="pinned: what a JSON schema leaves no choice about stands on the canvas from "
-        "the start, and only its fields are denoised.",
+        description="pinned: the literals of a JSON schema stand on the canvas from the start, and "
+        "only its fields are denoised.",
     )
     slot_length: int | None = Field(
         None,
         ge=1,
         le=256,
-        description="The most tokens of a field of a pinned canvas, but for choices; default: 8.",
+        description="The most tokens of a field of a pinned canvas, except choices; default: 8.",
     )
     cfg_scale: float = Field(
         0.0, ge=0, description="Classifier-free guidance, as LLaDA's sampler defines it."
     )
     speculation: Verify | None = Field(
         None,
-        description="Do several denoising steps in one forward where they can be foreseen; tokens "
-        "stay the same. Default: off.",
+        description="Run several denoising steps in one forward where they can be predicted; "
+        "tokens stay the same. Default: off.",
     )
-    # These become final last: proposed, they have confidence 0, and the others' is computed as if
-    # they could not be. With the ids of end tokens it is LLaDA's `confidence_eos_eot_inf`.
+    # These become final last: their proposals have confidence 0, and the confidence of others is
+    # computed as if these were forbidden. With end tokens, it is LLaDA's `confidence_eos_eot_inf`.
     zero_confidence_token_ids: tuple[int, ...] = Field(
         (), max_length=64, description="Token ids that become final last, such as end tokens."
     )
 
     @property
     def slots(self) -> int | None:
-        """The longest slots of a pinned canvas; None without one."""
+        """The length of the longest slots of a pinned canvas; None if it is not pinned."""
         return (self.slot_length or _SLOT_LENGTH) if self.canvas == "pinned" else None
 
     def over(self, default: "DiffusionParams") -> "DiffusionParams":
-        """Return these parameters, with what was not given taken from `default`."""
+        """Return these parameters, with omitted ones taken from `default`."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return default.model_copy(update=given)
 
@@ -168,9 +168,9 @@ class Policy:
 
     @staticmethod
     def resolve(params: DiffusionParams, spec: ModelSpec, pinned: int = 0) -> "Policy":
-        """Fill in what depends on the model; refuse with a reason what makes no sense for it.
+        """Fill in the model's defaults; refuse parts that do not fit the model, with a reason.
 
-        A pinned canvas of so many positions is one block, unless attention is block-causal.
+        A pinned canvas of `pinned` positions is one block, unless attention is block-causal.
         """
         causal = spec.block_causal
         decoder = params.decoder or _default_decoder(params, spec)
@@ -208,7 +208,7 @@ class Policy:
 
 
 def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
-    """Return the kinds of iterations and caches that fit a model, and if gaps and images do."""
+    """Return which iterations and caches fit a model, and whether suffixes and images do."""
 
     def fitting(union: Any) -> list[str]:
         parts: tuple[type[Iteration | CachePolicy], ...] = get_args(get_args(union)[0])
@@ -227,8 +227,8 @@ def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
 
 
 def _default_decoder(params: DiffusionParams, spec: ModelSpec) -> Decoder:
-    in_parts = params.iteration is not None and params.iteration.sub_block()
-    if params.canvas == "pinned" and not in_parts:
+    has_sub_blocks = params.iteration is not None and params.iteration.sub_block()
+    if params.canvas == "pinned" and not has_sub_blocks:
         return WholeSlots()
     return _DECODER.validate_python(spec.decoder)
 
@@ -244,7 +244,7 @@ def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpe
 
 
 def _check_attention(iteration: Iteration, cache: CachePolicy, *, causal: bool) -> None:
-    """Refuse what does not fit the model's attention."""
+    """Refuse parts that do not fit the model's attention."""
     if not (iteration.block_causal if causal else iteration.bidirectional):
         raise InvalidField(
             f"iteration {iteration.kind!r} does not fit this model: its attention is "
@@ -296,7 +296,7 @@ def _check_together(
 
 
 def _check_pinned(iteration: Iteration, decoder: Decoder, plain: str) -> None:
-    """Refuse what a canvas whose unused positions go away cannot be denoised with."""
+    """Refuse parts that cannot denoise a canvas whose unused positions are removed."""
     if iteration.renoises:
         raise InvalidField(
             f"canvas 'pinned' does not go with iteration {iteration.kind!r}; leave it out",

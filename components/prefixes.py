@@ -1,12 +1,12 @@
 """Prefix sharing: requests with a common prefix read the same K/V, with block-causal attention.
 
-There the K/V of a block depend only on the tokens up to its end. Requests that start with the same
+The K/V of a block then depend only on the tokens up to its end. Requests that start with the same
 tokens, in blocks of the same length, can therefore read the same pages. Stored prefixes form a
 tree; the path from its root to a node spells the tokens of a prefix.
 
-A node lies on the device, or, once its pages there were needed, on the host. Beginnings leave the
-device after what follows them, so a path from the root has its nodes on the device first. All ranks
-keep the same books; `HostPages` moves the bytes.
+A node is on the device or, once its pages there were needed, on the host. It leaves the device
+after its children, so a path from the root starts with the nodes that are on the device. All ranks
+make the same decisions; `HostPages` moves the bytes.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
 
 
-# Tokens; at the root of a tree also the other things that must be equal.
+# Tokens; for nodes directly below the root, also everything else that must be equal.
 Key = tuple[str | int | LoRA | None, ...]
 
 
@@ -29,15 +29,15 @@ Key = tuple[str | int | LoRA | None, ...]
 class Node:
     """The K/V of [start, stop): whole blocks in whole pages.
 
-    The first admitted of its holders stores it; the others wait for that. Without holders it stays
-    until its pages are needed, and then perhaps on the host.
+    The holder that was admitted first stores it; the others wait. Without holders, it stays until
+    its pages are needed, and may then move to the host.
     """
 
     parent: "Node | None"
     key: Key
     start: int
     stop: int
-    pages: list[int]  # none: it is on the host
+    pages: list[int]  # empty while it is on the host
     stored: bool = False
     children: "dict[Key, Node]" = field(default_factory=dict)
     holders: "dict[Sequence, None]" = field(default_factory=dict)  # in the order of admission
@@ -46,16 +46,16 @@ class Node:
 
 
 def num_held(nodes: list[Node]) -> int:
-    """Return how many of their pages have holders, so that another reader takes no free ones."""
+    """Return how many of their pages have holders: another reader of these takes no free pages."""
     return sum(len(node.pages) for node in nodes if node.holders)
 
 
 class Prefixes:
     """The stored prefixes, their pages, and their readers.
 
-    Those without readers make room for others on the device by moving to the host, if they find
-    pages there, which the least recently used leave. After `ttl` seconds without a reader they are
-    forgotten.
+    To make room on the device, prefixes without readers move to the host, where the least recently
+    used ones make room for them; without room there, they are forgotten. So are those without a
+    reader for `ttl` seconds.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Prefixes:
         ttl: float | None = None,
     ) -> None:
         self.page_size, self.enabled, self.ttl = page_size, enabled, inf if ttl is None else ttl
-        self.now = 0.0  # as the scheduler's clock says: all ranks must forget the same
+        self.now = 0.0  # by the scheduler's clock: all ranks must forget the same prefixes
         self._root = Node(None, (), 0, 0, [])
         self.idle: dict[Node, None] = {}  # stored and without holders, least recently used first
         self._idle_pages = 0
@@ -79,7 +79,7 @@ class Prefixes:
 
     @property
     def num_idle(self) -> int:
-        """How many pages can be reclaimed at once."""
+        """How many pages can be reclaimed immediately."""
         return self._idle_pages
 
     @property
@@ -88,7 +88,7 @@ class Prefixes:
         return self._host_pages - len(self.free_host)
 
     def find(self, sequence: "Sequence") -> list[Node]:
-        """Return the nodes of the tokens before a sequence's block, from the first on."""
+        """Return the nodes of the longest known prefix before a sequence's block, in order."""
         found: list[Node] = []
         if not self._shares(sequence):
             return found
@@ -113,7 +113,7 @@ class Prefixes:
     def hold(self, sequence: "Sequence", found: list[Node], onto: list[int]) -> None:
         """Give a sequence the pages of these nodes as its first pages.
 
-        What was on the host has been copied onto the given pages.
+        Contents on the host have been copied to the pages `onto`.
         """
         if self._host_pages and not sequence.forwards and self._shares(sequence):
             here = sum(node.stop - node.start for node in found if node.pages)
@@ -123,13 +123,13 @@ class Prefixes:
         for node in found:
             if node.host_pages:
                 size = len(node.host_pages)
-                self._come(node, onto[:size])
+                self._return_to_device(node, onto[:size])
                 onto = onto[size:]
             node.holders[sequence] = None
             sequence.pages += node.pages
 
     def promise(self, sequence: "Sequence") -> None:
-        """Register what a sequence, which has all its pages, will store before its block."""
+        """Register the prefix that a sequence, which has all its pages, is going to store."""
         self._grow(sequence, sequence.start, stored=False)
 
     def reach(self, sequence: "Sequence", soon: "Callable[[Sequence], int] | None" = None) -> None:
@@ -182,9 +182,9 @@ class Prefixes:
         return free
 
     def give_up(self) -> tuple[list[int], list[int]]:
-        """Evict the least recently used node; return its pages, and those of the host it moves to.
+        """Evict the least recently used node; return its pages, and the host pages it moves to.
 
-        There are none of the host if it is forgotten.
+        Without room on the host it is forgotten, and there are no host pages.
         """
         node = next(iter(self.idle))
         del self.idle[node]
@@ -198,7 +198,7 @@ class Prefixes:
         return pages, node.host_pages
 
     def forget(self, unused_since: float = inf) -> list[int]:
-        """Forget what no request has held since then; return its pages of the device."""
+        """Forget nodes that no request has held since `unused_since`; return their device pages."""
         for node in list(takewhile(lambda node: node.used <= unused_since, self.away)):
             self._drop(node)
         free: list[int] = []
@@ -214,7 +214,7 @@ class Prefixes:
         self._host_pages, self.free_host = 0, []
 
     def _room_on_host(self, num_pages: int) -> list[int]:
-        """Take pages of the host, from what is there if need be; none if there are too few."""
+        """Take host pages, dropping nodes there if needed; return none if there are too few."""
         if num_pages > self._host_pages:
             return []
         while num_pages > len(self.free_host) and self.away:
@@ -223,15 +223,15 @@ class Prefixes:
             return []  # others are being copied back
         return [self.free_host.pop() for _ in range(num_pages)]
 
-    def _come(self, node: Node, pages: list[int]) -> None:
-        """Let a node of the host lie on the device, where its K/V are on these pages."""
+    def _return_to_device(self, node: Node, pages: list[int]) -> None:
+        """Record that a node of the host is on the device now, with its K/V on these pages."""
         self.free_host += node.host_pages
         node.pages, node.host_pages = pages, []
         self.num_device += len(pages)
 
     def _drop(self, node: Node) -> None:
-        """Forget a node on the host, which has none after it."""
-        assert not node.children, "the end of a prefix leaves the host before its beginning"
+        """Forget a node on the host, which must be a leaf."""
+        assert not node.children, "the end of a prefix leaves the host before its start"
         del self.away[node]
         self.free_host += node.host_pages
         self._cut(node)
@@ -251,9 +251,9 @@ class Prefixes:
                 self.num_device += len(pages)
             elif node in self.away and stored:
                 del self.away[node]
-                self._come(node, pages)
+                self._return_to_device(node, pages)
             else:
-                return  # two sequences stored the same at the same time
+                return  # two sequences stored the same tokens at the same time
             node.holders[sequence] = None
             sequence.nodes.append(node)
 

@@ -23,15 +23,15 @@ from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.credit import Credits, remember
 from diffray.kernels.noise import gumbel
 
-_LIKELY = 16  # tokens that drafts are drawn among
+_LIKELY = 16  # tokens that drafts are drawn from
 
 
 class Draws(NamedTuple):
-    """Rows, and how the distributions that they draw from are made."""
+    """Rows that sample, and the parameters of their distributions."""
 
     rows_Q: Tensor
     temperature_Q: Tensor
-    top_k_Q: Tensor | None  # None where no row asks for it
+    top_k_Q: Tensor | None  # None if no row asks for it
     top_p_Q: Tensor | None
     min_p_Q: Tensor | None = None
 
@@ -41,7 +41,7 @@ class Draws(NamedTuple):
 
 
 class SlotEnd(NamedTuple):
-    """What an end token in a slot of a pinned canvas stands for: an unused position."""
+    """The end token in a slot of a pinned canvas, which marks an unused position."""
 
     end_id: int
     allowed: bool  # whether the slot is being measured
@@ -61,7 +61,7 @@ class Structured(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Rows of slots that are choices, and the tokens whose log-probabilities there are reported."""
+    """Rows of slots that are choices, and the tokens whose log-probabilities they report."""
 
     rows_E: Tensor
     ids_EK: Tensor
@@ -72,8 +72,8 @@ class Rows:
     """Which positions the head's rows are about, and how their tokens are chosen."""
 
     cells_R: Tensor  # flat index into [B, L]
-    draws: Draws | None  # of rows that choose alone
-    measured: Draws | None  # rows whose distributions are measured; cold ones have temperature 1
+    draws: Draws | None  # of rows that choose independently
+    measured: Draws | None  # rows whose distributions are measured; greedy ones at temperature 1
     transforms: tuple[Planned, ...]  # of the logits, in their order
     doubted: LogitBias | None  # tokens without confidence, as -inf to add to their logits
     ranked: tuple[slice, ...]  # rows whose most probable ids are reported ...
@@ -81,8 +81,8 @@ class Rows:
     structured: tuple[Structured, ...] = ()
     options: Options | None = None
     values: Values | None = None
-    redraws: bool = False  # whether drafts are made of rows that draw
-    keeps_best: bool = False  # whether the most probable tokens are wanted, whatever is drawn
+    redraws: bool = False  # whether drafts are made of rows that sample
+    keeps_best: bool = False  # whether the most probable tokens are returned, whatever is drawn
 
     @property
     def plain(self) -> bool:
@@ -92,7 +92,7 @@ class Rows:
         return not (filtered or self.redraws or any(needs))
 
     def draw(self, block: Block) -> Draw | None:
-        """Return how each row draws at this step; None where none does."""
+        """Return how each row draws at this step, or None if no row does."""
         if self.draws is None:
             return None
         row_R = self.cells_R // block.ids_BL.shape[1]
@@ -145,14 +145,14 @@ def propose(
         )
     if rows.draws is not None or rows.structured:
         chosen_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
-    logprob_R, rather_masked_R = chosen_R - lse_R, mask_logit_R > best_R
+    logprob_R, prefers_mask_R = chosen_R - lse_R, mask_logit_R > best_R
     confidence_R = logprob_R.exp()
     if rows.doubted is not None:
         rows.doubted.add_to(logits)
         others_R = torch.logaddexp(logits.logsumexp(), mask_logit_R)
         own_R = logits.gather(ids_R.unsqueeze(1)).squeeze(1)
         confidence_R = (own_R - others_R).exp().nan_to_num(0.0)  # where no others are allowed
-    proposal = _proposal(ids_R, logprob_R, confidence_R, rather_masked_R, rows.cells_R, block, top)
+    proposal = _proposal(ids_R, logprob_R, confidence_R, prefers_mask_R, rows.cells_R, block, top)
     value_BL = None
     if rows.values is not None:
         value_E = rows.values.probability(logits, lse_R, ids_R)
@@ -170,7 +170,7 @@ def propose(
 def _likely(
     logits: Logits, tempered: Logits, rows_Q: Tensor, cells_R: Tensor, lse_R: Tensor, block: Block
 ) -> Likely:
-    """Return the most probable tokens of rows that draw, at their positions."""
+    """Return the most probable tokens of rows that sample, at their positions."""
     scores_QK, ids_QK = tempered.top((slice(None),), _LIKELY)
     ids_RK = ids_QK.new_zeros(len(lse_R), ids_QK.shape[1]).index_copy(0, rows_Q, ids_QK)
     logprobs_QK = (logits.gather(ids_RK) - lse_R.unsqueeze(1))[rows_Q]
@@ -193,7 +193,7 @@ def _key(cells_Q: Tensor, block: Block) -> tuple[Tensor, Tensor, Tensor]:
 def _choose_together(
     logits: Logits, group: Structured, rows: Rows, block: Block, ids_R: Tensor, mask_token_id: int
 ) -> Tensor:
-    """Return the tokens of a group's rows; outside the answer those chosen before."""
+    """Return the tokens of a group's rows; outside the answer, keep those chosen before."""
     automaton, entry = group.automaton, group.entry
     if group.draws is None:
         own, mass_NC = logits.some(group.rows_N), None
@@ -213,7 +213,7 @@ def _choose_together(
     fixed_GL = (ids_GL != mask_token_id) & entry.valid_BL
 
     def spread(values_NC: Tensor) -> Tensor:
-        """Write the rows' values at their places; a decided token alone is possible at its own."""
+        """Write the rows' values at their places; a decided place allows only its token."""
         size = *fixed_GL.shape, values_NC.shape[1]
         found_GLC = values_NC.new_zeros(size).flatten(0, 1).index_copy(0, group.places_N, values_NC)
         classes_C = torch.arange(size[-1], device=values_NC.device)
@@ -233,10 +233,10 @@ def _choose_together(
 
 
 def _noise_of_classes(automaton: Automaton, key: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Return Gumbel noise for whole classes, of ids that no token has.
+    """Return Gumbel noise for whole classes, from ids beyond the vocabulary.
 
-    The best of a class's tokens with noise is as high as the class's mass with noise, and which one
-    it is does not depend on how high: so classes and tokens may be drawn one after the other.
+    The maximum of a class's tokens with noise is distributed like the class's mass with noise, and
+    is independent of which token attains it: so classes can be drawn first, then tokens.
     """
     first, device = len(automaton.class_V), automaton.class_V.device
     ids_C = torch.arange(first, first + automaton.num_classes, device=device)
@@ -244,10 +244,11 @@ def _noise_of_classes(automaton: Automaton, key: tuple[Tensor, Tensor, Tensor]) 
 
 
 def _weigh_ends(logits: Logits, group: Structured) -> None:
-    """Set what the end token is worth in slots, in place.
+    """Set the logits of the end token in slots, in place.
 
-    A value's end is as probable as the token after the slot is in its place. Positions after that
-    are unused and count nothing, wherever it is: so each is worth the difference to the next one.
+    A value's end is as probable as the token after the slot is at that position. Unused positions
+    after it must not count, wherever the end is: so each end token is worth the difference to the
+    next position's.
     """
     if group.end is None:
         return
@@ -264,16 +265,16 @@ def _weigh_ends(logits: Logits, group: Structured) -> None:
 
 
 def propose_plain(found: Confidence, rows: Rows, block: Block) -> Proposal:
-    """Choose by what was found and joined; no logits are left to look at but the mask's."""
+    """Make proposals from the ranks' joined choices, without any other logits than the mask's."""
     logprob_R = found.logits_R - found.logsumexp_R
-    rather_masked_R = found.gathered_RK[:, 0] > found.best_R
+    prefers_mask_R = found.gathered_RK[:, 0] > found.best_R
     return _proposal(
-        found.ids_R, logprob_R, logprob_R.exp(), rather_masked_R, rows.cells_R, block, None
+        found.ids_R, logprob_R, logprob_R.exp(), prefers_mask_R, rows.cells_R, block, None
     )
 
 
 def joined(found: Confidence, mesh: Mesh) -> Confidence:
-    """Join what the ranks found in their parts of the vocabulary."""
+    """Join the ranks' choices from their slices of the vocabulary."""
     if mesh.size == 1:
         return found
     # One collective for all: each costs more than its bytes. Ids are exact in float32 up to 2**24.
@@ -298,12 +299,12 @@ def _proposal(
     ids_R: Tensor,
     logprob_R: Tensor,
     confidence_R: Tensor,
-    rather_masked_R: Tensor,
+    prefers_mask_R: Tensor,
     cells_R: Tensor,
     block: Block,
     top: Top | None,
 ) -> Proposal:
-    confidence_R = confidence_R + torch.where(rather_masked_R, RATHER_MASKED, 0.0)
+    confidence_R = confidence_R + torch.where(prefers_mask_R, RATHER_MASKED, 0.0)
     return Proposal(
         _spread(ids_R, cells_R, block.ids_BL),
         _spread(confidence_R, cells_R, logprob_R.new_full(block.ids_BL.shape, -torch.inf)),
@@ -322,7 +323,7 @@ def _measure(logits: Logits, ids_Q: Tensor, cells_Q: Tensor, block: Block) -> Me
 
 
 def _rank(logits: Logits, rows: Rows, lse_R: Tensor) -> Top:
-    """Return the most probable ids of the rows that ask, from the logits that proposals are from.
+    """Return the most probable ids of rows that report them, from the logits of the proposals.
 
     The mask token is not among them, as it is never proposed.
     """

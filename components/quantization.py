@@ -1,4 +1,4 @@
-"""Which weights are kept in which format: the option `quantization`, read. Without torch."""
+"""The option `quantization`: which weights are kept in which format. Without torch."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from diffray.kernels.formats import FORMATS, Format
 
 # The parts of a model that can be quantized; routers, norms, biases and embeddings never are.
 PARTS: Final = ("experts", "attention", "mlp", "head")
-USUAL: Final = PARTS[:3]  # what one format alone is for: a head's errors show in each confidence
+USUAL: Final = PARTS[:3]  # what a single format covers: a head's errors affect every confidence
 PATTERN: Final = "re:"
 NONE: Final = "none"
 _PRESETS: Final = {"experts_int8": {"experts": "int8"}, "experts_fp8": {"experts": "fp8"}}
@@ -18,11 +18,11 @@ Given = str | Mapping[str, str]
 
 
 class Rule(NamedTuple):
-    """A part or a pattern, and the format of what it is about; None: as it was."""
+    """A part or a pattern, and the format of its matrices; None leaves them unchanged."""
 
     key: str
     form: Format | None
-    asked: bool = True  # for this part, and not for whatever parts there are
+    asked: bool = True  # whether the user named it, so that some matrix must match
 
     def is_about(self, part: str, module: str) -> bool:
         if self.key.startswith(PATTERN):
@@ -31,9 +31,9 @@ class Rule(NamedTuple):
 
 
 class Scheme(NamedTuple):
-    """The formats of a model's weights. The first rule about a matrix decides.
+    """The formats of a model's weights. The first rule that matches a matrix decides.
 
-    Of a checkpoint that is quantized they are those of its modules, by name.
+    For a quantized checkpoint, `stored` has the formats of its modules, by name.
     """
 
     given: str
@@ -69,14 +69,14 @@ def parse_quantization(given: Given) -> Scheme:
     for rule in rules:
         if rule.key == "experts" and rule.form is not None and rule.form != rule.form.for_experts:
             raise ValueError(
-                "quantization: experts keep their activations where weights are whole numbers; "
+                "quantization: experts cannot have quantized activations with integer weights; "
                 f"choose {rule.form.for_experts.name} for experts"
             )
     return Scheme(shown, tuple(sorted(rules, key=lambda rule: not rule.key.startswith(PATTERN))))
 
 
 def _as_mapping(given: Given) -> Mapping[str, str] | None:
-    """Return parts and formats; None for one format."""
+    """Return a mapping from parts to formats, or None for a single format."""
     if not isinstance(given, str):
         return given
     if given in _PRESETS:
@@ -111,7 +111,7 @@ def _format(name: str, shown: str) -> Format | None:
     if name not in FORMATS:
         raise ValueError(
             f"quantization is {shown}: there is no format {name!r}{did_you_mean(name, FORMATS)}; "
-            "expected int8, uint8, int4 or uint4, each perhaps with a group as in int4_g128, "
+            "expected int8, uint8, int4 or uint4, optionally with a group size as in int4_g128, "
             f"fp8, w8a8, w8a8_fp8 or {NONE}, or a mapping from parts to formats"
         )
     return FORMATS[name]

@@ -1,4 +1,4 @@
-"""From a scheme and a model's parts to the format of each matrix, or a refusal in one sentence."""
+"""Find the format of each matrix from a scheme and a model's parts, or refuse the scheme."""
 
 from diffray.components.layers import Parts
 from diffray.components.quantization import PATTERN, Scheme
@@ -7,7 +7,7 @@ from diffray.kernels.formats import Format
 
 
 def module_of(name: str) -> str:
-    """Return the module's name in the checkpoint that a tensor belongs to."""
+    """Return the name of the module that a checkpoint's tensor belongs to."""
     return name.removesuffix(".weight")
 
 
@@ -39,7 +39,7 @@ def chosen_formats(parts: Parts, scheme: Scheme) -> list[tuple[Weight, Format]]:
     chosen = [(weight, form) for weight, form, _ in found.values() if form is not None]
     if not chosen:
         raise ValueError(
-            f"quantization is {scheme.given}, but no matrix of this model is in it; leave it out"
+            f"quantization is {scheme.given}, but it matches no matrix of this model; leave it out"
         )
     return chosen
 
@@ -48,19 +48,19 @@ def _refuse_unused(parts: Parts, scheme: Scheme, used: set[str]) -> None:
     if scheme.stored:
         if others := ", ".join(sorted(scheme.stored.keys() - used)[:5]):
             raise ValueError(
-                f"the checkpoint stores {others} quantized, which this model has not, or "
-                "keeps in its dtype; take a checkpoint in which only linear layers are quantized"
+                f"the checkpoint stores {others} quantized, which this model does not have, or "
+                "keeps in its dtype; use a checkpoint in which only linear layers are quantized"
             )
         return
     for rule in scheme.rules:
         if not rule.asked or rule.key in used:
             continue
         if rule.key.startswith(PATTERN):
-            why = f"{rule.key!r} is about no matrix of this model that can be quantized"
+            why = f"{rule.key!r} matches no matrix of this model that can be quantized"
         elif rule.key == "head":
             why = "this model's head is its embedding, which is never quantized"
         elif any(p.weight is not None and p.weight.part == rule.key for p in parts.values()):
-            continue  # all of it is excepted by patterns
+            continue  # patterns cover all of it
         else:
             why = f"this model has no {rule.key}"
         raise ValueError(f"quantization is {scheme.given}, but {why}; leave it out")

@@ -1,4 +1,4 @@
-"""What goes with a canvas of noise, whose tokens are all final at once or not at all."""
+"""What can be combined with a canvas of noise, whose tokens all become final together."""
 
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def check_parts(iteration: "Iteration", decoder: "Decoder", plain: str, *, encodes: bool) -> None:
-    """Refuse an iteration that a model was not made for, and decoders that know masks alone.
+    """Refuse an iteration that does not fit the model, and decoders that handle only masks.
 
-    Models that denoise masks have a plain one.
+    `plain` is the default iteration of models that denoise masks.
     """
     if iteration.renoises != encodes:
         raise InvalidField(

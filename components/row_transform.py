@@ -1,7 +1,7 @@
-"""The seam of row transforms: what a request asks for, and what a batch does for all that ask.
+"""The interface of row transforms: what a request asks for, and what a batch does for all of them.
 
 A request carries a tuple of them, in the order in which they are applied. Those of one kind are
-planned and applied for a whole batch together.
+planned and applied together for a whole batch.
 Letters: R rows of the head, S slots, N positions of the longest canvas.
 """
 
@@ -30,7 +30,7 @@ class Where(NamedTuple):
     positions_R: Tensor  # that the rows are about
     uncond_R: (
         Tensor | None
-    )  # where a request is guided: the packed tokens of the same window without the prompt
+    )  # for a guided request: the packed tokens of the same window without the prompt
     sequence: "Sequence"
 
     @property
@@ -39,7 +39,7 @@ class Where(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What may be looked at in a step besides the logits; canvases are those before the step."""
+    """What transforms may read besides the logits; canvases are those before the step."""
 
     head: Head
     ids_SN: Tensor
@@ -64,5 +64,5 @@ class RowTransform(Protocol):
     """What one request asks for."""
 
     def plan(self, where: Where) -> Planned | None:
-        """Return what is to be done to the request's rows, on the host; None if nothing is."""
+        """Return the change to the request's rows, on the host, or None if there is none."""
         ...

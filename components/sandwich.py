@@ -1,7 +1,7 @@
 """A layer with norms before and after each half, and a dense and a routed MLP side by side.
 
 Letters: T packed tokens, R of them that are read, H hidden size, N heads of any kind, Q query
-heads, G key heads, D head size, I all heads' values.
+heads, G key heads, D head size, I the values of all heads.
 """
 
 from collections.abc import Collection
@@ -36,7 +36,7 @@ Angles = tuple[Tensor, Tensor]
 
 
 class Heads(NamedTuple):
-    """The attention heads of a layer, of the whole model."""
+    """The attention heads of a layer, on all ranks together."""
 
     queries: int
     keys: int
@@ -44,11 +44,11 @@ class Heads(NamedTuple):
     reach: int | None  # how many keys back a query sees; None: all
     own_values: bool  # whether values have a projection; else they are the keys
     theta: float
-    share: float  # of a head's pairs that are rotated
+    share: float  # the share of a head's pairs that is rotated
 
 
 class WideNorm(nn.Module):
-    """RMSNorm that is scaled in float32 before it is cast; without a weight if so asked."""
+    """RMSNorm that is scaled in float32 before the cast, optionally without a weight."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, *, scaled: bool = True) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Rotations(nn.Module):
 
 
 class NearAttention(nn.Module):
-    """Attention over all keys or the near ones, whose heads are normed, values too; scale 1."""
+    """Attention over all keys or near ones, with norms on query, key and value heads; scale 1."""
 
     def __init__(
         self, layer: int, heads: Heads, hidden: int, eps: float, mesh: Mesh, dtype: torch.dtype
@@ -111,7 +111,7 @@ class NearAttention(nn.Module):
     def forward(
         self, x_TH: Tensor, angles: Angles, batch: Batch, kv: KVPool, read_R: Tensor | None
     ) -> Tensor:
-        """Return the output at these tokens, or at all; stores the windows' K/V in place."""
+        """Return the output at `read_R`, or at all tokens; store the K/V in place."""
         heads_TND = self.qkv(x_TH).unflatten(-1, (-1, self.heads.size))
         q_TQD, rest_TND = heads_TND.split(
             [self.num_queries, heads_TND.shape[1] - self.num_queries], dim=1
@@ -138,7 +138,7 @@ class NearAttention(nn.Module):
 
 
 class ScaledRouter(nn.Module):
-    """Chooses by softmax of the normed and scaled input; weights add up to 1 before their scale."""
+    """Chooses by softmax of the normed and scaled input; weights sum to 1 before scaling."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class ScaledRouter(nn.Module):
 
 
 class SandwichMLP(nn.Module):
-    """A dense and a routed MLP on the same input, each between norms of its own, then added."""
+    """A dense and a routed MLP on the same input, each between its own norms, then added."""
 
     def __init__(
         self, mlp: GatedMLP, router: ScaledRouter, experts: Experts, eps: float, dtype: torch.dtype
@@ -206,7 +206,7 @@ class SandwichMLP(nn.Module):
 class SandwichLayer(nn.Module):
     """Attention and MLPs between norms; its output has a scale for masks and one for other tokens.
 
-    A canvas is denoised with the one, and what is final encoded with the other.
+    The first denoises a canvas, the second encodes final tokens.
     """
 
     def __init__(self, attention: NearAttention, mlp: SandwichMLP, dtype: torch.dtype) -> None:
@@ -233,9 +233,9 @@ class SandwichLayer(nn.Module):
         following: WideNorm,
         read_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states of the tokens in `read_R`, or of all, and their next norm.
+        """Return the residual of the tokens in `read_R`, or of all, and its norm.
 
-        Stores the K/V of all in place.
+        Stores the K/V of all tokens in place.
         """
         masked_T1 = batch.masked_T1
         assert masked_T1 is not None, "a layer of two scales needs to know which tokens are masks"

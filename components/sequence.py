@@ -5,10 +5,10 @@
     |--- K/V from final tokens ---|                clean_end <= start (block-causal models)
 
 Blocks are cut from `anchor`: the end of the prompt for bidirectional models, 0 for block-causal
-ones, whose first block may begin inside the prompt. If what is final is encoded (a causal pass of
-its own stores its K/V), blocks begin after the prompt too. The last block of a bidirectional model
-is cut short at prompt + max_tokens, where a given suffix follows; a block-causal canvas has none,
-and is rounded up to whole blocks. A pinned canvas (`Pins`) has masks in its slots only, and
+ones, whose first block may start inside the prompt. If final tokens are encoded (a separate causal
+pass stores their K/V), blocks start after the prompt too. The last block of a bidirectional model
+is cut short at prompt + max_tokens, where a suffix may follow; a block-causal canvas has no suffix,
+and is rounded up to whole blocks. A pinned canvas (`Pins`) has masks only in its slots, and
 shrinks.
 """
 
@@ -41,7 +41,7 @@ _SHORT = 32  # a shorter block may take as many post-steps as one of this length
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The state of one request that is not on the device."""
+    """The state of one request, except what is on the device."""
 
     uid: int
     prompt: tuple[int, ...]
@@ -50,13 +50,13 @@ class Sequence:
     block_causal: bool
     end_ids: frozenset[int]  # end tokens; empty if ignored
     logit_shift: int = 0
-    encodes: bool = False  # a causal pass of its own stores the K/V of what is final
+    encodes: bool = False  # a separate causal pass stores the K/V of final tokens
     suffix: tuple[int, ...] = ()
     watch: bool = False  # whether updates contain the canvas
     cache_salt: str = ""  # K/V are shared only within the same salt
     lora: LoRA | None = None  # the adapter that it runs with
-    automaton: Automaton | None = None  # that the answer follows
-    pins: Pins | None = None  # what is given of the answer
+    automaton: Automaton | None = None  # that accepts the answer
+    pins: Pins | None = None  # the given parts of the answer
     images: Images = NO_IMAGES  # in the prompt
 
     # Its canvas, all of it ...
@@ -68,7 +68,7 @@ class Sequence:
     length: int = field(init=False)
     first_block: int = field(init=False)
     num_blocks: int = field(init=False)  # blocks of the generation
-    causal_block: int = field(init=False)  # by which what is final attends; 0: both ways
+    causal_block: int = field(init=False)  # block length of final tokens' attention; 0: both ways
     guided: bool = field(init=False)
     transforms: tuple[RowTransform, ...] = field(init=False)  # of its rows' logits, in order
     # ... and the current block.
@@ -102,10 +102,10 @@ class Sequence:
     pages_P: Tensor | None = None  # the same as a tensor
     nodes: "list[Node]" = field(default_factory=list)  # its first pages, which others may share
     uncond: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
-    best: Copy | None = None  # of one that shows noise: the most probable tokens so far
+    best: Copy | None = None  # of a canvas of noise: the most probable tokens so far
     drafts: list[Copy] = field(default_factory=list)  # one, two ... steps ahead, or branches
     chance: Chance = field(default_factory=Chance)  # that a draft is right
-    memory: Memory | None = None  # of the current block, where its decoder gives credit
+    memory: Memory | None = None  # of the current block, if its decoder gives credit
     masked_L: Tensor | None = None  # masks left in the current block; None: not started
     top: tuple[Tensor, Tensor] | None = None  # ids and log-probabilities of its `final`
 
@@ -132,9 +132,9 @@ class Sequence:
         return torch.arange(self.start, self.stop) >= self.prompt_len
 
     def given(self, start: int, stop: int) -> list[int | None]:
-        """Return the tokens of [start, stop) of the canvas; None where the current run has masks.
+        """Return the tokens of [start, stop) on the canvas, with None where masks were at first.
 
-        That is all but what became final in the current block.
+        So tokens that became final in the current block are None too.
         """
         canvas: list[int | None] = [*self.prompt, *self.final]
         if self.pins is not None:
@@ -181,14 +181,14 @@ class Sequence:
         return self.stop - self.start + self.most_post_steps + len(self.stretches)
 
     def temperature(self, step: int) -> float:
-        """Return the temperature of the distributions at a step of the block; greedy, that is 1."""
+        """Return the temperature of the distributions at a step of the block; greedy is like 1."""
         asked = self.params.temperature if self.params.draws else 1.0
         return self.policy.iteration.temperature(step, asked)
 
     def causal_at(self, start: int) -> int:
-        """Return the block length by which a window from here on attends; 0: both ways.
+        """Return the block length of attention for a window from here on; 0: both ways.
 
-        -1 is the same within an image, whose positions count how far they see each for itself.
+        -1 also means both ways, within an image: there each position counts its reach from itself.
         """
         if self.images.at(start) is not None:
             return -1
@@ -196,19 +196,19 @@ class Sequence:
 
     @property
     def soft_span(self) -> tuple[int, int]:
-        """The positions that soft inputs are kept for: all, or the block where they begin anew."""
+        """The positions that have soft inputs: all, or only the block if each block resets them."""
         return (self.start, self.stop) if self.policy.iteration.renoises else (0, self.length)
 
     @property
     def steps_ahead(self) -> int:
         """A cautious estimate of the steps that the current block still needs, at least 1.
 
-        Half of what its masks would take at the pace so far, of this block or of all, whichever is
-        faster: blocks speed up towards their end. The first step of a block gives no estimate.
+        Half of what its masks would take at the pace so far, of this block or overall, whichever is
+        faster: blocks speed up towards their end. Before a block's first step it is 1.
         """
         if self.step == 0 or self.measures or (self.pins is not None and self.params.logprobs):
             return 1
-        # What a step takes is known after it, or decides the next one's window.
+        # A step's result is known only after it, or decides the next step's window.
         if self.policy.speculation is not None or self.policy.cache.follows_masks:
             return 1
         if self.policy.iteration.renoises:  # each step has its own temperature
@@ -236,7 +236,7 @@ class Sequence:
 
         That is the start of the current block, because decoder memories and approximate caches
         start over with each block. Soft embeddings cross blocks, and a pinned canvas has shrunk, so
-        such a generation starts over and finds the same tokens again.
+        such a generation starts over and produces the same tokens.
         """
         if self.restarts:
             self.index = self.steps_before = self.state = 0
@@ -254,9 +254,9 @@ class Sequence:
         return (iteration.soft and not iteration.renoises) or self.pins is not None
 
     def measured(self, ids: list[int], masked: list[bool], block: Decided) -> bool:
-        """Take the positions of the block's slots that were found unused out of the canvas.
+        """Remove the positions of the block's slots that turned out unused; return if any did.
 
-        They have end tokens. What else was decided stays; return whether there were any.
+        They have end tokens. Other decided tokens stay.
         """
         assert self.pins is not None
         first, stretches = self.start - self.prompt_len, self.stretches
@@ -276,7 +276,7 @@ class Sequence:
         return True
 
     def resume(self, ids: Items[int], reported: tuple[int, int], forwards: int) -> None:
-        """Continue from these reported tokens, as after a rewind on the other engine."""
+        """Continue from these reported tokens, as if after a rewind on the other engine."""
         self.reported = reported
         index, self.steps_before = reported
         self._enter_block(index)
@@ -311,7 +311,7 @@ class Sequence:
         if self.pins is not None:
             self.pins.enter_block()
         self.start = self.anchor + (self.first_block + index) * block
-        # Where its first position is decided before, a block reads nothing from before itself.
+        # If its first position is decided in advance, a block reads nothing before its start.
         decided = self.first_alone and not self.policy.decoder.edits
         shift = 0 if decided else self.logit_shift
         self.read_start = max(self.start - shift, 0)
@@ -328,12 +328,12 @@ class Sequence:
         self.kv_stop = self.stop if self.block_causal else self.length
 
     def _skip_literals(self) -> None:
-        """Pass over a block without masks, unless it is the last."""
+        """Skip a block without masks, unless it is the last."""
         if self.pins is None or self.index + 1 >= self.num_blocks or bool(self.masked.any()):
             return
         given = self.given(self.prompt_len + len(self.final), self.stop)
         self.final += [token for token in given if token is not None]
-        if self.step:  # the block's first step stored what was before it
+        if self.step:  # the block's first step stored the K/V before it
             self.clean_end = self.start
         self.steps_before += self.step
         self._enter_block(self.index + 1)

@@ -1,4 +1,4 @@
-"""How probable the values of a pinned canvas's slots are, each as a whole.
+"""The probability of each slot's whole value on a pinned canvas.
 
 Letters: R rows of the head, E those of slots, S slots, L positions of the longest.
 """
@@ -13,7 +13,7 @@ from diffray.components.logits import Logits
 
 
 class Values(NamedTuple):
-    """Rows of slots of pinned canvases, of which each has one value."""
+    """Rows of slots on pinned canvases; each slot has one value."""
 
     rows_E: Tensor
     places_E: Tensor  # flat index into [slots, positions of the longest]
@@ -24,7 +24,7 @@ class Values(NamedTuple):
     def probability(self, logits: Logits, logsumexp_R: Tensor, ids_R: Tensor) -> Tensor:
         """Return, for each row of a slot, the probability of the slot's whole value.
 
-        A value that ends before its slot is followed by what comes after the slot.
+        If a value ends before its slot, the token after the slot counts at the value's end.
         """
         following_R = torch.zeros_like(ids_R).index_copy(0, self.rows_E, self.following_E)
         both_R2 = logits.gather(torch.stack([ids_R, following_R], dim=1))

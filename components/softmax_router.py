@@ -15,7 +15,7 @@ from diffray.kernels.router import Routing
 class SoftmaxRouter(nn.Module):
     """Chooses by probability over all experts, in float32.
 
-    Renormalised, the weights of a token's experts add up to 1; otherwise they are probabilities.
+    If renormalised, a token's expert weights add up to 1; otherwise they are probabilities.
     """
 
     def __init__(

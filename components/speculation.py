@@ -1,8 +1,8 @@
-"""Speculation: several denoising steps in one forward, with the tokens of as many forwards.
+"""Speculation: several denoising steps in one forward, with the tokens of separate forwards.
 
-A draft is the canvas that some more steps would give if the model's predictions stayed as they are.
+A draft is the canvas that some more steps would give if the model's predictions stayed the same.
 The next forward runs the real canvas and the drafts, and a draft is right if the step before it
-gives the very same canvas: so FreeDave does (arXiv 2510.00294).
+gives exactly the same canvas, as in FreeDave (arXiv 2510.00294).
 """
 
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from pydantic import Field
 from diffray.components.config import PolicyPart
 
 _GUESS: Final = 0.7  # how likely a draft is to be right before any was checked ...
-_WEIGHT: Final = 2.0  # ... which counts as much as so many checked ones
-_MOST_WEIGHT: Final = 8.0  # of what other requests have shown
-_ENOUGH: Final = 16.0  # checked ones by which drafts can be judged
+_WEIGHT: Final = 2.0  # ... which counts as this many checked drafts
+_MOST_WEIGHT: Final = 8.0  # of the other requests' results
+_ENOUGH: Final = 16.0  # checked drafts from which others can be judged
 SUREST: Final = 0.95
-_KEPT: Final = 0.5  # of what a block has shown, for the next block of the request ...
-_KEPT_OF_ALL: Final = 0.99  # ... and for all others
+_KEPT: Final = 0.5  # of a block's results, for the next block of the request ...
+_KEPT_OF_ALL: Final = 0.99  # ... and for all other requests
 
 
 class Verify(PolicyPart):
@@ -32,9 +32,9 @@ class Verify(PolicyPart):
 
 @dataclass(slots=True)
 class Record:
-    """How many drafts were checked and how many of them were right; what is long ago counts less.
+    """How many drafts were checked and how many of them were right; older ones count less.
 
-    So what did not pay is tried again some day.
+    So drafts that did not pay off are tried again eventually.
     """
 
     right: float = 0.0
@@ -47,21 +47,21 @@ class Record:
         self.right, self.checked = self.right * kept, self.checked * kept
 
     def over(self, guess: float, weight: float) -> float:
-        """Return the share of right ones, with a guess that counts as so many checked ones."""
+        """Return the share of right drafts, with a guess that counts as `weight` checked ones."""
         return (self.right + guess * weight) / (self.checked + weight)
 
 
 @dataclass(slots=True)
 class Chance:
-    """How likely a draft of a request is to bring a step if the one before does.
+    """How likely a draft of a request is to gain a step if the one before does.
 
-    Of a request that has shown little, it is what those with the same decoder have shown.
+    A request with few results of its own relies on those of others with the same decoder.
     """
 
     run: int = 0  # drafts in the current forward
     lent: bool = False  # whether there are a copy and masks for a first draft ...
-    made: bool = False  # ... and the forward before has made it
-    watched: bool = False  # whether the block's first drafts are made even where none are run
+    made: bool = False  # ... and the previous forward made it
+    watched: bool = False  # whether the block's first drafts are made even if none are run
     own: Record = field(default_factory=Record)
     others: Record = field(default_factory=Record)  # of all requests with this decoder
 
@@ -72,13 +72,13 @@ class Chance:
         return min(self.own.over(guess, weight), SUREST)
 
     def begin(self, others: Record) -> None:
-        """Begin a block: watch all of it if little is known, as its steps are not alike."""
+        """Start a block; watch all of it if little is known, because its steps differ."""
         self.others, self.watched = others, others.checked < _ENOUGH
 
     def note(self, right: int, *, foreseen: bool = False, done: bool) -> None:
-        """Take in how many drafts of a forward were right, or if the first would have been.
+        """Record how many drafts of a forward were right, or if the first would have been.
 
-        What is made or run beside the forward that ends a block brings no step.
+        Drafts that are made or run in the forward that ends a block gain no step.
         """
         checked = right + (right < self.run)
         if not self.run:

@@ -1,4 +1,4 @@
-"""What somebody may have meant by a name that does not exist; without pydantic."""
+"""Suggestions for names that do not exist; without pydantic."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -25,7 +25,7 @@ def accept_share(
 ) -> Tensor:
     """Return the masks strictly above the threshold, or the step's share of the block if more.
 
-    That is an equal part of the block for each of so many steps; one position without a number.
+    The share is an equal part of the block for each of `steps`, or one position if that is None.
     """
     wanted_B1 = block.floor_B.clamp(min=threshold).unsqueeze(1)
     share_B = torch.ones_like(block.length_B) if steps is None else block.share(steps)

@@ -1,7 +1,7 @@
-"""The group that a trainer's process and the ranks of engines form, for it to send them weights.
+"""The process group in which a trainer sends weights to the ranks of engines.
 
-It is made as SGLang's and OpenRLHF's trainers make theirs: a store at the trainer, and in it keys
-under the group's name. The trainer is rank 0 and broadcasts.
+It is set up like those of SGLang's and OpenRLHF's trainers: a store at the trainer, with keys under
+the group's name. The trainer is rank 0 and broadcasts.
 """
 
 import os
@@ -22,7 +22,7 @@ _TRAINER: Final = 0
 
 
 class TrainerGroup:
-    """One rank's end of the group. Whatever fails in it raises RuntimeError, and breaks it."""
+    """One rank's end of the group. Any failure raises RuntimeError and breaks the group."""
 
     def __init__(self, group: Any, device: torch.device, timeout: timedelta) -> None:
         self._group, self._device, self._timeout = group, device, timeout
@@ -40,13 +40,13 @@ class TrainerGroup:
         device: torch.device,
         timeout_s: float,
     ) -> Self:
-        """Wait for all of its ranks; later for each tensor as long as that."""
+        """Join the group; the timeout is for all ranks to join, and later for each tensor."""
         timeout = timedelta(seconds=timeout_s)
         host = f"[{address}]" if ":" in address else address
         store, *_ = next(rendezvous(f"tcp://{host}:{port}", rank, size, timeout=timeout))
         store.set_timeout(timeout)
         place = "cuda" if backend == "nccl" else "cpu"
-        # As torch.distributed's own groups name their keys.
+        # Named like the keys of torch.distributed's own groups.
         own = PrefixStore(f"{place}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
         if backend == "gloo":
             group: Any = dist.ProcessGroupGloo(own, rank, size, timeout)
@@ -67,13 +67,13 @@ class TrainerGroup:
         return tensor
 
     def leave(self) -> None:
-        """End it, also when other ranks are gone."""
+        """End the group, even if other ranks are gone."""
         self._group.abort()
 
 
 @contextmanager
 def _blocking_wait() -> Iterator[None]:
-    """Let a NCCL group that is made meanwhile raise on a timeout, which else ends the process."""
+    """Make an NCCL group created in this context raise on a timeout, not end the process."""
     name = "TORCH_NCCL_BLOCKING_WAIT"
     before = os.environ.get(name)
     os.environ[name] = "1"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Guided(Planned):
-    """Rows whose logits are led away from those without the prompt, as LLaDA's sampler does."""
+    """Rows whose logits are moved away from those without the prompt, as in LLaDA's sampler."""
 
     rows_U: Tensor
     uncond_U: Tensor
@@ -38,7 +38,7 @@ class Guided(Planned):
 
 @dataclass(frozen=True, slots=True)
 class LogitBias(Planned):
-    """What is added to single logits; -inf forbids a token."""
+    """Values that are added to single logits; -inf forbids a token."""
 
     rows_E: Tensor
     ids_E: Tensor
@@ -110,9 +110,9 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class NoRepeat:
-    """Write no `size` tokens in a row again, in blocks of one position: all before it is final.
+    """Do not repeat `size` tokens in a row, in blocks of one position: all before it is final.
 
-    Where nothing else is allowed they are written nevertheless.
+    If nothing else is allowed, they are repeated anyway.
     """
 
     size: int

@@ -1,7 +1,7 @@
-"""A stack that runs twice: over masks as a denoiser, and over what is final as an encoder.
+"""A stack that runs twice: over masks as a denoiser, and over final tokens as an encoder.
 
-Both passes have the same weights but for a scale of each layer. The denoiser's inputs carry what
-it expected a step before (self-conditioning), the encoder's do not; its logits are soft-capped.
+Both passes have the same weights except for a scale of each layer. The denoiser's inputs carry what
+it expected in the previous step (self-conditioning), the encoder's do not. Logits are soft-capped.
 
 Letters: T packed tokens, R rows of the head, H hidden size, V this rank's vocabulary, K ids.
 """
@@ -26,7 +26,7 @@ from diffray.kernels.norm import rms_norm_wide
 
 
 class SelfConditioning(nn.Module):
-    """Adds an MLP of the expected embedding to a mask's own, and norms the sum."""
+    """Adds an MLP of the expected embedding to a mask's embedding, and norms the sum."""
 
     def __init__(self, mlp: GatedMLP, hidden: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class SelfConditioning(nn.Module):
 
 
 class TwoPass(Denoiser):
-    """A model whose masks and final tokens run differently, perhaps in the same forward."""
+    """A model that runs masks and final tokens differently, possibly in the same forward."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TwoPass(Denoiser):
         layers: list[SandwichLayer],
         own: OwnStack,
         names: Names,
-        encoder: str,  # the checkpoint's prefix of what only the encoder has
+        encoder: str,  # the checkpoint's prefix of tensors that only the encoder has
         vision: Vision,
         sight: Sight,
         conditioning: tuple[str, SelfConditioning],
@@ -135,5 +135,5 @@ class TwoPass(Denoiser):
         return super().parts(names) | scales | own
 
     def _scale(self, x_TH: Tensor) -> Tensor:
-        # Rounded as the embedding is: so the original keeps it.
+        # Rounded to the embedding's dtype, as in the original.
         return x_TH * torch.tensor(self.dims.hidden**0.5, dtype=x_TH.dtype).item()

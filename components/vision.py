@@ -1,7 +1,7 @@
-"""Gemma 4's image encoder: from an image's patches to embeddings that stand in a prompt.
+"""Gemma 4's image encoder: from an image's patches to embeddings in a prompt.
 
-Every rank has all of it. Letters: P patches, S soft tokens, C numbers of a patch, D the tower's
-hidden size, N heads, H hidden size of the text's model.
+Every rank has all of it. Letters: P patches, S soft tokens, C numbers per patch, D the tower's
+hidden size, N heads, H hidden size of the text model.
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ _TOWER, _PROJECTION = "vision_tower", "embed_vision.embedding_projection.weight"
 
 
 class Eye(NamedTuple):
-    """The numbers of a tower."""
+    """The dimensions and constants of a tower."""
 
     hidden: int
     width: int
@@ -40,14 +40,14 @@ class Eye(NamedTuple):
     head_dim: int
     eps: float
     theta: float
-    patch: int  # pixels of a side
-    pool: int  # patches of a side that become one soft token
-    places: int  # of a patch, in each direction
+    patch: int  # pixels per side
+    pool: int  # patches per side that become one soft token
+    places: int  # possible positions of a patch in each direction
     standard: bool
 
     @staticmethod
     def read(fields: Fields) -> "Eye":
-        """Read the image's part of config.json; refuse what would need other arithmetic."""
+        """Read the vision part of config.json; refuse settings that need other arithmetic."""
         fields.only("hidden_activation", "gelu_pytorch_tanh")
         fields.only("attention_bias", False)
         fields.only("use_clipped_linears", False)
@@ -121,7 +121,7 @@ class EyeLayer(nn.Module):
 
 
 class Vision(nn.Module):
-    """The tower, and the projection to the text's hidden size."""
+    """The tower, and the projection to the text model's hidden size."""
 
     def __init__(self, eye: Eye, hidden: int, dtype: torch.dtype) -> None:
         super().__init__()

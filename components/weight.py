@@ -78,9 +78,9 @@ class Weight(nn.Module):
         return y_PO
 
     def quantize(self, form: Format, multiply: Multiply) -> None:
-        """Keep the matrix in this format; without storage, only make the room for it.
+        """Keep the matrix in this format; without storage, only set up its tensors.
 
-        `multiply` is for formats in bytes; the others have but one implementation.
+        `multiply` is for formats in bytes; the others have only one implementation.
         """
         dense = self.plain
         if form.in_bytes:
@@ -99,7 +99,7 @@ class Weight(nn.Module):
             self.zero_EOG = nn.Parameter(kept.zero_EOG, requires_grad=False)
 
     def pack(self) -> None:
-        """Lay a loaded matrix out as only its product reads it, and reads it fastest."""
+        """Lay a loaded matrix out as its product reads it fastest; nothing else can read it."""
         if self.format is None:
             self.dense = nn.Parameter(pack(self.plain), requires_grad=False)
         elif self.format.kind == "w8a8" and self.dtype != torch.float64:  # sums become float32

@@ -15,7 +15,7 @@ class Dual(CachePolicy):
     refresh: int | None = Field(
         None,
         ge=1,
-        description="Run everything again after so many steps of a block; default: never.",
+        description="Run everything at every n-th step of a block; default: only at the first.",
     )
 
     def window(self, sequence: Sequence, step: int) -> tuple[int, int]:

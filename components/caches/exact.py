@@ -24,7 +24,7 @@ class Exact(CachePolicy):
 
 
 def block_window(sequence: Sequence, step: int) -> tuple[int, int]:
-    """Return the block; at its first step, what is not yet stored as final goes before it."""
+    """Return the block; its first step also runs earlier positions not yet stored as final."""
     if step > 0:
         return sequence.read_start, sequence.stop
     if sequence.first_alone:  # the position before the block decides the first one

@@ -10,8 +10,8 @@ from diffray.components.sequence import Sequence
 class SubBlock(CachePolicy):
     """Once a sub-block's first position is decided, steps run only the sub-block.
 
-    The rest of the block is read as of the last step that ran all of it. Finished blocks are
-    exact, as with `exact`.
+    The K/V of the rest are read as stored by the last step that ran the whole block. Finished
+    blocks are exact, as with `exact`.
     """
 
     bidirectional: ClassVar[bool] = False

@@ -24,7 +24,7 @@ class Vicinity(CachePolicy):
     refresh: int | None = Field(
         None,
         ge=1,
-        description="Run everything again after so many steps of a block; default: never.",
+        description="Run everything at every n-th step of a block; default: only at the first.",
     )
 
     @property

@@ -21,14 +21,14 @@ from diffray.components.checkpoints.weights import FLOATS, CheckpointError, Stor
 from diffray.components.checkpoints.writer import Written, as_bytes, header
 from diffray.components.models.fields import Config
 
-_KEPT: Final = 2  # of the newest folders: another replica may still load the one before
+_KEPT: Final = 2  # newest folders: another replica may still load the one before the last
 _OWN: Final = re.compile(r"received-(\d+)")
-_ROUNDED: Final = ("quantization_config", "compression_config")  # what arrives is not
+_ROUNDED: Final = ("quantization_config", "compression_config")  # dropped: tensors arrive plain
 _DTYPES: Final = {str(dtype).removeprefix("torch."): name for name, dtype in FLOATS.items()}
 
 
 class Announced:
-    """Tensors that are to come, as if they were a file's."""
+    """Announced tensors, described like those of a file."""
 
     def __init__(self, tensors: dict[str, Stored]) -> None:
         self.tensors = tensors
@@ -50,15 +50,15 @@ class Announced:
 
 
 class ArrivingCheckpoint:
-    """New weights on their way to `root`, of the model whose parts `plan` knows."""
+    """New weights that arrive in `root`, of the model whose parts `plan` knows."""
 
     def __init__(self, root: Path, plan: HasParts, config: Config) -> None:
         self._root, self._plan, self._config = root, plan, config
-        self._home: dict[str, str] = {}  # by tensor: its file
+        self._home: dict[str, str] = {}  # tensor -> its file
         self._work: Path | None = None
 
     def check(self, coming: Announced) -> None:
-        """Refuse tensors that are not the model's, or that have arrived."""
+        """Refuse tensors that are not the model's, or that have already arrived."""
         names = {*self._home, *coming.tensors}
         parts = self._plan.parts(names)
         named = {name: part for name, part in parts.items() if name in coming.tensors}
@@ -73,7 +73,7 @@ class ArrivingCheckpoint:
             )
 
     def arrive(self, coming: Announced, tensors: Iterator[Tensor], *, write: bool) -> None:
-        """Take the tensors, in their order; write them to a file, if asked."""
+        """Receive the tensors, in order; write them to a file if `write` is set."""
         file = f"model-{len(set(self._home.values())) + 1:05}.safetensors"
         if not write:
             for _ in tensors:
@@ -101,7 +101,7 @@ class ArrivingCheckpoint:
         return self._root / f"received-{number}"
 
     def finish(self, number: int, used: Collection[str]) -> None:
-        """Show the folder, and remove older ones that are not `used`."""
+        """Publish the folder, and remove older ones that are not `used`."""
         assert self._work is not None, "another rank writes"
         index = {"metadata": {}, "weight_map": self._home}
         (self._work / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -122,7 +122,7 @@ class ArrivingCheckpoint:
                 shutil.rmtree(self.place(old), ignore_errors=True)
 
     def next(self) -> "ArrivingCheckpoint":
-        """Return the one after this, of which nothing has arrived."""
+        """Return the next checkpoint, of which nothing has arrived."""
         return ArrivingCheckpoint(self._root, self._plan, self._config)
 
     def forget(self) -> None:

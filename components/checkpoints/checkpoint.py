@@ -88,7 +88,7 @@ def load_model(
 
 
 def open_checkpoint(path: Path, config: Config) -> tuple[list[WeightFile], Scheme | None]:
-    """Open a folder's weights; of a quantized checkpoint also return the formats it stores."""
+    """Open a folder's weights; for a quantized checkpoint, also return the formats it stores."""
     files = open_weights(path)
     read = read_layout(config, path)
     if read is None:
@@ -98,7 +98,7 @@ def open_checkpoint(path: Path, config: Config) -> tuple[list[WeightFile], Schem
 
 
 def one_of(requested: Scheme | None, stored: Scheme | None, path: Path) -> Scheme | None:
-    """Return what is asked for, or what the checkpoint is; not both."""
+    """Return the requested scheme or the checkpoint's own; refuse both together."""
     if requested is not None and stored is not None:
         raise ValueError(
             f"quantization is {requested.given}, but {path} is quantized already; leave it out"
@@ -122,7 +122,7 @@ def account(parts: Parts, files: Items[HasTensors], path: Path) -> None:
 
 
 def differences(parts: Parts, files: Items[HasTensors]) -> str:
-    """Return what is wrong with the files' names, shapes and dtypes; empty: nothing."""
+    """Return what is wrong with the files' names, shapes and dtypes; empty if nothing is."""
     stored: dict[str, Stored] = {}
     twice = []
     for file in files:
@@ -177,7 +177,7 @@ def copy_bands(part: Part, name: str, file: WeightFile) -> None:
 
 
 def _copy(piece: Piece, name: str, file: WeightFile, dims: int) -> None:
-    """Copy what the piece takes of a tensor into its place; quantize it if the place is."""
+    """Copy a piece's slice of a tensor into its target; quantize it if the target is quantized."""
     target, index = piece
     if isinstance(target, Tensor):
         read = file.read(name, index)
@@ -185,7 +185,7 @@ def _copy(piece: Piece, name: str, file: WeightFile, dims: int) -> None:
         target.copy_(read)
         _check(target, name, file)
         return
-    # Scales belong to whole rows, so that each rank of several has those of one rank alone.
+    # Scales are computed from whole rows, so they do not depend on the number of ranks.
     read = file.read(name, index[: dims - 1])
     if isinstance(read, Tensor):
         _check(read, name, file)
@@ -197,7 +197,7 @@ def _copy(piece: Piece, name: str, file: WeightFile, dims: int) -> None:
 
 
 def look_through(parts: Parts, files: Items[WeightFile], dtype: torch.dtype) -> None:
-    """Read this rank's share of the tensors, as `fill` will; refuse what is NaN or infinite."""
+    """Read this rank's share of the tensors, as `fill` will; refuse NaN and infinite values."""
     names = names_in(files)
     for file in files:
         for name in file.tensors:
@@ -221,7 +221,7 @@ def _check(read: Tensor, name: str, file: WeightFile) -> None:
 def _bands(part: Part) -> Iterator[Piece]:
     """Yield bands of rows, so that only a small part of a file is mapped at a time."""
     for target, index in part.pieces:
-        # While a band is quantized, it takes several times its size.
+        # Quantizing a band takes several times its size.
         limit = _BAND if isinstance(target, Tensor) else _QUANTIZED_BAND
         if target.nbytes <= limit:
             yield Piece(target, index)
@@ -269,7 +269,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
 
 
 def pinned(path_or_hub_id: str | Path) -> str:
-    """Return where what is found now will be found again: a folder, or a Hub id with its commit."""
+    """Return a source that keeps leading to the same checkpoint: a folder, or a Hub id @ commit."""
     folder = resolve(path_or_hub_id)
     if folder.parent.name != "snapshots" or Path(path_or_hub_id).expanduser().is_dir():
         return str(folder.resolve())

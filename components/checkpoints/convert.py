@@ -52,7 +52,7 @@ class Output(NamedTuple):
     sources: list[Source]
 
     def written(self, home: dict[str, WeightFile]) -> Written:
-        """Return how it is written, from the files in which its sources are."""
+        """Return the tensor to write, read from the files that have its sources."""
         return Written(self.name, self.stored, lambda: self._pieces(home))
 
     def _pieces(self, home: dict[str, WeightFile]) -> Iterator[Tensor]:
@@ -109,7 +109,7 @@ def _fused_config(config: Config) -> Config:
 def plan(stored: dict[str, Stored], names: set[str]) -> list[Output]:
     """Return what to write: experts' matrices joined, everything else as it is."""
     outputs: list[Output] = []
-    # (layer's mlp, expert, projection) -> where it is
+    # layer's mlp -> (expert, projection) -> where it is
     experts: dict[str, dict[tuple[int, str], Source]] = {}
     for name in sorted(names):
         if match := _SINGLE.match(name):

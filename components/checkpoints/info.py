@@ -48,7 +48,7 @@ class Info:
     vocab: int
     max_positions: int
     block_causal: bool
-    diffusion: dict[str, object]  # how requests are denoised that say nothing about it
+    diffusion: dict[str, object]  # how requests are denoised by default
     policies: dict[str, Any]  # the recommended one and its source, the exact, the approximate
     parameters: int
     parameters_active: int  # used per token
@@ -68,8 +68,8 @@ def describe(path_or_hub_id: str | Path, quantization: Given | None = None) -> I
     build = choose_build(config)
     model = build(config, Mesh(), torch.float32)
     files, stored = open_checkpoint(path, config)
-    wished = None if quantization is None else parse_quantization(quantization)
-    scheme = one_of(wished, stored, path)
+    requested = None if quantization is None else parse_quantization(quantization)
+    scheme = one_of(requested, stored, path)
     names = names_in(files)
     parts = model.parts(names)
     account(parts, files, path)

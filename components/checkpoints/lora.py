@@ -23,11 +23,11 @@ from diffray.components.weight import Weight
 MAX_RANK: Final = 64
 _PREFIX: Final = "base_model.model."
 _SIDES: Final = (".lora_A.weight", ".lora_B.weight")
-_PARTS: Final = ("attention", "mlp", "experts")  # of a model, that can be adapted
+_PARTS: Final = ("attention", "mlp", "experts")  # of a model that can be adapted
 
 
 class Target(NamedTuple):
-    """A module that an adapter changes, and the part of the model that it is."""
+    """A module that an adapter changes, and its part of the model."""
 
     module: str  # as in the model's checkpoint
     part: Part
@@ -35,12 +35,12 @@ class Target(NamedTuple):
 
 
 def _is_adaptable(part: Part) -> bool:
-    """Whether it is the matrix of a linear layer; experts in one tensor are none."""
+    """Return whether a part is the matrix of a linear layer; fused experts are not."""
     return part.weight is not None and part.weight.part in _PARTS and len(part.shape) == 2
 
 
 class Adapter:
-    """An adapter's folder, every tensor of which was found right for a model of these parts."""
+    """An adapter's folder, in which every tensor was checked against a model's parts."""
 
     def __init__(self, path: str | Path, parts: Parts, max_rank: int = MAX_RANK) -> None:
         self.path = Path(path)
@@ -82,13 +82,13 @@ class Adapter:
         if part is None:
             modules = [name.removesuffix(".weight") for name in parts if name.endswith(".weight")]
             raise CheckpointError(
-                f"{self.path} adapts {module}, which this model has not"
-                f"{did_you_mean(module, modules)}; it was trained on another one"
+                f"{self.path} adapts {module}, which this model does not have"
+                f"{did_you_mean(module, modules)}; it was trained on another model"
             )
         if not _is_adaptable(part):
             raise CheckpointError(
                 f"{self.path} adapts {module}; only linear layers of attention, MLPs and experts "
-                "can be adapted, no routers, embeddings or head"
+                "can be adapted, not routers, embeddings or the head"
             )
         if missing := [side for side in _SIDES if (module, side) not in self._names]:
             raise CheckpointError(f"{self.path / WEIGHTS} lacks {module}{missing[0]}")
@@ -118,7 +118,7 @@ class Adapter:
     def deltas(
         self, dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[Weight, int, Delta]]:
-        """Yield what is added to this rank's share of each matrix, and the number of its expert."""
+        """Yield the deltas to this rank's share of each matrix, with the number of its expert."""
         for module, part, scale in self.targets:
             down_RI, up_OR = (self._read(module, side) for side in _SIDES)
             up_OR = up_OR.to(wide(dtype)) * scale
@@ -135,17 +135,17 @@ class Adapter:
         name = self._names[module, side]
         tensor = self._file.read(name, (slice(None), slice(None)))
         if not bool(torch.isfinite(tensor).all()):
-            raise CheckpointError(f"{self.path / WEIGHTS}: {name} has values that are no numbers")
+            raise CheckpointError(f"{self.path / WEIGHTS}: {name} has NaN or infinite values")
         return tensor
 
 
 def _copied(side: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return memory of its own: a view of the file would change with it."""
+    """Return a copy: a view of the file would change with the file."""
     return side.to(dtype).clone(memory_format=torch.contiguous_format)
 
 
 def add_adapter(model: Denoiser, plan: Denoiser, adapter: Adapter, lora: LoRA) -> None:
-    """Add an adapter to a model; `plan` is the same without storage, from which it was read."""
+    """Add an adapter to a model; `plan` is the same model without storage, whose parts it has."""
     size, free = adapter.size(model.dtype), free_memory(model.device)
     if size > free:
         raise CheckpointError(f"{adapter.path} takes {size} bytes of memory here; {free} are free")
@@ -162,7 +162,7 @@ def add_adapter(model: Denoiser, plan: Denoiser, adapter: Adapter, lora: LoRA) -
 
 
 def remove_adapter(model: Denoiser, lora: LoRA) -> None:
-    """Take an adapter out of a model; nothing of it is left."""
+    """Remove an adapter from a model completely."""
     for weight in model.modules():
         if isinstance(weight, Weight) and weight.lora is not None:
             weight.lora.deltas.pop(lora, None)

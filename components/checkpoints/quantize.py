@@ -1,6 +1,6 @@
 """Writes a quantized copy of a checkpoint, in the layout of compressed-tensors.
 
-Matrices are read, rounded and written one after the other; everything else is copied as it is.
+Matrices are read, rounded and written one after the other; everything else is copied unchanged.
 """
 
 import re
@@ -54,7 +54,7 @@ def quantize_checkpoint(
     model = choose_build(config)(config, Mesh(), torch.float32)
     files, stored = open_checkpoint(source, config)
     if stored is not None:
-        raise CheckpointError(f"{source} is quantized already; take what it was made from")
+        raise CheckpointError(f"{source} is quantized already; use the original checkpoint")
     names = names_in(files)
     parts = model.parts(names)
     account(parts, files, source)
@@ -95,13 +95,13 @@ def quantize_checkpoint(
 def _refuse_shape(name: str, part: Part, form: Format) -> None:
     if not name.endswith(".weight") or len(part.shape) != 2:
         raise CheckpointError(
-            f"{name} holds the matrices of several experts, which the quantized layout has one by "
-            "one; quantize the checkpoint that it was made from"
+            f"{name} holds the matrices of several experts, which the quantized layout stores "
+            "separately; quantize the checkpoint that it was made from"
         )
     if part.shape[1] * form.bits % 32:
         raise CheckpointError(
             f"{name} has rows of {part.shape[1]} weights, which do not fill the layout's words of "
-            "32 bits; leave it out by a pattern with the format none"
+            "32 bits; exclude it by a pattern with the format none"
         )
 
 
@@ -152,7 +152,7 @@ Make = Callable[[], Iterable[Tensor]]
 
 
 def _words(kept: Quantized) -> Tensor:
-    """Return the numbers in words of 32 bits; they are kept so, but for the sign of int8."""
+    """Return the numbers in 32-bit words, as they are kept except for the sign of int8."""
     values = kept.values_EOI
     if kept.format.kind == "int8":
         values = values.view(torch.uint8) ^ 0x80
@@ -161,7 +161,7 @@ def _words(kept: Quantized) -> Tensor:
 
 
 def _zeros(kept: Quantized) -> Tensor:
-    """Return the zero points of each column of scales in words, one below the other."""
+    """Return the zero points, with consecutive rows of each column packed into words."""
     assert kept.zero_EOG is not None
     bits = kept.format.bits
     per = 32 // bits
@@ -203,7 +203,7 @@ def _layout(form: Format) -> str:
 
 
 def _targets(modules: list[str], others: set[str]) -> list[str]:
-    """Return patterns for modules that differ in numbers alone, or names where those fit others."""
+    """Return patterns for modules that differ only in numbers, or names where they fit others."""
     patterns: dict[str, list[str]] = {}
     for module in modules:
         pattern = "[0-9]+".join(map(re.escape, re.split(r"(?<=\.)[0-9]+(?=\.)", module))) + "$"

@@ -1,6 +1,6 @@
-"""Checkpoints that are quantized: the layouts of compressed-tensors and of GPTQ, read as one file.
+"""Quantized checkpoints: the layouts of compressed-tensors and of GPTQ, read as one file.
 
-What they store of a matrix in several tensors is here one tensor under the usual name, `.weight`,
+A matrix that they store in several tensors is here one tensor under the usual name, `.weight`,
 whose slices are quantized. Letters: O output rows, I input columns, G scales of a row.
 """
 
@@ -133,7 +133,7 @@ class CompressedTensors:
         group = group or next((each for each in self._groups if each.names_linear), None)
         if group is None:
             raise CheckpointError(
-                f"{module} is quantized, but no config group of the 'quantization_config' is about "
+                f"{module} is quantized, but no config group of the 'quantization_config' matches "
                 "it; download config.json again"
             )
         packed = f"{module}.weight_packed" in tensors.stored
@@ -155,17 +155,17 @@ class CompressedTensors:
                 raise _torn(module, "weight_shape is not a pair of numbers")
             rows, columns = map(int, tensors.read(f"{module}.weight_shape"))
             if not tensors.has(f"{module}.weight_packed", "I32", rows, columns * form.bits // 32):
-                raise _torn(module, "weight_packed has not the size that weight_shape says")
+                raise _torn(module, "weight_packed does not have the size that weight_shape says")
             if columns * form.bits % 32:
                 raise _torn(module, f"rows of {columns} weights do not fill their words")
         scales = form.scales_of(columns)
         scale = stored.get(f"{module}.weight_scale")
         fits = [(rows, scales)] + ([(rows,), (1,), ()] if scales == 1 else [])
         if scale is None or scale.shape not in fits or (form.group and columns % form.group):
-            raise _torn(module, "weight_scale has not one number for each row or group")
+            raise _torn(module, "weight_scale does not have one number for each row or group")
         zeros = -(-rows * form.bits // 32), scales
         if form.has_zero and not tensors.has(f"{module}.weight_zero_point", "I32", *zeros):
-            raise _torn(module, "weight_zero_point has not one number for each scale")
+            raise _torn(module, "weight_zero_point does not have one number for each scale")
         if f"{module}.weight_g_idx" in stored:
             raise _torn(module, "its columns are reordered (weight_g_idx), which is not supported")
         return rows, columns
@@ -214,9 +214,9 @@ class GPTQ:
         scales = form.scales_of(columns)
         scale = stored.get(f"{module}.scales")
         if scale is None or scale.shape != (scales, rows) or (form.group and columns % form.group):
-            raise _torn(module, "scales has not one number for each row or group")
+            raise _torn(module, "scales does not have one number for each row or group")
         if rows % per or not tensors.has(f"{module}.qzeros", "I32", scales, rows // per):
-            raise _torn(module, "qzeros has not one number for each scale")
+            raise _torn(module, "qzeros does not have one number for each scale")
         if f"{module}.g_idx" in stored:
             order = tensors.read(f"{module}.g_idx").long()
             if not torch.equal(order, torch.arange(columns) // (form.group or columns)):
@@ -238,17 +238,17 @@ class GPTQ:
 
 
 def _numbers(words_OI: Tensor, form: Format) -> Tensor:
-    """Return the numbers of rows of int32 words, which stand in them as they are kept here."""
+    """Return the numbers in rows of int32 words, which have the same layout as here."""
     held = words_OI.view(torch.uint8)
     return (held ^ 0x80).view(torch.int8) if form.kind == "int8" else held
 
 
 def _unpack_rows(words_OG: Tensor, bits: int) -> Tensor:
-    """Return the numbers of columns of int32 words, one below the other."""
+    """Return the numbers in int32 words, with those of each word in consecutive rows."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32).view(1, -1, 1)
     numbers = (words_OG.unsqueeze(1) >> shifts) & ((1 << bits) - 1)
     return numbers.flatten(0, 1).to(torch.uint8)
 
 
 def _torn(module: str, why: str) -> CheckpointError:
-    return CheckpointError(f"{module}: {why}; download the checkpoint again, or take another")
+    return CheckpointError(f"{module}: {why}; download the checkpoint again, or use another")

@@ -1,4 +1,4 @@
-"""The sampler's settings in generation_config.json, for requests that name none of their own."""
+"""The sampler's settings in generation_config.json, as defaults of requests."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from diffray.components.policy import DiffusionParams
 
 
 def with_recommended(spec: ModelSpec, path: Path) -> ModelSpec:
-    """Return a model's facts with what its checkpoint says: its name, the sampler's settings."""
+    """Return a model's facts with those of its checkpoint: its name, the sampler's settings."""
     spec = replace(spec, family=family_of(spec.family, path))
     file = path / "generation_config.json"
     if not spec.sampler or not file.is_file():

@@ -1,4 +1,4 @@
-"""What the `quantization_config` of a checkpoint says, as formats; the rest is refused."""
+"""The formats in a checkpoint's `quantization_config`; anything unsupported is refused."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Group(NamedTuple):
     inputs: Mapping[str, Any] | None
 
     def names(self, module: str) -> bool:
-        """Whether a target is this module, or a pattern of its name."""
+        """Whether a target is this module, or a pattern that matches its name."""
         return any(
             re.match(target.removeprefix("re:"), module)
             if target.startswith("re:")
@@ -38,7 +38,7 @@ class Group(NamedTuple):
         return "Linear" in self.targets
 
     def format(self, *, packed: bool, expert: bool) -> Format:
-        """Return the format of a matrix; `packed` ones stand in int32 words."""
+        """Return the format of a matrix; `packed` ones are stored in int32 words."""
         weights = self.weights
         bits, kind = weights.get("num_bits"), weights.get("type", "int")
         symmetric = weights.get("symmetric", True) is True
@@ -59,7 +59,7 @@ class Group(NamedTuple):
 
 
 def groups_of(config: Mapping[str, Any]) -> list[Group]:
-    """Read the config groups of compressed-tensors; refuse what would need other arithmetic."""
+    """Read the config groups of compressed-tensors; refuse those that need other arithmetic."""
     if config.get("format") not in _LAYOUTS:
         raise refused(f"the format {shown(config.get('format'))}")
     for key in ("kv_cache_scheme", "transform_config"):
@@ -85,9 +85,9 @@ def _group(given: object) -> Group:
     if inputs is not None:
         exact = isinstance(inputs, dict) and inputs.get("num_bits") == 8
         if not exact or inputs.get("dynamic") is not True or inputs.get("symmetric") is False:
-            raise refused("activations that are not rounded to 8 bits as they come (dynamic)")
+            raise refused("activations that are not quantized dynamically to 8 bits")
         if inputs.get("strategy") != "token":
-            raise refused("activations with other scales than one for each token")
+            raise refused("activations without one scale for each token")
     targets = given.get("targets")
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
         raise refused("a config group without a list of targets")
@@ -135,7 +135,7 @@ def format_of(kind: str, strategy: object, group: object) -> Format:
 
 def refused(what: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint's 'quantization_config' has {what}, which is not supported; take one "
+        f"the checkpoint's 'quantization_config' has {what}, which is not supported; use one "
         "with int4, int8, fp8 or w8a8 weights whose columns are in order, or one that is not "
         "quantized"
     )

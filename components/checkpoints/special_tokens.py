@@ -53,8 +53,8 @@ def special_ids(
 def find_ids(path: Path, config: Config, kind: Kind) -> tuple[int, ...]:
     """Return the ids of a kind of token from the configs, else from the tokenizer, or nothing.
 
-    For the mask the first config counts, for end tokens all of them: generation_config.json alone
-    may name the token that ends a chat model's answers.
+    The mask is taken from the first config that names it, end tokens from all of them: only
+    generation_config.json may name the token that ends a chat model's answers.
     """
     key = f"{kind}_token_id"
     text = config.get("text_config")

@@ -1,6 +1,6 @@
-"""New weights for a model that is loaded: all of them are checked before the first byte changes.
+"""New weights for a loaded model: all of them are checked before the first byte changes.
 
-They are copied into the parameters that are there, so recordings that read those stay valid.
+They are copied into the existing parameters, so recorded graphs that read those stay valid.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -56,7 +56,7 @@ class Updatable(HasParts, Protocol):
 
 
 class GivenTensors:
-    """Tensors of this process, as if they were a file's."""
+    """Tensors of this process, read like those of a file."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.path = Path("the state dict")
@@ -72,9 +72,9 @@ class GivenTensors:
 
 
 class NewWeights:
-    """Weights that were found right for a model; `copy` puts them in place of its own.
+    """Weights that fit a model; `copy` replaces its own by them.
 
-    `plan` is the same model without storage: the loaded one may be laid out in another way.
+    `plan` is the same model without storage: the loaded one may have another layout.
     """
 
     def __init__(self, model: Updatable, plan: HasParts, files: Items[WeightFile]) -> None:
@@ -84,7 +84,7 @@ class NewWeights:
         self.whole = needed <= self._names
 
     def looked_through(self) -> Self:
-        """Return the same, once all numbers have been read and found right."""
+        """Read all numbers and refuse NaN and infinite ones; return the same weights."""
         look_through(self._parts, self._files, self._model.dtype)
         return self
 
@@ -102,7 +102,7 @@ class NewWeights:
 
 
 def check_folder(model: Path, dtype: str, source: str) -> None:
-    """Refuse a folder whose weights do not fit a model; what several ranks share is read once.
+    """Refuse a folder whose weights do not fit a model; read them once, not once per rank.
 
     `model` is the folder of the model's checkpoint, `dtype` the name of its dtype or "auto".
     """
@@ -114,7 +114,7 @@ def check_folder(model: Path, dtype: str, source: str) -> None:
 def weights_of_folder(
     model: Updatable, plan: HasParts, config: Config, source: str | Path
 ) -> NewWeights:
-    """Check a folder or Hub id; `config` is that of the checkpoint the model was made of."""
+    """Check a folder or Hub id; `config` is that of the model's own checkpoint."""
     path = resolve(source)
     new = read_config(path)
     if found := _changed_fields(config, new):
@@ -124,14 +124,14 @@ def weights_of_folder(
     files, stored = open_checkpoint(path, new)
     if stored is not None:
         raise CheckpointError(
-            f"{path} is quantized; give the weights from before that, which are rounded here"
+            f"{path} is quantized; give unquantized weights, which are quantized here"
         )
     account(plan.parts(names_in(files)), files, path)
     return NewWeights(model, plan, files).looked_through()
 
 
 def first_weights(model: Updatable, plan: HasParts, config: Config, path: Path) -> NewWeights:
-    """Return the weights that a model was loaded with, from the same folder, as they were found."""
+    """Return the weights that a model was loaded with, from the same folder."""
     files, _ = open_checkpoint(path, config)
     account(plan.parts(names_in(files)), files, path)
     return NewWeights(model, plan, files)
@@ -140,7 +140,7 @@ def first_weights(model: Updatable, plan: HasParts, config: Config, path: Path) 
 def weights_of_tensors(
     model: Updatable, plan: HasParts, tensors: Mapping[str, Tensor]
 ) -> NewWeights:
-    """Check a state dict, which may name a part of the model's tensors."""
+    """Check a state dict, which may have only some of the model's tensors."""
     files = [GivenTensors(tensors)]
     names = names_in(files)
     if not names:
@@ -154,7 +154,7 @@ def weights_of_tensors(
 
 
 class _Noted(Mapping[str, object]):
-    """A config that notes the keys that are read of it."""
+    """A config that records which of its keys are read."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -172,7 +172,7 @@ class _Noted(Mapping[str, object]):
 
 
 def _changed_fields(old: Config, new: Config) -> list[str]:
-    """Return the fields that a model is built from and that differ."""
+    """Return the fields that differ, among those that a model is built from."""
     if choose_build(old) is not choose_build(new):
         return ["architectures"]
     notes = [_Noted(old), _Noted(new)]

@@ -22,7 +22,7 @@ FLOATS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-# What quantized checkpoints also have.
+# Additional dtypes of quantized checkpoints.
 WHOLE = {
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
@@ -55,7 +55,7 @@ class Stored(NamedTuple):
 
 
 class HasTensors(Protocol):
-    """What describes tensors."""
+    """Anything that describes tensors."""
 
     @property
     def tensors(self) -> dict[str, Stored]: ...

@@ -21,7 +21,7 @@ _SIDE_FILES = {".json", ".jinja", ".model", ".txt", ".md"}
 
 
 class Written(NamedTuple):
-    """A tensor to write: its rows come in pieces, when they are written."""
+    """A tensor to write; its rows are produced in pieces while they are written."""
 
     name: str
     stored: Stored
@@ -33,7 +33,7 @@ class Written(NamedTuple):
 
 
 def new_folder(dst: str | Path) -> Path:
-    """Return the folder to write; refuse one that holds something."""
+    """Return the folder to write; refuse one that is not empty."""
     target = Path(dst).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"{target} exists and is not empty; name a new folder")
@@ -50,7 +50,7 @@ def write_checkpoint(
     max_shard_bytes: int = 5 * 10**9,
     progress: bool = True,
 ) -> None:
-    """Write the tensors with a config, and the other files of the source; `check` what is made."""
+    """Write the tensors, a config and the other files of the source; `check` the result."""
     total = sum(output.num_bytes for output in outputs)
     target.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(target.parent).free

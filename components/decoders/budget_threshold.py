@@ -14,8 +14,8 @@ from diffray.kernels.acceptance import highest
 class BudgetThreshold(Decoder):
     """Of the most confident masks, those at or above the threshold become final.
 
-    After n steps no more may be final than n of `steps` equal parts of the block: what one step
-    withholds, the next may take. The most confident mask always becomes final, so a block may take
+    After n steps, at most n of `steps` equal parts of the block may be final: the next step may
+    use what one step leaves. The most confident mask always becomes final, so a block may take
     more steps. `steps` counts the whole generation and is spread evenly over its blocks.
     """
 

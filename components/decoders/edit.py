@@ -18,9 +18,9 @@ _PRESETS: Final[dict[str, dict[str, float]]] = {  # of LLaDA2.1's model card
 class Edit(Decoder):
     """Mask-to-token above `threshold`, token-to-token above `edit_threshold`, both strict.
 
-    A step fills at least one mask, or its share of `steps_per_block`; masks that last for all of
-    these steps end the block. Else up to `max_post_edit_steps` more steps may edit, though never
-    more than the block has positions (or 32), until one changes nothing.
+    A step fills at least one mask, or its share of `steps_per_block`; if masks remain until the
+    last of these, it ends the block. Otherwise up to `max_post_edit_steps` more steps may edit, but
+    never more than the block has positions (or 32), until one changes nothing.
     """
 
     edits: ClassVar[bool] = True
@@ -28,10 +28,10 @@ class Edit(Decoder):
 
     kind: Literal["edit"] = "edit"
     preset: Literal["speed", "quality"] | None = Field(
-        None, description="LLaDA2.1's modes: 0.5 and 0.0, or 0.7 and 0.5, where nothing is given."
+        None, description="LLaDA2.1's modes: default thresholds of 0.5 and 0.0, or 0.7 and 0.5."
     )
-    threshold: float = Field(0.5, ge=0, le=1, description="Filling a mask takes more confidence.")
-    edit_threshold: float = Field(0.0, ge=0, le=1, description="Replacing a token takes more.")
+    threshold: float = Field(0.5, ge=0, le=1, description="Masks are filled above this confidence.")
+    edit_threshold: float = Field(0.0, ge=0, le=1, description="Tokens are replaced above this.")
     max_post_edit_steps: int = Field(16, ge=0, description="The most steps after the last mask.")
     steps_per_block: int | None = Field(
         None, ge=1, description="The most steps that fill a block's masks; default: no limit."

@@ -13,10 +13,10 @@ from diffray.components.decoder import Decoder
 class EntropyBound(Decoder):
     """Accept in the order of entropy, as long as those before have at most `gamma` nats together.
 
-    Tokens that are chosen together are chosen as if they were independent. What that may be wrong
-    by is bounded by the sum of their entropies without the largest, and the rule bounds this sum.
-    The position with the least entropy always becomes final. Entropies are those of the
-    distributions that tokens are drawn from.
+    Tokens that are accepted together are treated as independent. The error is bounded by the sum of
+    their entropies without the largest, and the rule bounds this sum. The position with the least
+    entropy always becomes final. Entropies are those of the distributions that tokens are drawn
+    from.
     """
 
     measures: ClassVar[bool] = True
@@ -28,7 +28,7 @@ class EntropyBound(Decoder):
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         assert proposal.measures is not None
-        # Where the model would rather keep the mask, no other position may go along.
+        # Positions where the model prefers the mask are never accepted together with others.
         entropy_BL = proposal.measures.entropy_BL.masked_fill(
             ~block.masked_BL | (proposal.confidence_BL < 0), torch.inf
         )

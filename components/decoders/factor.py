@@ -13,8 +13,8 @@ from diffray.components.decoder import Decoder
 class Factor(Decoder):
     """Accept the n most confident positions, n the largest with confidence_n >= 1 - factor/(n+1).
 
-    At least one is accepted; and where all masked positions but one are, the last goes along, as
-    in Fast-dLLM's code.
+    At least one is accepted; if all masked positions but one are, the last one is too, as in
+    Fast-dLLM's code.
     """
 
     kind: Literal["factor"] = "factor"
@@ -26,7 +26,7 @@ class Factor(Decoder):
         confidence_BL = proposal.confidence_BL.masked_fill(~block.masked_BL, -torch.inf)
         sorted_BL, order_BL = confidence_BL.sort(dim=-1, descending=True, stable=True)
         n_L = torch.arange(1, sorted_BL.shape[1] + 1, device=sorted_BL.device)
-        # Confidences fall and the bound rises with n, so those that pass stand before all others.
+        # Confidences fall and the bound rises with n, so those that pass come before all others.
         passes_BL = sorted_BL >= 1 - self.factor / (n_L + 1)
         passes_BL[:, 0] = True
         all_but_one_B = passes_BL.sum(-1) >= block.masked_BL.sum(-1) - 1

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Fixed(Decoder):
-    """Each step of a block accepts an equal share of its masks, the earlier steps the odd ones.
+    """Each step of a block accepts an equal share of its masks, earlier steps one more if needed.
 
-    `steps` counts the whole generation and is spread evenly over its blocks. Which positions: the
-    most confident, or with `remasking: random` positions drawn at random.
+    `steps` counts the whole generation and is spread evenly over its blocks. A step accepts the
+    most confident positions, or with `remasking: random` positions drawn at random.
     """
 
     kind: Literal["fixed"] = "fixed"

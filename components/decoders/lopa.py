@@ -12,11 +12,11 @@ from diffray.components.thresholds import accept_share
 
 
 class Lopa(Decoder):
-    """Accept what is above the threshold, or the best; the next forward tries branches of that.
+    """Accept tokens above the threshold, or the best; the next forward tries branches of that.
 
-    A branch has one of the next most confident tokens besides. The canvas or the branch on which
-    the model is surest of the masks that are left becomes the row, and the step goes on from what
-    the model proposes for it. Where there is no room for branches, only the first rule is left.
+    A branch adds one of the next most confident tokens. The canvas or branch on which the model is
+    surest of the remaining masks becomes the row, and the step continues with the model's proposals
+    for it. Without room for branches, only the first rule applies.
     """
 
     has_threshold: ClassVar[bool] = True
@@ -37,9 +37,9 @@ class Lopa(Decoder):
 
 
 def branch_confidence(proposal: Proposal, masked_BL: Tensor) -> Tensor:
-    """Return the mean confidence at each row's masks; -inf where one is unknown, or none is left.
+    """Return the mean confidence at each row's masks; -inf if one is unknown, or none is left.
 
-    Where the model would rather keep the mask it is 0.
+    A position where the model prefers the mask counts as 0.
     """
     unknown_B = (masked_BL & (proposal.confidence_BL == -torch.inf)).any(-1)
     sum_B = proposal.confidence_BL.clamp(min=0).masked_fill(~masked_BL, 0.0).sum(-1)
@@ -48,9 +48,9 @@ def branch_confidence(proposal: Proposal, masked_BL: Tensor) -> Tensor:
 
 
 def next_best(proposal: Proposal, masked_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions of each row in the order of branches, and of how many there is one.
+    """Return the positions of each row in the order of branches, and how many can have a branch.
 
-    A branch keeps a mask to be judged by, and takes no token that has no confidence.
+    No branch adds a token without confidence.
     """
     open_BL = masked_BL & (proposal.confidence_BL > 0)
     order_BL = proposal.confidence_BL.masked_fill(~open_BL, -torch.inf).argsort(

@@ -1,4 +1,4 @@
-"""Dream's `origin`: positions become final in random order, each at a time of its own."""
+"""Dream's `origin`: positions become final in random order, each at its own time."""
 
 from typing import Literal
 
@@ -11,10 +11,10 @@ from diffray.kernels import noise
 
 
 class Origin(Decoder):
-    """Time goes from 1 to `eps` in equal steps; from t to s each mask goes with chance 1 - s/t.
+    """Time goes from 1 to `eps` in equal steps; from t to s, a mask goes with probability 1 - s/t.
 
-    A mask is therefore left at time s with probability s: one number is drawn for each position,
-    and steps at which no position would become final are left out. `steps` counts the whole
+    A mask therefore remains at time s with probability s: one number is drawn for each position,
+    and steps at which no position would become final are skipped. `steps` counts the whole
     generation and is spread evenly over its blocks.
     """
 

@@ -17,7 +17,7 @@ class Schedule(Decoder):
     """Time goes from 1 to `eps` in equal steps; going from t to s decides 1 - s/t of the masks.
 
     First those with the largest probability (Dream's `maskgit_plus`) or margin (`topk_margin`), or
-    the least entropy. `steps` is spread evenly over blocks; idle steps are left out.
+    the least entropy. `steps` is spread evenly over blocks; idle steps are skipped.
     """
 
     measures: ClassVar[bool] = True
@@ -31,10 +31,10 @@ class Schedule(Decoder):
         assert proposal.measures is not None
         probability_BL, margin_BL, entropy_BL = proposal.measures
         orders = {"probability": probability_BL, "margin": margin_BL, "entropy": -entropy_BL}
-        # Positions at which the model would rather keep the mask come after all others.
+        # Positions where the model prefers the mask come after all others.
         scores_BL = orders[self.order] - 1e3 * (proposal.confidence_BL < 0)
         scores_BL.masked_fill_(~block.masked_BL, -torch.inf)
-        # Filters make many equal: among them Dream's own topk over a row's canvas decides.
+        # Filters cause many ties, which are broken as in Dream: by topk over a row's canvas.
         accepted_BL = torch.zeros_like(block.masked_BL)
         for scores_L, accepted_L, plan in zip(scores_BL, accepted_BL, block.plans, strict=True):
             canvas_N = pad(scores_L[: plan.stop - plan.start], (plan.start, 0), value=-torch.inf)
@@ -50,7 +50,7 @@ class Schedule(Decoder):
 
 @lru_cache(maxsize=256)
 def _plan(steps: int, eps: float, masks: int, first_alone: bool) -> tuple[int, ...]:
-    times = torch.linspace(1, eps, steps + 1)  # float32, as Dream's, so that both round alike
+    times = torch.linspace(1, eps, steps + 1)  # float32 as in Dream, for the same rounding
     rates = 1 - times[1:] / times[:-1]
     found = [1] if first_alone else []
     for rate in rates[len(found) : -1]:

@@ -12,8 +12,8 @@ from diffray.components.decoder import Decoder
 class Sequential(Decoder):
     """Accept the leftmost masks, one at each step, or a share with `steps_per_block`.
 
-    Then a block of L positions takes at most so many steps: each accepts L / steps of them, and the
-    first L % steps one more.
+    With it, a block of L positions takes at most that many steps: each accepts L // steps
+    positions, and the first L % steps one more.
     """
 
     kind: Literal["sequential"] = "sequential"

@@ -18,9 +18,9 @@ class Threshold(Decoder):
     """All positions at least this confident become final; if none is, the best does.
 
     With `steps_per_block` it is the rule of LLaDA2's `generate`, and SDAR's `dynamic`: a block of L
-    positions takes at most so many steps, because each step accepts at least L / steps positions
-    (the first L % steps of them one more), and all that are above the threshold. There equality is
-    not enough, so a threshold of 1 is SDAR's `static`: it accepts the shares alone.
+    positions takes at most that many steps, because each accepts at least L // steps positions (the
+    first L % steps of them one more), and all that are above the threshold. Here equality is not
+    enough, so a threshold of 1 is SDAR's `static`: it accepts only the shares.
     """
 
     has_threshold: ClassVar[bool] = True

@@ -14,7 +14,7 @@ _SURE: Final = 0.5
 class WholeSlots(Decoder):
     """The first step accepts slots whose values are more probable than not, the last step all.
 
-    It is what a pinned canvas takes if the request names no decoder.
+    It is the default decoder of a pinned canvas.
     """
 
     whole_slots: ClassVar[bool] = True
@@ -23,6 +23,6 @@ class WholeSlots(Decoder):
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         assert proposal.value_BL is not None, "there are no slots"
-        # Each block after this one takes a step at least.
+        # Each block after this one takes at least one step.
         last_B = block.step_B + block.count_B - block.index_B >= _MOST_STEPS
         return block.masked_BL & (last_B.unsqueeze(1) | (proposal.value_BL >= _SURE))

@@ -1,10 +1,10 @@
-"""A deterministic automaton over token ids: which texts a guided answer may become.
+"""A deterministic automaton over token ids: the texts that a structured answer may be.
 
-Tokens that lead from every state to the same one are of one class; edges between two states carry
-a set of classes. That keeps an automaton small: a JSON schema over 150,000 tokens takes some
-hundred classes, sets and states.
+Tokens that lead from every state to the same next state form a class; an edge between two states
+carries a set of classes. That keeps an automaton small: a JSON schema over 150,000 tokens takes a
+few hundred classes, sets and states.
 
-Letters: V vocabulary, C classes, S sets of classes, Q states, D edges of the state that has most.
+Letters: V vocabulary, C classes, S sets of classes, Q states, D the most edges of a state.
 """
 
 import io
@@ -33,12 +33,12 @@ class Automaton:
     Missing edges are padded with the set S, which is empty, and lead to their own state.
     """
 
-    class_V: Tensor  # of each token; C: of none, so never allowed
+    class_V: Tensor  # of each token; C means no class, so the token is never allowed
     member_SC: Tensor  # which classes a set has; the last row and column are empty
     set_QD: Tensor
     next_QD: Tensor
     distance_Q: Tensor  # the fewest tokens from a state to the end
-    # How deep the rules of a context-free grammar are nested in its texts; None: these are all.
+    # How deep its texts nest the rules of a context-free grammar; None if it accepts all texts.
     depth: int | None = None
 
     @property
@@ -55,7 +55,7 @@ class Automaton:
         return int(self.distance_Q[0])
 
     def follow(self, state: int, ids: Items[int]) -> int:
-        """Return the state after these tokens; raises ValueError where one is not allowed."""
+        """Return the state after these tokens; raises ValueError if one is not allowed."""
         for class_id in self.class_V[torch.tensor(ids, dtype=torch.long)].tolist():
             fits_D = self.member_SC[self.set_QD[state], class_id]
             if not fits_D.any():
@@ -125,7 +125,7 @@ def build(
 
 
 def of_reached(next_CQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the same of the states that can be reached from state 0, and which these are."""
+    """Return the table of the states that can be reached from state 0, and which these are."""
     reached_Q = np.zeros(next_CQ.shape[1] + 1, dtype=bool)  # the last one is for -1
     new = np.array([0])
     while len(new):
@@ -140,7 +140,7 @@ def of_reached(next_CQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def assemble(next_CQ: np.ndarray, class_V: np.ndarray) -> Automaton:
     """Gather the classes that lead from one state to another into sets.
 
-    Equal sets are found by the sums of random numbers, one for each class.
+    Equal sets are recognized by sums of random numbers, one for each class.
     """
     classes, states = next_CQ.shape
     class_N, state_N = (next_CQ >= 0).nonzero()

@@ -33,8 +33,8 @@ def avoiding(
 ) -> Automaton:
     """Return the automaton of all texts without these sequences, which may stop anywhere.
 
-    `banned` tokens are never allowed, `uncertain` ones not always. Raises InvalidField if there is
-    no text that can go on.
+    `banned` tokens are never allowed, `uncertain` ones not always. Raises InvalidField if no text
+    can continue.
     """
     next_CQ, class_V = _machine(sequences, vocab_size)
     class_V[list(banned)] = len(next_CQ)  # none
@@ -53,7 +53,7 @@ def avoiding(
 
 @lru_cache(256)
 def restricted(grammar: bytes, banned: frozenset[int], sequences: Sequences) -> Automaton:
-    """Return a grammar's automaton without these; the same one for the same arguments."""
+    """Return a grammar's automaton without these tokens and sequences; results are cached."""
     if sequences:
         return avoiding_within(grammar, sequences).without(banned)
     return Automaton.from_bytes(grammar).without(banned)
@@ -65,7 +65,7 @@ def avoiding_within(grammar: bytes, sequences: Sequences) -> Automaton:
     automaton = Automaton.from_bytes(grammar)
     other = _machine(sequences, len(automaton.class_V))
     next_KP, class_V = _dense(automaton)
-    states = next_KP.shape[1] - 1  # but for the end
+    states = next_KP.shape[1] - 1  # without the end
     (end_class,) = (next_KP[:, -1] == states).nonzero()[0]
     ends_V, none_V = class_V == end_class, class_V == len(next_KP)
     pairs, pair_V = np.unique(class_V * len(other.next_CQ) + other.class_V, return_inverse=True)
@@ -92,7 +92,7 @@ def avoiding_within(grammar: bytes, sequences: Sequences) -> Automaton:
 
 
 def _machine(sequences: Sequences, vocab_size: int) -> _Machine:
-    """Return Aho and Corasick's automaton: its states are what a sequence may have begun with."""
+    """Return the Aho-Corasick automaton, whose states are the prefixes of the sequences."""
     tokens = sorted({token for ids in sequences for token in ids})
     if (1 + sum(map(len, sequences))) * (1 + len(tokens)) > MOST_ENTRIES:
         raise InvalidField(
@@ -113,7 +113,7 @@ def _machine(sequences: Sequences, vocab_size: int) -> _Machine:
             state = children[state][at]
         whole[state] = True
     next_QT = np.zeros((len(children), len(tokens) + 1), dtype=np.int64)  # the last: all others
-    shorter = [0] * len(children)  # the longest end of a state that is a state too
+    shorter = [0] * len(children)  # the longest proper suffix of a state that is a state too
     queue = [0]
     for state in queue:
         whole[state] |= whole[shorter[state]]

@@ -1,6 +1,6 @@
 """A pinned canvas: a schema's literals as tokens at their places, and a slot for each field.
 
-A slot has positions for the longest value; those that a value does not need are taken out of the
+A slot has positions for the longest value; those that a value does not need are removed from the
 canvas before any value is decided, so that the model fills a text without holes.
 """
 
@@ -29,7 +29,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """The positions of one field. An end token within it stands for a position that is not used."""
+    """The positions of one field. An end token among them marks an unused position."""
 
     path: str
     automaton: Automaton
@@ -93,7 +93,7 @@ def lay_out(
     encode: Encode,
     automaton_of: Callable[[str], Automaton],
 ) -> Canvas:
-    """Return the canvas of literals and fields; raises InvalidField where there is none."""
+    """Return the canvas of literals and fields; raises InvalidField if there is none."""
     cells: list[int] = []
     slots: list[Slot] = []
     laid = [encode(part) if isinstance(part, str) else part for part in parts]
@@ -125,7 +125,7 @@ def lay_out(
 def _size(
     part: Field, automaton: Automaton, options: tuple[tuple[int, ...], ...], slot_length: int
 ) -> int:
-    """Return a slot's positions: what its texts take, or `slot_length`, or what it needs."""
+    """Return a slot's positions: for its longest text, or `slot_length`, or more if needed."""
     if automaton.shortest >= UNREACHABLE:
         raise InvalidField(
             f"no value of {part.path!r} can be written with this model's tokens",
@@ -157,7 +157,7 @@ def _longest(automaton: Automaton, most: int) -> int:
 def spell(
     text: str, own: list[int], vocabulary: "Vocabulary", spelled: dict[int, bytes]
 ) -> list[int]:
-    """Return a literal's tokens: the tokenizer's own if they spell it, else the longest that do."""
+    """Return a literal's tokens: the tokenizer's own if they spell it, else the longest ones."""
     whole = text.encode()
     if b"".join(spelled.get(token, b"") for token in own) == whole:
         return own

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 Vocabulary = dict[bytes, list[int]]
 How = Callable[[str, Vocabulary, Collection[int], int], Automaton]
 
-# What a step costs grows with an automaton's edges: these take some milliseconds for each block.
+# The cost of a step grows with an automaton's edges: this many take some milliseconds per block.
 MOST_EDGES: Final = 2**18
 
 _KEPT: Final = 1024
 _KEPT_ON_DISK: Final = 256
 
-_MADE: Final = 3  # how; what was made otherwise is not read from disk
+_MADE: Final = 3  # the compiler's version; files of other versions are not read from disk
 
 _PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
 
 
 class Grammars:
-    """Compiles what requests say about their texts, and keeps it in memory and on disk.
+    """Compiles the structured outputs of requests, and caches the results in memory and on disk.
 
-    Pinned canvases need `encode`, which tokenizes a text as it stands.
+    Pinned canvases need `encode`, which tokenizes a text verbatim.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Grammars:
         return self._kept(key, lambda: self._lay_out(outputs, slot_length).to_bytes())
 
     def prepare(self) -> None:
-        """Do what the first of all texts would wait for."""
+        """Do the one-time work that the first request would wait for."""
         compile_regex("a", {b"a": [0]}, (1,), 2)
         _ = self._slots, self._spelled
 
@@ -90,7 +90,7 @@ class Grammars:
 
     @cached_property
     def _slots(self) -> "Grammars":
-        """Compiles what may stand in a slot, where one end token stands for unused positions."""
+        """Compiles the values of slots, where one end token marks unused positions."""
         return Grammars(self._vocabulary, self._end_ids[:1], self._vocab_size)
 
     @cached_property
@@ -99,7 +99,7 @@ class Grammars:
 
     def _kept(self, key: str, make: Callable[[], bytes]) -> bytes:
         found = self._found.pop(key, None)
-        self._found[key] = make() if found is None else found  # as the one used last
+        self._found[key] = make() if found is None else found  # as the most recently used
         if len(self._found) > _KEPT:
             del self._found[next(iter(self._found))]
         return self._found[key]
@@ -110,7 +110,7 @@ class Grammars:
         file = home / "diffray/grammars" / name
         with suppress(OSError):
             found = file.read_bytes()
-            file.touch()  # as the one used last
+            file.touch()  # as the most recently used
             return found
         automaton = how(text, self._vocabulary, self._end_ids, self._vocab_size)
         found = automaton.to_bytes()
@@ -120,7 +120,7 @@ class Grammars:
 
 
 def _store(file: Path, content: bytes) -> None:
-    """Write a file that is there as a whole or not at all; remove the oldest beside it."""
+    """Write a file atomically; remove the oldest files beside it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(f".{os.getpid()}")
     part.write_bytes(content)
@@ -140,7 +140,7 @@ def compile_regex(
 def compile_grammar(
     grammar: str, vocabulary: Vocabulary, end_ids: Collection[int], vocab_size: int
 ) -> Automaton:
-    """Return the automaton of a grammar's texts, as deep as it is small enough."""
+    """Return the automaton of a grammar's texts, as deep as the size limit allows."""
     found = list(bounded(read_grammar(grammar)))
     for next_BQ, accepting_Q, depth in reversed(found):
         if not accepting_Q.any():
@@ -176,8 +176,8 @@ def _over_tokens(
 def _over_texts(texts: list[bytes], next_BQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the state after each class of texts in each state, or -1, and each text's class.
 
-    Texts are of one class if they lead from every state to the same one. They are read byte by byte
-    in step, and what is equal so far is computed once: few of a vocabulary's texts differ.
+    Texts form a class if they lead from every state to the same next state. All are read together,
+    byte by byte, and those that are equal so far are computed once: few of a vocabulary's differ.
     """
     states = next_BQ.shape[1]
     next_BQ, byte_class = np.unique(next_BQ, axis=0, return_inverse=True)
@@ -187,7 +187,7 @@ def _over_texts(texts: list[bytes], next_BQ: np.ndarray) -> tuple[np.ndarray, np
     spelled = byte_class[np.frombuffer(b"".join(texts), dtype=np.uint8)]
     begins_T = lengths_T.cumsum() - lengths_T
     open_T = np.arange(len(texts))  # texts that lead somewhere and go on
-    way_T = np.zeros(len(texts), dtype=np.int64)  # what each has come to
+    way_T = np.zeros(len(texts), dtype=np.int64)  # the row of `ways_UQ` that each has reached
     ways_UQ = np.arange(states)[None]
     class_T = np.full(len(texts), -1)
     classes: dict[int, int] = {}
@@ -215,7 +215,7 @@ def _over_texts(texts: list[bytes], next_BQ: np.ndarray) -> tuple[np.ndarray, np
 
 
 def vocabulary_of(tokenizer: "PreTrainedTokenizerBase") -> Vocabulary:
-    """Return the ids of each text, as bytes; special tokens have none."""
+    """Return the ids of each text, as bytes, without special tokens."""
     added: dict[int, Any] = tokenizer.added_tokens_decoder
     names = [str(name) for name in tokenizer.convert_ids_to_tokens([*range(len(tokenizer))])]
     spelled = _by_bytes if _has_byte_letters(names) else _by_pieces
@@ -230,7 +230,7 @@ def vocabulary_of(tokenizer: "PreTrainedTokenizerBase") -> Vocabulary:
 
 
 def byte_letters() -> dict[str, int]:
-    """Return GPT-2's letters for bytes: printable ones are their own, the others follow 255."""
+    """Return GPT-2's letters for bytes: printable bytes are their own, the others follow 255."""
     letters = {chr(value): value for value in _PRINTABLE}
     others = (value for value in range(256) if value not in _PRINTABLE)
     return letters | {chr(256 + at): value for at, value in enumerate(others)}

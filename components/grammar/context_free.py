@@ -1,9 +1,9 @@
 """From a context-free grammar to an automaton over bytes.
 
-Where a rule uses another one, it has to be remembered where to go on. An automaton cannot remember
-without end, so rules are nested up to a depth: all its texts are of the grammar, though not all of
-the grammar's are its. A rule's last part needs no way back, so it may hold the rule as often as it
-likes, and so may the first part.
+When a rule uses another one, the place to return to must be remembered. An automaton has a finite
+memory, so rules are nested up to a depth: it accepts only texts of the grammar, but not all of
+them. The last part of a rule needs no return, so it may use the rule any number of times, and so
+may the first part.
 
 Letters: B bytes, C classes of bytes, P places in the rules, Q states.
 """
@@ -27,7 +27,7 @@ State = frozenset[Stack]
 
 
 class Bounded(NamedTuple):
-    """An automaton over bytes; its texts nest calls up to a depth. None: they are all texts."""
+    """An automaton over bytes; its texts nest calls up to a depth, or None if it accepts all."""
 
     next_BQ: np.ndarray
     accepting_Q: np.ndarray
@@ -35,7 +35,7 @@ class Bounded(NamedTuple):
 
 
 def bounded(rules: Rules) -> Iterator[Bounded]:
-    """Yield automata of ever deeper texts, from the first that has any to the last small one."""
+    """Yield automata of increasing depth, up to the last one that is small enough."""
     try:
         network = _Network(rules)
         for depth in range(DEEPEST):
@@ -50,9 +50,9 @@ def bounded(rules: Rules) -> Iterator[Bounded]:
 
 
 class _Network:
-    """Places in the rules, and the ways between them.
+    """Places in the rules, and the transitions between them.
 
-    A way reads a byte, reads nothing, or calls a rule.
+    A transition reads a byte, reads nothing, or calls a rule.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -74,9 +74,9 @@ class _Network:
         }
 
     def automaton(self, depth: int) -> Bounded | None:
-        """Return the automaton of the texts of this depth; None if it takes too much."""
+        """Return the automaton of the texts of this depth, or None if it is too large."""
         numbers: dict[State, int] = {}
-        reached: dict[State, int] = {frozenset(): -1}  # before the ways that read nothing
+        reached: dict[State, int] = {frozenset(): -1}  # before transitions that read nothing
         states: list[State] = []
         exact = True
 
@@ -93,7 +93,7 @@ class _Network:
 
         number_of(frozenset([(self._entries["root"],)]))
         rows = []
-        for state in states:  # which grow
+        for state in states:  # the list grows meanwhile
             if len(states) > _MOST_STATES:
                 return None
             after: list[set[Stack]] = [set() for _ in range(self._classes)]
@@ -133,7 +133,7 @@ class _Network:
         return frozenset(found), exact
 
     def _lay(self, node: Node, onward: int) -> int:
-        """Return the place from which the texts of a node lead onward."""
+        """Return the place from which the texts of a node lead to `onward`."""
         match node:
             case Text(spelled):
                 for byte in reversed(spelled):
@@ -187,9 +187,9 @@ class _Network:
 
 
 def _without_left_recursion(name: str, node: Node) -> dict[str, Node]:
-    """Return the same rule, with a rule beside it where some options begin with the rule itself.
+    """Return the rule, split into two if some options start with the rule itself.
 
-    Those options only append to, or join, texts of the others.
+    Such options only append to, or join, texts of the other options.
     """
     own = Ref(name)
     options = [each.parts if isinstance(each, Row) else (each,) for each in _options(node)]
@@ -203,7 +203,7 @@ def _without_left_recursion(name: str, node: Node) -> dict[str, Node]:
             joins.append(Row(option[1:-1]))
         elif len(option) > 1:
             appended.append(Row(option[1:]))
-    unit = Ref(f"{name}'")  # no name that a grammar can have
+    unit = Ref(f"{name}'")  # a name that no grammar can have
     more = Either((*(Row((join, unit)) for join in joins), *appended))
     return {name: Row((unit, Repeat(more, 0, None))), unit.rule: Either((*others,))}
 

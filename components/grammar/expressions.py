@@ -18,8 +18,8 @@ _LAST: Final = "\U0010ffff"  # not a character
 def over_bytes(regex: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the state after each byte in each state, or -1, and where the expression accepts.
 
-    Of alternatives outlines-core drops the later ones where an earlier one is complete, so that
-    `a|ab` would never be ab. A last character that no text has keeps all of them open.
+    outlines-core drops later alternatives once an earlier one is complete, so that `a|ab` would
+    never match ab. A final character that no text has keeps all of them open.
     """
     import outlines_core
 
@@ -66,7 +66,7 @@ def too_large() -> InvalidField:
 
 
 def _why_not(regex: str, error: ValueError) -> str:
-    """Return what is wrong with an expression; Python's parser says it better."""
+    """Return what is wrong with an expression, if possible in the words of Python's parser."""
     try:
         re.compile(regex)
     except (re.error, RecursionError) as own:

@@ -12,7 +12,7 @@ _MOST_TIMES: Final = 1000
 
 
 class Text(NamedTuple):
-    """A text as it stands."""
+    """A literal text."""
 
     spelled: bytes
 
@@ -30,19 +30,19 @@ class Ref(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Parts in their order."""
+    """Parts one after the other."""
 
     parts: "tuple[Node, ...]"
 
 
 class Either(NamedTuple):
-    """One of several."""
+    """One of several options."""
 
     options: "tuple[Node, ...]"
 
 
 class Repeat(NamedTuple):
-    """A part, some times; without `most` as often as it likes."""
+    """A repeated part; without `most`, any number of times."""
 
     part: "Node"
     least: int
@@ -89,10 +89,10 @@ def read_grammar(text: str) -> Rules:
     try:
         rules = reader.rules()
     except RecursionError:
-        raise InvalidField("grammar: too many parentheses in each other", "grammar") from None
+        raise InvalidField("grammar: too many nested parentheses", "grammar") from None
     for token in (_Token("name", "root", 1), *reader.named):
         if token.text not in rules:
-            raise token.wrong("is no rule of the grammar; rules are written name ::= ...")
+            raise token.wrong("is not a rule of the grammar; rules are written name ::= ...")
     return rules
 
 
@@ -163,7 +163,7 @@ def _times(token: _Token) -> tuple[int, int | None]:
     least, *upto = map(int, re.findall(r"\d+", token.text))
     most = None if "," in token.text and not upto else max([least, *upto])
     if max(least, most or 0) > _MOST_TIMES or (upto and upto[0] < least):
-        raise token.wrong(f"is no number of times; the most is {_MOST_TIMES}")
+        raise token.wrong(f"is not a valid repetition; the most is {_MOST_TIMES}")
     return least, most
 
 
@@ -187,5 +187,5 @@ def _unescaped(letter: str, token: _Token) -> str:
     if code and not 0xD800 <= int(code, 16) < 0xE000:
         return chr(int(code, 16))
     if code or (kind.isalnum() and kind not in _ESCAPED):
-        raise token.wrong(f"has {letter}, which is no character")
+        raise token.wrong(f"has {letter}, which is not a character")
     return _ESCAPED.get(kind, kind)

@@ -1,4 +1,4 @@
-"""A JSON schema as literals and fields: the text that all its answers share, and what is open.
+"""A JSON schema as literals and fields: the text that all its answers share, and the open parts.
 
 Objects have all properties of their schema, in its order and without spaces.
 """
@@ -22,9 +22,9 @@ _FEW: Final = 1000  # integers of a range that are looked at one by one
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A part of the answer that is open: what it may be, as an expression.
+    """An open part of the answer: what it may be, as an expression.
 
-    `texts` are all it may be, where they are few; `choice` says that the schema lists them.
+    `texts` has all its possible texts if they are few; `choice` says that the schema lists them.
     """
 
     path: str  # such as `address.city`; empty for the whole answer
@@ -50,7 +50,7 @@ def choice_of(texts: tuple[str, ...], path: str = "") -> Field:
 
 
 def joined(parts: list[Part]) -> list[Part]:
-    """Return the parts with neighbouring literals made one."""
+    """Return the parts with adjacent literals joined."""
     found: list[Part] = []
     for part in parts:
         if isinstance(part, str) and found and isinstance(found[-1], str):

@@ -21,7 +21,7 @@ def integers(path: str, schema: Mapping[str, Any]) -> str:
 
 
 def numbers(path: str, schema: Mapping[str, Any]) -> str:
-    """Return the expression of the numbers within a schema's bounds, which are whole numbers."""
+    """Return the expression of the numbers within a schema's bounds, which must be integers."""
     low, high = _limits(path, schema)
     if low is None and high is None:
         return NUMBER
@@ -70,7 +70,7 @@ def _range(path: str, least: int | None, most: int | None) -> str:
 
 
 def _positive(least: int, most: int | None) -> str:
-    """Return the expression of the whole numbers from `least` of at least 0 to `most`."""
+    """Return the expression of the whole numbers from `least`, at least 0, to `most`."""
     if most is None:
         size = len(str(least))
         more = f"[1-9][0-9]{{{size},}}"
@@ -83,7 +83,7 @@ def _positive(least: int, most: int | None) -> str:
 
 
 def _equally_long(least: int, most: int) -> list[str]:
-    """Return expressions of the numbers between two that have as many digits."""
+    """Return expressions of the numbers between two with the same number of digits."""
     low, high = str(least), str(most)
     if low == high:
         return [low]

@@ -1,8 +1,8 @@
 """JSON schemas as regular expressions.
 
-Whatever an expression accepts is valid; not all that is valid is accepted: objects have the named
-properties, in their order, and a recursive schema ends after a few levels. A keyword that cannot be
-honoured is refused by name.
+An expression accepts only valid texts, but not all of them: objects have the named properties, in
+their order, and a recursive schema ends after a few levels. A keyword that cannot be honoured is
+refused by name.
 """
 
 import json
@@ -36,7 +36,7 @@ _ANNOTATIONS: Final = frozenset(
 )
 _ALL: Final = frozenset[str]().union(*_HONOURED.values()) | _ANNOTATIONS
 _DEEPEST: Final = 3  # levels of a recursive schema
-_MOST_LEVELS: Final = 100  # of lists and objects in a schema; who reads it calls itself
+_MOST_LEVELS: Final = 100  # of lists and objects in a schema; reading it is recursive
 _ANY: Final = 1  # levels of arrays and objects in a value without a schema
 _TYPES: Final = "object", "array", "string", "number", "integer", "boolean", "null"
 
@@ -63,14 +63,14 @@ AnySchema = Annotated[dict[str, Any] | str | None, _NOT_TOO_DEEP]  # as an objec
 
 
 def regex_of_schema(schema: Any) -> str:
-    """Return an expression of JSON texts that are valid; raises InvalidField where it cannot."""
+    """Return an expression of valid JSON texts; raises InvalidField if that is impossible."""
     with no_endless_schema():
         return Writer(schema).any_of("json", schema, {})
 
 
 @contextmanager
 def no_endless_schema() -> Iterator[None]:
-    """Refuse a schema that is still needed where its levels end."""
+    """Refuse a schema that requires itself beyond the allowed levels."""
     try:
         yield
     except (TooDeep, RecursionError):
@@ -90,7 +90,7 @@ class Writer:
         if schema is True or schema == {}:
             return self._value(_ANY)
         if not isinstance(schema, dict):
-            raise _refused(path, f"{schema!r:.50} is no schema that a text can follow")
+            raise _refused(path, f"{schema!r:.50} is not a schema that a text can follow")
         for keyword in schema:
             if keyword not in _ALL:
                 raise _refused(path, f"cannot honour the keyword {keyword!r}; leave it out")
@@ -221,7 +221,7 @@ class Writer:
         return _map_of(inner[0]) if inner else r"\{\}"
 
     def _value(self, depth: int) -> str:
-        """Return the expression of any value, nested so deep."""
+        """Return the expression of any value, nested up to `depth`."""
         plain = [STRING, NUMBER, "true", "false", "null"]
         if depth == 0:
             return _either(plain)
@@ -235,7 +235,7 @@ def _map_of(value: str) -> str:
 
 
 def _members(members: Items[tuple[str, bool]]) -> str:
-    """Return the members in their order, with commas between those that are there."""
+    """Return the members in their order, with commas between those that are present."""
     first = next((at for at, (_, required) in enumerate(members) if required), None)
     if first is None:  # any of them may be the first
         starts = (
@@ -282,7 +282,7 @@ def _times(least: int, most: int | None) -> str:
 
 
 def unless_too_deep(write: Callable[[], T]) -> list[T]:
-    """Return what is written, or nothing: an optional part of a recursive schema ends there."""
+    """Return what `write` returns, or nothing if it is too deep for an optional part."""
     try:
         return [write()]
     except TooDeep:
@@ -333,7 +333,7 @@ def _disjoint(branches: Items[Any]) -> bool:
 
 
 def _marks(schema: Any) -> Iterator[str]:
-    """Yield what tells a schema's values: their types, or the values themselves."""
+    """Yield what distinguishes a schema's values: their types, or the values themselves."""
     if not isinstance(schema, dict):
         return
     if "const" in schema or "enum" in schema:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 _PLAIN: Final = r'[^"\\\x00-\x1f]'
-_UNSAFE: Final = r'"\\\x00-\x1f'  # what stands for itself in no JSON string
+_UNSAFE: Final = r'"\\\x00-\x1f'  # characters that JSON strings must escape
 STRING: Final = rf'"(?:{_PLAIN}|\\["\\/bfnrt])*"'
 
 _DATE: Final = (
@@ -14,8 +14,8 @@ _DATE: Final = (
 )
 _CLOCK: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _OFFSET: Final = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-# In counted repetitions each character has one way to go on: outlines-core takes time that doubles
-# with the count otherwise. At most 62 and 251 characters, of 63 and 253 allowed.
+# In counted repetitions each character has only one continuation: otherwise outlines-core's time
+# doubles with each count. At most 62 and 251 characters, of 63 and 253 allowed.
 _LABEL: Final = "[a-z0-9]{1,20}(?:-[a-z0-9]{1,20}){0,2}"
 _HOST: Final = rf"{_LABEL}(?:\.{_LABEL}){{1,3}}"
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -33,10 +33,10 @@ FORMATS: Final[Mapping[str, str]] = {
 
 
 def text(times: str) -> str:
-    """Return the strings of so many characters; `times` is a quantifier.
+    """Return the strings with a number of characters that the quantifier `times` allows.
 
-    None is written with a backslash: with a choice to repeat, outlines-core takes time that doubles
-    with each time.
+    None is written with a backslash: if a choice is repeated, outlines-core's time doubles with
+    each repetition.
     """
     return f'"{_PLAIN}{times}"'
 
@@ -44,8 +44,8 @@ def text(times: str) -> str:
 def pattern_in_string(pattern: str) -> str:
     """Return the strings that match a pattern as a whole, written as in JSON.
 
-    A pattern may name characters that JSON writes with a backslash, and `.` or a negated set would
-    allow them: the one are escaped, the other excluded.
+    JSON writes some characters with a backslash: those that a pattern names are escaped, and those
+    that `.` or a negated set would allow are excluded.
     """
     from re import _parser  # how Python itself reads patterns
 

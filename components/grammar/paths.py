@@ -1,10 +1,10 @@
-"""The best or a drawn filling of a block's masks with which an automaton accepts the answer.
+"""The best filling of a block's masks, or a drawn one, with which an automaton accepts the answer.
 
-The positions of a block are taken as independent, as the model gives them. Among all fillings that
-keep the decided tokens, that the automaton allows, and that leave enough positions to end, the best
-one is found, or one is drawn, exactly: a backward pass over the states gives what follows each
-position is worth, and a forward pass chooses. Any part of the filling may be made final, because
-the rest of it completes that part.
+The positions of a block are treated as independent, as the model predicts them. Among all fillings
+that keep the decided tokens, that the automaton allows, and that leave enough positions to end, the
+best one is found, or one is drawn, exactly: a backward pass over the states computes the value of
+what follows each position, and a forward pass chooses. Any part of the filling may be made final,
+because the rest of it completes that part.
 
 Letters: B sequences that share an automaton, L positions of their blocks, R rows of the head, V
 this rank's vocabulary, C classes, S sets of classes, Q states, D edges of a state, E edges of all
@@ -19,11 +19,11 @@ from torch import Tensor
 from diffray.components.backend import rows_at_a_time
 from diffray.components.grammar.automaton import Automaton
 
-LEFT_OUT = 1e4  # how much less a token is worth that top-k or top-p leave out
+LEFT_OUT = 1e4  # subtracted from the logits of tokens that top-k or top-p drop
 
 
 class Entry(NamedTuple):
-    """Where each sequence enters its block, and what the block has to leave."""
+    """The state in which each sequence enters its block, and the positions after it."""
 
     state_B: Tensor
     valid_BL: Tensor  # positions that belong to the answer
@@ -31,10 +31,10 @@ class Entry(NamedTuple):
 
 
 def fill(score_BLC: Tensor, mass_BLC: Tensor | None, automaton: Automaton, entry: Entry) -> Tensor:
-    """Return the class from which each position's token is to be taken, [B, L].
+    """Return the class from which to take each position's token, [B, L].
 
-    The filling with the best sum of scores; or, if the scores are `mass_BLC`, the logarithms of the
-    classes' probabilities, with Gumbel noise, one that is drawn from the allowed ones.
+    They form the filling with the best sum of scores. If scores are `mass_BLC`, the logarithms of
+    the classes' probabilities, with Gumbel noise, it is drawn from the allowed fillings.
     """
     score_BLS = _of_sets(score_BLC, automaton, drawn=False)
     if mass_BLC is None:
@@ -50,7 +50,7 @@ def fill(score_BLC: Tensor, mass_BLC: Tensor | None, automaton: Automaton, entry
 def _backward(
     score_BLS: Tensor, automaton: Automaton, entry: Entry, *, drawn: bool
 ) -> list[Tensor]:
-    """Return what each state is worth after each position, at best or in sum: L of [B, Q]."""
+    """Return each state's value after each position, the best or a log-sum-exp: L of [B, Q]."""
     ends_BQ = automaton.distance_Q <= entry.room_B.unsqueeze(1)
     value_BQ = torch.zeros_like(ends_BQ, dtype=score_BLS.dtype).masked_fill(~ends_BQ, -torch.inf)
     found = []
@@ -68,7 +68,7 @@ def _backward(
 def _forward(
     score_BLS: Tensor, following: list[Tensor], automaton: Automaton, entry: Entry
 ) -> Tensor:
-    """Choose each position's set, from the state that those before it lead to."""
+    """Choose each position's set, from the state that the sets before it lead to."""
     state_B, taken = entry.state_B, []
     for at, value_BQ in enumerate(following):
         set_BD, next_BD = automaton.set_QD[state_B], automaton.next_QD[state_B]
@@ -81,7 +81,7 @@ def _forward(
 
 
 def _of_sets(value_BLC: Tensor, automaton: Automaton, *, drawn: bool) -> Tensor:
-    """Return the largest value of each set's classes, or the log of their sum; -inf without any."""
+    """Return the largest value of each set's classes, or their log-sum-exp; -inf if it has none."""
     set_N, class_N = automaton.member_SC[:, :-1].nonzero().unbind(1)
     size = *value_BLC.shape[:-1], len(automaton.member_SC)
     value_BLN = value_BLC[..., class_N]
@@ -91,7 +91,7 @@ def _of_sets(value_BLC: Tensor, automaton: Automaton, *, drawn: bool) -> Tensor:
 
 
 def of_classes(value_RV: Tensor, class_V: Tensor, count: int, *, drawn: bool) -> Tensor:
-    """Return the largest value of each class's tokens, or the log of their sum."""
+    """Return the largest value of each class's tokens, or if `drawn` their log-sum-exp."""
     found = []
     for value in value_RV.split(rows_at_a_time(value_RV)):
         index = class_V.expand_as(value)

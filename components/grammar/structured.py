@@ -1,4 +1,4 @@
-"""What a text may be: the ways in which a request says it, each as a regular expression."""
+"""The ways in which a request constrains its text, as regular expressions or a grammar."""
 
 import json
 import re
@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)
 
     class StructuredOutputs(Config):
-        """The texts that an answer may be, in one of several ways; vLLM's names."""
+        """What an answer must match, given in one of several ways; vLLM's names."""
 
         json: AnySchema = Field(  # type: ignore[assignment]  # pydantic's own method
             None, description="A JSON schema, as an object or as text."
@@ -77,7 +77,7 @@ with warnings.catch_warnings():
             try:
                 found = json.loads(self.json)
             except (ValueError, RecursionError) as error:
-                raise InvalidField(f"json: the schema is no JSON: {error}", "json") from None
+                raise InvalidField(f"json: the schema is not JSON: {error}", "json") from None
             try:
                 return not_too_deep(found)
             except ValueError as error:

@@ -1,4 +1,4 @@
-"""Calls of functions in an answer, in the format that most chat templates show: Hermes's."""
+"""Function calls in an answer, in the Hermes format, which most chat templates use."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ NO_ARGUMENTS: Final[Mapping[str, Any]] = {
 
 
 class ToolCalls(Config):
-    """Which functions an answer may call."""
+    """The functions that an answer may call."""
 
     functions: dict[str, SchemaObject] = Field(
         min_length=1, description="The JSON schema of each function's arguments, by its name."
@@ -44,11 +44,9 @@ class ToolCalls(Config):
 
 
 def _without(word: str) -> str:
-    """Return an expression of the texts without a word whose first letter is only its first."""
+    """Return an expression of the texts without a word that has its first letter only once."""
     first, *rest = list(word)
-    back = (
-        f"[^{first}{rest[-1]}]"  # what leads back to the word's beginning, after its first letter
-    )
+    back = f"[^{first}{rest[-1]}]"  # what leads back to the word's start, after its first letter
     begun = ""
     for letter in reversed(rest[:-1]):
         back = f"(?:[^{first}{letter}]|{letter}{back})"

@@ -1,6 +1,6 @@
 """How each family is best denoised, and which policies compute what the model itself computes.
 
-`diffray info`, /v1/models and docs/models.md tell the same of it.
+`diffray info`, /v1/models and docs/models.md show the same advice.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Advice:
     exact: tuple[str, ...]
     approximate: tuple[str, ...]
     source: str  # of the recommended policy
-    # What it says instead of the default policy; nothing where that is the recommended one.
+    # Its differences from the default policy; empty if that is the recommended one.
     recommended: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -50,15 +50,15 @@ ADVICE: Final = {
         "transformers' defaults, at temperature 1",
     ),
 }
-# Their configs are those of the family, so only the checkpoint's name tells them.
+# Their configs are those of the family, so only the checkpoint's name identifies them.
 _NAMED: Final = {"LLaDA": "LLaDA-1.5", "LLaDA2": "LLaDA2.1", "SDAR": "TraDo"}
 _UNKNOWN: Final = Advice((), (), "")
 
 
 def family_of(family: str, path: Path) -> str:
-    """Return the member of a family that the name of a checkpoint's folder, or of its Hub id, says.
+    """Return the member of a family that the name of a checkpoint's folder or its Hub id gives.
 
-    A downloaded one lies in OWNER--NAME/snapshots/COMMIT.
+    A downloaded checkpoint is in OWNER--NAME/snapshots/COMMIT.
     """
     member = _NAMED.get(family)
     names = path.absolute().parts[-3:]
@@ -67,7 +67,7 @@ def family_of(family: str, path: Path) -> str:
 
 
 def told(family: str, default: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the advice about a family whose default policy this is, in JSON's types."""
+    """Return the advice about a family with this default policy, in JSON's types."""
     advice = ADVICE.get(family, _UNKNOWN)
     return {
         "recommended": {**default, **advice.recommended},

@@ -50,7 +50,7 @@ _GELU = partial(gelu, approximate="tanh")
 
 
 def read_dims(fields: Fields) -> Dims:
-    """Read the text's part of config.json; refuse what would need other arithmetic."""
+    """Read the text part of config.json; refuse settings that need other arithmetic."""
     fields.only("hidden_activation", "gelu_pytorch_tanh")
     fields.only("attention_bias", False)
     fields.only("tie_word_embeddings", True)
@@ -74,7 +74,7 @@ def read_dims(fields: Fields) -> Dims:
 
 
 def read_heads(fields: Fields, dims: Dims) -> list[Heads]:
-    """Return the heads of each layer: most see near keys, the others all."""
+    """Return the heads of each layer: most layers see only near keys, the others all."""
     rope = fields.inner("rope_parameters", {})
     near, far = (rope.inner(kind, {}) for kind in (NEAR, FAR))
     near.only("rope_type", "default")
@@ -149,7 +149,7 @@ def build_diffusion_gemma(
 
 
 def _kinds(fields: Fields, layers: int) -> list[str]:
-    """Return how far each layer sees; by default five near ones come before one that sees all."""
+    """Return how far each layer sees; by default five near ones precede one that sees all."""
     usual = [NEAR if (number + 1) % 6 else FAR for number in range(layers)]
     kinds = fields.names("layer_types", usual)
     if len(kinds) != layers or not set(kinds) <= {NEAR, FAR}:
@@ -163,8 +163,8 @@ def _kinds(fields: Fields, layers: int) -> list[str]:
 def _key_heads(fields: Fields, dims: Dims, kinds: list[str]) -> list[tuple[int, int]]:
     """Return how many key heads each layer has, and their size.
 
-    The published config says it once for layers that see all; transformers, when it saves one,
-    says it in `per_layer_config` for each layer that differs from the usual one.
+    The published config gives them once for layers that see all; one that transformers saved gives
+    them in `per_layer_config` for each layer that differs from the usual one.
     """
     usual = (dims.kv_heads, dims.head_dim)
     keys_key, size_key = "num_key_value_heads", "head_dim"

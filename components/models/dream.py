@@ -1,4 +1,4 @@
-"""Dream: Qwen2.5's dense stack with attention both ways; its logits are about the next position."""
+"""Dream: Qwen2.5's dense stack, bidirectional; its logits are about the next position."""
 
 import torch
 

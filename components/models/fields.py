@@ -78,16 +78,15 @@ class Fields:
             raise self._wrong(key, value, f"{expected}: nothing else is implemented")
 
     def must_be(self, key: str, allowed: object) -> None:
-        """Refuse a key whose upstream default is another than the one value implemented."""
+        """Require the one implemented value of a key, which is not the upstream default."""
         value = self._value(key, REQUIRED)
         if value != allowed:
             raise self._wrong(key, value, f"{allowed!r}: nothing else is implemented")
 
     def rope(self, positions: int) -> Rope:
-        """Return the rotation of a model made for so many positions, perhaps stretched to more.
+        """Return the rotation of a model made for `positions`, possibly scaled to more.
 
-        Newer files keep its fields in `rope_parameters`, older ones the stretching in
-        `rope_scaling`.
+        Newer files keep its fields in `rope_parameters`, older ones the scaling in `rope_scaling`.
         """
         is_new = self.config.get("rope_parameters") is not None
         inner = self.inner("rope_parameters" if is_new else "rope_scaling", {})
@@ -115,7 +114,7 @@ class Fields:
         return Rope(theta, longest, "yarn", factor, trained, *ramp)
 
     def yarn_magnitude(self) -> float:
-        """Return what cos and sin are multiplied with: as given, or as the factor makes it."""
+        """Return the multiplier of cos and sin, as given or computed from the factor."""
         if self.config.get("attention_factor") is not None:
             return self.number("attention_factor")
         factor, weights = self.number("factor"), ("mscale", "mscale_all_dim")
@@ -149,7 +148,7 @@ class Fields:
         return value
 
     def experts(self, chosen_key: str = "num_experts_per_tok") -> tuple[int, int]:
-        """Return how many experts there are and how many of them a token goes to."""
+        """Return how many experts there are, and how many are chosen per token."""
         experts, chosen = self.count("num_experts"), self.count(chosen_key)
         if chosen > experts:
             raise ValueError(
@@ -190,6 +189,6 @@ class Fields:
 
 
 def shown(value: object) -> str:
-    """Return what a file says, as an error may quote it: in ASCII, and not at length."""
+    """Return a file's value as an error may quote it: in ASCII, and shortened."""
     text = ascii(value)
     return text if len(text) <= 100 else f"{text[:100]}..."

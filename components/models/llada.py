@@ -1,4 +1,4 @@
-"""Dense LLaDA: a Llama-like stack whose attention looks both ways."""
+"""Dense LLaDA: a Llama-like stack with bidirectional attention."""
 
 import torch
 
@@ -23,7 +23,7 @@ MLP_NAMES = GatedNames("ff_proj.weight", "up_proj.weight", "ff_out.weight")
 
 
 def read_dims(fields: Fields) -> Dims:
-    """Read config.json; refuse what would need other arithmetic."""
+    """Read config.json; refuse settings that need other arithmetic."""
     # Upstream's defaults for these are GPT-2's, so an absent key does not mean ours.
     fields.must_be("block_type", "llama")
     fields.must_be("activation_type", "silu")

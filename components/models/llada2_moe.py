@@ -44,7 +44,7 @@ class GroupedRouter(nn.Module):
         experts, self.chosen = fields.experts()
         self.groups, self.groups_chosen = fields.count("n_group"), fields.count("topk_group")
         self.scale = fields.number("routed_scaling_factor")
-        # Upstream always has the buffer; only a model trained with it must bring it.
+        # Upstream always has the buffer; only a checkpoint trained with it must contain it.
         self.needs_bias = fields.flag("moe_router_enable_expert_bias", False)
         self.weight_EH = empty(experts, hidden, dtype=wide(dtype))
         self.bias_E = empty(experts, dtype=wide(dtype))
@@ -80,7 +80,7 @@ class GroupedRouter(nn.Module):
 
 
 def read_dims(fields: Fields) -> Dims:
-    """Read config.json; refuse what would need other arithmetic."""
+    """Read config.json; refuse settings that need other arithmetic."""
     fields.only("hidden_act", "silu")
     for key in (
         "norm_head",
@@ -90,7 +90,7 @@ def read_dims(fields: Fields) -> Dims:
         "using_split_qkv_in_self_attention",
     ):
         fields.only(key, False)
-    # Upstream's default is True, so it must be said.
+    # Upstream's default is True, so the key is required.
     fields.must_be("use_bias", False)
     # The norms on heads are always there: upstream applies them whatever use_qk_norm says.
     fields.only("use_qk_norm", True)

@@ -1,4 +1,4 @@
-"""LLaDA-MoE: softmax-routed experts, a norm on each query and key head, attention both ways."""
+"""LLaDA-MoE: softmax-routed experts, a norm on each query and key head, bidirectional."""
 
 import torch
 
@@ -12,7 +12,7 @@ from diffray.components.models.qwen import MLP_NAMES, QWEN3
 from diffray.components.softmax_router import SoftmaxRouter
 from diffray.kernels.choose import TORCH, Kernels
 
-# Under the layer, not under its mlp: so the checkpoints have it.
+# Under the layer, not under its mlp, as in the checkpoints.
 SHARED_NAMES = GatedNames(
     "shared_expert.gate_proj.weight",
     "shared_expert.up_proj.weight",
@@ -21,7 +21,7 @@ SHARED_NAMES = GatedNames(
 
 
 def read_dims(fields: Fields) -> Dims:
-    """Read config.json; refuse what would need other arithmetic."""
+    """Read config.json; refuse settings that need other arithmetic."""
     fields.only("hidden_act", "silu")
     fields.only("attention_bias", False)
     fields.only("use_sliding_window", False)

@@ -23,7 +23,7 @@ MLP_NAMES = GatedNames("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_p
 
 
 def read_dims(fields: Fields, names: Names) -> Dims:
-    """Read config.json; refuse what would need other arithmetic."""
+    """Read config.json; refuse settings that need other arithmetic."""
     fields.only("hidden_act", "silu")
     fields.only("use_sliding_window", False)
     # Qwen2 always has the biases and reads no key.

@@ -1,4 +1,4 @@
-"""The one table of models: what config.json calls an architecture, and who builds it."""
+"""The one table of models: what config.json calls an architecture, and what builds it."""
 
 import re
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from diffray.kernels.variants import UNTRIED, Choices
 
 
 class Build(Protocol):
-    """Makes a model of a config, without storage."""
+    """Builds a model from a config, without storage."""
 
     def __call__(
         self, config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = ...
@@ -51,7 +51,7 @@ MODEL_TYPES: Final = {
     "sdar_moe": "SDARMoeForCausalLM",
 }
 TORCH_ALONE: Final = (build_diffusion_gemma,)
-# What else configs name: beginnings of names, and the supported architecture that is alike.
+# Unsupported architectures: prefixes of their names, and the most similar supported one.
 _ALIKE: Final = {
     "diffucoder": "DreamModel",
     "dimple": "DreamModel",
@@ -70,7 +70,7 @@ _ENDING: Final = re.compile("(For[A-Z].*|Model(LM)?)$")
 def build_model(
     config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
 ) -> Denoiser:
-    """Return the model, without storage; refuse a mesh over which it cannot be cut."""
+    """Return the model, without storage; refuse a mesh over which it cannot be sharded."""
     try:
         model = choose_build(config)(config, mesh, dtype, kernels)
     except UnevenError as error:
@@ -79,12 +79,12 @@ def build_model(
         possible = ", ".join(map(str, sizes))
         raise ValueError(f"{error}; this model runs on {possible} ranks{how}") from None
     if mesh.expert_parallel and not model.routed:
-        raise ValueError("the model has no experts to deal out; leave expert_parallel out")
+        raise ValueError("the model has no experts to distribute; leave expert_parallel out")
     return model
 
 
 def runs_on_torch_alone(config: Config) -> bool:
-    """Return whether Triton's kernels do not know what the model computes."""
+    """Return whether the model needs operations that Triton's kernels lack."""
     return choose_build(config) in TORCH_ALONE
 
 
@@ -95,24 +95,24 @@ def kernels_for(
     dtype: torch.dtype,
     choices: Choices = UNTRIED,
 ) -> Kernels:
-    """Return the kernels for a model on this device; refuse those that it has not."""
+    """Return the kernels for a model on this device; refuse those that do not support it."""
     if not runs_on_torch_alone(config):
         return choose_kernels(kernels, device, dtype, choices)
     if kernels == "triton":
         raise ValueError(
-            "kernels is 'triton', and this model runs on torch's functions alone: Triton's know no "
-            "sliding windows; leave kernels at 'auto'"
+            "kernels is 'triton', and this model runs only on torch's functions: Triton's kernels "
+            "have no sliding windows; leave kernels at 'auto'"
         )
     return choose_kernels("torch" if kernels == "auto" else kernels, device, dtype)
 
 
 def check_ranks(config: Config, size: int, *, expert_parallel: bool) -> None:
-    """Refuse a number of ranks over which the model cannot be cut, before it is loaded."""
+    """Refuse a number of ranks over which the model cannot be sharded, before it is loaded."""
     build_model(config, Mesh(0, size, expert_parallel), torch.float32)
 
 
 def check_sharing(config: Config, prefixes: Iterable[str], first_steps: str) -> None:
-    """Refuse options for prefixes, or for first steps, where no two requests could share any."""
+    """Refuse options for prefixes or first steps if no two requests could share any."""
     name = next(iter(prefixes), None)
     if name is None and first_steps == "off":
         return
@@ -130,7 +130,7 @@ def check_sharing(config: Config, prefixes: Iterable[str], first_steps: str) -> 
 
 
 def rank_counts(config: Config, *, expert_parallel: bool) -> tuple[int, ...]:
-    """Return the numbers of ranks over which the model can be cut."""
+    """Return the numbers of ranks over which the model can be sharded."""
     build = choose_build(config)
     heads = build(config, Mesh(), torch.float32).dims.heads
     sizes = []
@@ -174,9 +174,9 @@ def _usual(config: Config) -> str | None:
 
 
 def _nearest(name: str) -> str | None:
-    """Return the supported architecture whose name is most alike, without its usual ending."""
-    for beginning, known in _ALIKE.items():
-        if name.lower().startswith(beginning):
+    """Return the supported architecture with the most similar name, without its usual ending."""
+    for prefix, known in _ALIKE.items():
+        if name.lower().startswith(prefix):
             return known
     stems = {_ENDING.sub("", known): known for known in reversed(ARCHITECTURES)}
     near = get_close_matches(_ENDING.sub("", name[:64]), stems, 1)

@@ -14,7 +14,7 @@ from diffray.components.models.qwen import MLP_NAMES, QWEN3, read_dims
 from diffray.components.softmax_router import SoftmaxRouter
 from diffray.kernels.choose import TORCH, Kernels
 
-# The paper's and the model cards' dynamic one.
+# The "dynamic" rule of the paper and the model cards.
 DECODER: Final = {"kind": "threshold", "threshold": 0.95}
 
 
@@ -36,7 +36,7 @@ def build_sdar_moe(
     fields = Fields(config, "SDAR-MoE")
     fields.only("decoder_sparse_step", 1)
     fields.only("mlp_only_layers", [])
-    # Where Qwen3's sparse models do not say it, weights are not renormalised.
+    # Without the key, Qwen3's sparse models do not renormalise weights.
     fields.must_be("norm_topk_prob", True)
     hidden, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     experts, chosen = fields.experts()
@@ -52,7 +52,7 @@ def build_sdar_moe(
 def _stacked(
     fields: Fields, mlps: Items[MLP], mesh: Mesh, dtype: torch.dtype, kernels: Kernels
 ) -> Denoiser:
-    # Checkpoints were trained with 4 to 64. The first ones were with 4, and do not say so.
+    # Checkpoints were trained with 4 to 64. The configs of the first, with 4, do not say so.
     block = fields.count("block_size", 4)
     return Denoiser(
         read_dims(fields, QWEN3),

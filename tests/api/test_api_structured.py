@@ -226,7 +226,7 @@ def test_a_pinned_canvas_tells_how_probable_each_field_is(service: Service) -> N
         ({"structured_outputs": {}}, "structured_outputs", "give one of json"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "needs a json_schema"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
-        ({"guided_grammar": "root ::= x"}, "guided_grammar", "line 1: 'x' is no rule"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "line 1: 'x' is not a rule"),
         ({"guided_grammar": 'root ::= "a" root'}, "guided_grammar", "none of its texts ends"),
         ({"guided_grammar": NESTED, "diffusion": PINNED}, "guided_grammar", "a JSON schema or"),
         ({"guided_json": {}, "ignore_eos": True}, "ignore_eos", "does not go with"),

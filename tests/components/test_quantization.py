@@ -255,12 +255,12 @@ REFUSED: list[tuple[str, Given, str]] = [
     ("llada_moe", "int3", "there is no format 'int3', did you mean 'int8'"),
     ("llada_moe", {"expert": "int8"}, "there is no part 'expert', did you mean 'experts'"),
     ("llada_moe", {"re:(": "int8"}, "not a regular expression"),
-    ("llada_moe", {"re:.*gate$": "int8"}, "'re:.*gate$' is about no matrix"),
+    ("llada_moe", {"re:.*gate$": "int8"}, "'re:.*gate$' matches no matrix"),
     ("llada_moe", {"experts": "w8a8"}, "choose int8 for experts"),
     ("llada", "w8a8_fp", "there is no format 'w8a8_fp', did you mean 'w8a8_fp8'"),
     ("llada", "int8_g512", "weights are not a multiple of 512; choose another format"),
     ("llada", {"re:.*q_proj": "int8"}, "both are parts of one product; give them one format"),
-    ("llada", {"attention": "none"}, "no matrix of this model is in it"),
+    ("llada", {"attention": "none"}, "it matches no matrix of this model"),
     ("llada", {}, "name a format"),
 ]
 

@@ -248,7 +248,7 @@ GPTQ_REFUSED = [
     ({"group_size": 48}, "in groups of 48"),
     ({"checkpoint_format": "marlin"}, "the checkpoint_format 'marlin'"),
     ({"lm_head": True}, "a quantized lm_head"),
-    ({"group_size": 64}, "scales has not one number for each row or group"),
+    ({"group_size": 64}, "scales does not have one number for each row or group"),
     ({"quant_method": "awq"}, "the quant_method 'awq'; expected compressed-tensors or gptq"),
 ]
 
@@ -281,12 +281,12 @@ COMPRESSED_REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"format": "marlin-24"}, {}, "the format 'marlin-24'"),
     ({"kv_cache_scheme": {"num_bits": 8}}, {}, "a kv_cache_scheme"),
     ({"config_groups": {}}, {}, "no config_groups"),
-    ({}, {"targets": ["re:nothing"]}, "no config group of the 'quantization_config' is about it"),
+    ({}, {"targets": ["re:nothing"]}, "no config group of the 'quantization_config' matches it"),
     ({}, {"targets": ["re:("]}, "the target 're:('"),
     ({}, {"weights": {"num_bits": 2, "strategy": "channel"}}, "weights of 2 bits"),
     ({}, {"weights": {"num_bits": 4, "strategy": "block"}}, "scales by 'block'"),
     ({}, {"weights": {"num_bits": 4, "actorder": "group"}}, "reordered columns"),
-    ({}, {"input_activations": {"num_bits": 8, "dynamic": False}}, "as they come (dynamic)"),
+    ({}, {"input_activations": {"num_bits": 8, "dynamic": False}}, "dynamically to 8 bits"),
 ]
 
 
@@ -346,7 +346,7 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path, plain: Pa
     written = quantize_checkpoint(plain, tmp_path / "small", "int8", progress=False)
     with pytest.raises(ValueError, match="is quantized already; leave it out"):
         parameters(written, "int8")
-    with pytest.raises(ValueError, match="quantized already; take what it was made from"):
+    with pytest.raises(ValueError, match="quantized already; use the original checkpoint"):
         quantize_checkpoint(written, tmp_path / "smaller", "int4", progress=False)
     with pytest.raises(ValueError, match="convert the checkpoint it was made from"):
         convert(written, tmp_path / "fused", progress=False)

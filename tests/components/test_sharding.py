@@ -128,7 +128,7 @@ def test_experts_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=sentence):
         load_model(tmp_path, device="cpu", mesh=Mesh(0, 4, True))
     (tmp_path / "config.json").write_text(json.dumps(LLADA))
-    with pytest.raises(ValueError, match="no experts to deal out; leave expert_parallel out"):
+    with pytest.raises(ValueError, match="no experts to distribute; leave expert_parallel out"):
         load_model(tmp_path, device="cpu", mesh=Mesh(0, 2, True))
 
 

@@ -346,9 +346,9 @@ def test_an_adapter_of_another_model_is_refused_in_one_sentence(tmp_path: Path) 
     (odd / "adapter_model.safetensors").rename(odd / "adapter_model.bin")
     with DiffusionLLM(str(story.base), **OPTIONS) as llm:
         for path, sentence in (
-            (foreign, "which this model has not"),
-            (routers, "no routers, embeddings or head"),
-            (head, "no routers, embeddings or head"),
+            (foreign, "which this model does not have"),
+            (routers, "not routers, embeddings or the head"),
+            (head, "not routers, embeddings or the head"),
             (odd, "save the adapter as safetensors"),
             (story.base, "has no adapter_config.json; give the folder of a LoRA adapter"),
             (tmp_path / "nowhere", "nowhere"),

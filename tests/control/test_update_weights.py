@@ -340,7 +340,7 @@ def test_a_quantized_model_rounds_them_anew(
     assert ids(old) == first
     smaller = tmp_path / "int8"
     quantize_checkpoint(folders[1], smaller, "int8", progress=False)
-    with pytest.raises(ValueError, match="give the weights from before that"):
+    with pytest.raises(ValueError, match="give unquantized weights"):
         old.update_weights(smaller)
     assert ids(old) == first
 

@@ -1,6 +1,6 @@
-"""Tries a variant of a kernel: compares it with torch's form, then times it.
+"""Tries a variant of a kernel: compares it with the torch reference, then times it.
 
-It is timed twice: launched, and replayed from a recording, whose replays are compared as well.
+It is timed twice: launched, and replayed from a recording. Replays are compared as well.
 """
 
 import math
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from diffray.kernels.variants import TORCH_VARIANT, Choices, Kernel, Run, Shape, Variant
 
-# The largest error of a variant, by the dtype that it computes in: twice what torch's form of the
-# experts, the least exact kernel, was away from exact sums of 2,048 numbers.
+# The largest error of a variant, by the dtype that it computes in: twice the error of torch's
+# experts, the least exact kernel, against exact sums of 2,048 numbers.
 TOLERANCE: Final = {torch.float32: 2e-4, torch.float16: 6e-3, torch.bfloat16: 5e-2}
 
 _FLUSH_BYTES = 256 << 20  # several times the largest L2 cache
-_TIMED_S, _FEWEST, _MOST = 0.02, 5, 30  # runs to time: as many as fit the seconds
+_TIMED_S, _FEWEST, _MOST = 0.02, 5, 30  # as many runs as fit the seconds, within these bounds
 
 # Which variants to use: the fastest by themselves, or with what they may save in a step, or the
 # default ones; in this order they are tried together.
@@ -68,8 +68,8 @@ class Outcome:
     error: float | None = None  # None: it did not run, or the error is infinite
     launched_s: float | None = None
     replayed_s: float | None = None  # None: it cannot be recorded, or there are no recordings
-    default: bool = False  # whether it runs where nothing was tried
-    early_s: float = 0.0  # what it may save in a step beyond that
+    default: bool = False  # whether it runs if nothing was tried
+    early_s: float = 0.0  # what it may save in a step beyond its own time
 
     @property
     def spoiled(self) -> bool:
@@ -82,9 +82,9 @@ class Outcome:
 
 
 def choices_of(outcomes: Items[Outcome], selection: Selection = "fastest") -> Choices:
-    """Return the selected variant of each shape; one that was refused anywhere is not among them.
+    """Return the selected variant of each shape, never one that was refused anywhere.
 
-    A variant that can be recorded goes before any that cannot, which would rule out graphs.
+    Variants that can be recorded come first; one that cannot would rule out graphs.
     """
     refused = {(each.kernel, each.variant) for each in outcomes if each.refused}
     right = [each for each in outcomes if (each.kernel, each.variant) not in refused]
@@ -101,7 +101,7 @@ def choices_of(outcomes: Items[Outcome], selection: Selection = "fastest") -> Ch
 
 
 def _rank(outcome: Outcome, *, early: bool) -> tuple[bool, float]:
-    assert outcome.seconds is not None, "what is not refused was timed"
+    assert outcome.seconds is not None, "variants that were not refused are timed"
     return outcome.replayed_s is None, outcome.seconds - outcome.early_s * early
 
 
@@ -137,7 +137,7 @@ def attempt(
 
 
 def _can_be_recorded(call: Call, variant: Variant) -> bool:
-    """Whether to try; after a recording that fails the process had better end."""
+    """Whether to try a recording; if one fails, the process should not go on."""
     return variant.name != TORCH_VARIANT or call.kernel.recordable(*call.args, **call.options)
 
 
@@ -152,7 +152,7 @@ def _wrong(error: float, allowed: float) -> str:
 
 
 def _compare(call: Call, variant: Variant) -> float:
-    """Return the variant's error; the tensors that a call stores to are left as they were."""
+    """Return the variant's error; the tensors that a call stores to are restored."""
     kernel, args, options = call
 
     def outputs(run: Run) -> list[Tensor]:
@@ -167,7 +167,7 @@ def _compare(call: Call, variant: Variant) -> float:
 
 @contextmanager
 def _unchanged(call: Call) -> Iterator[Items[Tensor]]:
-    """Leave the tensors that a call stores to as they were, and yield them."""
+    """Yield the tensors that a call stores to, then restore them."""
     stored = call.kernel.written(*call.args, **call.options)
     before = [tensor.clone() for tensor in stored]
     yield stored
@@ -176,14 +176,14 @@ def _unchanged(call: Call) -> Iterator[Items[Tensor]]:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """Return a kernel's outputs as a list, without those that it left out."""
+    """Return a kernel's outputs as a list, without those that are None."""
     if result is None or isinstance(result, Tensor):
         return [] if result is None else [result]
     return [tensor for part in result for tensor in tensors_of(part)]
 
 
 def _replay_afresh(call: Call, replay: Run, *_: Any, **__: Any) -> Any:
-    """Replay, so that nothing is left of the last replay's outputs, nor of what it stored."""
+    """Replay after overwriting what an earlier replay returned and undoing what it stored."""
     with _unchanged(call):
         for tensor in tensors_of(replay()):
             tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
@@ -192,7 +192,7 @@ def _replay_afresh(call: Call, replay: Run, *_: Any, **__: Any) -> Any:
 
 @contextmanager
 def _filled_memory() -> Iterator[None]:
-    """Fill new tensors with NaN: else what a kernel does not write may hold another's result."""
+    """Fill new tensors with NaN; what a kernel leaves unwritten might hold an earlier result."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")
     try:
@@ -204,7 +204,7 @@ def _filled_memory() -> Iterator[None]:
 
 
 class Clock:
-    """Times work on a device, on a GPU each run from a cold cache."""
+    """Times work on a device; on a GPU each run starts from a cold cache."""
 
     def __init__(self, device: torch.device) -> None:
         self._flush: Tensor | None = None

@@ -27,8 +27,8 @@ TOLERANCE: Final = {torch.float32: 2e-4, torch.float16: 6e-3, torch.bfloat16: 5e
 _FLUSH_BYTES = 256 << 20  # several times the largest L2 cache
 _TIMED_S, _FEWEST, _MOST = 0.02, 5, 30  # as many runs as fit the seconds, within these bounds
 
-# Which variants to use: the fastest by themselves, or with what they may save in a step, or the
-# default ones; in this order they are tried together.
+# Which variants to use: the fastest alone, the fastest with what they may save in a step, or the
+# defaults. Whole steps are tried with each of these selections, in this order.
 Selection = Literal["fastest", "early", "defaults"]
 SELECTIONS: Final[tuple[Selection, ...]] = get_args(Selection)
 

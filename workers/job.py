@@ -1,4 +1,4 @@
-"""One choice in progress: what the engine reports becomes token ids and text."""
+"""One choice in progress: turns the engine's updates into token ids and text."""
 
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Update
@@ -9,7 +9,7 @@ from diffray.workers.text import TextStream, Tokenizer
 class Job:
     """The `index`-th choice of a request, filled update by update.
 
-    With `follow` every update is news, if only of another block.
+    With `follow` every update makes a delta, even without new tokens.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Job:
         self.canvas, self._blocks = update.canvas, update.progress.blocks
 
     def news(self) -> Delta | None:
-        """Return what became final since the last call, or the canvas where it is watched."""
+        """Return what became final since the last call, and the canvas if it is watched."""
         choice, (text, ids) = self.choice, self._told
         self._told = len(choice.text), len(choice.token_ids)
         canvas, self.canvas = self.canvas, None

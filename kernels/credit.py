@@ -126,7 +126,7 @@ def reward(
     logits_RK = logits_RK.where(ids_RK == known_RK, top_R.unsqueeze(1))
     logits_RK = logits_RK.masked_fill(ids_RK < 0, -torch.inf).to(values_RK)
     raised_RK = logits_RK + values_RK
-    lse_R = _exchanged(lse_R, logits_RK, raised_RK).to(lse_R)
+    lse_R = _replace_logits(lse_R, logits_RK, raised_RK).to(lse_R)
 
     raised_RK = raised_RK.to(top_R)
     is_mask_RK = ids_RK == mask_token_id
@@ -140,7 +140,7 @@ def reward(
     return Confidence(winner_R, best_R, best_R, best_R, lse_R, mask_R.unsqueeze(1))
 
 
-def _exchanged(lse_R: Tensor, before_RK: Tensor, after_RK: Tensor) -> Tensor:
+def _replace_logits(lse_R: Tensor, before_RK: Tensor, after_RK: Tensor) -> Tensor:
     """Return the log-sum-exp after replacing some logits."""
     peak_R1 = torch.maximum(lse_R.to(after_RK), after_RK.amax(1)).unsqueeze(1)
     gain_R = ((after_RK - peak_R1).exp() - (before_RK - peak_R1).exp()).sum(1)

@@ -118,19 +118,19 @@ def attempt(
         if not error <= allowed:
             return replace(outcome, refused=_wrong(error, allowed))
         run = partial(variant.run, *first.args, **first.options)
-        with _unchanged(first):
+        with _restored(first):
             outcome = replace(outcome, launched_s=seconds(run))
     except Exception as failure:  # whatever a kernel can raise
         return replace(outcome, refused=one_line(failure))
     if record is None or not _can_be_recorded(first, variant):
         return outcome
     try:
-        with _unchanged(first):
+        with _restored(first):
             replay = record(run)
         error = _compare(first, Variant(variant.name, partial(_replay_afresh, first, replay)))
         if not error <= allowed:
             return replace(outcome, refused=f"{_wrong(error, allowed)}, when replayed")
-        with _unchanged(first):
+        with _restored(first):
             return replace(outcome, replayed_s=seconds(replay))
     except Exception as failure:
         return replace(outcome, refused=f"when recorded: {one_line(failure)}")
@@ -156,17 +156,17 @@ def _compare(call: Call, variant: Variant) -> float:
     kernel, args, options = call
 
     def outputs(run: Run) -> list[Tensor]:
-        with _unchanged(call) as stored:
+        with _restored(call) as stored:
             return tensors_of(run(*args, **options)) + [tensor.clone() for tensor in stored]
 
     expected = outputs(kernel.reference)
-    with _filled_memory():
+    with _nan_filled_memory():
         got = outputs(variant.run)
     return kernel.error(args, got, expected)
 
 
 @contextmanager
-def _unchanged(call: Call) -> Iterator[Items[Tensor]]:
+def _restored(call: Call) -> Iterator[Items[Tensor]]:
     """Yield the tensors that a call stores to, then restore them."""
     stored = call.kernel.written(*call.args, **call.options)
     before = [tensor.clone() for tensor in stored]
@@ -184,14 +184,14 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 def _replay_afresh(call: Call, replay: Run, *_: Any, **__: Any) -> Any:
     """Replay after overwriting what an earlier replay returned and undoing what it stored."""
-    with _unchanged(call):
+    with _restored(call):
         for tensor in tensors_of(replay()):
             tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
     return replay()
 
 
 @contextmanager
-def _filled_memory() -> Iterator[None]:
+def _nan_filled_memory() -> Iterator[None]:
     """Fill new tensors with NaN; what a kernel leaves unwritten might hold an earlier result."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")

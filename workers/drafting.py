@@ -40,7 +40,7 @@ class Drafting:
             if sequence.policy.speculation is not None and sequence.step == 0:
                 sequence.chance.begin(self._record(sequence))
         self.running = self._wanted(sequences)
-        wanted = self.running | self._watched(sequences)
+        wanted = self.running | self._to_watch(sequences)
         if wanted == self.holders:
             return False
         for sequence in self.holders:
@@ -133,7 +133,7 @@ class Drafting:
             cost, steps = cost + sizes[sequence], steps + chance
         return wanted
 
-    def _watched(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
+    def _to_watch(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
         """Return the sequences that get a draft only to learn whether drafts would pay."""
         cost = self.overhead + sum(map(_size, sequences))
         found = [

@@ -59,7 +59,7 @@ class Engine:
         self.drafting = Drafting(kv, slots, draft_overhead, most_windows)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
-        self._rounds: BatchPlan | None = None  # the current plan; None if it is no longer valid
+        self._batch_plan: BatchPlan | None = None  # the current plan; None if it is no longer valid
         self.preemptions = self.forwards = self.tokens = 0  # since the start
 
     @property
@@ -147,7 +147,7 @@ class Engine:
             outcomes = rounds.outcomes() if denoising else []
         except BaseException:
             # Interrupted, for instance by Ctrl-C: the device may be ahead of what the host knows.
-            self._rounds = None
+            self._batch_plan = None
             for sequence in reversed(denoising):
                 self.preempt(sequence.uid)
             raise
@@ -204,18 +204,18 @@ class Engine:
 
     def _plan(self, denoising: list[Sequence]) -> BatchPlan:
         changed = self.drafting.allot([] if self.waiting else denoising)
-        if changed or self._rounds is None or self._rounds.sequences != denoising:
+        if changed or self._batch_plan is None or self._batch_plan.sequences != denoising:
             self._replan()
-            self._rounds = BatchPlan(
+            self._batch_plan = BatchPlan(
                 denoising, self.model, self.kv, self.slots, self.mesh, self.drafting, self.graphs
             )
-        return self._rounds
+        return self._batch_plan
 
     def _replan(self) -> None:
         """Drop the plan, because a block is about to change."""
-        if self._rounds is not None:
-            self._rounds.keep()
-            self._rounds = None
+        if self._batch_plan is not None:
+            self._batch_plan.keep()
+            self._batch_plan = None
 
     # Memory.
 

@@ -158,12 +158,12 @@ class EngineOptions(Config):
 
     @field_validator("dtype", mode="before")
     @classmethod
-    def _by_its_name_here(cls, given: object) -> str:
+    def _dtype_by_name(cls, given: object) -> str:
         return dtype_name(given)
 
     @field_validator("device", mode="before")
     @classmethod
-    def _by_its_name(cls, given: object) -> str:
+    def _device_by_name(cls, given: object) -> str:
         return str(given)  # a torch.device has the same name here
 
     @field_validator("lora_modules", mode="before")
@@ -198,7 +198,7 @@ class EngineOptions(Config):
         return given
 
     @model_validator(mode="after")
-    def _prefixes_are_kept(self) -> Self:
+    def _check_prefix_options(self) -> Self:
         for name in PREFIX_OPTIONS[1:]:
             if getattr(self, name) and self.enable_prefix_caching is False:
                 raise ValueError(f"{name} has no effect without enable_prefix_caching; drop one")

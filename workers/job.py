@@ -35,7 +35,7 @@ class Job:
             params.skip_special_tokens,
             params.min_tokens,
         )
-        self._told = 0, 0  # the length of text and ids that `news` has returned
+        self._returned = 0, 0  # the length of text and ids that `news` has returned
 
     @property
     def finished(self) -> bool:
@@ -76,10 +76,10 @@ class Job:
 
     def news(self) -> Delta | None:
         """Return what became final since the last call, and the canvas if it is watched."""
-        choice, (text, ids) = self.choice, self._told
-        self._told = len(choice.text), len(choice.token_ids)
+        choice, (text, ids) = self.choice, self._returned
+        self._returned = len(choice.text), len(choice.token_ids)
         canvas, self.canvas = self.canvas, None
-        quiet = self._told == (text, ids) and canvas is None and not self.finished
+        quiet = self._returned == (text, ids) and canvas is None and not self.finished
         if quiet and not self._follow:
             return None
         return Delta(

@@ -174,7 +174,7 @@ class TextStream:
                 self._begin, self._read, self._held = begin, read, held
                 self._take_until_stop(new)
         if self.stopped is None:
-            self._let_go(len(self._held) - self._possible_stop())
+            self._release(len(self._held) - self._possible_stop())
         return self.text[before:]
 
     def finish(self) -> str:
@@ -182,7 +182,7 @@ class TextStream:
         before = len(self.text)
         if self.stopped is None:
             self._take([], last=True)
-            self._let_go(len(self._held))
+            self._release(len(self._held))
         return self.text[before:]
 
     def _take(self, new: list[int], last: bool = False) -> None:
@@ -210,7 +210,7 @@ class TextStream:
             found = self._first_stop()
             if found is not None:
                 at, self.stopped = found
-                self._let_go(at + len(self.stopped) if self._include_stop else at)
+                self._release(at + len(self.stopped) if self._include_stop else at)
                 return
 
     def _first_stop(self) -> tuple[int, str] | None:
@@ -233,6 +233,6 @@ class TextStream:
         )
         return max(lengths, default=0)
 
-    def _let_go(self, length: int) -> None:
+    def _release(self, length: int) -> None:
         self.text += self._held[:length]
         self._held = self._held[length:]

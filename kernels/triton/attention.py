@@ -110,7 +110,7 @@ def paged_attention(
         SPLIT=splits > 1,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **_besides(in_bits, windows),
+        **_quantized_args(in_bits, windows),
         **overlapped(pdl),
     )
     if splits > 1:
@@ -130,7 +130,7 @@ def paged_attention(
     return out_TQD
 
 
-def _besides(in_bits: InBits | None, windows: PagedWindows) -> dict[str, Any]:
+def _quantized_args(in_bits: InBits | None, windows: PagedWindows) -> dict[str, Any]:
     """Return the arguments of `_read_keys` about quantized heads."""
     if in_bits is None:
         pointers = ("key_pairs", "value_pairs", "own_keys", "own_values", "open", "end")

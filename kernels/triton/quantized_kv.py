@@ -25,7 +25,7 @@ from diffray.kernels.windows import Windows
 
 _NUMBERS = 2048  # that one program rounds
 _WIDE: Final = torch.float32
-_OTHERWISE: Final = 1e-2  # share of numbers that may be rounded the other way
+_MOST_DIFFERENT: Final = 1e-2  # share of numbers that may be rounded the other way
 
 
 def quantized_attend(
@@ -113,7 +113,7 @@ def _error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) -> flo
         far = (widen_heads(ours, form, _WIDE) - widen_heads(theirs, form, _WIDE)).abs()
         scale = theirs.pairs_NP2[..., :1].to(_WIDE)
         steps = far.unflatten(-1, (scale.shape[-2], -1)) / scale.clamp(min=1e-12)
-        if not bool((steps < 2.5).all()) or float((steps > 0.5).float().mean()) > _OTHERWISE:
+        if not bool((steps < 2.5).all()) or float((steps > 0.5).float().mean()) > _MOST_DIFFERENT:
             return math.inf
     return largest_error(args, got[:1], expected[:1])
 

@@ -28,7 +28,8 @@ from diffray.workers.slots import Slots
 _TIMES = 5  # how often a step is repeated
 _RUNS = 10  # how many runs are timed
 # Share of rows that may be off: rounding may decide which of two near equal experts a token goes
-# to. Torch's kernels round differently everywhere, the same kernels only if a library chooses anew.
+# to. Torch's kernels round differently everywhere, the same kernels only if a library switches
+# algorithms.
 _OFF_TORCH, _OFF_ITSELF = 0.5, 0.1
 _MORE = 4.0  # a whole layer rounds more often than one kernel
 

@@ -61,7 +61,7 @@ class Trials:
         """Start processes until one finishes, or fails at something that the next would repeat."""
         limit = time.monotonic() + self._limits.limit
         with tqdm(desc="kernels", unit="", disable=None) as bar:
-            while (ending := self._one_process(limit, bar)) and self._goes_on(ending):
+            while (ending := self._one_process(limit, bar)) and self._continues(ending):
                 pass
         self.cut_off = self.untried > 0 or ending == _TIME_UP
         own = [each for each in self.outcomes if each.variant != TORCH_VARIANT]
@@ -135,7 +135,7 @@ class Trials:
             case {"recorded": selection, "graphs": found}:
                 self.graphs[selection] = GRAPHS.validate_python(found)
 
-    def _goes_on(self, ending: str) -> bool:
+    def _continues(self, ending: str) -> bool:
         """Refuse what a process was doing when it failed; return whether to start another."""
         match self._last:
             case {"begin": begun}:
